@@ -1,0 +1,182 @@
+"""`store`: what the store holds, as text. Each command is made here and then run on an open store."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+from proxy import patterns
+from proxy.errors import UserMistake
+from proxy.policies import builtin, duration, load
+from proxy.settings import Settings
+from proxy.stores import Entry, Retention, Store, open_store
+from proxy.stores.keys import checked, checked_prefix, namespace_of
+from proxy.tenants import retention
+
+T = TypeVar("T")
+
+Command = Callable[[Store], Awaitable[int]]
+"""What to do with a store; the exit code."""
+
+_CONTEXT = 120
+"""Characters shown on either side of a match: records are often one line of JSON."""
+
+
+def run(url: str, command: Command) -> int:
+    """Run `command` on the store at `url`. Raises StoreFault and UserMistake."""
+
+    async def opened() -> int:
+        store = open_store(url)
+        try:
+            return await command(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(opened())
+
+
+def ls(namespace: str | None) -> Command:
+    """Namespaces with their kinds of records, or the records of one namespace."""
+    prefix = _taken(checked_prefix, f"{namespace}/") if namespace else ""
+
+    async def command(store: Store) -> int:
+        entries = [entry async for entry in store.list(prefix)]
+        if entries:
+            _table(_listed(entries) if namespace else _counted(entries))
+        else:
+            sys.stderr.write("no records\n")
+        return 0
+
+    return command
+
+
+def cat(key: str) -> Command:
+    """One record's bytes; 1 if there is none."""
+    _taken(checked, key)
+
+    async def command(store: Store) -> int:
+        value = await store.get(key)
+        if value is None:
+            sys.stderr.write(f"offload-proxy: no record {key}\n")
+            return 1
+        sys.stdout.buffer.write(value)
+        return 0
+
+    return command
+
+
+def grep(pattern: str, prefix: str) -> Command:
+    """`KEY:LINE:TEXT` for each line that matches; 1 if none does, as grep has it."""
+    find = _taken(patterns.compile, pattern)
+    _taken(checked_prefix, prefix)
+
+    async def command(store: Store) -> int:
+        found = False
+        async for entry in store.list(prefix):
+            for number, text in _matches(find, await store.get(entry.key) or b""):
+                found = True
+                sys.stdout.write(f"{entry.key}:{number}:{text}\n")
+        return 0 if found else 1
+
+    return command
+
+
+def gc(settings: Settings, older_than: str | None, *, dry_run: bool) -> Command:
+    """Delete what is older than `older_than`, or than its tenant's policy says."""
+    kept_for = _retention(settings, older_than)
+
+    async def command(store: Store) -> int:
+        now = time.time()
+        entries = [entry async for entry in store.list("")]
+        old = [entry for entry in entries if _outlived(entry, kept_for, now)]
+        for entry in old if not dry_run else ():
+            await store.delete(entry.key)
+        count, size = len(old), _size(sum(entry.size for entry in old))
+        sys.stdout.write(f"{'would delete' if dry_run else 'deleted'} {count} of {len(entries)} records, {size}\n")
+        return 0
+
+    return command
+
+
+def _taken(check: Callable[[str], T], text: str) -> T:
+    """`text` as `check` takes it; what it refuses is the user's mistake."""
+    try:
+        return check(text)
+    except ValueError as error:
+        raise UserMistake(str(error)) from error
+
+
+def _retention(settings: Settings, older_than: str | None) -> Retention:
+    if older_than is not None:
+        age = _taken(duration, older_than)
+        return lambda namespace: age
+    policies = load(settings.policies, settings.environment) if settings.policies else builtin()
+    return lambda namespace: retention(namespace, policies)
+
+
+def _outlived(entry: Entry, kept_for: Retention, now: float) -> bool:
+    limit = kept_for(namespace_of(entry.key))
+    return limit is not None and now - entry.modified > limit
+
+
+def _counted(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
+    """A line for each namespace and kind."""
+    groups = defaultdict(list)
+    for entry in entries:
+        namespace, kind, _ = entry.key.split("/", 2)
+        groups[namespace, kind].append(entry)
+    now = time.time()
+    yield "NAMESPACE", "KIND", "RECORDS", "SIZE", "LAST USED"
+    for (namespace, kind), group in sorted(groups.items()):
+        size, newest = sum(entry.size for entry in group), max(entry.modified for entry in group)
+        yield namespace, kind, str(len(group)), _size(size), _age(now - newest)
+
+
+def _listed(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
+    """A line for each record, the newest last, where a terminal's reader looks first."""
+    now = time.time()
+    yield "KIND", "SIZE", "LAST USED", "KEY"
+    for entry in sorted(entries, key=lambda entry: (entry.modified, entry.key)):
+        yield entry.key.split("/")[1], _size(entry.size), _age(now - entry.modified), entry.key
+
+
+def _table(rows: Iterator[tuple[str, ...]]) -> None:
+    lines = list(rows)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() + "\n")
+
+
+def _matches(find: Callable[[bytes, int], int], value: bytes) -> Iterator[tuple[int, str]]:
+    """The 1-based number and the text of each matching line; long ones around their first match."""
+    at, number, counted = find(value, 0), 1, 0
+    while 0 <= at < len(value):
+        begin, end = value.rfind(b"\n", 0, at) + 1, value.find(b"\n", at)
+        end = len(value) if end < 0 else end
+        number, counted = number + value.count(b"\n", counted, begin), begin
+        yield number, _shown(value[max(begin, at - _CONTEXT) : min(end, at + _CONTEXT)])
+        at = find(value, end + 1) if end < len(value) else -1
+
+
+def _shown(text: bytes) -> str:
+    """Text that cannot talk to a terminal: records hold what strangers wrote."""
+    return "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in text.decode("utf-8", "replace"))
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(seconds, 0):.0f}s"

@@ -1,0 +1,183 @@
+"""The client's side of one HTTP exchange: what it sent, whether it is still there, and the reply to it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from proxy.errors import BodyTooLarge, ProxyError
+from proxy.headers import Headers, without
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+
+class Raw(TypedDict):
+    """A request as the client wrote it."""
+
+    target: bytes
+    headers: Headers
+
+
+RAW = "offload_proxy.raw"
+"""The ASGI extension by which our server hands over what the protocol loses: the request's target as it was written
+(ASGI cannot tell `/x?` from `/x`), and the headers' names in the client's case."""
+
+
+class ClientGone(Exception):
+    """The client hung up: nobody is left to reply to."""
+
+
+class Client:
+    """One request and the reply to it.
+
+    Bodies larger than one message of the server are never held here: `body` hands them on as they come, and `write`
+    waits while the client is slower than upstream.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.began = time.perf_counter()
+        self.scope = scope
+        self.method: str = scope["method"]
+        raw: Raw | None = (scope.get("extensions") or {}).get(RAW)
+        self.target = _target(scope, raw["target"] if raw else b"")
+        """Raw path and query."""
+        self.headers: Headers = list(raw["headers"] if raw else scope["headers"])
+        self.request_id = f"req_{uuid.uuid4().hex}"
+        self.gone = False
+        self.status = 0
+        """Of the reply; 0 as long as there is none."""
+        self.first_byte: float | None = None
+        """When the reply began, on the clock of `began`."""
+        self._receive = receive
+        self._send = send
+        self._heard_out = asyncio.Event()
+
+    async def body(self) -> bytes | AsyncIterator[bytes]:
+        """The body: whole where it has arrived whole already, otherwise as it comes. Raises ClientGone."""
+        if not _has_body(self.scope["headers"]):
+            self._heard_out.set()
+            return b""
+        first, more = await self._next()
+        return _Streamed(self, first) if more else first
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body. Raises BodyTooLarge as soon as it is above `limit` bytes, and ClientGone."""
+        too_large = BodyTooLarge(f"The request's body is larger than {limit} bytes")
+        if _content_length(self.scope["headers"]) > limit:
+            raise too_large
+        body = await self.body()
+        if isinstance(body, bytes):
+            return body
+        whole = bytearray()
+        async for chunk in body:
+            whole += chunk
+            if len(whole) > limit:
+                raise too_large
+        return bytes(whole)
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Run a block for as long as the client is there, and raise ClientGone out of it otherwise.
+
+        The server tells us only when asked, so somebody has to be waiting for it (Starlette's StreamingResponse does
+        so only while it sends).
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(self._watch(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.gone and task.uncancel() == 0:
+                raise ClientGone from None
+            raise
+        finally:
+            watcher.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        await self._heard_out.wait()
+        while not self.gone:
+            self._take(await self._receive())
+        task.cancel()
+
+    async def _next(self) -> tuple[bytes, bool]:
+        """The body's next piece, and whether there are more."""
+        message = await self._receive()
+        self._take(message)
+        if self.gone:
+            raise ClientGone
+        return message.get("body", b""), message.get("more_body", False)
+
+    def _take(self, message: Message) -> None:
+        self.gone = message["type"] == "http.disconnect"
+        if self.gone or not message.get("more_body", False):
+            self._heard_out.set()
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Begin the reply. Framing and `Connection` are the server's."""
+        self.status = status
+        self.first_byte = time.perf_counter()
+        if status == 304:
+            # Its Content-Length is that of a body not sent (RFC 9110, 8.6); uvicorn would insist on the body.
+            headers = without(headers, (b"content-length",))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def finish(self, chunk: bytes = b"") -> None:
+        """End the reply. One that is left without this is cut off, so that the client sees that it is not whole."""
+        await self._send({"type": "http.response.body", "body": chunk})
+
+    async def fail(self, error: ProxyError) -> None:
+        """Reply with an error of our own. Nothing may have been sent before."""
+        body = error.body()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self.request_id.encode()),
+        ]
+        if error.retry_after is not None:
+            headers.append((b"retry-after", b"%d" % error.retry_after))
+        await self.start(error.status, headers)
+        await self.finish(body)
+
+
+class _Streamed(AsyncIterator[bytes]):
+    """A body as it comes. Cancelling `__anext__` loses nothing: a message is taken only once it is there."""
+
+    def __init__(self, client: Client, first: bytes) -> None:
+        self._client = client
+        self._pending = first
+        self._more = True
+
+    async def __anext__(self) -> bytes:
+        while not self._pending:
+            if not self._more:
+                raise StopAsyncIteration
+            self._pending, self._more = await self._client._next()
+        chunk, self._pending = self._pending, b""
+        return chunk
+
+
+def _target(scope: Scope, raw: bytes) -> bytes:
+    """Raw path and query; without the origin, if the client named one (RFC 9112, 3.2.2)."""
+    if raw.startswith(b"/"):
+        return raw
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path
+
+
+def _has_body(headers: Headers) -> bool:
+    return any(name == b"transfer-encoding" for name, _ in headers) or _content_length(headers) > 0
+
+
+def _content_length(headers: Headers) -> int:
+    """The announced length, 0 where there is none. The server has checked that it is a number."""
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)

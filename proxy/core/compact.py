@@ -1,0 +1,49 @@
+"""A tool result's text → a preview and a reference to the file that holds all of it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+import msgspec
+
+GLIMPSE_CHARS = 2_000
+"""The preview of a result that is moved before the model has seen it once: about a screen."""
+MARK = "(detailed result is stored in "
+
+_odd = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What of a policy decides how a replacement looks."""
+
+    store_dir: str
+    preview_chars: int
+    preview_tail_chars: int
+
+    def glimpse(self) -> Shape:
+        """The same with a preview for what has not been seen yet."""
+        return msgspec.structs.replace(self, preview_chars=max(self.preview_chars, GLIMPSE_CHARS))
+
+
+def digest(text: str) -> str:
+    """The first 12 hex digits of the text's SHA-256: part of a file's name."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def file_name(call_id: str, text_digest: str) -> str:
+    """The id is the client's and may be anything, so of it only what every file system takes, and not too much."""
+    return f"tool_call_{_odd.sub('_', call_id)[:64]}_{text_digest}.txt"
+
+
+def line_count(text: str) -> int:
+    """Lines as `read_file` counts them: ended by a line feed only."""
+    return text.count("\n") + (not text.endswith("\n")) if text else 0
+
+
+def replacement(text: str, name: str, tokens: int, shape: Shape) -> str:
+    """What stands in the context instead of `text`, whose file `name` is and whose size `tokens`."""
+    size = f"complete, {line_count(text)} lines, {tokens} tokens"
+    reference = f"... {MARK}{shape.store_dir}/{name}; {size})"
+    tail = text[-shape.preview_tail_chars :] if shape.preview_tail_chars else ""
+    return f"{text[: shape.preview_chars]}{'...' if tail else ''}{tail}{reference}"

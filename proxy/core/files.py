@@ -1,0 +1,46 @@
+"""The files of one request: what was moved out of it, by path, decoded when somebody opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from proxy.core import compress, render
+from proxy.core.plan import Cut, Plan
+from proxy.core.transcript import Transcript, moved_pieces, texts
+
+
+class Files(Mapping[str, str]):
+    """Path → whole text. There is nothing in here but this request's own messages, so nothing else can be reached."""
+
+    def __init__(self, loaders: Mapping[str, Callable[[], str]]) -> None:
+        self._loaders = loaders
+
+    def __getitem__(self, path: str) -> str:
+        return self._loaders[path]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaders)
+
+    def __len__(self) -> int:
+        return len(self._loaders)
+
+
+def moved_files(transcript: Transcript, plan: Plan, store_dir: str, shown: Cut | None, chain: list[bytes]) -> Files:
+    """What a model can have seen a reference to: moved results, compressed since or not, and snapshots' originals."""
+    loaders: dict[str, Callable[[], str]] = {}
+    for index, move in plan.moves.items():
+        for piece in moved_pieces(transcript.messages[index], move.event == 0):
+            loaders[f"{store_dir}/{piece.name}"] = piece_loader(transcript, index, piece.part)
+    for cut in plan.cuts:
+        if shown and cut.end <= shown.end:
+            loaders[f"{store_dir}/{compress.file_name(chain[cut.end])}"] = _cut_loader(transcript, cut)
+    return Files(loaders)
+
+
+def piece_loader(transcript: Transcript, index: int, part: int | None) -> Callable[[], str]:
+    """The text of a message, or of one of its parts, when it is asked for."""
+    return lambda: dict(texts(transcript.raws[index]))[part]
+
+
+def _cut_loader(transcript: Transcript, cut: Cut) -> Callable[[], str]:
+    return lambda: compress.originals(render.originals(transcript, cut))

@@ -1,0 +1,187 @@
+"""The frozen policy of one tenant, and its overlay for one model. Times are seconds, sizes tokens unless said.
+
+Parsing and checking of files is `proxy.policies`; here is only what may be relied upon afterwards.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Tokens = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Count = Annotated[int, Meta(ge=0)]
+Price = Annotated[float, Meta(ge=0, le=100)]
+
+# What `$` is elsewhere: Python's also matches before a final newline.
+_END = r"$(?!\n)"
+_NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.-]+"
+# Visible ASCII without `?` and `#`: the client's path and query come behind it. No user:password@ either.
+_HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+BASE_URL = rf'^https?://{_HOST}(:{_PORT})?(/[!"$->@-~]*)?' + _END
+
+
+class Mode(StrEnum):
+    OFF = "off"
+    COMPACT = "compact"
+    COMPRESS = "compress"
+    AUTO = "auto"
+
+
+class Wait(StrEnum):
+    NEVER = "never"
+    ALWAYS = "always"
+
+
+class Source(StrEnum):
+    CONVERSATION = "conversation"
+    ORIGINALS = "originals"
+
+
+class SnapshotRole(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+
+
+class Inject(StrEnum):
+    WHEN_OFFLOADING = "when_offloading"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where requests go. Times are seconds."""
+
+    base_url: Annotated[
+        str, Meta(pattern=BASE_URL, description="an address without query, such as https://api.openai.com/v1")
+    ] = "https://api.openai.com/v1"
+    api_key: Annotated[
+        # As it will stand in a header: a stray newline from a secrets file would fail every request.
+        Annotated[str, Meta(pattern=r"^[!-~]+" + _END)] | None,
+        Meta(description="a key of visible ASCII characters; left out: the client's own goes through"),
+    ] = None
+    connect_timeout: Annotated[Seconds, Meta(description="seconds to connect")] = 5
+    idle_timeout: Annotated[Seconds, Meta(description="seconds without a byte of the reply")] = 300
+    context_window: Annotated[
+        Annotated[int, Meta(gt=0)] | None, Meta(description="tokens that the model takes; null: unknown")
+    ] = None
+
+    def __repr__(self) -> str:
+        """Without the key: values like this end up in logs and tracebacks."""
+        return f"Upstream(base_url={self.base_url!r}, api_key={'…' if self.api_key else None})"
+
+
+class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How old history becomes a snapshot."""
+
+    model: Annotated[str | None, Meta(description="the model that writes it; null: the request's own")] = None
+    wait: Annotated[Wait, Meta(description="whether a request waits for its snapshot")] = Wait.NEVER
+    source: Annotated[
+        Source, Meta(description="made from the conversation as sent (cached prefix) or from originals")
+    ] = Source.CONVERSATION
+    snapshot_tokens: Annotated[int, Meta(ge=100, description="tokens of one snapshot")] = 1500
+    snapshot_role: Annotated[SnapshotRole, Meta(description="the message that carries it")] = SnapshotRole.SYSTEM
+    group_token_threshold: Annotated[
+        Tokens, Meta(description="tokens of history for one summary call at most; 0: as much as fits")
+    ] = 0
+    timeout: Annotated[Seconds, Meta(description="seconds for one summary")] = 120
+
+
+class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When history is moved out of the context, and what stays."""
+
+    mode: Annotated[Mode, Meta(description="what may be done to old history")] = Mode.AUTO
+    max_total_tokens: Annotated[Tokens, Meta(description="tokens that may lie around before some are moved")] = 20_000
+    max_tool_message_tokens: Annotated[Tokens, Meta(description="tokens of a tool result that is never moved")] = 2_000
+    compact_ratio_threshold: Annotated[
+        float, Meta(ge=0, le=1, description="auto: compress where compaction leaves more than this share")
+    ] = 0.75
+    keep_recent_count: Annotated[
+        Count | None, Meta(description="last messages that stay; null: 1 for compact, 2 for compress")
+    ] = None
+    max_unseen_tool_tokens: Annotated[
+        Tokens, Meta(description="tokens above which a tool result is moved before the model has seen it")
+    ] = 20_000
+    min_saved_tokens: Annotated[Tokens, Meta(description="tokens that moving must save to be worth it")] = 8_000
+    preview_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the head")] = 100
+    preview_tail_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the tail")] = 0
+    cached_read: Annotated[Price, Meta(description="price of reading cached input; plain input is 1")] = 0.1
+    cache_write: Annotated[Price, Meta(description="price of writing input to the cache; plain input is 1")] = 1.25
+    # One spelling for models, files and tools, so no odd characters.
+    store_dir: Annotated[
+        str,
+        Meta(
+            pattern=rf"^/?{_NAME}(/{_NAME})*" + _END,
+            description="the directory name that references carry, such as /context_store",
+        ),
+    ] = "/context_store"
+    exclude_tools: Annotated[
+        tuple[str, ...], Meta(description="client tools whose results are never moved (globs)")
+    ] = ()
+    pin_user_tokens: Annotated[Tokens, Meta(description="tokens of user messages that stay verbatim")] = 8_000
+    compress: Annotated[Compress, Meta(description="how old history becomes a snapshot")] = msgspec.field(
+        default_factory=Compress
+    )
+
+    def keep_for_compaction(self) -> int:
+        """How many of the last messages compaction leaves alone."""
+        return 1 if self.keep_recent_count is None else self.keep_recent_count
+
+    def keep_for_compression(self) -> int:
+        """How many of the last messages stay behind a cut."""
+        return 2 if self.keep_recent_count is None else self.keep_recent_count
+
+    def excludes(self, tool: str) -> bool:
+        """Whether this tool's results are never moved."""
+        return any(fnmatchcase(tool, glob) for glob in self.exclude_tools)
+
+
+class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tools with which the model reads back what was moved."""
+
+    inject: Annotated[Inject, Meta(description="when requests get the tools")] = Inject.WHEN_OFFLOADING
+    max_rounds: Annotated[int, Meta(ge=1, le=64, description="internal rounds of one turn")] = 8
+    max_answer_tokens: Annotated[int, Meta(ge=100, description="tokens of one answer")] = 6_000
+    max_retrieved_tokens: Annotated[int, Meta(ge=100, description="tokens of all answers of a turn")] = 18_000
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one tenant may take of the proxy."""
+
+    concurrent_requests: Annotated[int, Meta(ge=1, description="requests under way at once")] = 256
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy's sections as they stand for models that match `model` (a glob)."""
+
+    model: str
+    upstream: Upstream
+    offload: Offload
+    tools: Tools
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tenant's policy, checked. `retention` is seconds; None keeps for ever."""
+
+    tenant: str = "default"
+    upstream: Upstream = msgspec.field(default_factory=Upstream)
+    offload: Offload = msgspec.field(default_factory=Offload)
+    tools: Tools = msgspec.field(default_factory=Tools)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    store_originals: bool = True
+    retention: float | None = 30 * 86_400
+    share_namespace: bool = False
+    relay: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+    def for_model(self, model: str) -> Policy:
+        """The policy as the first rule that matches this model leaves it."""
+        for rule in self.rules:
+            if fnmatchcase(model, rule.model):
+                return msgspec.structs.replace(self, upstream=rule.upstream, offload=rule.offload, tools=rule.tools)
+        return self

@@ -1,0 +1,320 @@
+"""Chat-completions messages as the plan needs them: sizes, pairs and digests, while the bytes stay the client's.
+
+    raw message ──read──> Message        (a pure function of the bytes: whoever asks may cache it by their digest)
+    messages ──Transcript──> items for the plan, the history's digest chain, what may be moved
+
+The *history digest* is taken over what a message means and not over its bytes, so that a client that serialises
+anew at every turn, moves cache breakpoints or adds annotations is still recognised. System messages do not count:
+agents put the time of day there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import compact, rawjson
+from proxy.core.compact import Shape
+from proxy.core.plan import Item, Role
+from proxy.core.policy import Offload
+from proxy.core.rawjson import NotJson
+
+MESSAGE_TOKENS = 4
+"""A message's frame. OpenAI's cookbook says 3, and 1 for a name; templates of other models need a little more."""
+OTHER_PART_TOKENS = 765
+"""An image of 1024 x 1024 in high detail by OpenAI's vision guide; audio and files count as much. Never base64."""
+
+ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+
+Count = Callable[[str], int]
+
+
+class Unplannable(ValueError):
+    """Not the messages of a valid chat: none of our business, they go upstream as they came."""
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """A tool call in an assistant message; `arguments` as the text that the model wrote."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """A text that can be moved: of `part` (its place in the content's parts, or None where content is a string)."""
+
+    part: int | None
+    name: str
+    """Of the file that it goes to."""
+    tokens: int
+    brief: int
+    """Tokens of what replaces it at an event; `tokens` where that would not be smaller."""
+    glimpse: int
+    """The same at first sight."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """What there is to know of one message without its text."""
+
+    role: Role
+    meaning: bytes
+    tokens: int
+    fixed: int
+    pieces: tuple[Piece, ...]
+    calls: tuple[tuple[str, str], ...]
+    """Id and name of each tool call that it makes."""
+    answers: str
+    """The id of the tool call that it is the result of."""
+
+    def item(self, excluded: bool = False) -> Item:
+        brief = glimpse = self.tokens
+        if not excluded:
+            brief -= sum(piece.tokens - piece.brief for piece in self.pieces)
+            glimpse -= sum(piece.tokens - piece.glimpse for piece in self.pieces)
+        return Item(self.role, self.tokens, glimpse, brief, self.fixed)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """Besides the bytes, what a `Message` depends on: the shape of replacements, and from where on glimpses count."""
+
+    shape: Shape
+    max_unseen_tool_tokens: int
+
+    @classmethod
+    def of(cls, offload: Offload) -> Reading:
+        shape = Shape(offload.store_dir, offload.preview_chars, offload.preview_tail_chars)
+        return cls(shape, offload.max_unseen_tool_tokens)
+
+
+# -- one message ------------------------------------------------------------------------------------------------------
+
+
+def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
+    """Take a message's measure. Raises Unplannable."""
+    try:
+        return _Reader(rawjson.members(raw), reading, count).message()
+    except (NotJson, msgspec.MsgspecError) as error:
+        raise Unplannable(str(error)) from error
+
+
+def texts(raw: bytes | Raw) -> list[tuple[int | None, str]]:
+    """A message's text: one, or that of each text part with the part's place. Raises NotJson."""
+    return _content_texts(rawjson.members(raw).get("content"))
+
+
+def reasoning(members: dict[str, Raw]) -> str:
+    """What the model thought, by any vendor's name for it."""
+    for field in ("reasoning_content", "reasoning"):
+        if rawjson.is_string(members.get(field)):
+            return rawjson.string(members[field])
+    return ""
+
+
+def tool_calls(members: dict[str, Raw]) -> list[Call]:
+    """An assistant message's calls, of functions and of custom tools."""
+    if rawjson.is_null(members.get("tool_calls")):
+        return []
+    return [_call(rawjson.members(raw)) for raw in rawjson.elements(members["tool_calls"])]
+
+
+def with_texts(raw: bytes | Raw, replaced: dict[int | None, str]) -> bytes:
+    """The message with some of its texts replaced and every other byte of its members kept."""
+    members = rawjson.members(raw)
+    if None in replaced:
+        content = rawjson.encode(replaced[None])
+    else:
+        parts = rawjson.elements(members["content"])
+        for place, text in replaced.items():
+            if place is not None:
+                part = rawjson.members(parts[place]) | {"text": Raw(rawjson.encode(text))}
+                parts[place] = Raw(rawjson.encode(part))
+        content = rawjson.array(parts)
+    return rawjson.encode(members | {"content": Raw(content)})
+
+
+def compacted(raw: bytes | Raw, message: Message, shape: Shape, glimpse: bool) -> bytes:
+    """A tool result as it goes upstream after compaction: previews and references for what that makes smaller."""
+    shape = shape.glimpse() if glimpse else shape
+    moved = {piece.part: piece for piece in moved_pieces(message, glimpse)}
+    replaced = {
+        part: compact.replacement(text, moved[part].name, moved[part].tokens, shape)
+        for part, text in texts(raw)
+        if part in moved
+    }
+    return with_texts(raw, replaced)
+
+
+def moved_pieces(message: Message, glimpse: bool) -> list[Piece]:
+    """The pieces of a moved message that are worth moving."""
+    return [piece for piece in message.pieces if (piece.glimpse if glimpse else piece.brief) < piece.tokens]
+
+
+def text_message(role: str, text: str) -> bytes:
+    return rawjson.encode({"role": role, "content": text})
+
+
+def _call(members: dict[str, Raw]) -> Call:
+    kind = "custom" if "custom" in members else "function"
+    inner = rawjson.members(members[kind]) if kind in members else {}
+    arguments = inner.get("input" if kind == "custom" else "arguments")
+    return Call(_optional(members.get("id")), _optional(inner.get("name")), _optional(arguments))
+
+
+def _optional(raw: Raw | None) -> str:
+    return "" if raw is None or rawjson.is_null(raw) else rawjson.string(raw)
+
+
+def _content_texts(content: Raw | None) -> list[tuple[int | None, str]]:
+    if content is None or rawjson.is_null(content):
+        return []
+    if rawjson.is_string(content):
+        return [(None, rawjson.string(content))]
+    parts = [rawjson.members(part) for part in rawjson.elements(content)]
+    return [(place, rawjson.string(part["text"])) for place, part in enumerate(parts) if _is_text(part)]
+
+
+def _is_text(part: dict[str, Raw]) -> bool:
+    return rawjson.is_string(part.get("text"))
+
+
+class _Reader:
+    """Reads one message; holds what several of its measures need."""
+
+    def __init__(self, members: dict[str, Raw], reading: Reading, count: Count) -> None:
+        self._members = members
+        self._reading = reading
+        self._count = count
+        role = _optional(members.get("role"))
+        if role not in ROLES:
+            raise Unplannable(f"unknown role {role[:40]!r}")
+        self._role = ROLES[role]
+        self._answers = _optional(members.get("tool_call_id"))
+        self._calls = tool_calls(members)
+        self._texts = _content_texts(members.get("content"))
+        self._others = self._other_parts()
+
+    def message(self) -> Message:
+        sizes = [self._count(text) for _, text in self._texts]
+        called = sum(self._count(call.name) + self._count(call.arguments) for call in self._calls)
+        fixed = OTHER_PART_TOKENS * len(self._others)
+        return Message(
+            role=self._role,
+            meaning=b"" if self._role is Role.SYSTEM else self._meaning(),
+            tokens=sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS,
+            fixed=fixed,
+            pieces=self._pieces(sizes) if self._role is Role.TOOL else (),
+            calls=tuple((call.id, call.name) for call in self._calls),
+            answers=self._answers,
+        )
+
+    def _other_parts(self) -> list[bytes]:
+        """Images, audio, files: as canonical JSON, cache breakpoints left out."""
+        content = self._members.get("content")
+        if not rawjson.is_array(content) or content is None:
+            return []
+        parts = [rawjson.members(part) for part in rawjson.elements(content)]
+        others = [part for part in parts if not _is_text(part)]
+        return [rawjson.encode({key: part[key] for key in sorted(part) if key != "cache_control"}) for part in others]
+
+    def _meaning(self) -> bytes:
+        text = "".join(text for _, text in self._texts).strip()
+        calls = [(call.id, call.name, _canonical(call.arguments)) for call in self._calls]
+        meant = rawjson.encode([int(self._role), text, calls, self._answers])
+        return hashlib.sha256(b"\n".join([meant, *self._others])).digest()[:16]
+
+    def _pieces(self, sizes: Sequence[int]) -> tuple[Piece, ...]:
+        texts = zip(self._texts, sizes, strict=True)
+        return tuple(self._piece(place, text, tokens) for (place, text), tokens in texts)
+
+    def _piece(self, place: int | None, text: str, tokens: int) -> Piece:
+        name = compact.file_name(self._answers, compact.digest(text))
+        shape, limit = self._reading.shape, self._reading.max_unseen_tool_tokens
+        return Piece(
+            part=place,
+            name=name,
+            tokens=tokens,
+            brief=self._replaced(text, name, tokens, shape),
+            glimpse=self._replaced(text, name, tokens, shape.glimpse()) if tokens > limit else tokens,
+        )
+
+    def _replaced(self, text: str, name: str, tokens: int, shape: Shape) -> int:
+        replacement = compact.replacement(text, name, tokens, shape)
+        return min(self._count(replacement), tokens) if len(replacement) < len(text) else tokens
+
+
+def _canonical(arguments: str) -> str:
+    """Arguments as the JSON they are; what is not JSON stands for itself."""
+    try:
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments.strip()
+
+
+# -- the history ------------------------------------------------------------------------------------------------------
+
+
+class Transcript:
+    """A whole history: raw messages and what is known of each. Raises Unplannable where calls lack results."""
+
+    def __init__(self, raws: Sequence[bytes | Raw], messages: Sequence[Message]) -> None:
+        self.raws = raws
+        self.messages = messages
+        self.tools = _answered_tools(messages)
+        """Per message, the name of the tool whose result it is."""
+
+    def items(self, offload: Offload) -> list[Item]:
+        excluded = {tool for tool in set(self.tools) if tool and offload.excludes(tool)}
+        pairs = zip(self.messages, self.tools, strict=True)
+        return [message.item(tool in excluded) for message, tool in pairs]
+
+    def chain(self) -> list[bytes]:
+        """The history's digests: entry *i* identifies what the first *i* messages mean."""
+        link = bytes(16)
+        links = [link]
+        for message in self.messages:
+            if message.meaning:
+                link = extend(link, message.meaning)
+            links.append(link)
+        return links
+
+
+def extend(link: bytes, meaning: bytes) -> bytes:
+    """The digest of a history that has one more message."""
+    return hashlib.sha256(link + meaning).digest()[:16]
+
+
+def reply_meaning(content: str, calls: Sequence[Call]) -> bytes:
+    """What an assistant message with this text and these calls means once the client sends it back."""
+    function_calls: list[dict[str, Any]] = [
+        {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls
+    ]
+    raw = rawjson.encode({"role": "assistant", "content": content, "tool_calls": function_calls})
+    return read(raw, Reading(Shape("", 0, 0), 0), len).meaning
+
+
+def _answered_tools(messages: Sequence[Message]) -> list[str]:
+    tools: list[str] = []
+    open_calls: dict[str, str] = {}
+    for message in messages:
+        if message.role is not Role.TOOL:
+            if open_calls:
+                raise Unplannable("a tool call has no result")
+            open_calls = dict(message.calls)
+        elif message.answers not in open_calls:
+            raise Unplannable("a tool result has no call")
+        tools.append(open_calls.pop(message.answers) if message.role is Role.TOOL else "")
+    if open_calls:
+        raise Unplannable("a tool call has no result")
+    return tools

@@ -1,0 +1,116 @@
+"""One tree of errors. A class says whose fault it is and which status a client sees.
+
+Foreign exceptions are translated into these once, where the foreign thing lives (`raise … from`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ProxyError(Exception):
+    """Anything that this proxy says of itself; `message` is meant for the person who reads it."""
+
+    status = 500
+    kind = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after = retry_after
+        """Seconds, sent as `Retry-After`."""
+
+    def body(self) -> bytes:
+        """The reply's body, in the shape of OpenAI's API errors."""
+        error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+
+class ClientFault(ProxyError):
+    """The client can mend it."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class Unauthorized(ClientFault):
+    status = 401
+    kind = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(ClientFault):
+    status = 403
+    kind = "permission_error"
+    code = "path_not_allowed"
+
+
+class BodyTooLarge(ClientFault):
+    status = 413
+    code = "request_too_large"
+
+
+class BadEncoding(ClientFault):
+    """A `Content-Encoding` that cannot be decoded."""
+
+    code = "invalid_content_encoding"
+
+
+class Unsupported(ClientFault):
+    """What this proxy does not speak, such as WebSockets."""
+
+    status = 501
+    code = "not_implemented"
+
+
+class Overloaded(ProxyError):
+    """Too much at once, or shutting down: the client may come back after `retry_after` seconds."""
+
+    status = 503
+    kind = "overloaded_error"
+    code = "overloaded"
+
+
+class UpstreamFault(ProxyError):
+    """Upstream did not do its part. `fault` is a short label for metrics."""
+
+    status = 502
+    kind = "upstream_error"
+    code = "upstream_error"
+    fault = "protocol"
+
+
+class UpstreamUnreachable(UpstreamFault):
+    code = "upstream_unreachable"
+    fault = "connect"
+
+
+class UpstreamSilent(UpstreamFault):
+    """No first byte, or then none for too long."""
+
+    status = 504
+    code = "upstream_timeout"
+    fault = "timeout"
+
+
+class UpstreamBroken(UpstreamFault):
+    """The reply stopped in the middle or is not what HTTP or the API allow."""
+
+    code = "upstream_broken"
+    fault = "broken"
+
+
+class StoreFault(ProxyError):
+    """The store failed. Chat requests are served all the same; only its own operations show this."""
+
+    status = 503
+    code = "store_unavailable"
+
+
+class UserMistake(Exception):
+    """A wrong flag, file or setting: the command line prints the text and exits with 2, no traceback."""
+
+
+class PolicyError(UserMistake):
+    """A policy file that cannot be taken: the text names file, line, key and what was expected."""

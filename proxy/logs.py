@@ -1,0 +1,133 @@
+"""Structured logging over the standard library's: one line a request, faults once a minute.
+
+Every line has a time, a level, the logger's name, a message and fields: as JSON, or as text with `key=value` behind
+the message. Neither content nor keys: a line holds what `Outcome` holds, and of a path nothing behind its `?`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+import msgspec
+
+from proxy.outcome import Outcome
+
+Format = Literal["json", "text"]
+
+LONGEST = 200
+"""Characters of a field that a client may choose, such as the model's name."""
+
+_log = logging.getLogger("proxy.request")
+_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
+"""What a text field may hold without quotes: printable ASCII but for space, quote, equals sign and backslash."""
+
+
+def configure(form: Format, stream: TextIO | None = None) -> None:
+    """Send all logging of this process to `stream` (standard error), ours and the server's from INFO on."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in ("proxy", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def request(outcome: Outcome) -> None:
+    """The one line of a request."""
+    if _log.isEnabledFor(logging.INFO):
+        event(_log, "request", **fields_of(outcome))
+
+
+def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object) -> None:
+    """A line with fields, such as a reload of the policies."""
+    logger.log(level, message, extra={"fields": fields})
+
+
+class Limited:
+    """Warnings of one logger, at most one in `seconds` for each kind. Callers keep the number of kinds small."""
+
+    def __init__(
+        self, logger: logging.Logger, *, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._seconds = seconds
+        self._clock = clock
+        self._kinds: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, kind: str, message: str) -> None:
+        """Log `message`, or count it for the next of its `kind`, whose field `more` tells how many were left out."""
+        now = self._clock()
+        next_at, more = self._kinds.get(kind, (now, 0))
+        if now < next_at:
+            self._kinds[kind] = (next_at, more + 1)
+            return
+        self._kinds[kind] = (now + self._seconds, 0)
+        event(self._logger, message, logging.WARNING, kind=kind, more=more)
+
+
+def fields_of(outcome: Outcome) -> dict[str, Any]:
+    """The outcome's fields, times to the microsecond, texts of bounded length."""
+    fields = msgspec.structs.asdict(outcome)
+    fields["path"] = outcome.path.partition("?")[0]
+    for name, value in fields.items():
+        if isinstance(value, float):
+            fields[name] = round(value, 6)
+        elif isinstance(value, str) and not (value.isascii() and len(value) <= LONGEST):
+            fields[name] = value[:LONGEST].encode(errors="replace").decode()  # lone surrogates have no UTF-8
+    return fields
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._encode = msgspec.json.Encoder(enc_hook=str).encode
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; what has no JSON form is written as text."""
+        head = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
+        return self._encode({**head, **_fields(record), **head, **error}).decode()
+
+
+class TextLines(logging.Formatter):
+    """One line for people; fields that are empty or zero are left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and a traceback below it where there is one."""
+        words = [_time(record), record.levelname.lower(), record.name, _printable(record.getMessage())]
+        words += [f"{name}={_word(value)}" for name, value in _fields(record).items() if value]
+        line = " ".join(words)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields: Mapping[str, object] = getattr(record, "fields", {})
+    return fields
+
+
+def _time(record: logging.LogRecord) -> str:
+    """UTC, to the millisecond."""
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _printable(message: str) -> str:
+    """No line break or control character of a client's makes a second line of one."""
+    return message if message.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else msgspec.json.encode(value).decode()
+    return msgspec.json.encode(value, enc_hook=str).decode()

@@ -1,0 +1,66 @@
+"""The way out: the environment's proxies and certificates, as httpx's users know them.
+
+`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` count in either case, the lower one first. NO_PROXY is a list of
+hosts with commas between (their subdomains included, a port if given), or `*`.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+import certifi
+import msgspec
+from yarl import URL
+
+from proxy.errors import UserMistake
+
+
+class Route(msgspec.Struct, frozen=True):
+    origin: URL
+    proxy: URL | None
+
+
+class Routes:
+    """Which proxy is on the way where. Raises UserMistake for one that cannot be used."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        # Sorted, so that the lower case is what counts where both are set.
+        variables = {name.lower(): value for name, value in sorted(environment.items())}
+        addresses = {scheme: variables.get(f"{scheme}_proxy") for scheme in ("http", "https", "all")}
+        self._proxies = {scheme: _parsed(scheme, address) for scheme, address in addresses.items() if address}
+        self._none_for = {"no": variables.get("no_proxy", "")}
+        self._known: dict[tuple[str, str], Route] = {}
+
+    def to(self, scheme: str, authority: str) -> Route:
+        """The way to `scheme://authority`. Remembered: there are as many as policies name."""
+        route = self._known.get((scheme, authority))
+        if route is None:
+            route = self._known[scheme, authority] = Route(
+                URL(f"{scheme}://{authority}"), self._proxy(scheme, authority)
+            )
+        return route
+
+    def _proxy(self, scheme: str, authority: str) -> URL | None:
+        if proxy_bypass_environment(authority, self._none_for):
+            return None
+        return self._proxies.get(scheme) or self._proxies.get("all")
+
+
+def _parsed(scheme: str, address: str) -> URL:
+    url = URL(address if "://" in address else f"http://{address}")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UserMistake(f"{scheme.upper()}_PROXY: expected an address such as http://proxy:3128")
+    return url
+
+
+def certificates(environment: Mapping[str, str]) -> ssl.SSLContext:
+    """Whom to trust: SSL_CERT_FILE, else SSL_CERT_DIR, else certifi's list."""
+    file, directory = environment.get("SSL_CERT_FILE"), environment.get("SSL_CERT_DIR")
+    try:
+        if file or not directory:
+            return ssl.create_default_context(cafile=file or certifi.where())
+        return ssl.create_default_context(capath=directory)
+    except OSError as error:
+        raise UserMistake(f"SSL_CERT_FILE: {file}: {error.strerror or error}") from error

@@ -1,0 +1,6 @@
+"""policies/*.yaml → `Policies`: loaded whole or not at all, followed while we run. The only home of yaml."""
+
+from proxy.policies.book import Policies, PolicyBook, builtin, load
+from proxy.policies.format import duration, schema
+
+__all__ = ["Policies", "PolicyBook", "builtin", "duration", "load", "schema"]

@@ -1,0 +1,121 @@
+"""A YAML text as plain values, each with the line it stands on. The only home of yaml.
+
+Composed to nodes first, because only nodes know lines and keys given twice. `${VAR}` is filled in here, value by value
+and after parsing, so that what a variable holds can never become structure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import yaml
+
+from proxy.errors import PolicyError
+
+Path = tuple[str | int, ...]
+"""Where a value stands: keys and 0-based indexes from the top."""
+
+_REFERENCE = re.compile(r"\$\{([^}]*)\}?")
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+
+class Document(msgspec.Struct, frozen=True):
+    """`value` as YAML's plain types; `lines` has the 1-based line of each key and item."""
+
+    name: str
+    value: Any
+    lines: Mapping[Path, int]
+
+    def place(self, path: Path) -> str:
+        """File and line of `path`, as compilers write it; what is not in the file has its parent's line."""
+        line = next((self.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.lines), 1)
+        return f"{self.name}:{line}"
+
+    def error(self, path: Path, text: str) -> PolicyError:
+        """The error that names file, line and key."""
+        return PolicyError(": ".join(filter(None, (self.place(path), spelled(path), text))))
+
+
+def spelled(path: Path) -> str:
+    """A path as people write it: `rules[0].offload.mode`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def read(text: str, name: str, environment: Mapping[str, str]) -> Document:
+    """Parse one YAML text. `name` is the file's, for errors. Raises PolicyError."""
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise PolicyError(f"{name}:{line}: not valid YAML: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise PolicyError(f"{name}:1: not valid YAML: it holds characters that no text file has") from error
+    if root is None:
+        # An editor or a copy that has only just begun to write leaves this for a moment; it must not count as defaults.
+        raise PolicyError(f"{name}:1: the file is empty; a policy of defaults only is written {{}}")
+    return _Reader(name, loader, environment).document(root)
+
+
+class _Reader:
+    """Nodes → values, collecting lines on the way."""
+
+    def __init__(self, name: str, loader: yaml.SafeLoader, environment: Mapping[str, str]) -> None:
+        self._name = name
+        self._loader = loader
+        self._environment = environment
+        self._lines: dict[Path, int] = {}
+        self._open: list[yaml.Node] = []
+
+    def document(self, root: yaml.Node) -> Document:
+        value = self._value(root, ())
+        return Document(self._name, value, self._lines)
+
+    def _value(self, node: yaml.Node, path: Path) -> Any:
+        self._lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        if any(node is outer for outer in self._open):
+            raise self._error(node, path, "an alias must not contain itself")
+        self._open.append(node)
+        value = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
+        self._open.pop()
+        return value
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error(key, path, "a key must be plain text")
+            place = (*path, key.value)
+            if key.value in values:
+                raise self._error(key, place, f"given twice, first on line {self._lines[place]}")
+            self._lines[place] = key.start_mark.line + 1
+            values[key.value] = self._value(value, place)
+        return values
+
+    def _sequence(self, node: yaml.Node, path: Path) -> list[Any]:
+        return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+
+    def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        try:
+            value = self._loader.construct_object(node)
+        except (yaml.YAMLError, ValueError) as error:
+            raise self._error(node, path, "cannot be read as YAML; put it in quotes if it is text") from error
+        return self._filled_in(value, node, path) if isinstance(value, str) else value
+
+    def _filled_in(self, text: str, node: yaml.Node, path: Path) -> str:
+        def variable(match: re.Match[str]) -> str:
+            if not _VARIABLE.fullmatch(match[0]):
+                raise self._error(node, path, "expected ${NAME} with the name of an environment variable")
+            if match[1] not in self._environment:
+                raise self._error(node, path, f"the environment variable {match[1]} is not set")
+            return self._environment[match[1]]
+
+        return _REFERENCE.sub(variable, text)
+
+    def _error(self, node: yaml.Node, path: Path, text: str) -> PolicyError:
+        return Document(self._name, None, {path: node.start_mark.line + 1}).error(path, text)

@@ -1,0 +1,176 @@
+"""One policy file: what may be written in it, and how it becomes a `Policy`. A rule's sections are overlaid here, at
+load, so that a rule that cannot stand is an error at the desk and not in the middle of the night.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.core.policy import Inject, Mode, Offload, Policy, Rule, Tools, Upstream
+from proxy.policies.document import Document, Path, read
+from proxy.policies.format import SECTIONS, PolicyFile, duration
+from proxy.policies.wording import explained
+
+_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools"}
+"""Keys that may stand with nothing behind them, as when all below a section is commented out."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """One file, read: its policy, and the SHA-256 of each of its keys with the place where it stands."""
+
+    document: Document
+    policy: Policy
+    keys: tuple[tuple[bytes, Path], ...]
+    is_default: bool
+
+    def __repr__(self) -> str:
+        return f"Source({self.document.name!r}, tenant={self.policy.tenant!r})"
+
+
+def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_url: str | None = None) -> Source:
+    """One file's text → its policy. `name` is for errors, `stem` the file's name without `.yaml`.
+
+    `base_url` holds where the file gives none. Raises PolicyError with file, line, key and what was expected.
+    """
+    document = read(text, name, environment)
+    defaults: dict[str, Any] = {"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}
+    value = _accepted(document.value)
+    value = overlay(defaults, value) if isinstance(value, dict) else value
+    written = _converted(document, value)
+    policy = _policy(stem, written, value)
+    for path, fault in _faults(written, policy, is_default=stem == "default"):
+        raise document.error(path, fault)
+    return Source(document, policy, tuple(_keys(document, written, environment)), stem == "default")
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` with what `above` has in its place: mappings merge key by key, everything else is replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(under, Mapping)
+        merged[key] = overlay(under, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+# --- from YAML's values to a policy ---------------------------------------------------------------------------------
+
+
+def _accepted(value: Any) -> Any:
+    """What people write and YAML reads as something else: `off` as false, a section commented out below as null."""
+    if isinstance(value, list):
+        return [_accepted(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: "off" if key == "mode" and member is False else _accepted(member)
+        for key, member in value.items()
+        if member is not None or key not in _EMPTY_IS_DEFAULT
+    }
+
+
+def _converted(document: Document, value: Any) -> PolicyFile:
+    try:
+        return msgspec.convert(value, PolicyFile)
+    except msgspec.ValidationError as error:
+        raise document.error(*explained(str(error))) from error
+
+
+def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
+    return Policy(
+        tenant=written.tenant or stem,
+        upstream=written.upstream,
+        offload=written.offload,
+        tools=written.tools,
+        limits=written.limits,
+        store_originals=written.store_originals,
+        retention=None if written.retention is None else duration(written.retention),
+        share_namespace=written.share_namespace,
+        relay=written.relay,
+        rules=tuple(_rule(rule, value) for rule in value.get("rules", ())),
+    )
+
+
+def _rule(rule: Mapping[str, Any], value: Mapping[str, Any]) -> Rule:
+    """The rule over the policy around it. Both are of the right types already, and so is what they make together."""
+
+    def section(name: str) -> dict[str, Any]:
+        return overlay(value.get(name, {}), rule.get(name, {}))
+
+    return Rule(
+        model=rule["match"]["model"],
+        upstream=msgspec.convert(section("upstream"), Upstream),
+        offload=msgspec.convert(section("offload"), Offload),
+        tools=msgspec.convert(section("tools"), Tools),
+    )
+
+
+def _keys(document: Document, written: PolicyFile, environment: Mapping[str, str]) -> Iterator[tuple[bytes, Path]]:
+    for index, key in enumerate(written.api_keys):
+        path: Path = ("api_keys", index)
+        if (key.sha256 is None) == (key.env is None):
+            raise document.error(path, "expected either `sha256` or `env`")
+        if key.sha256 is not None:
+            yield bytes.fromhex(key.sha256), path
+        elif key.env is not None:
+            yield _digest(document, (*path, "env"), key.env, environment), path
+
+
+def _digest(document: Document, path: Path, variable: str, environment: Mapping[str, str]) -> bytes:
+    if variable not in environment:
+        raise document.error(path, f"the environment variable {variable} is not set")
+    key = environment[variable]
+    if not key or key != key.strip():
+        raise document.error(path, f"the environment variable {variable} is empty or has white space at its ends")
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+# --- what each key may be, and yet not together ---------------------------------------------------------------------
+
+
+_OPEN_RELAY = "every stranger could use this key; expected `open: true` at the top level if that is meant"
+_LOSSY = (
+    "never leaves references that cannot be followed; "
+    "expected `offload.mode: off`, or `allow_lossy: true` at the top level if that is meant"
+)
+
+
+def _faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
+    yield from _identity_faults(written, policy, is_default=is_default)
+    places: list[tuple[Path, Policy | Rule]] = [((), policy)]
+    places += [(("rules", index), rule) for index, rule in enumerate(policy.rules)]
+    for path, part in places:
+        yield from _section_faults(path, part, lossy=written.allow_lossy)
+        if is_default and part.upstream.api_key is not None and not written.open:
+            yield (*path, "upstream", "api_key"), _OPEN_RELAY
+
+
+def _identity_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
+    if re.search(r"-([0-9a-f]{16}|anonymous)$", policy.tenant):
+        yield ("tenant",), "a name that ends like this could be taken for one caller of another tenant"
+    if is_default and written.api_keys:
+        yield ("api_keys",), "default.yaml is for callers without a file of their own; give these keys a file"
+    if not is_default and not written.api_keys:
+        yield (), "expected `api_keys`: without any, nobody can be this tenant (only default.yaml has none)"
+    if not is_default and written.open:
+        yield ("open",), "only default.yaml can be open to strangers"
+
+
+def _section_faults(path: Path, part: Policy | Rule, *, lossy: bool) -> Iterator[tuple[Path, str]]:
+    upstream, offload = part.upstream, part.offload
+    if part.tools.inject is Inject.NEVER and offload.mode is not Mode.OFF and not lossy:
+        yield (*path, "tools", "inject"), _LOSSY
+    if offload.cache_write < offload.cached_read:
+        yield (
+            (*path, "offload", "cache_write"),
+            "expected at least `cached_read`: no cache is cheaper to write than read",
+        )
+    window, snapshot = upstream.context_window, offload.compress.snapshot_tokens
+    if window is not None and snapshot >= window and offload.mode in (Mode.COMPRESS, Mode.AUTO):
+        place = (*path, "offload", "compress", "snapshot_tokens")
+        yield place, f"expected less than `upstream.context_window` ({window} tokens), as the snapshot has to fit in"

@@ -1,0 +1,66 @@
+"""What msgspec says against a value → where it stands and what was expected, in the words of people who write YAML."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.policies.document import Path
+from proxy.policies.format import SECTIONS, definitions
+
+_WORDS = {
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "a mapping",
+    "`null`": "nothing",
+}
+
+
+def explained(message: str) -> tuple[Path, str]:
+    """A message of msgspec's → where, and what was expected in words of people who write YAML."""
+    said, _, place = message.partition(" - at `$")
+    path: Path = tuple(int(index) if index else key for key, index in re.findall(r"(\w+)|\[(\d+)\]", place))
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL):
+        return (*path, unknown[1]), _suggested(unknown[1], path)
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", said):
+        return path, f"expected the key `{missing[1]}`"
+    about = _about(path)
+    if said.startswith("Invalid enum value"):
+        return path, "expected one of " + ", ".join(about["enum"])
+    if "matching regex" in said:
+        return path, "expected " + about["description"]
+    words = re.sub("`[^`]*`", lambda kinds: _in_words(kinds[0]), said.replace("Expected", "expected"))
+    return path, words + (f" ({about['description']})" if "description" in about else "")
+
+
+def _in_words(kinds: str) -> str:
+    """`` `int | null` `` → a whole number or nothing."""
+    return " or ".join(_WORDS.get(f"`{kind}`", kind) for kind in kinds.strip("`").split(" | "))
+
+
+def _about(path: Path) -> Mapping[str, Any]:
+    """The schema of the key at `path`, that of its enumeration included."""
+    keys = ["", *(part for part in path if isinstance(part, str))]
+    if len(keys) < 2:
+        return {}
+    types = definitions()
+    about = types[SECTIONS[keys[-2]]]["properties"].get(keys[-1], {})
+    return {**types.get(about.get("$ref", "").removeprefix("#/$defs/"), {}), **about}
+
+
+def _suggested(key: str, path: Path) -> str:
+    """What to write instead of a key that is not known at `path`."""
+    here = next((part for part in reversed(path) if isinstance(part, str)), "")
+    known = {section: list(definitions()[name]["properties"]) for section, name in SECTIONS.items()}
+    elsewhere = [section for section, keys in known.items() if key in keys]
+    if elsewhere:
+        where = f"under `{elsewhere[0]}`" if elsewhere[0] else "at the top level"
+        return f"unknown key here; it belongs {where}"
+    if close := difflib.get_close_matches(key, known[here], 1):
+        return f"unknown key; did you mean `{close[0]}`?"
+    return "unknown key; expected one of " + ", ".join(known[here])

@@ -1,0 +1,192 @@
+"""A chat request made ready: read, planned, its records fetched, and rendered. Pure parts are in `core`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import compress, rawjson, render, tools
+from proxy.core.files import Files, moved_files, piece_loader
+from proxy.core.plan import Cut, Item, Plan, Role, Room, fold
+from proxy.core.policy import Inject, Mode, Policy
+from proxy.core.render import Round, Shown
+from proxy.core.request import ChatRequest, function_tool, with_tools
+from proxy.core.transcript import Reading, Transcript, moved_pieces
+
+if TYPE_CHECKING:
+    from proxy.reading import Reader
+
+OUR_TOOLS_TOKENS = 400
+"""Our two definitions, about; set aside whenever we may have to send them."""
+SUMMARY_MEMBERS = ("model", "user", "safety_identifier", "prompt_cache_key", "service_tier", "reasoning_effort")
+"""What a summary call takes over of the request that it is made for: who asks, how it is cached, how it thinks."""
+
+
+class History(msgspec.Struct, frozen=True):
+    """A request's history with the plan for it. `policy` is the one for the request's model."""
+
+    request: ChatRequest
+    policy: Policy
+    transcript: Transcript
+    items: list[Item]
+    plan: Plan
+    room: Room
+    chain: list[bytes]
+    names: tuple[str, str]
+
+    @property
+    def reading(self) -> Reading:
+        return Reading.of(self.policy.offload)
+
+    @property
+    def injecting(self) -> bool:
+        """Whether our tools go along. Decisions are final, so that once they do they always will."""
+        inject = self.policy.tools.inject
+        return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and not self.plan.empty)
+
+    def tokens(self) -> int:
+        """The messages as the client sent them."""
+        return sum(message.tokens for message in self.transcript.messages)
+
+    def reply_links(self) -> dict[int, bytes]:
+        """Where a reply may have hidden rounds from the client: its index → the digest of the history that it ends."""
+        first = 0 if self.policy.tools.inject is Inject.ALWAYS else self.plan.first
+        roles = [message.role for message in self.transcript.messages]
+        return {index: self.chain[index + 1] for index in range(first, len(roles)) if roles[index] is Role.ASSISTANT}
+
+    def snapshot_key(self, cut: Cut) -> str:
+        """The record's name: what the cut's history means, and what else decided the words of a summary."""
+        variant = hashlib.sha256(f"{compress.PROMPT_VERSION}\n{self.summary_model}".encode()).hexdigest()[:8]
+        return f"{self.chain[cut.end].hex()}-{variant}"
+
+    def originals_path(self, cut: Cut) -> str:
+        return f"{self.policy.offload.store_dir}/{compress.file_name(self.chain[cut.end])}"
+
+    @property
+    def summary_model(self) -> str:
+        return self.policy.offload.compress.model or self.request.model
+
+    @property
+    def conversation(self) -> str:
+        """What identifies where this history began: everything up to its first user message."""
+        roles = [message.role for message in self.transcript.messages]
+        first = roles.index(Role.USER) + 1 if Role.USER in roles else 0
+        return self.chain[first].hex()
+
+
+async def plan(asked: ChatRequest, policy: Policy, window: int | None, reader: Reader) -> History | None:
+    """Read and plan. None: nothing may be changed in this request. Raises Unplannable."""
+    names = asked.our_names()
+    if policy.offload.mode is Mode.OFF or names is None or asked.obstacle():
+        return None
+    messages = await reader.read(asked.messages, Reading.of(policy.offload), asked.model)
+    transcript = Transcript(asked.messages, messages)
+    defined = await reader.tool_tokens(asked.members.get("tools"), asked.model)
+    room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
+    items = transcript.items(policy.offload)
+    planned = fold(items, policy.offload, room)
+    chain = transcript.chain() if not planned.empty or policy.tools.inject is Inject.ALWAYS else []
+    return History(asked, policy, transcript, items, planned, room, chain, names)
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A request ready to be sent: a value, from which the turn is made."""
+
+    history: History
+    shown: Shown | None
+    rounds: Mapping[int, Round]
+    messages: list[bytes | Raw]
+    tokens: int
+    """Of the messages as sent."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything differs from what the client sent."""
+        return self.history.injecting or bool(self.rounds)
+
+    def files(self) -> Files:
+        history = self.history
+        cut = self.shown.cut if self.shown else None
+        store_dir = history.policy.offload.store_dir
+        return moved_files(history.transcript, history.plan, store_dir, cut, history.chain)
+
+    def definitions(self) -> list[bytes]:
+        return definitions(self.history) if self.history.injecting else []
+
+    def compressed(self) -> int:
+        return len(render.taken(self.history.transcript, self.shown.cut)) if self.shown else 0
+
+    def compacted(self) -> int:
+        start = self.shown.cut.end if self.shown else 0
+        return sum(index >= start for index in self.history.plan.moves)
+
+
+def prepared(history: History, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader) -> Prepared:
+    """Render the plan with the records that exist."""
+    role = history.policy.offload.compress.snapshot_role
+    messages = render.render(
+        history.transcript, history.plan, _compactor(history, reader), shown=shown, role=role, rounds=rounds
+    )
+    return Prepared(history, shown, rounds, messages, _size(history, shown, rounds, reader))
+
+
+def riding(
+    history: History, cut: Cut, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader
+) -> Callable[[bytes], bytes]:
+    """The body of a summary call on the prefix that upstream has cached.
+
+    That is the conversation up to the cut as it was sent before the cut's event, byte for byte; the task stands behind.
+    """
+    before = history.plan.before(cut.event)
+    role = history.policy.offload.compress.snapshot_role
+    messages = render.render(
+        history.transcript, before, _compactor(history, reader), shown=shown, role=role, rounds=rounds, end=cut.end
+    )
+    offered = not before.empty or history.policy.tools.inject is Inject.ALWAYS
+    ours = definitions(history) if offered else []
+    members = history.request.members
+    kept = {name: raw for name, raw in members.items() if name in SUMMARY_MEMBERS}
+
+    def body(task: bytes) -> bytes:
+        defined = with_tools(members.get("tools"), ours)
+        choice = {"tools": defined, "tool_choice": Raw(b'"none"')} if defined else {}
+        return rawjson.encode(kept | {"messages": Raw(rawjson.array([*messages, task]))} | choice)
+
+    return body
+
+
+def definitions(history: History) -> list[bytes]:
+    """Our tools as they stand behind the client's."""
+    return [function_tool(raw) for raw in tools.definitions(history.names, history.policy.offload.store_dir)]
+
+
+def originals(history: History) -> dict[str, Callable[[], str]]:
+    """Every moved text by its file's name, for the store."""
+    transcript = history.transcript
+    return {
+        piece.name: piece_loader(transcript, index, piece.part)
+        for index, move in history.plan.moves.items()
+        for piece in moved_pieces(transcript.messages[index], move.event == 0)
+    }
+
+
+def _compactor(history: History, reader: Reader) -> render.Compacted:
+    shape, transcript = history.reading.shape, history.transcript
+    return lambda index, glimpse: reader.compacted(transcript.raws[index], transcript.messages[index], shape, glimpse)
+
+
+def _size(history: History, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader) -> int:
+    """The messages as sent, in tokens."""
+    total = sum(hidden.tokens for hidden in rounds.values())
+    if shown:
+        total += reader.count(render.shown_block(history.transcript, shown), history.request.model)
+    for index, item in enumerate(history.items):
+        if shown and index < shown.cut.end and not render.stays(history.transcript, shown.cut, index):
+            continue
+        move = history.plan.moves.get(index)
+        total += item.tokens if move is None else item.glimpse if move.event == 0 else item.brief
+    return total

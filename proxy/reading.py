@@ -1,0 +1,90 @@
+"""The cache of read messages: only what was never seen before is decoded and counted, and that off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Raw
+
+from proxy.bounded import Bounded
+from proxy.core.compact import Shape
+from proxy.core.transcript import Message, Reading, compacted, read
+
+INLINE_BYTES = 16_384
+"""Reading this much takes about a millisecond; more of it goes to a thread, so that nobody else has to wait."""
+MESSAGES = 100_000
+"""A cached message takes about 600 bytes."""
+COMPACTED_BYTES = 32 << 20
+
+Key = tuple[bytes, Reading, str]
+
+
+class Counter(Protocol):
+    def count(self, text: str, model: str = "") -> int: ...
+
+
+class Reader:
+    """Reads messages by their bytes. A message is a pure function of them, so nothing here is ever wrong."""
+
+    def __init__(self, tokens: Counter) -> None:
+        self._tokens = tokens
+        self._messages: Bounded[Key, Message] = Bounded(MESSAGES)
+        self._compacted: Bounded[tuple[bytes, Shape, bool], bytes] = Bounded(COMPACTED_BYTES, len)
+        self._tools: Bounded[tuple[bytes, str], int] = Bounded(1_000)
+
+    def sizes(self) -> dict[str, int]:
+        """Entries (messages) and bytes (compacted) held, for the metrics."""
+        return {"messages": len(self._messages), "compacted_bytes": self._compacted.used}
+
+    async def read(self, raws: Sequence[Raw], reading: Reading, model: str) -> list[Message]:
+        """Every message's measure, in order. Raises Unplannable."""
+        keys = [(_digest(raw), reading, model) for raw in raws]
+        found = [self._messages.get(key) for key in keys]
+        unread = {key: raw for key, raw, message in zip(keys, raws, found, strict=True) if message is None}
+        if unread:
+            fresh = await self._fresh(unread, reading, model)
+            found = [message or fresh[key] for key, message in zip(keys, found, strict=True)]
+        return [message for message in found if message is not None]
+
+    async def _fresh(self, unread: dict[Key, Raw], reading: Reading, model: str) -> dict[Key, Message]:
+        def work() -> dict[Key, Message]:
+            return {key: read(raw, reading, self._counter(model)) for key, raw in unread.items()}
+
+        small = sum(len(memoryview(raw)) for raw in unread.values()) <= INLINE_BYTES
+        fresh = work() if small else await asyncio.to_thread(work)
+        for key, message in fresh.items():
+            self._messages.put(key, message)
+        return fresh
+
+    def compacted(self, raw: bytes | Raw, message: Message, shape: Shape, glimpse: bool) -> bytes:
+        """The message as it goes upstream with its text moved."""
+        key = (_digest(raw), shape, glimpse)
+        found = self._compacted.get(key)
+        if found is None:
+            found = compacted(raw, message, shape, glimpse)
+            self._compacted.put(key, found)
+        return found
+
+    async def tool_tokens(self, raw: Raw | None, model: str) -> int:
+        """What the client's tool definitions take; the same array comes with every request."""
+        if raw is None:
+            return 0
+        key = (_digest(raw), model)
+        found = self._tools.get(key)
+        if found is None:
+            found = await asyncio.to_thread(self._tokens.count, bytes(raw).decode("utf-8", "replace"), model)
+            self._tools.put(key, found)
+        return found
+
+    def count(self, text: str, model: str) -> int:
+        return self._tokens.count(text, model)
+
+    def _counter(self, model: str) -> Callable[[str], int]:
+        return lambda text: self._tokens.count(text, model)
+
+
+def _digest(raw: bytes | Raw) -> bytes:
+    return hashlib.sha256(raw).digest()

@@ -1,0 +1,105 @@
+"""Hands a request on and its reply back, byte for byte, as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from proxy.client import Client, ClientGone
+from proxy.errors import ProxyError, UpstreamFault
+from proxy.headers import Headers, reply_headers, request_headers, url_for
+from proxy.outcome import Outcome
+from proxy.upstream import Reply, Request
+
+if TYPE_CHECKING:
+    from proxy.settings import Settings
+    from proxy.tenants import Tenant
+    from proxy.upstream import Upstream
+
+Sink = Callable[[Outcome], None]
+"""Who wants to know what became of a request."""
+
+
+class Relay:
+    """Every request that is none of ours, and a chat request that nothing is to be done about."""
+
+    def __init__(self, settings: Settings, upstream: Upstream, sink: Sink) -> None:
+        self._first_byte_timeout = settings.first_byte_timeout
+        self._upstream = upstream
+        self._sink = sink
+
+    async def respond(
+        self,
+        client: Client,
+        tenant: Tenant,
+        outcome: Outcome,
+        content: bytes | None = None,
+        ours: Headers = [],  # noqa: B006  (never changed)
+    ) -> None:
+        """Relay the request; never raises for what client or upstream do.
+
+        `outcome` is what is known of it so far; the sink gets it completed. `content` is the body where it was read
+        already, unchanged; `ours` are headers to add to the reply.
+        """
+        fault = ""
+        sent = client.began
+        try:
+            body = await client.body() if content is None else content
+            sent = time.perf_counter()
+            with client.present():
+                await self._exchange(client, self._request(client, tenant, body), ours)
+        except ClientGone:
+            fault = "client_gone"
+        except ProxyError as error:
+            fault = await _failed(client, error)
+        finally:
+            self._sink(_completed(outcome, client, fault, sent))
+
+    def _request(self, client: Client, tenant: Tenant, content: bytes | AsyncIterator[bytes]) -> Request:
+        upstream = tenant.policy.upstream
+        return Request(
+            method=client.method,
+            url=url_for(upstream.base_url, client.target),
+            headers=request_headers(client.headers, tenant.credential(upstream)),
+            content=content,
+            connect_timeout=upstream.connect_timeout,
+            first_byte_timeout=self._first_byte_timeout,
+            idle_timeout=upstream.idle_timeout,
+        )
+
+    async def _exchange(self, client: Client, request: Request, ours: Headers) -> None:
+        async with aclosing(await self._upstream.send(request)) as reply:
+            await _pass_on(reply, client, ours)
+
+
+async def _pass_on(reply: Reply, client: Client, ours: Headers) -> None:
+    await client.start(reply.status, reply_headers(reply.headers, ours))
+    async with aclosing(reply.chunks()) as chunks:
+        async for chunk in chunks:
+            await client.write(chunk)
+    await client.finish()
+
+
+async def _failed(client: Client, error: ProxyError) -> str:
+    """Say so, if that is still possible: a reply under way is left unfinished, which cuts it off. Returns the fault."""
+    if client.gone:
+        return "client_gone"
+    if not client.status:
+        await client.fail(error)
+    return error.fault if isinstance(error, UpstreamFault) else "client"
+
+
+def _completed(outcome: Outcome, client: Client, fault: str, sent: float) -> Outcome:
+    first = client.first_byte
+    return msgspec.structs.replace(
+        outcome,
+        status=client.status,
+        fault=fault,
+        seconds=time.perf_counter() - client.began,
+        added_seconds=sent - client.began,
+        first_byte_seconds=None if first is None else first - client.began,
+    )

@@ -1,0 +1,82 @@
+"""Where write-once records are kept. Each outside engine has its one module here, imported only when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from proxy.errors import UserMistake
+from proxy.stores.base import Entry, Retention, Store
+
+__all__ = ["Entry", "Retention", "Store", "describe", "expires_by_itself", "open_store"]
+
+
+def open_store(url: str, retention: Retention = lambda namespace: None) -> Store:
+    """The store that a URL or a folder's path names. Nothing is asked of the engine yet: it may come up later.
+
+    A path or `file://…`; `redis://`, `rediss://`, `redis+sentinel://` (`redis.py`); `s3://`, `gs://`, `az://`
+    (`objects.py`). `retention` is asked anew for every put, so it may follow a reload of the policies. UserMistake for
+    a URL that cannot be taken and for a client that is not installed.
+    """
+    scheme = _scheme(url)
+    if scheme not in _OPENERS:
+        known = ", ".join(f"{name}://" for name in _OPENERS if name)
+        raise UserMistake(f"no store is known for {scheme}://; a folder's path or one of {known}")
+    return _OPENERS[scheme](url, retention)
+
+
+def expires_by_itself(url: str) -> bool:
+    """Whether the engine forgets records after their retention, so that nobody need sweep."""
+    return _scheme(url) in _REDIS
+
+
+def describe(url: str) -> str:
+    """The URL as it may be logged and shown: without user, password and query."""
+    parts = urlsplit(url)
+    if not _scheme(url):
+        return url
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def _scheme(url: str) -> str:
+    return url.partition("://")[0].lower() if "://" in url else ""
+
+
+def _folder(url: str, retention: Retention) -> Store:
+    from proxy.stores.local import LocalStore
+
+    return LocalStore(Path(url).expanduser())
+
+
+def _file(url: str, retention: Retention) -> Store:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise UserMistake(f"a folder's URL has three slashes and an absolute path, as in file:///var/lib/x; not {url}")
+    return _folder(unquote(parts.path), retention)
+
+
+def _redis(url: str, retention: Retention) -> Store:
+    try:
+        from proxy.stores.redis import open_redis
+    except ModuleNotFoundError as error:
+        raise UserMistake("a Redis store needs: pip install 'offload-proxy[redis]'") from error
+    return open_redis(url, retention)
+
+
+def _objects(url: str, retention: Retention) -> Store:
+    try:
+        from proxy.stores.objects import open_objects
+    except ModuleNotFoundError as error:
+        raise UserMistake("an object store needs: pip install 'offload-proxy[objects]'") from error
+    return open_objects(url)
+
+
+_REDIS = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
+
+_OPENERS: Mapping[str, Callable[[str, Retention], Store]] = {
+    "": _folder,
+    "file": _file,
+    **dict.fromkeys(_REDIS, _redis),
+    **dict.fromkeys(("s3", "gs", "az"), _objects),
+}

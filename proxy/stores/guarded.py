@@ -1,0 +1,201 @@
+"""A store as the chat path uses it: it never raises, never makes a request wait for long, and asks nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import Literal, TypeVar
+
+from proxy.errors import StoreFault
+from proxy.stores.base import Store
+from proxy.stores.breaker import Breaker
+from proxy.stores.memory import Absent, Memory, Missing
+
+T = TypeVar("T")
+
+Fault = Literal["failed", "timeout", "budget", "open"]
+"""The engine said so; it took too long; this request had no time left for it; the breaker leaves it alone."""
+
+PROBE = "health/probe/none"
+"""A key that no record has."""
+
+
+class Put(Enum):
+    """What became of a put. EXISTED: somebody was first, with bytes that may be others than these."""
+
+    WRITTEN = "written"
+    EXISTED = "existed"
+    FAILED = "failed"
+
+
+class Guarded:
+    """One process's guard over one store: memory and breaker, which all requests share.
+
+    `warn(kind, text)` is called for every fault; that it logs one a minute is its business. `budget_seconds`: how long
+    a request waits for the store in all. `refresh_seconds`: how long a put that was made is not made again, though that
+    would keep the record young; below half the shortest retention.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        warn: Callable[[str, str], None],
+        budget_seconds: float = 1.0,
+        refresh_seconds: float = 6 * 3600.0,
+        cache_bytes: int = 64 << 20,
+        breaker: Breaker | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self.memory = Memory(cache_bytes, refresh_seconds, clock)
+        self.breaker = breaker or Breaker(clock=clock)
+        self._warn = warn
+        self._budget = budget_seconds
+        self._clock = clock
+
+    @property
+    def state(self) -> str:
+        """closed (all is well), open or half-open."""
+        return self.breaker.state
+
+    def visit(self, budget_seconds: float | None = None) -> Visit:
+        """What one request, or one task beside a request, asks of the store, within a budget of time."""
+        seconds = self._budget if budget_seconds is None else budget_seconds
+        return Visit(self, Allowance(seconds, self._clock))
+
+    async def check(self, seconds: float) -> str | None:
+        """Ask the engine itself, whatever the breaker says: None if it answers within `seconds`, else the reason."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.store.get(PROBE)
+        except TimeoutError:
+            return self.failed("check", f"no answer within {seconds:g} s")
+        except StoreFault as fault:
+            return self.failed("check", fault.message)
+        self.breaker.succeeded()
+        return None
+
+    def failed(self, operation: str, reason: str) -> str:
+        """Take note of a fault of the engine's; `reason` comes back."""
+        self.breaker.failed()
+        self._warn(f"store {operation}", f"store: {operation}: {reason}")
+        return reason
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self.store.close()
+
+
+class Visit:
+    """The dealings of one request with the store, in any number of tasks at once. Nothing here raises StoreFault."""
+
+    def __init__(self, guarded: Guarded, allowance: Allowance) -> None:
+        self._guarded = guarded
+        self._store = guarded.store
+        self._memory = guarded.memory
+        self._breaker = guarded.breaker
+        self._allowance = allowance
+        self._answered = False
+        self._errors: Counter[str] = Counter()
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Operations that failed so far, by `OPERATION:FAULT` such as `get:timeout`; for `Outcome.store_errors`."""
+        return dict(self._errors)
+
+    async def get(self, key: str, *, final: bool = False) -> bytes | Missing:
+        """The record. `final`: if it is absent now it will never be there, so do not ask again."""
+        [value] = await self.get_many([key], final=final)
+        return value
+
+    async def get_many(self, keys: Sequence[str], *, final: bool = False) -> Sequence[bytes | Missing]:
+        """The records in the order of `keys`; only those that are not remembered are asked for, all at once."""
+        known = self._memory.recall(keys)
+        unknown = [key for key in dict.fromkeys(keys) if key not in known]
+        found = {**known, **await self._fetch(unknown, final)} if unknown else known
+        return [found[key] for key in keys]
+
+    async def put(self, key: str, value: bytes, *, keep: bool = True) -> Put:
+        """Write the record if nobody has. `keep`: it will be read again, so remember it; False for originals."""
+        if self._memory.was_put(key):
+            return Put.EXISTED
+        written = await self._ask("put", lambda: self._store.put(key, value))
+        if written is Missing.FAILED:
+            return Put.FAILED
+        self._memory.note_put(key)
+        if written and keep:
+            self._memory.keep(key, value)
+        return Put.WRITTEN if written else Put.EXISTED
+
+    async def _fetch(self, keys: Sequence[str], final: bool) -> Mapping[str, bytes | Missing]:
+        values = await self._ask("get", lambda: self._store.get_many(keys))
+        if isinstance(values, Missing):
+            return dict.fromkeys(keys, Missing.FAILED)
+        found: dict[str, bytes | Absent] = {}
+        for key, value in zip(keys, values, strict=True):
+            found[key] = Missing.ABSENT if value is None else value
+            if value is not None or final:
+                self._memory.keep(key, found[key])
+        return found
+
+    async def _ask(self, operation: str, ask: Callable[[], Awaitable[T]]) -> T | Literal[Missing.FAILED]:
+        """The one place where the engine is asked: within what is left of the budget, if the breaker lets it."""
+        if self._allowance.left <= 0:
+            return self._missed(operation, "budget")
+        if not self._breaker.admit():
+            return self._missed(operation, "open")
+        try:
+            with self._allowance.spending():
+                async with asyncio.timeout(self._allowance.left):
+                    answer = await ask()
+        except TimeoutError:
+            return self._late(operation)
+        except StoreFault as fault:
+            self._guarded.failed(operation, fault.message)
+            return self._missed(operation, "failed")
+        self._answered = True
+        self._breaker.succeeded()
+        return answer
+
+    def _late(self, operation: str) -> Literal[Missing.FAILED]:
+        """A request that asks for very much is no proof against an engine that has just answered it."""
+        if not self._answered:
+            self._guarded.failed(operation, "no answer in time")
+        return self._missed(operation, "timeout")
+
+    def _missed(self, operation: str, fault: Fault) -> Literal[Missing.FAILED]:
+        self._errors[f"{operation}:{fault}"] += 1
+        return Missing.FAILED
+
+
+class Allowance:
+    """Seconds that may be spent waiting. What is waited for side by side counts once, as it does for the client."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._waiting = 0
+        self._since = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds; zero or less where it is spent."""
+        return self._seconds - (self._clock() - self._since if self._waiting else 0.0)
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """Around what is waited for."""
+        if not self._waiting:
+            self._since = self._clock()
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            if self._waiting == 1:
+                self._seconds = self.left
+            self._waiting -= 1

@@ -1,0 +1,62 @@
+"""What one process remembers of a store. Records never change, so nothing here is ever invalidated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from typing import Literal
+
+from proxy.stores.lru import Lru
+
+ENTRY_WEIGHT = 256
+"""Bytes that a remembered record costs besides its value."""
+
+PUTS = 50_000
+"""Keys remembered as put lately."""
+
+
+class Missing(Enum):
+    """Why there is no value. ABSENT: the store has none. FAILED: it could not be asked, or did not answer in time."""
+
+    ABSENT = "absent"
+    FAILED = "failed"
+
+
+Absent = Literal[Missing.ABSENT]
+
+
+class Memory:
+    """Records that were read or written, final absences, and which puts were made lately."""
+
+    def __init__(self, limit_bytes: int, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._refresh = refresh_seconds
+        self._clock = clock
+        self._records: Lru[bytes | Absent] = Lru(limit_bytes)
+        self._puts: Lru[float] = Lru(PUTS)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many records, and how many bytes."""
+        return len(self._records), self._records.weight
+
+    def recall(self, keys: Iterable[str]) -> Mapping[str, bytes | Absent]:
+        """What is remembered of these keys."""
+        found = ((key, self._records.get(key)) for key in keys)
+        return {key: value for key, value in found if value is not None}
+
+    def keep(self, key: str, value: bytes | Absent) -> None:
+        """Remember a record, or that there will never be one."""
+        size = len(value) if isinstance(value, bytes) else 0
+        self._records.put(key, value, size + ENTRY_WEIGHT)
+
+    def note_put(self, key: str) -> None:
+        """The record is there, whoever wrote it."""
+        self._puts.put(key, self._clock())
+        if self._records.get(key) is Missing.ABSENT:
+            self._records.discard(key)
+
+    def was_put(self, key: str) -> bool:
+        """Whether a put of it was made lately."""
+        at = self._puts.get(key)
+        return at is not None and self._clock() - at < self._refresh

@@ -1,0 +1,152 @@
+"""An object store as a store: one object a record, in S3, Google Cloud Storage or Azure. The only home of obstore.
+
+`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`; the prefix is all that the credentials must reach.
+Credentials and endpoints come from their ecosystem's usual variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`,
+`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …); settings that are no secret may stand in the query
+(`?region=eu-central-1&endpoint=http://127.0.0.1:9000`), by obstore's names.
+
+Records are created with `If-None-Match: *` or its like. A server that ignores this (some S3 imitations do) lets the
+last writer win: do not use it. Objects keep no time of use: a record's age counts from its first put. Prefer a
+lifecycle rule on the prefix to the sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import from_url
+
+from proxy.errors import StoreFault, UserMistake
+from proxy.stores.base import Entry
+from proxy.stores.keys import checked, checked_prefix
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ObjectStore as Engine
+
+T = TypeVar("T")
+
+CONCURRENCY = 32
+"""Operations at once for each process."""
+
+CLIENT: ClientConfig = {
+    "allow_http": True,  # endpoints are https unless somebody configured one that is not
+    "connect_timeout": timedelta(seconds=2),
+    "timeout": timedelta(seconds=10),
+}
+RETRY: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
+"""obstore's own default is ten times within three minutes; no request of ours waits that long for a store."""
+
+
+class ObjectStore:
+    """Records as objects.
+
+    Every operation is a task of its own that outlives a caller who gives up: obstore answers through the event loop
+    and aborts the interpreter where that has been closed meanwhile. `close` waits for them, at most as long as
+    `CLIENT` and `RETRY` allow an operation to take.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._slots = asyncio.Semaphore(CONCURRENCY)
+
+    async def put(self, key: str, value: bytes) -> bool:
+        """Create the object, in one request however large: a multipart upload would not be conditional."""
+        return await self._run(self._put(checked(key), value))
+
+    async def get(self, key: str) -> bytes | None:
+        """The value, or None."""
+        return await self._run(self._get(checked(key)))
+
+    async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values in the order of `keys`, each by a request of its own, side by side."""
+        wanted = [checked(key) for key in keys]
+        return await asyncio.gather(*(self.get(key) for key in wanted))
+
+    async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
+        """Every record whose key begins with `prefix`.
+
+        The engine lists whole folders only, so an unfinished name is compared here.
+        """
+        folder = checked_prefix(prefix).rpartition("/")[0]
+        pages = obstore.list(self._engine, folder or None, chunk_size=1000)
+        while page := await self._run(_next(pages)):
+            for found in page:
+                if found["path"].startswith(prefix):
+                    yield Entry(found["path"], found["size"], found["last_modified"].timestamp())
+
+    async def delete(self, key: str) -> None:
+        """Forget the record."""
+        await self._run(self._delete(checked(key)))
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _put(self, key: str, value: bytes) -> bool:
+        try:
+            await obstore.put_async(self._engine, key, value, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    async def _get(self, key: str) -> bytes | None:
+        try:
+            found = await obstore.get_async(self._engine, key)
+            return bytes(await found.bytes_async())
+        except FileNotFoundError:
+            return None
+
+    async def _delete(self, key: str) -> None:
+        try:
+            await obstore.delete_async(self._engine, key)
+        except FileNotFoundError:  # S3 does not mind, the others do
+            return
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(self._in_turn(work))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
+        async with self._slots:
+            with _faults():
+                return await work
+
+
+async def _next(pages: Any) -> Sequence[Any]:
+    """The next page of a listing, empty at its end."""
+    return await anext(pages, ())
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        raise StoreFault(f"the object store failed: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """obstore's text without the dump of its insides that follows a blank line, on one line, of bounded length."""
+    return " ".join(str(error).partition("\n\n")[0].split())[:500]
+
+
+def open_objects(url: str) -> ObjectStore:
+    """The store behind a URL; nothing is connected yet. UserMistake where obstore cannot make sense of it."""
+    parts = urlsplit(url)
+    config: Any = dict(parse_qsl(parts.query))
+    try:
+        engine = from_url(parts._replace(query="").geturl(), config=config, client_options=CLIENT, retry_config=RETRY)
+    except (BaseError, ValueError) as error:
+        raise UserMistake(f"the store's URL: {_reason(error)}") from error
+    return ObjectStore(engine)

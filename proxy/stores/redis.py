@@ -1,0 +1,207 @@
+"""Redis as a store: one string a record. The only home of redis-py.
+
+- `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, `rediss://…` for TLS
+- `redis+sentinel://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT],…/SERVICE[/DB]`, `rediss+sentinel://…`: the master that the
+  sentinels name. `sentinel_username` and `sentinel_password` in the query are for the sentinels themselves.
+
+The query takes redis-py's own options (`socket_timeout=5`, `ssl_ca_certs=…`) and `prefix`, with which every key begins
+(`offload:`): a user whose ACL allows `~offload:*` is enough. Redis Cluster is not spoken.
+
+Records expire by Redis' own clock, after their tenant's retention. How durable a put is, is Redis' setting
+(`appendonly yes`), and so is what it does when it is full: `noeviction` fails puts, `volatile-ttl` forgets the records
+that are closest to their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import ConnectionPool, parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from proxy.errors import StoreFault, UserMistake
+from proxy.stores.base import Entry, Retention
+from proxy.stores.keys import checked, checked_prefix, is_key, namespace_of
+
+PREFIX = "offload:"
+"""Before every key, unless the URL says otherwise."""
+
+CONNECTIONS = 32
+"""At once for each process: a burst of puts waits for a turn and does not open a connection each."""
+
+BATCH = 500
+"""Keys that a listing asks about in one round trip."""
+
+SENTINEL_PORT = 26379
+
+GONE = -2
+"""PTTL of a key that is not there."""
+
+
+class RedisStore:
+    """Records as Redis strings; `others` are clients to close along with `client`."""
+
+    def __init__(
+        self,
+        client: Redis,
+        retention: Retention,
+        *,
+        prefix: str = PREFIX,
+        others: Sequence[Redis] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client: Any = client  # its types allow for decoded replies, which nobody asks for here
+        self._retention = retention
+        self._prefix = prefix
+        self._others = others
+        self._clock = clock
+        self._slots = asyncio.Semaphore(CONNECTIONS)
+
+    async def put(self, key: str, value: bytes) -> bool:
+        """SET NX, and a fresh time to live for the record that is there now, in one round trip."""
+        name = self._name(key)
+        lifetime = _milliseconds(self._retention(namespace_of(key)))
+        async with self._slots:
+            with _faults():
+                pipe = self._client.pipeline(transaction=False)
+                pipe.set(name, value, nx=True, px=lifetime)
+                pipe.persist(name) if lifetime is None else pipe.pexpire(name, lifetime)
+                created, _ = await pipe.execute()
+        return bool(created)
+
+    async def get(self, key: str) -> bytes | None:
+        """The value, or None."""
+        [value] = await self.get_many([key])
+        return value
+
+    async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        """The values in the order of `keys`, by one MGET."""
+        if not keys:
+            return []
+        names = [self._name(key) for key in keys]
+        async with self._slots:
+            with _faults():
+                values: Sequence[bytes | None] = await self._client.mget(names)
+        return values
+
+    async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
+        """Every record whose key begins with `prefix`, by SCAN, which holds up nobody."""
+        seen: set[bytes] = set()  # SCAN may show a name twice while Redis grows or shrinks its table
+        pattern = re.sub(r"([*?\[\]\\])", r"\\\1", self._prefix + checked_prefix(prefix)) + "*"
+        cursor = None
+        while cursor != 0:
+            with _faults():
+                cursor, names = await self._client.scan(cursor or 0, match=pattern, count=BATCH)
+            for entry in await self._entries(set(names) - seen):
+                yield entry
+            seen.update(names)
+
+    async def delete(self, key: str) -> None:
+        """Forget the record."""
+        with _faults():
+            await self._client.unlink(self._name(key))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        with _faults():
+            for client in (self._client, *self._others):
+                await client.aclose()
+
+    def _name(self, key: str) -> str:
+        return self._prefix + checked(key)
+
+    def _key(self, name: bytes) -> str:
+        return name.decode(errors="replace").removeprefix(self._prefix)
+
+    async def _entries(self, names: Iterable[bytes]) -> Sequence[Entry]:
+        names = [name for name in names if is_key(self._key(name))]
+        with _faults():
+            pipe = self._client.pipeline(transaction=False)
+            for name in names:
+                pipe.strlen(name)
+                pipe.pttl(name)
+            answers = await pipe.execute()
+        rows = zip(names, answers[::2], answers[1::2], strict=True)
+        return [self._entry(name, size, left) for name, size, left in rows if left != GONE]
+
+    def _entry(self, name: bytes, size: int, left: int) -> Entry:
+        """Redis keeps no times: when a record was put follows from what is left of its `left` milliseconds to live.
+
+        Where that is not known, it counts as put now, so that nobody deletes it for its age.
+        """
+        key = self._key(name)
+        retention = self._retention(namespace_of(key))
+        known = left >= 0 and retention is not None
+        age = max(0.0, (retention or 0.0) - left / 1000) if known else 0.0
+        return Entry(key, size, self._clock() - age)
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else max(1, int(seconds * 1000))
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise StoreFault(f"Redis failed: {error}") from error
+
+
+def open_redis(url: str, retention: Retention) -> RedisStore:
+    """The store behind a URL; nothing is connected yet. UserMistake where redis-py cannot make sense of it."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    prefix = options.pop("prefix", PREFIX)
+    plain = parts._replace(query=urlencode(options))
+    clients = _sentinel if parts.scheme.endswith("+sentinel") else _single
+    try:
+        client, *others = clients(plain)
+        # Connects nothing, but refuses unknown options now and not at the first request.
+        client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError, RedisError) as error:
+        raise UserMistake(f"the store's URL: {error}") from error
+    return RedisStore(client, retention, prefix=prefix, others=others)
+
+
+def _defaults() -> dict[str, Any]:
+    """Seconds. One retry, at once: a pooled connection may have died since it was used."""
+    return {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "retry": Retry(NoBackoff(), 1)}
+
+
+def _single(parts: SplitResult) -> list[Redis]:
+    return [Redis.from_pool(ConnectionPool.from_url(parts.geturl(), **_defaults()))]
+
+
+def _sentinel(parts: SplitResult) -> list[Redis]:
+    """The master's client, then those of the sentinels."""
+    user, _, hosts = parts.netloc.rpartition("@")
+    service, _, database = parts.path.strip("/").partition("/")
+    if not service:
+        raise ValueError("redis+sentinel:// needs the service's name after the hosts, as in //HOST,HOST/mymaster")
+    # redis-py knows how to read options and passwords, but no URL of this kind: give it one that it knows.
+    options = dict(parse_url(f"redis://{user}@sentinel/{database}?{parts.query}"))
+    own = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+    del options["host"]
+    tls = parts.scheme == "rediss+sentinel"
+    sentinels = Sentinel(  # type: ignore[no-untyped-call]
+        [_address(host) for host in hosts.split(",")],
+        sentinel_kwargs=_defaults() | own | {"ssl": tls},
+        **_defaults() | options | {"ssl": tls},
+    )
+    return [sentinels.master_for(service), *sentinels.sentinels]
+
+
+def _address(host: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{host}")
+    return parts.hostname or "localhost", parts.port or SENTINEL_PORT

@@ -1,0 +1,256 @@
+"""Asks a model for snapshots: one flight a record, few at a time, bounded in time. It never fails a request.
+
+A record is made once and by whoever comes first; the store's *put if absent* decides between two. What is paid for is
+stored even if the request that wanted it has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from proxy.core import compress, rawjson
+from proxy.core.compress import Turn, Unusable
+from proxy.core.overflow import is_overflow
+from proxy.errors import UpstreamFault
+
+log = logging.getLogger("proxy.summarizer")
+
+FLIGHTS_PER_TENANT = 4
+FIRST_BACKOFF, LONGEST_BACKOFF = 60.0, 3600.0
+"""Seconds that a conversation makes no summary after its first failure, doubling up to the longest."""
+UNUSED_LIMIT, UNUSED_PAUSE = 5, 3600.0
+"""So many snapshots in a row that nobody used mean a client that rewrites its past; then none for so long (s)."""
+UNKNOWN_WINDOW = 64_000
+"""Tokens of history for one call where nothing is known of the summary model's window: most have 128,000."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The stored record: the text between the tags, its size, and who wrote it."""
+
+    text: str
+    tokens: int
+    model: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What came back of one call: status and body; where it was 200, the text and what upstream says it cost."""
+
+    status: int
+    body: bytes
+    text: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Job(msgspec.Struct, frozen=True):
+    """Everything that one snapshot is made from. Built by the request that plans it; lives on without it."""
+
+    key: str
+    tenant: str
+    conversation: str
+    """Identifies where this history began: failures back off per conversation."""
+    model: str
+    snapshot_tokens: int
+    replaced_tokens: int
+    store_dir: str
+    timeout: float
+    group_tokens: int
+    """Most history for one call in tokens; 0: nothing is known."""
+    riding: Callable[[bytes], bytes] | None
+    """The task's message → the body of a call on the cached prefix; None where another model is asked."""
+    history: Callable[[], list[Turn]]
+    """What is to be recorded, from full originals."""
+    earlier: str
+    """The snapshot that this one replaces; empty if none."""
+    ask: Callable[[bytes], Awaitable[Answer]]
+    """Sends one body by the request's own upstream and credentials."""
+
+
+class Spent(msgspec.Struct):
+    """The ledger of one snapshot, over all its calls."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    calls: int = 0
+
+    def add(self, answer: Answer) -> None:
+        self.calls += 1
+        self.prompt_tokens += answer.prompt_tokens
+        self.completion_tokens += answer.completion_tokens
+        self.cached_tokens += answer.cached_tokens
+
+
+class Failed(Exception):
+    """No usable snapshot; the text says why."""
+
+
+Keep = Callable[[str, bytes], Awaitable[bytes | None]]
+"""Put if absent → the bytes that are stored now, the winner's; None where the store failed."""
+Report = Callable[[Job, Spent, str, float], None]
+"""Job, what was spent, empty or why it failed, seconds."""
+
+
+class Summarizer:
+    """All snapshots under way in this process."""
+
+    def __init__(
+        self,
+        keep: Keep,
+        count: Callable[[str, str], int],
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keep = keep
+        self._count = count
+        self._report = report
+        self._clock = clock
+        self._flights: dict[str, asyncio.Task[Snapshot | None]] = {}
+        self._busy: set[str] = set()
+        self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(FLIGHTS_PER_TENANT))
+        self._health: defaultdict[str, _Health] = defaultdict(_Health)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._flights)
+
+    def request(self, job: Job) -> asyncio.Task[Snapshot | None] | None:
+        """The flight for this record, started unless one is under way; None where none may be started now.
+
+        Do not await it unshielded: the snapshot is to be finished even if its request is cancelled.
+        """
+        flight = self._flights.get(job.key)
+        if flight is None and self._may_start(job):
+            flight = asyncio.create_task(self._fly(job))
+            self._flights[job.key] = flight
+            self._busy.add(job.conversation)
+        return flight
+
+    def used(self, conversation: str) -> None:
+        """A later request shows a snapshot of this conversation: its past stands still, so the next is worth it."""
+        if conversation in self._health:
+            self._health[conversation].unused.clear()
+
+    async def close(self, grace: float) -> None:
+        """Let what is paid for be stored, for at most `grace` seconds."""
+        flights = list(self._flights.values())
+        if flights:
+            await asyncio.wait(flights, timeout=grace)
+        for flight in flights:
+            flight.cancel()
+
+    def _may_start(self, job: Job) -> bool:
+        health = self._health.get(job.conversation)
+        return job.conversation not in self._busy and (health is None or health.until <= self._clock())
+
+    async def _fly(self, job: Job) -> Snapshot | None:
+        begun, spent, fault = self._clock(), Spent(), ""
+        try:
+            async with self._places[job.tenant], asyncio.timeout(job.timeout):
+                made = await self._make(job, spent)
+            return await self._store(job, made)
+        except (Failed, UpstreamFault, TimeoutError) as error:
+            fault = str(error) or "no answer in time"
+            return None
+        finally:
+            self._landed(job, fault)
+            self._report(job, spent, fault, self._clock() - begun)
+
+    def _landed(self, job: Job, fault: str) -> None:
+        del self._flights[job.key]
+        self._busy.discard(job.conversation)
+        self._health[job.conversation].landed(job.key, fault, self._clock())
+        while len(self._health) > 10_000:
+            self._health.pop(next(iter(self._health)))
+
+    async def _store(self, job: Job, made: Snapshot) -> Snapshot:
+        """Everybody uses the winner's bytes. With the store down this process uses its own for this once."""
+        stored = await self._keep(job.key, msgspec.json.encode(made))
+        return msgspec.json.decode(stored, type=Snapshot) if stored else made
+
+    async def _make(self, job: Job, spent: Spent) -> Snapshot:
+        text = await self._ride(job, spent) if job.riding else None
+        if text is None:
+            text = await self._from_originals(job, spent)
+        return Snapshot(text=text, tokens=self._count(text, job.model), model=job.model)
+
+    async def _ride(self, job: Job, spent: Spent) -> str | None:
+        """One call on the prefix that upstream has cached. None: that is too long for the model's window."""
+        riding = job.riding
+        assert riding is not None
+
+        def body(fault: str) -> bytes:
+            task = compress.task(job.snapshot_tokens, job.store_dir, fault)
+            return riding(rawjson.encode({"role": "user", "content": task}))
+
+        return await self._asked(job, spent, body, job.replaced_tokens)
+
+    async def _from_originals(self, job: Job, spent: Spent) -> str:
+        """As much history at a time as fits, each call updating the snapshot so far."""
+        limit = job.group_tokens or UNKNOWN_WINDOW
+        turns = await asyncio.to_thread(job.history)
+        count = self._counter(job.model)
+        text = job.earlier
+        for group in await asyncio.to_thread(compress.chunks, turns, limit, count):
+            made = await self._asked(job, spent, _group_body(job, group, text), job.replaced_tokens)
+            if made is None:
+                raise Failed(f"{limit} tokens of history are too long for {job.model}; set group_token_threshold lower")
+            text = made
+        return text
+
+    async def _asked(self, job: Job, spent: Spent, body: Callable[[str], bytes], replaced_tokens: int) -> str | None:
+        """Ask, and once more with the fault named. None: upstream says that it is too long."""
+        fault = ""
+        for _ in range(2):
+            answer = await job.ask(body(fault))
+            spent.add(answer)
+            if is_overflow(answer.status, answer.body):
+                return None
+            if answer.status != 200:
+                raise Failed(f"upstream answered {answer.status}")
+            try:
+                return compress.accept(answer.text, job.snapshot_tokens, replaced_tokens, self._counter(job.model))
+            except Unusable as error:
+                fault = str(error)
+        raise Failed(f"the model's answer cannot be used: {fault}")
+
+    def _counter(self, model: str) -> Callable[[str], int]:
+        return lambda text: self._count(text, model)
+
+
+class _Health:
+    """What one conversation's summaries came to."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.until = 0.0
+        self.unused: deque[str] = deque(maxlen=UNUSED_LIMIT)
+
+    def landed(self, key: str, fault: str, now: float) -> None:
+        if fault:
+            self.failures += 1
+            self.until = now + min(FIRST_BACKOFF * 2 ** (self.failures - 1), LONGEST_BACKOFF)
+            return
+        self.failures = 0
+        self.unused.append(key)
+        if len(self.unused) == UNUSED_LIMIT:
+            self.until = now + UNUSED_PAUSE
+            self.unused.clear()
+            log.warning("snapshots of a conversation are never used: its client rewrites old history; none for an hour")
+
+
+def _group_body(job: Job, group: list[Turn], earlier: str) -> Callable[[str], bytes]:
+    history = compress.originals(group)
+
+    def body(fault: str) -> bytes:
+        content = compress.fenced(history, earlier, compress.task(job.snapshot_tokens, job.store_dir, fault))
+        return rawjson.encode({"model": job.model, "messages": [{"role": "user", "content": content}]})
+
+    return body

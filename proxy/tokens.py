@@ -1,0 +1,141 @@
+"""How many tokens a text has, by the model's own encoding: the only home of tiktoken, quicktok and their tables.
+
+Nothing is ever fetched: quicktok carries its tables, tiktoken is built from those in `proxy/vocabulary`. tiktoken is
+the reference; quicktok counts the same several times faster and stands in for it where its wheel exists.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from threading import Lock
+
+import msgspec
+import tiktoken
+
+from proxy.errors import ProxyError
+
+try:
+    import quicktok  # type: ignore[import-untyped]
+except ImportError:  # no wheel for this Python or machine
+    quicktok = None
+
+Counter = Callable[[str], int]
+
+PIECE = 100_000
+"""Characters. tiktoken panics on a run of about 1,000,000 white-space characters."""
+
+SEAM = re.compile(r"\n(?=[^\s/])|(?<=[A-Za-z])(?= [A-Za-z])")
+"""Where a cut changes no count, as neither encoding has a token across it: behind a line, before a word's space."""
+
+_OLDER = re.compile(r"(^|[/:])(gpt-4(?![\w.])|gpt-3\.?5|text-embedding)")
+"""The model families of cl100k_base (tiktoken/model.py), also behind `openai/` or `ft:`, and as Azure spells them."""
+
+
+class Encoding(msgspec.Struct, frozen=True):
+    """Facts from tiktoken_ext/openai_public.py. Special tokens are left out: in a message they are ordinary text."""
+
+    name: str
+    sha256: str
+    """Of the unpacked table."""
+    pattern: str
+
+
+CL100K = Encoding(
+    "cl100k_base",
+    "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
+)
+O200K = Encoding(
+    "o200k_base",
+    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+
+class Tokens:
+    """Counts tokens; safe to share between threads. An encoding is loaded when it is first needed.
+
+    Loading holds the interpreter for up to 0.4 s and takes about 65 MB (o200k_base) or 35 MB (cl100k_base): a server
+    that cares for its first request calls `load` before it listens.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counters: dict[str, Counter] = {}
+
+    def count(self, text: str, model: str = "") -> int:
+        """Tokens of `text` for `model`; an unknown model counts by o200k_base.
+
+        Exact, but for stretches of more than `PIECE` characters without any line or word to cut at: these are cut
+        anywhere, which adds about one token each time. Lone surrogates count as U+FFFD.
+        """
+        counter = self.load(model)
+        return sum(map(counter, pieces(_valid(text))))
+
+    def load(self, model: str = "") -> Counter:
+        """The counter of `model`'s encoding for texts of bounded length, loaded once whoever asks first."""
+        encoding = encoding_of(model)
+        if encoding.name not in self._counters:
+            with self._lock:
+                if encoding.name not in self._counters:
+                    self._counters[encoding.name] = fast(encoding) or reference(encoding)
+        return self._counters[encoding.name]
+
+
+def encoding_of(model: str) -> Encoding:
+    """The encoding that counts for `model`: cl100k_base for the GPT-4 and 3.5 families, else o200k_base."""
+    return CL100K if _OLDER.search(model.lower()) else O200K
+
+
+def fast(encoding: Encoding) -> Counter | None:
+    """quicktok's counter over its own tables, or None where it is missing."""
+    if quicktok is None:
+        return None
+    counter: Counter = quicktok.Tokenizer(encoding.name, "").count
+    return counter
+
+
+def reference(encoding: Encoding) -> Counter:
+    """tiktoken's counter over our tables."""
+    ranks = table(encoding)
+    built = tiktoken.Encoding(encoding.name, pat_str=encoding.pattern, mergeable_ranks=ranks, special_tokens={})
+    ranks.clear()  # copied into the encoder, which would otherwise keep these 30 MB for nothing but pickling
+    return lambda text: len(built.encode_ordinary(text))
+
+
+def table(encoding: Encoding) -> dict[bytes, int]:
+    """The packaged vocabulary: token → rank."""
+    packed = (files("proxy") / "vocabulary" / f"{encoding.name}.tiktoken.gz").read_bytes()
+    lines = gzip.decompress(packed)
+    if hashlib.sha256(lines).hexdigest() != encoding.sha256:
+        raise ProxyError(f"the packaged vocabulary {encoding.name} is damaged; install offload-proxy again")
+    pairs = (line.split() for line in lines.splitlines())
+    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cut `text` into parts of at most twice `PIECE` characters, at a seam where there is one."""
+    start = 0
+    while len(text) - start > 2 * PIECE:
+        found = SEAM.search(text, start + PIECE, start + 2 * PIECE)
+        end = found.end() if found else start + PIECE
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _valid(text: str) -> str:
+    """`text` as Unicode allows it: surrogate pairs joined, lone ones replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,73 @@
+"""A wire between a client and its server that remembers both directions: what the client really sent and was shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tests import wire
+
+
+@dataclass
+class Tap:
+    port: int = 0
+    sent: list[bytearray] = field(default_factory=list)
+    """By connection, what the client wrote."""
+    shown: list[bytearray] = field(default_factory=list)
+    """By connection, what it was answered."""
+
+    async def requests(self) -> list[dict[str, Any]]:
+        """The bodies of the client's chat requests."""
+        messages = [message for stream in self.sent for message in await _parse(stream)]
+        return [json.loads(message.body) for message in messages if b"/chat/completions" in message.line]
+
+    async def replies(self) -> list[bytes]:
+        """The bodies of all replies."""
+        return [message.body for stream in self.shown for message in await _parse(stream)]
+
+
+async def _parse(stream: bytes) -> list[wire.Message]:
+    reader = asyncio.StreamReader(limit=1 << 20)
+    reader.feed_data(stream)
+    reader.feed_eof()
+    messages = []
+    with suppress(asyncio.IncompleteReadError):
+        while True:
+            messages.append(await wire.read_message(reader))
+    return messages
+
+
+@asynccontextmanager
+async def tap(server_port: int) -> AsyncIterator[Tap]:
+    """A tapped way to `server_port`, on a port of its own."""
+    tapped = Tap()
+    server = await asyncio.start_server(partial(_connect, tapped, server_port), "127.0.0.1", 0)
+    tapped.port = server.sockets[0].getsockname()[1]
+    try:
+        yield tapped
+    finally:
+        server.close()
+
+
+async def _connect(
+    tapped: Tap, server_port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    sent, shown = bytearray(), bytearray()
+    tapped.sent.append(sent)
+    tapped.shown.append(shown)
+    server_reader, server_writer = await asyncio.open_connection("127.0.0.1", server_port)
+    await asyncio.gather(_copy(reader, server_writer, sent), _copy(server_reader, writer, shown))
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            kept += data
+            writer.write(data)
+            await writer.drain()
+    writer.close()

@@ -1,0 +1,311 @@
+"""The fold as tables, and its promises as properties. A history is written as `s u a t:900`: roles and sizes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.plan import Item, Move, Plan, Role, Room, fold
+from proxy.core.policy import Compress, Mode, Offload
+
+ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
+BRIEF, GLIMPSE = 50, 550
+
+
+def history(text: str) -> list[Item]:
+    """`s u:100 a t:5000`: roles with their tokens (10 where not said)."""
+    return [item(word) for word in text.split()]
+
+
+def item(word: str) -> Item:
+    role, _, size = word.partition(":")
+    tokens = int(size or 10)
+    if role != "t":
+        return Item(ROLES[role], tokens, tokens, tokens)
+    return Item(Role.TOOL, tokens, min(tokens, GLIMPSE), min(tokens, BRIEF))
+
+
+def policy(mode: Mode = Mode.COMPACT, **changes: object) -> Offload:
+    """Small numbers, and events that need not pay, unless a test says otherwise."""
+    defaults: dict[str, object] = {
+        "max_total_tokens": 1000,
+        "max_tool_message_tokens": 200,
+        "min_saved_tokens": 100,
+        "max_unseen_tool_tokens": 100_000,
+        "pin_user_tokens": 100,
+        "cached_read": 0,
+        "cache_write": 0,
+        "compress": Compress(snapshot_tokens=100),
+    }
+    return Offload(mode=mode, **{**defaults, **changes})
+
+
+def planned(text: str, offload: Offload | None = None, room: Room | None = None) -> Plan:
+    return fold(history(text), offload or policy(), room or Room())
+
+
+# -- compaction -------------------------------------------------------------------------------------------------------
+
+TABLE = {
+    "nothing to do": ("s u a t:900 a u", [], []),
+    "exactly the limit is not over it": ("s u a:90 t:900 a u", [], []),
+    "one token over it is": ("s u a:91 t:900 a u", [3], [6]),
+    "a result that was not read yet stays": ("s u a:900 t:900", [], []),
+    "the step of an unread result stays whole": ("s u a:900 t:900 t:900", [], []),
+    "small results stay": ("s u a t:200 t:200 t:200 t:200 t:200 t:200 a u", [], []),
+    "one above the size of small moves": ("s u a t:900 t:201 t:200 a u", [3, 4], [8]),
+    "below the least saving nothing happens": ("s u a:900 t:149 a:500 u", [], []),
+    "two events": ("s u a t:1500 a t:10 a t:1500 a u", [3, 7], [6, 10]),
+    "a prefill has read nothing": ("s u a:1500 t:1500 a", [], []),
+    "a prefill has its request before it": ("s u a t:1500 a t:10 a", [3], [6]),
+    "two replies in a row are one request": ("s u a t:1500 a a a u", [3], [8]),
+    "no history": ("", [], []),
+    "only a reply": ("a", [], []),
+}
+
+
+@pytest.mark.parametrize(("text", "moved", "points"), TABLE.values(), ids=TABLE.keys())
+def test_compaction(text: str, moved: list[int], points: list[int]) -> None:
+    plan = planned(text)
+    assert sorted(plan.moves) == moved
+    assert [event.point for event in plan.events] == points
+    assert plan.live == sum(one.brief if index in moved else one.tokens for index, one in enumerate(history(text)))
+
+
+def test_first_sight() -> None:
+    """Too large to be sent even once: previewed at once, and shortened further at the next event."""
+    offload = policy(max_unseen_tool_tokens=5000, max_total_tokens=100, min_saved_tokens=200)
+    assert planned("s u a t:5000", offload).moves == {}
+    plan = planned("s u a t:5001", offload)
+    assert plan.moves == {3: Move(glimpse=True, event=0)}
+    assert (plan.first, plan.events, plan.live) == (4, (), 30 + GLIMPSE)
+    later = planned("s u a t:5001 a u", offload)
+    assert later.moves == {3: Move(glimpse=True, event=1)}
+    assert later.before(1).moves == {3: Move(glimpse=True, event=0)}
+
+
+@pytest.mark.parametrize(
+    ("keep", "moved"), [(0, [3, 5]), (1, [3, 5]), (2, [3, 5]), (3, [3]), (4, [3]), (5, []), (99, [])]
+)
+def test_the_recent_window_is_widened_to_whole_steps(keep: int, moved: list[int]) -> None:
+    text = "s u a t:1500 a t:1500 a u"
+    assert sorted(fold(history(text)[:8], policy(keep_recent_count=keep, min_saved_tokens=2000), Room()).moves) in (
+        moved,
+        [],
+    )
+    assert sorted(planned(text, policy(keep_recent_count=keep)).moves) == moved
+
+
+@pytest.mark.parametrize(("read", "points"), [(0.05, []), (0.3, [14]), (0.5, [10]), (1.25, [6])])
+def test_an_event_must_pay(read: float, points: list[int]) -> None:
+    """1,000 tokens carried at `read` a request; all behind the first change is written anew for 1.25 instead."""
+    text = "s u a t:1050 " + "a:100 t:10 " * 5 + "a u"
+    plan = planned(text, policy(cached_read=read, cache_write=1.25, max_total_tokens=900))
+    assert [event.point for event in plan.events] == points
+
+
+def test_above_twice_the_limit_an_event_need_not_pay() -> None:
+    dear = policy(cached_read=0.1, cache_write=1000.0)
+    assert planned("s u a:100 t:1700 a u", dear).events == ()
+    assert len(planned("s u a:200 t:1900 a u", dear).events) == 1
+
+
+def test_a_large_pinned_message_is_no_reason_for_events() -> None:
+    text = "s u:25000 " + "a t:3000 " * 40 + "a u"
+    plan = planned(text, Offload(mode=Mode.COMPACT))
+    assert 1 <= len(plan.events) <= 8
+    assert len(plan.moves) > 25
+
+
+# -- compression ------------------------------------------------------------------------------------------------------
+
+
+def test_auto_compacts_first_and_cuts_only_where_that_frees_too_little() -> None:
+    auto = policy(Mode.AUTO)
+    assert planned("s u a t:2000 a u", auto).cuts == ()
+    [cut] = planned("s u a:1900 t:190 a:900 u", auto).cuts
+    assert (cut.end, cut.pins) == (4, {1})
+
+
+def test_auto_both_results_stand_together() -> None:
+    plan = planned("s u a:3000 t:700 a u", policy(Mode.AUTO, keep_recent_count=1))
+    assert sorted(plan.moves) == [3]
+    assert [cut.end for cut in plan.cuts] == [5]
+
+
+def test_a_later_cut_replaces_the_snapshot() -> None:
+    plan = planned("s u " + "a:600 t:10 " * 8 + "a u", policy(Mode.COMPRESS))
+    assert len(plan.cuts) > 1
+    assert [cut.end for cut in plan.cuts] == sorted({cut.end for cut in plan.cuts})
+    taken = sum(
+        one.tokens for index, one in enumerate(history("s u " + "a:600 t:10 " * 8)) if index < plan.cuts[-1].end
+    )
+    whole = 20 + 610 * 8 + 20
+    assert plan.live == whole - taken + 20 + 100
+
+
+def test_pins_the_first_always_then_from_the_newest_back() -> None:
+    text = "s u:5000 a u:60 a u:50 a u:40 a u:10 a:2000 u"
+    [cut] = planned(text, policy(Mode.COMPRESS, keep_recent_count=1)).cuts
+    assert cut.end == 11
+    assert cut.pins == {1, 5, 7, 9}
+
+
+def test_what_does_not_fit_ends_the_pins() -> None:
+    [cut] = planned("s u a u:20 a u:101 a:2000 t:10 a u", policy(Mode.COMPRESS)).cuts
+    assert cut.pins == {1}
+
+
+def test_nothing_that_the_model_has_not_answered_is_compressed() -> None:
+    plan = planned("s u a:2000 t:10 a:10 u:5000 u:5000", policy(Mode.COMPRESS, keep_recent_count=0))
+    assert [cut.end for cut in plan.cuts] == [5]
+
+
+# -- the window -------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_window_moves_all_that_was_seen_whatever_its_size() -> None:
+    room = Room(window=1000, aside=100)
+    plan = planned("s u a t:190 t:190 t:190 a t:190 a t:190", policy(max_total_tokens=10_000), room)
+    assert sorted(plan.moves) == [3, 4, 5, 7]
+    assert plan.fits
+
+
+def test_then_it_compresses_all_before_what_is_unseen() -> None:
+    room = Room(window=1000)
+    text = "s u a:400 t:10 a:400 t:10 a:10 t:300"
+    assert [cut.end for cut in planned(text, policy(Mode.AUTO, max_total_tokens=10_000), room).cuts] == [6]
+    assert planned(text, policy(Mode.COMPACT, max_total_tokens=10_000), room).cuts == ()
+
+
+def test_a_request_that_never_fits_does_not_pay_for_a_summary_at_every_turn() -> None:
+    text = "s:5000 u a:90 t:10 " + "a:10 t:10 " * 50 + "a u"
+    plan = planned(text, policy(Mode.AUTO, max_total_tokens=10_000, min_saved_tokens=300), Room(window=1000))
+    assert not plan.fits
+    assert len(plan.cuts) <= 4
+
+
+# -- properties -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Item]:
+    """Valid chats: steps of an assistant message and its results, user and system messages between them."""
+    items = history("s") if draw(st.booleans()) else []
+    sizes = st.sampled_from([5, 60, 199, 200, 201, 400, 900, 1500, 6000])
+    for kind in draw(st.lists(st.sampled_from("uuasaaa"), max_size=40)):
+        items.append(item(f"{kind}:{draw(sizes)}"))
+        if kind == "a":
+            items += [item(f"t:{draw(sizes)}") for _ in range(draw(st.integers(0, 3)))]
+    return items
+
+
+offloads = st.builds(
+    policy,
+    st.sampled_from([Mode.COMPACT, Mode.COMPRESS, Mode.AUTO]),
+    max_total_tokens=st.sampled_from([0, 300, 1000, 5000]),
+    min_saved_tokens=st.sampled_from([0, 100, 1000]),
+    max_unseen_tool_tokens=st.sampled_from([1000, 100_000]),
+    keep_recent_count=st.sampled_from([None, 0, 1, 5]),
+    cached_read=st.sampled_from([0.0, 0.1, 0.5]),
+    cache_write=st.sampled_from([0.0, 1.25]),
+    pin_user_tokens=st.sampled_from([0, 100, 2000]),
+)
+rooms = st.builds(Room, st.sampled_from([None, 500, 3000]), st.sampled_from([0, 100]))
+
+
+@given(histories(), offloads, rooms)
+def test_decisions_are_final(items: list[Item], offload: Offload, room: Room) -> None:
+    """O3, O5: at every earlier request the same was decided, and nothing of it is ever taken back."""
+    whole = fold(items, offload, room)
+    for point in range(len(items)):
+        if (
+            point < len(items)
+            and items[point].role is Role.ASSISTANT
+            and (point == 0 or items[point - 1].role is not Role.ASSISTANT)
+        ):
+            earlier = fold(items[:point], offload, room)
+            events = len(earlier.events)
+            assert whole.events[:events] == earlier.events
+            assert whole.cuts[: len(earlier.cuts)] == earlier.cuts
+            assert {index for index in whole.before(events + 1).moves if index < point} == set(earlier.moves)
+
+
+@given(histories(), offloads, rooms)
+def test_cuts_fall_between_steps_and_pins_are_user_messages(items: list[Item], offload: Offload, room: Room) -> None:
+    plan = fold(items, offload, room)
+    for cut in plan.cuts:
+        assert cut.end == len(items) or items[cut.end].role is not Role.TOOL
+        assert all(items[index].role is Role.USER and index < cut.end for index in cut.pins)
+        users = [index for index in range(cut.end) if items[index].role is Role.USER]
+        assert cut.pins >= set(users[:1])
+        assert sum(items[index].tokens for index in cut.pins - set(users[:1])) <= offload.pin_user_tokens
+    ends = [cut.end for cut in plan.cuts]
+    assert ends == sorted(ends)
+
+
+@given(histories(), offloads, rooms)
+def test_live_is_what_the_plan_says(items: list[Item], offload: Offload, room: Room) -> None:
+    plan = fold(items, offload, room)
+    expected = offload.compress.snapshot_tokens if plan.cuts else 0
+    for index, one in enumerate(items):
+        if plan.cuts and index < plan.cuts[-1].end and one.role is not Role.SYSTEM and index not in plan.cuts[-1].pins:
+            continue
+        move = plan.moves.get(index)
+        expected += one.tokens if move is None else one.brief if move.event else one.glimpse
+    assert plan.live == expected
+    assert plan.fits == room.holds(plan.live)
+
+
+@given(histories(), offloads)
+def test_what_is_unseen_is_sent_whole(items: list[Item], offload: Offload) -> None:
+    """O7."""
+    plan = fold(items, offload, Room(window=500))
+    for index in range(len(items) - 1, -1, -1):
+        if items[index].role is Role.ASSISTANT:
+            break
+        if index in plan.moves:
+            assert items[index].tokens > offload.max_unseen_tool_tokens
+
+
+@given(histories(), offloads, rooms)
+def test_only_what_gets_smaller_is_moved(items: list[Item], offload: Offload, room: Room) -> None:
+    """O6, for the plan's part."""
+    for index, move in fold(items, offload, room).moves.items():
+        assert items[index].role is Role.TOOL
+        assert (items[index].brief if move.event else items[index].glimpse) < items[index].tokens
+
+
+def test_work_is_linear_in_the_history() -> None:
+    """Ten thousand messages, an event at nearly every turn: it may not look back over all of them each time."""
+    items = history("s u " + "a:10 t:300 " * 5000)
+    offload = policy(max_total_tokens=0, min_saved_tokens=0)
+    touched = 0
+
+    class Counting(list[Item]):
+        def __getitem__(self, index):  # type: ignore[no-untyped-def, override]
+            nonlocal touched
+            touched += 1
+            return super().__getitem__(index)
+
+    from proxy.core.plan import Fold
+
+    state = Fold(offload, Room())
+    state._items = Counting()
+    for one in items:
+        state.add(one)
+    assert len(state.plan().events) > 4000
+    assert touched < 20 * len(items)
+
+
+def test_the_order_of_asking_does_not_matter() -> None:
+    """Attached late or from the start, on any replica: the plan of a prefix is the same whoever computes it."""
+    items = history("s u " + "a:50 t:1500 " * 30 + "a u")
+    offload = policy(Mode.AUTO)
+    points = list(range(2, len(items), 2))
+    expected = {point: fold(items[:point], offload, Room()) for point in points}
+    random.Random(7).shuffle(points)
+    assert {point: fold(items[:point], offload, Room()) for point in points} == expected

@@ -1,0 +1,110 @@
+"""RE2 as it is set up here: what matches, what is refused, and that hostile patterns cost little."""
+
+from __future__ import annotations
+
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.tools import answer
+from proxy.patterns import MAX_LENGTH, compile
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "start", "found"),
+    [
+        ("e47\\d", "x E471", 0, 2),
+        ("e47\\d", "x E471", 3, -1),
+        ("(?-i)e", "Ee", 0, 1),
+        ("É", "aé", 0, 1),
+        ("^b", "a\nb", 0, 2),
+        ("^b", "ab", 1, -1),
+        ("\\bb", "ab b", 1, 3),
+        ("a$", "ba\nb", 0, 1),
+        ("^$", "a\n\nb", 0, 2),
+        ("a.b", "a\nb a b", 0, 4),
+        ("(?s)a.b", "a\nb a b", 0, 4),
+        ("a\\sb", "a\nb a b", 0, 4),
+        ("[^x]+", "\nx", 0, -1),
+        ("a\nb", "a\nb", 0, -1),
+        ("(a)(b)", "xab", 0, 1),
+        ("a\0b", "xa\0b", 0, 1),
+        ("\\pL", "1中", 0, 1),
+        ("", "abc", 2, 2),
+        ("x", "", 0, -1),
+        ("", "", 0, 0),
+    ],
+)
+def test_the_first_match_from_an_offset_on(pattern: str, text: str, start: int, found: int) -> None:
+    assert compile(pattern)(text.encode(), start) == found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(?=x)", "invalid perl operator: (?="),
+        ("(?<!a)b", "invalid perl operator: (?<"),
+        ("(a)\\1", "invalid escape sequence: \\1"),
+        ("a(", "missing ): a("),
+        ("*", "no argument for repetition operator: *"),
+        ("a{2000}", "invalid repetition size: {2000}"),
+        ("é[", "missing ]: ["),
+        ("(?:\\pL{100}){10}", "pattern too large - compile failed"),
+        ("\ud800", "the pattern is not valid Unicode"),
+        ("x" * (MAX_LENGTH + 1), "the pattern has 1001 characters; at most 1000 are allowed"),
+    ],
+)
+def test_refused_with_a_reason(pattern: str, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        compile(pattern)
+    assert capfd.readouterr() == ("", ""), "RE2 writes its errors to stderr unless it is told not to"
+
+
+@given(pattern=st.text() | st.text(alphabet="ab(|)[]{}*+?.\\^$dDwWbBpPQE0123456789,-:<>="))
+def test_any_pattern_is_compiled_or_refused(pattern: str) -> None:
+    try:
+        find = compile(pattern)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert -1 <= find("aab\nc é 1".encode(), 0) <= 10
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(x+x+)+y", "(?:(?:(?:\\pL{9}){9}){9}){9}", "(.*)*=", "(?i:a?){500}a{500}", "\\w{1000}"]
+)
+def test_hostile_patterns_are_quick(pattern: str) -> None:
+    data = b"x" * 1_000_000
+    began = time.perf_counter()
+    with suppress(ValueError):
+        compile(pattern)(data, 0)
+    assert time.perf_counter() - began < 2
+
+
+def test_a_pattern_that_reads_on_is_held_to_its_line() -> None:
+    files = {"/s/f": "e and no more\n" * 200_000}
+    began = time.perf_counter()
+    told = answer("grep", '{"pattern": "(?s)e.*q|e"}', files, "/s", 6000, len, compile)
+    assert told.text.startswith("Found 1000+ matches")
+    assert time.perf_counter() - began < 2
+
+
+def test_threads_share_a_matcher() -> None:
+    find = compile("needle")
+    data = b"hay " * 100_000 + b"needle"
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: find(data, 0), range(64))) == {400_000}
+
+
+@given(text=st.text(alphabet="ab\né x"), pattern=st.sampled_from(["a", "b$", "^a", "[^a]b", "x*$", "é+", "^"]))
+def test_agrees_with_the_standard_library_within_lines(text: str, pattern: str) -> None:
+    expected = [number for number, line in enumerate(text.split("\n"), 1) if re.search(pattern, line)]
+    if text == "" or text.endswith("\n"):
+        expected = [number for number in expected if number <= text.count("\n")]
+    told = answer("grep", f'{{"pattern": "{pattern}", "limit": 999}}', {"/s/f": text}, "/s", 10**6, len, compile)
+    assert re.findall(r"^L(\d+): ", told.text, re.M) == [str(number) for number in expected]

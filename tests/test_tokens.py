@@ -1,0 +1,257 @@
+"""Counting: the fast counter against the reference, hostile texts, and that nothing is ever fetched."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiktoken_ext import openai_public
+
+from proxy import patterns, tokens
+from proxy.core.tools import answer
+from proxy.errors import ProxyError
+from proxy.tokens import CL100K, O200K, PIECE, SEAM, Encoding, Tokens, encoding_of, fast, pieces, reference, table
+
+TRANSCRIPTS = Path(__file__).parents[2] / "shared" / "transcripts"
+
+REFERENCE = {encoding.name: reference(encoding) for encoding in (O200K, CL100K)}
+TOKENS = Tokens()
+MODELS = {"o200k_base": "gpt-4o", "cl100k_base": "gpt-4"}
+
+both = pytest.mark.parametrize("encoding", [O200K, CL100K], ids=lambda encoding: encoding.name)
+
+
+@pytest.fixture(scope="module", params=[O200K, CL100K], ids=lambda encoding: encoding.name)
+def counters(request: pytest.FixtureRequest) -> tuple[tokens.Counter, tokens.Counter]:
+    """quicktok's and tiktoken's counter of one encoding."""
+    counter = fast(request.param)
+    if counter is None:
+        pytest.skip("quicktok has no wheel for this Python")
+    return counter, REFERENCE[request.param.name]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Tokens:
+    """Counts as it does where quicktok is missing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "quicktok", None)
+        made = Tokens()
+        for model in MODELS.values():
+            made.load(model)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("model", "encoding"),
+    [
+        ("gpt-4", CL100K),
+        ("gpt-4-0613", CL100K),
+        ("gpt-4-turbo-2024-04-09", CL100K),
+        ("openai/gpt-4-32k", CL100K),
+        ("ft:gpt-4:org", CL100K),
+        ("GPT-4", CL100K),
+        ("gpt-3.5-turbo", CL100K),
+        ("gpt-35-turbo-16k", CL100K),
+        ("ft:gpt-3.5-turbo:org", CL100K),
+        ("text-embedding-3-small", CL100K),
+        ("gpt-4o", O200K),
+        ("gpt-4o-mini", O200K),
+        ("gpt-4.1", O200K),
+        ("gpt-4.5-preview", O200K),
+        ("chatgpt-4o-latest", O200K),
+        ("gpt-5", O200K),
+        ("o3", O200K),
+        ("claude-3-5-sonnet", O200K),
+        ("my-gpt-4", O200K),
+        ("", O200K),
+    ],
+)
+def test_encoding_of(model: str, encoding: Encoding) -> None:
+    assert encoding_of(model) is encoding
+
+
+@both
+def test_the_facts_are_tiktoken_s(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = []
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda url, expected_hash: hashes.append(expected_hash))
+    assert getattr(openai_public, encoding.name)()["pat_str"] == encoding.pattern
+    assert hashes == [encoding.sha256]
+
+
+def test_counts_that_are_known() -> None:
+    """The Japanese example is from the OpenAI cookbook, "How to count tokens with tiktoken"."""
+    assert [TOKENS.count("hello world", model) for model in MODELS.values()] == [2, 2]
+    assert TOKENS.count("") == 0
+    assert TOKENS.count("<|endoftext|>") == 7, "a special token in a message is text"
+    assert TOKENS.count("お誕生日おめでとう", "gpt-4") == 9
+    assert TOKENS.count("お誕生日おめでとう", "gpt-4o") == 8
+
+
+def test_a_damaged_table_is_not_used() -> None:
+    with pytest.raises(ProxyError, match="vocabulary o200k_base is damaged"):
+        table(Encoding("o200k_base", "0" * 64, O200K.pattern))
+
+
+@both
+def test_without_quicktok_tiktoken_counts(encoding: Encoding, plain: Tokens) -> None:
+    text = "The quick brown föx\n" * 3
+    assert plain.count(text, MODELS[encoding.name]) == REFERENCE[encoding.name](text) == 18
+
+
+@both
+def test_quicktok_carries_the_same_table(encoding: Encoding) -> None:
+    theirs = pytest.importorskip("quicktok").Tokenizer(encoding.name, "")
+    ours = table(encoding)
+    assert theirs.token_byte_values() == sorted(ours)
+    assert [theirs.encode_single_token(token) for token in ours] == list(ours.values())
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, and each object as the JSON text that tool calls are."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item)
+    elif isinstance(value, dict):
+        yield json.dumps(value)
+        yield from texts(list(value.values()))
+
+
+def test_both_count_alike_in_recorded_sessions(counters: tuple[tokens.Counter, tokens.Counter]) -> None:
+    if not TRANSCRIPTS.is_dir():
+        pytest.skip("no recorded sessions beside the project")
+    quick, slow = counters
+    seen = set()
+    for path in sorted(TRANSCRIPTS.glob("*.jsonl.gz")):
+        for line in gzip.decompress(path.read_bytes()).splitlines()[::5]:
+            seen |= set(texts(json.loads(line)["messages"]))
+    assert len(seen) > 1_000
+    assert [text for text in seen if quick(text) != slow(text)] == []
+
+
+@settings(max_examples=300)
+@given(
+    text=st.text()
+    | st.text(alphabet=" \t\n\r/'sSdlLaA1é中ไ😀\u0301\u2028\x00\xa0")
+    | st.binary().map(lambda b: b.decode("latin-1"))
+)
+def test_both_count_alike_in_any_text(counters: tuple[tokens.Counter, tokens.Counter], text: str) -> None:
+    quick, slow = counters
+    assert quick(text) == slow(text)
+
+
+ODD = st.text(alphabet=" \n\r/'s;1aAé\u0301\u2028")
+
+
+@settings(max_examples=500)
+@given(before=ODD, seam=st.sampled_from(["\n|a", "\n|;", "\n|é", "\n|1", "\n|'", "a| b", "A| B"]), after=ODD)
+def test_a_cut_at_a_seam_changes_no_count(before: str, seam: str, after: str) -> None:
+    left, right = seam.split("|")
+    left, right = before + left, right + after
+    assert any(found.end() == len(left) for found in SEAM.finditer(left + right))
+    for count in REFERENCE.values():
+        assert count(left) + count(right) == count(left + right)
+
+
+@given(text=st.text(alphabet="a\n /", max_size=300), size=st.integers(1, 20))
+def test_pieces_are_the_text(text: str, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "PIECE", size)
+        parts = list(pieces(text))
+    assert "".join(parts) == text
+    assert all(len(part) <= 2 * size for part in parts)
+
+
+def test_long_texts_with_lines_are_exact() -> None:
+    source = "".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py")))
+    text = source * (5 * PIECE // len(source) + 1)
+    for name, model in MODELS.items():
+        assert TOKENS.count(text, model) == REFERENCE[name](text)
+
+
+@pytest.mark.parametrize(
+    "character", [" ", "\n", "a", "=", "中", "😀", "\u0301", "\t", "0", "\0", "\ud800", " \n", "aA", "\r\n"], ids=ascii
+)
+@both
+def test_long_runs_take_bounded_time(character: str, encoding: Encoding, plain: Tokens) -> None:
+    text = character * (1_500_000 // len(character))
+    for counter in (TOKENS, plain):
+        began = time.perf_counter()
+        assert 0 < counter.count(text, MODELS[encoding.name]) <= 4 * len(text)
+        assert time.perf_counter() - began < 5
+
+
+def test_one_endless_word_takes_bounded_time() -> None:
+    letters = random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=2_000_000)
+    began = time.perf_counter()
+    assert TOKENS.count("".join(letters)) > 500_000
+    assert time.perf_counter() - began < 5
+
+
+@given(text=st.text(alphabet=st.characters() | st.sampled_from("\ud83d\ude00\ud800\udc00")))
+def test_surrogates_are_mended(text: str) -> None:
+    mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert TOKENS.count(text) == TOKENS.count(mended) == REFERENCE["o200k_base"](mended)
+
+
+def test_threads_load_an_encoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+
+    def load(encoding: Encoding) -> tokens.Counter:
+        loaded.append(encoding.name)
+        time.sleep(0.05)
+        return len
+
+    monkeypatch.setattr(tokens, "fast", load)
+    shared = Tokens()
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(shared.count, ["four"] * 8)) == [4] * 8
+    assert loaded == ["o200k_base"]
+
+
+OFFLINE = """
+import sys
+def refuse(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request"):
+        raise AssertionError(event)
+sys.addaudithook(refuse)
+from proxy import patterns, tokens
+from proxy.core.tools import answer
+from proxy.tokens import Tokens
+text = sys.stdin.read()
+print([Tokens().count(text, model) for model in ("gpt-4o", "gpt-4")])
+tokens.quicktok = None
+print([Tokens().count(text, model) for model in ("gpt-4o", "gpt-4")])
+"""
+
+
+def test_another_process_counts_the_same_without_a_network(tmp_path: Path) -> None:
+    text = "Tokens, naïve 中文 text\n" * 50
+    environment = {**os.environ, "TIKTOKEN_CACHE_DIR": str(tmp_path), "HOME": str(tmp_path), "PYTHONHASHSEED": "7"}
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE], input=text, capture_output=True, text=True, env=environment, check=True
+    )
+    expected = str([TOKENS.count(text, model) for model in MODELS.values()])
+    assert done.stdout.splitlines() == [expected, expected]
+    assert list(tmp_path.iterdir()) == [], "nothing is cached, for nothing is fetched"
+
+
+def test_a_page_of_a_minified_file_fills_its_budget() -> None:
+    files = {"/s/f": json.dumps([{"id": number, "text": "naïve 中文"} for number in range(50_000)])}
+    told = answer("read_file", '{"path": "f", "column": 1000}', files, "/s", 6_000, TOKENS.count, patterns.compile)
+    assert told.result == "ok"
+    assert 5_700 < told.tokens <= 6_000
+    assert told.tokens == REFERENCE["o200k_base"](told.text)

@@ -1,0 +1,88 @@
+"""The recorded agent runs that lie beside the repository, never in it: `load()`, `requests_of(run)`.
+
+Where they are: OFFLOAD_TRANSCRIPTS, else ../shared/transcripts beside the repository. Absent: `absence()` says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Json = dict[str, Any]
+
+FOLDER = Path(
+    os.environ.get("OFFLOAD_TRANSCRIPTS") or Path(__file__).parents[2] / "shared" / "transcripts",
+)
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One recorded conversation. `total_tokens` is the manifest's count (o200k_base, without `tools`)."""
+
+    source: str
+    id: str
+    model: str
+    tools: list[Json]
+    messages: list[Json]
+    total_tokens: int
+
+
+def absence() -> str:
+    """Why there are no runs to be had, or nothing."""
+    return "" if (FOLDER / "manifest.csv").is_file() else f"no recorded runs in {FOLDER} (set OFFLOAD_TRANSCRIPTS)"
+
+
+def load(min_tokens: int = 0, source: str | None = None) -> Iterator[Run]:
+    """The runs above `min_tokens` (of one file, where `source` names it), in the files' order."""
+    for file in sorted(FOLDER.glob(f"{source or '*'}.jsonl.gz")):
+        name = file.name.removesuffix(".jsonl.gz")
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                run = _run(name, json.loads(line))
+                if run.total_tokens > min_tokens:
+                    yield run
+
+
+def names(min_tokens: int = 0) -> list[str]:
+    """The ids of the runs above `min_tokens`, for parametrised tests: cheap, from the manifest alone."""
+    return [run_id for run_id, tokens in _manifest().items() if tokens > min_tokens]
+
+
+def one(run_id: str) -> Run:
+    """The run of that id. Raises `KeyError`."""
+    for run in _all():
+        if run.id == run_id:
+            return run
+    raise KeyError(run_id)
+
+
+def requests_of(run: Run) -> Iterator[tuple[list[Json], Json]]:
+    """What the agent sent before each recorded reply, and that reply: `(messages[:i], messages[i])`."""
+    for index, message in enumerate(run.messages):
+        if message["role"] == "assistant":
+            yield run.messages[:index], message
+
+
+def _run(source: str, record: Json) -> Run:
+    tokens = _manifest()[record["id"]]
+    return Run(source, record["id"], record.get("model") or "", record["tools"], record["messages"], tokens)
+
+
+@cache
+def _all() -> tuple[Run, ...]:
+    return tuple(load())
+
+
+@cache
+def _manifest() -> dict[str, int]:
+    if absence():
+        return {}
+    with (FOLDER / "manifest.csv").open(newline="", encoding="utf-8") as rows:
+        return {row["id"]: int(row["total_tokens"]) for row in csv.DictReader(rows)}

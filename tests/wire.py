@@ -1,0 +1,170 @@
+"""HTTP by hand over loopback sockets: what a peer really wrote, to the byte, and replies that no library would send."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@dataclass
+class Message:
+    """A request or a reply as it came: its first line, its headers in order, and its body without chunks' framing."""
+
+    line: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes = b""
+
+    @property
+    def target(self) -> bytes:
+        return self.line.split(b" ", 2)[1]
+
+    @property
+    def status(self) -> int:
+        return int(self.line.split(b" ", 2)[1])
+
+    def get(self, name: bytes) -> list[bytes]:
+        """All values of a header; `name` in any case."""
+        return [value for key, value in self.headers if key.lower() == name.lower()]
+
+
+async def read_head(reader: asyncio.StreamReader) -> Message:
+    head = await reader.readuntil(b"\r\n\r\n")
+    line, *lines = head[:-4].split(b"\r\n")
+    pairs = (header.partition(b": ") for header in lines)
+    return Message(line, [(name, value) for name, _, value in pairs])
+
+
+async def chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The chunks of a chunked body. Raises IncompleteReadError where it is cut off."""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        yield await reader.readexactly(size)
+        await reader.readexactly(2)
+    await reader.readexactly(2)
+
+
+async def read_message(reader: asyncio.StreamReader, *, bodiless: bool = False) -> Message:
+    message = await read_head(reader)
+    if bodiless:
+        return message
+    if b"chunked" in message.get(b"transfer-encoding"):
+        message.body = b"".join([chunk async for chunk in chunks(reader)])
+    elif length := message.get(b"content-length"):
+        message.body = await reader.readexactly(int(length[0]))
+    return message
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+Handler = Callable[["Peer"], Awaitable[None]]
+
+
+@dataclass
+class Peer:
+    """One connection to the upstream."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    upstream: Wire
+
+    async def request(self) -> Message:
+        message = await read_message(self.reader)
+        self.upstream.requests.append(message)
+        return message
+
+    async def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self.writer.write(part)
+            await self.writer.drain()
+
+    async def gone(self) -> None:
+        """Returns when the other side has closed."""
+        with suppress(ConnectionError):
+            while await self.reader.read(65536):
+                pass
+
+    def reset(self) -> None:
+        self.writer.transport.abort()
+
+
+@dataclass
+class Wire:
+    """An upstream: what it was asked, and how many connections it took for that."""
+
+    port: int = 0
+    requests: list[Message] = field(default_factory=list)
+    connections: int = 0
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """For handlers to say that the other side has gone."""
+    faults: list[BaseException] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def upstream(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
+    """An upstream that runs `handler` for every connection, and closes it when that returns."""
+    wire = Wire()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await handler(Peer(reader, writer, wire))
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        except AssertionError as error:
+            wire.faults.append(error)
+        finally:
+            writer.close()
+            tasks.discard(task)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 20, ssl=tls)
+    wire.port = server.sockets[0].getsockname()[1]
+    try:
+        yield wire
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert not wire.faults, wire.faults
+
+
+def replying(reply: bytes) -> Handler:
+    """Answers every request of a connection with the same bytes."""
+
+    async def handle(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            await peer.send(reply)
+
+    return handle
+
+
+@asynccontextmanager
+async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def ask(port: int, request: bytes, *, bodiless: bool = False) -> Message:
+    """Send these bytes on a connection of their own, and read the reply."""
+    async with connection(port) as (reader, writer):
+        writer.write(request)
+        return await read_message(reader, bodiless=bodiless)
