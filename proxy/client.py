@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import msgspec
+
 from proxy.errors import BodyTooLarge, ProxyError
 from proxy.headers import Headers, without
+from proxy.outcome import Outcome
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -46,14 +49,18 @@ class Client:
         raw: Raw | None = (scope.get("extensions") or {}).get(RAW)
         self.target = _target(scope, raw["target"] if raw else b"")
         """Raw path and query."""
+        self.path = self.target.partition(b"?")[0]
+        """Raw, without the query."""
         self.headers: Headers = list(raw["headers"] if raw else scope["headers"])
+        """In the client's case, if the server tells."""
         self.request_id = f"req_{uuid.uuid4().hex}"
         self.gone = False
         self.status = 0
         """Of the reply; 0 as long as there is none."""
-        self.first_byte: float | None = None
-        """When the reply began, on the clock of `began`."""
-        self._receive = receive
+        self.sent: float | None = None
+        """When the request first went upstream, on the clock of `began`: set by whoever sends it."""
+        self.receive = receive
+        self._first_byte: float | None = None
         self._send = send
         self._heard_out = asyncio.Event()
 
@@ -66,19 +73,26 @@ class Client:
         return _Streamed(self, first) if more else first
 
     async def read(self, limit: int) -> bytes:
-        """The whole body. Raises BodyTooLarge as soon as it is above `limit` bytes, and ClientGone."""
-        too_large = BodyTooLarge(f"The request's body is larger than {limit} bytes")
-        if _content_length(self.scope["headers"]) > limit:
-            raise too_large
+        """The whole body. Raises BodyTooLarge as soon as it is known to be above `limit` bytes, and ClientGone."""
+        _check_size(_content_length(self.scope["headers"]), limit)
         body = await self.body()
         if isinstance(body, bytes):
+            _check_size(len(body), limit)
             return body
         whole = bytearray()
         async for chunk in body:
             whole += chunk
-            if len(whole) > limit:
-                raise too_large
+            _check_size(len(whole), limit)
         return bytes(whole)
+
+    @property
+    def wants_upgrade(self) -> bool:
+        """Whether the rest of the connection is meant for another protocol.
+
+        Offers may be ignored (RFC 9110, 7.8), but with a body the parser has already taken that for the rest.
+        """
+        offers = [value.lower() for name, value in self.scope["headers"] if name == b"upgrade"]
+        return bool(offers) and (b"websocket" in offers or _has_body(self.scope["headers"]))
 
     @contextmanager
     def present(self) -> Iterator[None]:
@@ -102,12 +116,12 @@ class Client:
     async def _watch(self, task: asyncio.Task[Any]) -> None:
         await self._heard_out.wait()
         while not self.gone:
-            self._take(await self._receive())
+            self._take(await self.receive())
         task.cancel()
 
     async def _next(self) -> tuple[bytes, bool]:
         """The body's next piece, and whether there are more."""
-        message = await self._receive()
+        message = await self.receive()
         self._take(message)
         if self.gone:
             raise ClientGone
@@ -118,14 +132,19 @@ class Client:
         if self.gone or not message.get("more_body", False):
             self._heard_out.set()
 
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`, for whoever replies by it."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._first_byte = time.perf_counter()
+        await self._send(message)
+
     async def start(self, status: int, headers: Headers) -> None:
         """Begin the reply. Framing and `Connection` are the server's."""
-        self.status = status
-        self.first_byte = time.perf_counter()
         if status == 304:
             # Its Content-Length is that of a body not sent (RFC 9110, 8.6); uvicorn would insist on the body.
             headers = without(headers, (b"content-length",))
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -146,6 +165,29 @@ class Client:
             headers.append((b"retry-after", b"%d" % error.retry_after))
         await self.start(error.status, headers)
         await self.finish(body)
+
+    def outcome(self, kind: str, tenant: str = "", namespace: str = "") -> Outcome:
+        """What is known of the request at its start."""
+        return Outcome(
+            request_id=self.request_id,
+            tenant=tenant,
+            namespace=namespace,
+            kind=kind,
+            method=self.method,
+            path=self.path.decode("latin-1"),
+        )
+
+    def completed(self, outcome: Outcome, fault: str = "") -> Outcome:
+        """`outcome` with the reply's status, the times, and whose fault it was if something went wrong."""
+        now = time.perf_counter()
+        return msgspec.structs.replace(
+            outcome,
+            status=self.status,
+            fault=fault,
+            seconds=now - self.began,
+            added_seconds=(self.sent or now) - self.began,
+            first_byte_seconds=None if self._first_byte is None else self._first_byte - self.began,
+        )
 
 
 class _Streamed(AsyncIterator[bytes]):
@@ -172,6 +214,11 @@ def _target(scope: Scope, raw: bytes) -> bytes:
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope["query_string"]
     return path + b"?" + query if query else path
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise BodyTooLarge(f"The request's body is larger than {limit} bytes")
 
 
 def _has_body(headers: Headers) -> bool:

@@ -78,7 +78,7 @@ def fields_of(outcome: Outcome) -> dict[str, Any]:
         if isinstance(value, float):
             fields[name] = round(value, 6)
         elif isinstance(value, str) and not (value.isascii() and len(value) <= LONGEST):
-            fields[name] = value[:LONGEST].encode(errors="replace").decode()  # lone surrogates have no UTF-8
+            fields[name] = _valid(value[:LONGEST])
     return fields
 
 
@@ -95,7 +95,7 @@ class JsonLines(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _valid(record.getMessage()),
         }
         error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
         return self._encode({**head, **_fields(record), **head, **error}).decode()
@@ -120,6 +120,11 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object]:
 def _time(record: logging.LogRecord) -> str:
     """UTC, to the millisecond."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _valid(text: str) -> str:
+    """Without lone surrogates, which have no UTF-8."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _printable(message: str) -> str:

@@ -22,7 +22,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     namespace: str
     kind: str
-    """relay (any other path), untouched (chat, the client's own bytes), offloaded, operation, refused."""
+    """relay (any other path), untouched (chat as the client sent it), offloaded, operation, refused, or summary."""
     method: str
     path: str
     model: str = ""
@@ -31,7 +31,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 0
     """0: the client left before there was one."""
     fault: str = ""
-    """Empty, or one of: client, client_gone, proxy, connect, timeout, broken, protocol, overloaded."""
+    """Empty, or one of: client, client_gone, proxy, connect, timeout, broken, protocol, overloaded, summary."""
     messages: int = 0
     tokens_before: int = 0
     tokens_after: int = 0
@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
     store_errors: Mapping[str, int] = {}
-    """Failed store operations, by operation."""
+    """Store operations without an answer, by `OPERATION:FAULT`: failed, timeout, budget, open (the breaker)."""
     seconds: float = 0.0
     """From the request's first byte to the reply's last."""
     added_seconds: float = 0.0

@@ -11,7 +11,7 @@ from msgspec import Raw
 
 from proxy.core import compress, rawjson, render, tools
 from proxy.core.files import Files, moved_files, piece_loader
-from proxy.core.plan import Cut, Item, Plan, Role, Room, fold
+from proxy.core.plan import Cut, Item, Plan, Role, Room, fold, live
 from proxy.core.policy import Inject, Mode, Policy
 from proxy.core.render import Round, Shown
 from proxy.core.request import ChatRequest, function_tool, with_tools
@@ -187,6 +187,5 @@ def _size(history: History, shown: Shown | None, rounds: Mapping[int, Round], re
     for index, item in enumerate(history.items):
         if shown and index < shown.cut.end and not render.stays(history.transcript, shown.cut, index):
             continue
-        move = history.plan.moves.get(index)
-        total += item.tokens if move is None else item.glimpse if move.event == 0 else item.brief
+        total += live(item, history.plan.moves.get(index))
     return total

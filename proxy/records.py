@@ -13,8 +13,10 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
+from proxy.core import rawjson
 from proxy.core.render import Round
-from proxy.stores.guarded import Missing, Put, Visit
+from proxy.stores.guarded import Put, Visit
+from proxy.stores.memory import Missing
 from proxy.summarizer import Snapshot
 
 T = TypeVar("T")
@@ -27,13 +29,13 @@ class _Hidden(msgspec.Struct, frozen=True):
     """A hidden round's record. `earlier`: the digests of the replies before it that hid rounds too, oldest first."""
 
     before: list[Raw]
-    instead: Raw | None
+    instead: Raw
     after: list[Raw]
     tokens: int
     earlier: list[str]
 
     def round(self) -> Round:
-        instead = None if self.instead is None else bytes(self.instead)
+        instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
         return Round(tuple(map(bytes, self.before)), instead, tuple(map(bytes, self.after)), self.tokens)
 
 
@@ -88,7 +90,7 @@ class Records:
         """Write down what a reply hid, under the digest of the history that it ends."""
         record = _Hidden(
             before=[Raw(raw) for raw in hidden.before],
-            instead=None if hidden.instead is None else Raw(hidden.instead),
+            instead=Raw(hidden.instead or b"null"),
             after=[Raw(raw) for raw in hidden.after],
             tokens=hidden.tokens,
             earlier=[one.hex() for one in earlier],

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from proxy.client import Client, ClientGone
 from proxy.errors import ProxyError, UpstreamFault
-from proxy.headers import Headers, reply_headers, request_headers, url_for
+from proxy.headers import Header, reply_headers, request_headers, url_for
 from proxy.outcome import Outcome
 from proxy.upstream import Reply, Request
 
@@ -32,34 +31,39 @@ class Relay:
         self._upstream = upstream
         self._sink = sink
 
+    async def __call__(self, client: Client, tenant: Tenant) -> None:
+        """Relay a request of any path."""
+        await self.respond(client, tenant, client.outcome("relay", tenant.name, tenant.namespace))
+
     async def respond(
         self,
         client: Client,
         tenant: Tenant,
         outcome: Outcome,
         content: bytes | None = None,
-        ours: Headers = [],  # noqa: B006  (never changed)
+        ours: Sequence[Header] = (),
     ) -> None:
-        """Relay the request; never raises for what client or upstream do.
+        """Relay the request; whatever client or upstream do, a reply and an outcome is what comes of it.
 
-        `outcome` is what is known of it so far; the sink gets it completed. `content` is the body where it was read
-        already, unchanged; `ours` are headers to add to the reply.
+        `outcome` is what is known so far; the sink gets it completed. `content` is the client's body, unchanged, where
+        it was read already; `ours` are headers to add to the reply. The upstream is that of `tenant.policy`.
         """
         fault = ""
-        sent = client.began
         try:
             body = await client.body() if content is None else content
-            sent = time.perf_counter()
             with client.present():
-                await self._exchange(client, self._request(client, tenant, body), ours)
+                await self._exchange(client, self.request(client, tenant, body), ours)
         except ClientGone:
             fault = "client_gone"
         except ProxyError as error:
-            fault = await _failed(client, error)
+            fault = await failed(client, error)
+        except asyncio.CancelledError:
+            fault = "proxy"
+            raise
         finally:
-            self._sink(_completed(outcome, client, fault, sent))
+            self._sink(client.completed(outcome, fault))
 
-    def _request(self, client: Client, tenant: Tenant, content: bytes | AsyncIterator[bytes]) -> Request:
+    def request(self, client: Client, tenant: Tenant, content: bytes | AsyncIterator[bytes]) -> Request:
         upstream = tenant.policy.upstream
         return Request(
             method=client.method,
@@ -71,12 +75,13 @@ class Relay:
             idle_timeout=upstream.idle_timeout,
         )
 
-    async def _exchange(self, client: Client, request: Request, ours: Headers) -> None:
+    async def _exchange(self, client: Client, request: Request, ours: Sequence[Header]) -> None:
+        client.sent = time.perf_counter()
         async with aclosing(await self._upstream.send(request)) as reply:
-            await _pass_on(reply, client, ours)
+            await pass_on(reply, client, ours)
 
 
-async def _pass_on(reply: Reply, client: Client, ours: Headers) -> None:
+async def pass_on(reply: Reply, client: Client, ours: Sequence[Header]) -> None:
     await client.start(reply.status, reply_headers(reply.headers, ours))
     async with aclosing(reply.chunks()) as chunks:
         async for chunk in chunks:
@@ -84,22 +89,10 @@ async def _pass_on(reply: Reply, client: Client, ours: Headers) -> None:
     await client.finish()
 
 
-async def _failed(client: Client, error: ProxyError) -> str:
+async def failed(client: Client, error: ProxyError) -> str:
     """Say so, if that is still possible: a reply under way is left unfinished, which cuts it off. Returns the fault."""
     if client.gone:
         return "client_gone"
     if not client.status:
         await client.fail(error)
     return error.fault if isinstance(error, UpstreamFault) else "client"
-
-
-def _completed(outcome: Outcome, client: Client, fault: str, sent: float) -> Outcome:
-    first = client.first_byte
-    return msgspec.structs.replace(
-        outcome,
-        status=client.status,
-        fault=fault,
-        seconds=time.perf_counter() - client.began,
-        added_seconds=sent - client.began,
-        first_byte_seconds=None if first is None else first - client.began,
-    )

@@ -18,6 +18,7 @@ from proxy.core import compress, rawjson
 from proxy.core.compress import Turn, Unusable
 from proxy.core.overflow import is_overflow
 from proxy.errors import UpstreamFault
+from proxy.outcome import Outcome
 
 log = logging.getLogger("proxy.summarizer")
 
@@ -223,6 +224,25 @@ class Summarizer:
 
     def _counter(self, model: str) -> Callable[[str], int]:
         return lambda text: self._count(text, model)
+
+
+def summary_outcome(job: Job, spent: Spent, fault: str, seconds: float) -> Outcome:
+    """A snapshot's entry in the ledger, whose request may be long over."""
+    return Outcome(
+        request_id=job.key.rpartition("/")[2],
+        tenant=job.tenant,
+        namespace=job.key.partition("/")[0],
+        kind="summary",
+        method="POST",
+        path="",
+        model=job.model,
+        status=502 if fault else 200,
+        fault="summary" if fault else "",
+        summary_prompt_tokens=spent.prompt_tokens,
+        summary_completion_tokens=spent.completion_tokens,
+        cached_tokens=spent.cached_tokens,
+        seconds=seconds,
+    )
 
 
 class _Health:

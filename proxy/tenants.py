@@ -94,7 +94,7 @@ def retention(namespace: str, policies: Policies) -> float | None:
     return next((policy.retention for policy in policies.all() if policy.tenant in owners), None)
 
 
-def allowed(path: bytes, policy: Policy, method: str = "POST") -> bool:
+def allowed(path: bytes, policy: Policy, method: str) -> bool:
     """Whether a request for `path` (raw, without the query) may go upstream.
 
     Never with a dot segment. With the client's own key, all else; with the tenant's in its place only inference, the

@@ -173,6 +173,9 @@ class Upstream:
             raise _translated(error) from error
         except TimeoutError as error:
             raise UpstreamSilent(f"Upstream did not begin to reply: {body.waited_for}") from error
+        except ValueError as error:
+            # Neither ASCII nor UTF-8, or a control character (RFC 9110, 5.5): aiohttp cannot or will not send it.
+            raise ClientFault("A header or the path has characters that cannot be sent on") from error
         reply = Reply(response, request.idle_timeout)
         if not 200 <= reply.status < 600:
             await reply.aclose()
@@ -183,20 +186,16 @@ class Upstream:
         scheme, _, rest = request.url.partition("://")
         authority, _, target = rest.partition("/")
         route = self._routes.to(scheme, authority)
-        try:
-            return await self._session.request(
-                request.method,
-                # The query is left in the path, where nobody looks for it: taken apart, an empty one would be lost.
-                route.origin.with_path("/" + target, encoded=True),
-                headers=_spelled(request.headers),
-                data=content,
-                allow_redirects=False,
-                proxy=route.proxy,
-                timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_timeout),
-            )
-        except ValueError as error:
-            # Neither ASCII nor UTF-8, or a control character (RFC 9110, 5.5): aiohttp cannot or will not send it.
-            raise ClientFault("A header or the path has characters that cannot be sent on") from error
+        return await self._session.request(
+            request.method,
+            # The query is left in the path, where nobody looks for it: taken apart, an empty one would be lost.
+            route.origin.with_path("/" + target, encoded=True),
+            headers=_spelled(request.headers),
+            data=content,
+            allow_redirects=False,
+            proxy=route.proxy,
+            timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_timeout),
+        )
 
 
 class _Body:

@@ -227,7 +227,7 @@ def _check_tool(tool: Any, where: str, rules: Rules) -> None:
     kind = tool.get("type")
     if kind not in ("function", "custom"):
         raise Refused(f"Invalid value: {kind!r}. Supported values are: 'function' and 'custom'.", f"{where}.type")
-    _only(tool, {"type", kind}, where, rules.extra_fields)
+    _only(tool, {"type", str(kind)}, where, rules.extra_fields)
     definition = tool.get(kind)
     if not isinstance(definition, dict):
         raise Refused(f"Missing required parameter: '{where}.{kind}'.", where, "missing_required_parameter")
@@ -266,7 +266,8 @@ def _chosen(choice: Any) -> list[str]:
 
 
 def _tool_name(tool: Json) -> str:
-    return tool[tool["type"]]["name"]
+    name: str = tool[tool["type"]]["name"]
+    return name
 
 
 def _check_name(name: Any, where: str) -> None:
@@ -318,7 +319,7 @@ def _check_part(part: Any, role: str, where: str, rules: Rules) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind not in PARTS.get(role, ()):
         raise Refused(f"Invalid value: {kind!r} as a content part of role {role}.", f"{where}.type", "invalid_value")
-    _only(part, {"type", kind}, where, rules.extra_fields)
+    _only(part, {"type", str(kind)}, where, rules.extra_fields)
     wanted = str if kind in ("text", "refusal") else dict
     if not isinstance(part.get(kind), wanted):
         raise _wrong_type(f"{where}.{kind}", part.get(kind), wanted.__name__)
@@ -345,7 +346,7 @@ def _check_call(call: Any, where: str, rules: Rules) -> None:
     kind = call.get("type")
     if kind not in ("function", "custom"):
         raise Refused(f"Invalid value: {kind!r} for '{where}.type'.", f"{where}.type", "invalid_value")
-    _only(call, {"id", "type", kind}, where, rules.extra_fields)
+    _only(call, {"id", "type", str(kind)}, where, rules.extra_fields)
     text = "arguments" if kind == "function" else "input"
     called = call.get(kind)
     if not isinstance(called, dict):

@@ -242,7 +242,7 @@ def test_context_window(window: int, reply: int | None, refused: bool) -> None:
     assert refusal.value.code == "context_length_exceeded"
 
 
-@pytest.mark.skipif(bool(transcripts.absence()), reason=transcripts.absence())
+@transcripts.needed
 def test_recorded_runs_are_taken() -> None:
     """What real agents sent to real models is not refused here."""
     for run in transcripts.load():
@@ -260,12 +260,6 @@ def test_prefix_cache_counts_the_longest_common_prefix() -> None:
 
 
 # Over HTTP
-
-
-@pytest.fixture
-def up() -> Iterator[StrictUpstream]:
-    with StrictUpstream() as upstream:
-        yield upstream
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The recorded agent runs that lie beside the repository, never in it: `load()`, `requests_of(run)`.
+"""The recorded agent runs that lie beside the repository, never in it: `load()`, `requests_of(run)`, `needed`.
 
 Where they are: OFFLOAD_TRANSCRIPTS, else ../shared/transcripts beside the repository. Absent: `absence()` says so.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 Json = dict[str, Any]
 
@@ -37,6 +38,10 @@ class Run(msgspec.Struct, frozen=True):
 def absence() -> str:
     """Why there are no runs to be had, or nothing."""
     return "" if (FOLDER / "manifest.csv").is_file() else f"no recorded runs in {FOLDER} (set OFFLOAD_TRANSCRIPTS)"
+
+
+needed = pytest.mark.skipif(bool(absence()), reason=absence())
+"""The mark of a test that cannot do without them."""
 
 
 def load(min_tokens: int = 0, source: str | None = None) -> Iterator[Run]:

@@ -76,7 +76,8 @@ class Recorded:
 
     @property
     def messages(self) -> list[Json]:
-        return self.json["messages"]
+        messages: list[Json] = self.json["messages"]
+        return messages
 
     @cached_property
     def raw_messages(self) -> list[bytes]:
@@ -399,7 +400,7 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {"transport": self.transport}
+        self.scope["extensions"] = {"transport": self.transport}  # type: ignore[dict-item]
 
 
 async def _read(scope: Json, receive: Callable[..., Any]) -> Recorded:

@@ -111,7 +111,7 @@ class Wire:
 
 
 @asynccontextmanager
-async def upstream(handler: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[Wire]:
+async def upstream(handler: Handler, tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[Wire]:
     """An upstream that runs `handler` for every connection, and closes it when that returns."""
     wire = Wire()
     tasks: set[asyncio.Task[None]] = set()
@@ -131,7 +131,7 @@ async def upstream(handler: Handler, tls: ssl.SSLContext | None = None) -> Async
             writer.close()
             tasks.discard(task)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=1 << 20, ssl=tls)
+    server = await asyncio.start_server(connected, "127.0.0.1", port, limit=1 << 20, ssl=tls)
     wire.port = server.sockets[0].getsockname()[1]
     try:
         yield wire

@@ -152,8 +152,7 @@ def _serve(chosen: argparse.Namespace) -> int:
     settings = _settings(chosen)
     from proxy.server import serve
 
-    serve(settings)
-    return OK
+    return serve(settings)
 
 
 def _check(chosen: argparse.Namespace) -> int:

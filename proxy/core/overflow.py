@@ -28,11 +28,17 @@ _windows = re.compile(
       maximum\ context\ length\ (?:is|of)\ (\d[\d,]*)
     | "n_ctx"\s*:\s*(\d+)
     | available\ context\ size\ \(?(\d[\d,]*)
-    | >\s*(\d[\d,]*)\ maximum
-    | (?:context\ (?:limit|window|length|size)|token\ limit|maximum\ number\ of\ tokens\ allowed)\D{0,20}(\d[\d,]*)
+    | >\s*(\d[\d,]*)
+    | (?:context\ (?:limit|window|length|size)|token\ limit|maximum\ number\ of\ tokens\ allowed)
+      \D{0,20}(\d[\d,]*)(?![\d,]*\s*\+)
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+
+
+def may_be(status: int) -> bool:
+    """Whether a reply of this status is worth reading before it is passed on."""
+    return status in _STATUSES
 
 
 def is_overflow(status: int, body: bytes) -> bool:

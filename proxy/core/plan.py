@@ -60,6 +60,13 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     event: int
 
 
+def live(item: Item, move: Move | None) -> int:
+    """What a message takes under the move decided for it."""
+    if move is None:
+        return item.tokens
+    return item.brief if move.event else item.glimpse
+
+
 class Cut(msgspec.Struct, frozen=True):
     """Everything before message `end` becomes a snapshot, but system messages and the user messages `pins`."""
 
@@ -123,7 +130,12 @@ class Room(msgspec.Struct, frozen=True):
     aside: int = 0
 
     def holds(self, live: int) -> bool:
-        return self.window is None or live + self.aside <= self.window * (1 - WINDOW_MARGIN)
+        return self.window is None or self.left(live) >= 0
+
+    def left(self, live: int) -> int:
+        """Tokens to spare beside `live` tokens of messages; only where the window is known."""
+        assert self.window is not None
+        return int(self.window * (1 - WINDOW_MARGIN)) - self.aside - live
 
 
 class Fold:

@@ -140,9 +140,13 @@ def _leading_systems(transcript: Transcript) -> int:
 # -- the originals of a cut ------------------------------------------------------------------------------------------
 
 
-def originals(transcript: Transcript, cut: Cut) -> list[Turn]:
-    """Everything that a cut takes out of the context, in order, in the words it came in."""
-    return [turn for index in taken(transcript, cut) for turn in _turns(transcript, index)]
+def originals(transcript: Transcript, cut: Cut, since: Cut | None = None) -> list[Turn]:
+    """Everything that a cut takes out of the context, in order, in the words it came in.
+
+    `since`: only what an earlier cut had not yet taken.
+    """
+    before = set(taken(transcript, since)) if since else set()
+    return [turn for index in taken(transcript, cut) if index not in before for turn in _turns(transcript, index)]
 
 
 def _turns(transcript: Transcript, index: int) -> list[Turn]:

@@ -131,6 +131,8 @@ def tool_calls(members: dict[str, Raw]) -> list[Call]:
 
 def with_texts(raw: bytes | Raw, replaced: dict[int | None, str]) -> bytes:
     """The message with some of its texts replaced and every other byte of its members kept."""
+    if not replaced:
+        return bytes(raw)
     members = rawjson.members(raw)
     if None in replaced:
         content = rawjson.encode(replaced[None])

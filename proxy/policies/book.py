@@ -184,9 +184,10 @@ def _on_hangup(callback: Callable[[], None]) -> Iterator[None]:
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return
-    loop = asyncio.get_running_loop()
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGHUP)
     loop.add_signal_handler(signal.SIGHUP, callback)
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)

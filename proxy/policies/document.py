@@ -50,14 +50,20 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Document:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise PolicyError(f"{name}:{line}: not valid YAML: {error.problem or error.context}") from error
+        raise _malformed(text, name, error) from error
     except yaml.YAMLError as error:
         raise PolicyError(f"{name}:1: not valid YAML: it holds characters that no text file has") from error
     if root is None:
         # An editor or a copy that has only just begun to write leaves this for a moment; it must not count as defaults.
         raise PolicyError(f"{name}:1: the file is empty; a policy of defaults only is written {{}}")
     return _Reader(name, loader, environment).document(root)
+
+
+def _malformed(text: str, name: str, error: yaml.MarkedYAMLError) -> PolicyError:
+    at = error.problem_mark.line if error.problem_mark else 0
+    # Between braces or brackets YAML reads `${` as the start of a mapping; nobody sees that from its own words.
+    hint = "; write ${NAME} in quotes here" if "${" in "".join(text.splitlines()[at : at + 1]) else ""
+    return PolicyError(f"{name}:{at + 1}: not valid YAML: {error.problem or error.context}{hint}")
 
 
 class _Reader:

@@ -15,6 +15,8 @@ from proxy.stores.base import Store
 from proxy.stores.breaker import Breaker
 from proxy.stores.memory import Absent, Memory, Missing
 
+__all__ = ["Allowance", "Guarded", "Missing", "Put", "Visit"]
+
 T = TypeVar("T")
 
 Fault = Literal["failed", "timeout", "budget", "open"]

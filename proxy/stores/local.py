@@ -11,6 +11,7 @@ Folders are 0700, files 0600, whatever the umask. The folder itself keeps the mo
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 import uuid
@@ -32,6 +33,9 @@ THREADS = 8
 
 LEFTOVER_SECONDS = 3600.0
 """No put takes that long: a temporary file of this age belongs to a process that died."""
+
+ATTEMPTS = 10
+"""To publish a record while its folders are being removed by deletes."""
 
 BATCH = 500
 """Entries listed in one go in a thread."""
@@ -125,21 +129,29 @@ class Folder:
 
 
 def _published(temporary: Path, path: Path) -> bool:
-    """Give the file its name; False where somebody was first. Durable in either case."""
-    try:
-        os.link(temporary, path)
-    except FileNotFoundError:  # the first of its kind, or a delete has just removed the empty folder
+    """Give the file its name, durably; False where somebody was first."""
+    for _ in range(ATTEMPTS):
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            _make_parents(path)
+        else:
+            _sync(path.parent)
+            return True
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+
+def _make_parents(path: Path) -> None:
+    """The namespace's and the kind's folder. Whoever deletes their last record at the same moment removes them."""
+    with suppress(FileNotFoundError):
         _make(path.parent.parent)
         _make(path.parent)
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    _sync(path.parent)
-    return True
 
 
 def _make(folder: Path) -> None:
-    """Make one folder, private and durable; that it exists is as good."""
+    """Make one folder, private and durable, unless it is there."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:

@@ -5,9 +5,10 @@ Credentials and endpoints come from their ecosystem's usual variables (`AWS_ACCE
 `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …); settings that are no secret may stand in the query
 (`?region=eu-central-1&endpoint=http://127.0.0.1:9000`), by obstore's names.
 
-Records are created with `If-None-Match: *` or its like. A server that ignores this (some S3 imitations do) lets the
-last writer win: do not use it. Objects keep no time of use: a record's age counts from its first put. Prefer a
-lifecycle rule on the prefix to the sweep.
+Records are created with `If-None-Match: *` or its like. A server that ignores this, or lets two through at once (some
+imitations of S3 do, SeaweedFS before its pull request 8801 among them), lets the last writer win: do not use it.
+Objects keep no time of use: a record's age counts from its first put. Prefer a lifecycle rule on the prefix to the
+sweep.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ RETRY: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
 class ObjectStore:
     """Records as objects.
 
-    Every operation is a task of its own that outlives a caller who gives up: obstore answers through the event loop
-    and aborts the interpreter where that has been closed meanwhile. `close` waits for them, at most as long as
-    `CLIENT` and `RETRY` allow an operation to take.
+    Every operation is a task of its own that outlives a caller who gives up: obstore answers through the event loop,
+    and where that has been closed meanwhile, the interpreter can abort. `close` waits for them, at most as long as
+    `CLIENT` and `RETRY` let an operation take.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -125,7 +126,11 @@ class ObjectStore:
 
 async def _next(pages: Any) -> Sequence[Any]:
     """The next page of a listing, empty at its end."""
-    return await anext(pages, ())
+    try:
+        page: Sequence[Any] = await anext(pages)
+    except StopAsyncIteration:  # `anext` with a default is more than obstore's iterators can take
+        return ()
+    return page
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.upstream import Call, Message, Recorded, calls, mixed, text
@@ -22,7 +23,10 @@ Json = dict[str, Any]
 
 def log(number: int, fact: str) -> str:
     """About 1,800 tokens in 99 lines; `fact` is the middle of log 0."""
-    lines = [f"{number}:{at:03} the quick worker {at * 37 % 101} moved {at * 53 % 997} crates to bay {at % 7}" for at in range(99)]
+    lines = [
+        f"{number}:{at:03} the quick worker {at * 37 % 101} moved {at * 53 % 997} crates to bay {at % 7}"
+        for at in range(99)
+    ]
     if number == 0:
         lines[50] += f"; {fact}"
     return "\n".join(lines) + "\n"
@@ -38,8 +42,9 @@ class Reader:
 
     tool: str
     """The client's tool that reads a file."""
-    arguments: Callable[[str], Json]
-    """The name of a file in the workspace → the arguments to read it."""
+    arguments: Callable[[Path], Json]
+    """A file → the arguments to read it."""
+    workspace: Path
     finish: Callable[[str], Message] = text
     said: list[Message] = field(default_factory=list)
 
@@ -57,7 +62,7 @@ class Reader:
         if reference and grep not in made:
             return calls((grep, {"pattern": "code word is", "path": reference[1]}))
         if reads < LOGS:
-            read: Call = (self.tool, self.arguments(f"part{reads}.log"))
+            read: Call = (self.tool, self.arguments(self.workspace / f"part{reads}.log"))
             if reference and reads == LOGS - 1:
                 return mixed("Both at once.", (read_file, {"path": reference[1], "limit": 3}), read)
             return calls(read)

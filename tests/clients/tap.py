@@ -54,9 +54,7 @@ async def tap(server_port: int) -> AsyncIterator[Tap]:
         server.close()
 
 
-async def _connect(
-    tapped: Tap, server_port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
+async def _connect(tapped: Tap, server_port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     sent, shown = bytearray(), bytearray()
     tapped.sent.append(sent)
     tapped.shown.append(shown)

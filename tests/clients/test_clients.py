@@ -4,40 +4,137 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.clients import model
-from tests.clients.tap import Tap, tap
-from tests.strict import Rules
-from tests.upstream import Message, StrictUpstream, calls, text
+from tests.clients.catalogue import CLIENTS, Client
+from tests.clients.model import LOGS, REFERENCE, Reader, called, log, ours, results
+from tests.clients.tap import tap
+from tests.serving import Proxy, tight
+from tests.upstream import StrictUpstream
 
-pytestmark = pytest.mark.clients
-
-HERE = Path(__file__).parent
-ENVIRONMENTS = HERE.parents[1] / ".clients"
-TASK = "Read the logs part0.log to part5.log, one after the other, and tell me the code word."
-FACT = "the code word is heliotrope-7291"
 NEEDLE = "heliotrope-7291"
+TASK = f"Read the logs part0.log to part{LOGS - 1}.log, one after the other, and tell me the code word."
+TIGHT = {"max_total_tokens": 1500, "max_tool_message_tokens": 200}
+LIMIT = 60
+"""Seconds that a run may take; the slowest client takes a tenth of it."""
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name),
+]
 
 
-@dataclass(frozen=True)
-class Client:
-    """How a client is started, and what the model must know of it to use its tools."""
+@pytest.fixture
+def workspace(client: Client, tmp_path: Path) -> Path:
+    """A directory of logs for the client to work in, beside its home."""
+    if not client.installed.exists():
+        pytest.skip(f"{client.name} is not installed: make test-clients")
+    for name, content in client.home.items():
+        file = tmp_path / "home" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+    workspace = tmp_path / "work"
+    workspace.mkdir()
+    for number in range(LOGS):
+        (workspace / f"part{number}.log").write_text(log(number, f"the code word is {NEEDLE}"))
+    return workspace
 
-    name: str
-    command: tuple[str | Path, ...]
-    """What comes before the task. Its first path is what the client's installation makes."""
-    tool: str = "read_log"
-    arguments: Callable[[str], dict[str, Any]] = lambda path: {"path": path}
-    finish: Callable[[str], Message] = text
-    streams: bool = True
-    rules: Rules = field(default_factory=Rules)
-    environment: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
-    """Files to lay into its home."""
+
+@pytest.fixture
+def model(client: Client, workspace: Path) -> Reader:
+    return Reader(client.tool, client.arguments, workspace, client.finish)
+
+
+async def test_alone(client: Client, workspace: Path, model: Reader) -> None:
+    """Without a proxy: the client can do its part, and what it sends by itself is what the strict upstream takes."""
+    with StrictUpstream(client.rules) as upstream:
+        upstream.respond(model)
+        output = await run(client, upstream.port, workspace)
+    assert NEEDLE in output
+    assert model.calls_of(client.tool) == LOGS + client.submits
+
+
+async def test_through_the_proxy(client: Client, workspace: Path, model: Reader, spawn: Callable[..., Proxy]) -> None:
+    with StrictUpstream(client.rules) as upstream:
+        upstream.respond(model)
+        proxy = spawn({"default": tight(upstream.url, offload=TIGHT)})
+        async with tap(proxy.port) as tapped:
+            output = await run(client, tapped.port, workspace)
+    last, shown = upstream.chats[-1], await tapped.requests()
+    assert NEEDLE in output
+
+    # Compacted, and read back: the needle stands in nothing but the answers of our tools. They were asked once each,
+    # and what they answered is there again in the requests behind it.
+    assert any(REFERENCE.search(result) for result in results(last.messages))
+    read_back = [(name, call) for name, call in called(last.messages) if name in ours(last.tool_names)]
+    answers = {call for _, call in read_back}
+    others = {call for _, call in called(last.messages)} - answers
+    assert any(NEEDLE in result for result in results(last.messages, answers))
+    assert not any(NEEDLE in result for result in results(last.messages, others))
+    assert [name for name, _ in read_back] == [*ours(last.tool_names)]
+    assert [model.calls_of(name) for name in ours(last.tool_names)] == [1, 1]
+
+    # The client saw only what is its own.
+    assert [name for name, _ in called(shown[-1]["messages"])] == [client.tool] * LOGS
+    assert not any(REFERENCE.search(result) for request in shown for result in results(request["messages"]))
+    assert "/context_store" not in output
+    assert len(shown) < len(upstream.chats)
+    assert all(bool(request.get("stream")) is client.streams for request in shown)
+
+
+async def run(client: Client, port: int, workspace: Path) -> str:
+    """What the client prints. It has nothing of our environment but the search path, and nobody to call but `port`."""
+    async with nobody() as nowhere:
+        process = await asyncio.create_subprocess_exec(
+            *client.command,
+            TASK,
+            cwd=workspace,
+            env={**environment(workspace.parent / "home", port, nowhere), **client.environment},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        output, errors = await finished(process)
+    assert process.returncode == 0, f"{errors}\n{output}"
+    return output
+
+
+def environment(home: Path, port: int, nowhere: str) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1",
+        "OPENAI_API_KEY": "a-key",
+        "HTTP_PROXY": nowhere,
+        "HTTPS_PROXY": nowhere,
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+async def finished(process: asyncio.subprocess.Process) -> tuple[str, str]:
+    """Both outputs. A run that takes too long is killed with its children, and its return code tells."""
+    overdue = asyncio.get_running_loop().call_later(LIMIT, os.killpg, process.pid, signal.SIGKILL)
+    output, errors = await process.communicate()
+    overdue.cancel()
+    return output.decode(), errors.decode()
+
+
+@asynccontextmanager
+async def nobody() -> AsyncIterator[str]:
+    """The address of an outgoing proxy through which nobody may want to go."""
+    callers: list[bytes] = []
+
+    async def turned_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        callers.append(await reader.readline())
+        writer.close()
+
+    server = await asyncio.start_server(turned_away, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    assert not callers

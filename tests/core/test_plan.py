@@ -99,7 +99,7 @@ def test_the_recent_window_is_widened_to_whole_steps(keep: int, moved: list[int]
     assert sorted(planned(text, policy(keep_recent_count=keep)).moves) == moved
 
 
-@pytest.mark.parametrize(("read", "points"), [(0.05, []), (0.3, [14]), (0.5, [10]), (1.25, [6])])
+@pytest.mark.parametrize(("read", "points"), [(0.05, []), (0.3, [16]), (0.5, [8]), (1.25, [6])])
 def test_an_event_must_pay(read: float, points: list[int]) -> None:
     """1,000 tokens carried at `read` a request; all behind the first change is written anew for 1.25 instead."""
     text = "s u a t:1050 " + "a:100 t:10 " * 5 + "a u"

@@ -54,7 +54,7 @@ def test_paths_are_spelled_as_people_write_them() -> None:
 
 
 def test_variables_are_filled_in_anywhere_in_a_text() -> None:
-    text = "a: ${ONE}\nb: [pre-${ONE}-${_two2}-post]\nc: '${ONE}'\nd: $ONE $$"
+    text = "a: ${ONE}\nb: ['pre-${ONE}-${_two2}-post']\nc: '${ONE}'\nd: $ONE $$"
     document = read(text, "x.yaml", {"ONE": "1", "_two2": "zwei"})
     assert document.value == {"a": "1", "b": ["pre-1-zwei-post"], "c": "1", "d": "$ONE $$"}
 
@@ -85,6 +85,7 @@ def test_aliases_work() -> None:
         ("a: !!python/object:os.system {}\nb: !!python/name:os.system ''", "x.yaml:2: b: cannot be read as YAML"),
         ("a:\n  - ${UNSET}", "x.yaml:2: a[0]: the environment variable UNSET is not set"),
         ("a: ${X:-default}", "x.yaml:1: a: expected ${NAME}"),
+        ("a: {k: ${X}}", "x.yaml:1: not valid YAML: expected ',' or '}', but got '{'; write ${NAME} in quotes here"),
         ("a: ${X", "x.yaml:1: a: expected ${NAME}"),
         ("a: ${}", "x.yaml:1: a: expected ${NAME}"),
     ],

@@ -35,7 +35,11 @@ def run(task: str) -> str:
 
 def assistant(reply) -> dict:
     calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": call.function.arguments}}
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.function.name, "arguments": call.function.arguments},
+        }
         for call in reply.tool_calls
     ]
     return {"role": "assistant", "content": reply.content, "tool_calls": calls}

@@ -1,0 +1,78 @@
+# make demo        watch an agent go past its context window (no key, no network beyond the package index)
+# make test        all tests but those of real clients
+# make test-clients, lint, types, bench-smoke, clean
+#
+# Needs make and Python >= 3.11; everything else goes into .venv, and is installed again only when its pins change.
+
+SUPPORTED := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(or $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done),\
+	$(error no Python >= 3.11 with venv found (Debian: apt-get install python3-venv), or name one: make PYTHON=...))
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+PIP := $(PY) -m pip --disable-pip-version-check
+INSTALL := install --quiet --require-hashes --no-deps -r
+
+# Clients under test have environments of their own: their pins contradict each other's.
+CLIENTS := $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/clients/*.txt))
+NODE_CLIENTS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/clients/*/package-lock.json))
+
+.PHONY: demo test test-clients lint types bench-smoke servers lock lock-clients clean
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)
+	@$(PY) -m proxy demo
+
+test: $(STAMP)
+	$(PY) -m pytest -m "not clients"
+
+test-clients: $(STAMP) $(CLIENTS) $(if $(shell command -v npm),$(NODE_CLIENTS))
+	$(PY) -m pytest -m clients tests/clients tests/acceptance
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(STAMP)
+	$(PY) -m mypy
+
+bench-smoke: $(STAMP)
+	$(PY) -m tests.bench --smoke
+
+# Third-party servers that tests talk to where they are there.
+servers: $(STAMP) tests/servers.txt
+	$(PIP) $(INSTALL) tests/servers.txt
+
+# Pins are renewed with uv (https://docs.astral.sh/uv/), wherever it is installed; no index's address is written down.
+UV ?= uv
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --upgrade
+
+lock:
+	$(COMPILE) --all-extras --group dev --no-header pyproject.toml --output-file constraints.txt
+
+lock-clients:
+	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in,$(COMPILE) --custom-compile-command "make lock-clients" \
+		$(if $(findstring llama,$(input)),--no-deps) $(input) --output-file $(input:.in=.txt) &&) true
+
+clean:
+	rm -rf $(VENV) .clients build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf tests/clients/*/node_modules
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): constraints.txt pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(INSTALL) constraints.txt
+	$(PIP) install --quiet --no-deps --editable .
+	touch $@
+
+.clients/%/.installed: tests/clients/%.txt | $(STAMP)
+	test -x .clients/$*/bin/python || $(PY) -m venv --without-pip .clients/$*
+	$(PIP) --python .clients/$*/bin/python $(INSTALL) $<
+	touch $@
+
+# Not `npm ci`: it refuses a lock that lacks optional packages of other platforms, and not all of them can be had.
+tests/clients/%/node_modules/.package-lock.json: tests/clients/%/package-lock.json
+	cd tests/clients/$* && npm install --no-save --no-audit --no-fund --loglevel=error
+	touch $@

@@ -1,0 +1,285 @@
+"""The ASGI application: who may ask, then chat, relay, or one of our own routes.
+
+Own routes are Starlette's. What goes upstream goes around it: routing by pattern costs more there than it gives, and
+no route may come between a client's bytes and upstream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from proxy import logs
+from proxy.background import Background
+from proxy.chat import Chat, Services
+from proxy.client import Client, ClientGone
+from proxy.errors import ClientFault, Forbidden, Overloaded, ProxyError, Unsupported
+from proxy.learned import Learned
+from proxy.metrics import Metrics
+from proxy.outcome import Outcome
+from proxy.policies import PolicyBook
+from proxy.reading import Reader
+from proxy.records import Records
+from proxy.relay import Relay
+from proxy.snapshots import Snapshots
+from proxy.stores import expires_by_itself, open_store
+from proxy.stores.guarded import Guarded
+from proxy.stores.retention import Sweeper
+from proxy.summarizer import Job, Spent, Summarizer, summary_outcome
+from proxy.tenants import Tenant, allowed, identify, retention
+from proxy.tokens import Tokens
+from proxy.upstream import Upstream
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from proxy.core.policy import Policy
+    from proxy.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_OURS = frozenset((b"/health", b"/metrics", b"/openapi.json", b"/_offload"))
+_RESERVED = b"/_offload/"
+
+BACKGROUND = 1_000
+"""Tasks beside the requests at once: writing originals."""
+
+SNAPSHOT_BUDGET = 10.0
+"""Seconds that storing a snapshot may take: it was paid for, and nobody waits for it."""
+
+_COME_BACK = 1
+"""Seconds that a client is told to wait when there is too much at once: requests end all the time."""
+
+
+class Handler(Protocol):
+    """What becomes of an admitted request.
+
+    It replies and records one outcome; or raises ProxyError or ClientGone before it has done either.
+    """
+
+    async def __call__(self, client: Client, tenant: Tenant) -> None: ...
+
+
+def build(settings: Settings) -> App:
+    """The application. Raises UserMistake for settings and policies that cannot be taken; opens nothing yet."""
+    return App(settings)
+
+
+class App:
+    """One process's application, and all that its requests share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._admin_token = settings.admin_token
+        self._book = PolicyBook(settings.policies, settings.environment, settings.upstream)
+        self._metrics = Metrics()
+        self._store_url = settings.store
+        self._store = Guarded(open_store(settings.store, self._retention), warn=logs.Limited(logger))
+        self._metrics.watch_store(lambda: self._store.state == "closed")
+        self._metrics.watch_cache("store", lambda: self._store.memory.size)
+        self._tokens = Tokens()
+        self._upstream = Upstream(settings)
+        self._relay = Relay(settings, self._upstream, self._record)
+        self._background = Background(BACKGROUND)
+        self._reader = Reader(self._tokens)
+        self._summarizer = Summarizer(self._keep_snapshot, self._reader.count, self._summarized)
+        self._chat: Handler = Chat(
+            Services(
+                settings=settings,
+                upstream=self._upstream,
+                relay=self._relay,
+                store=self._store,
+                reader=self._reader,
+                snapshots=Snapshots(self._summarizer, self._reader),
+                background=self._background,
+                learned=Learned(),
+                sink=self._record,
+            )
+        )
+        self._drain = settings.drain_timeout
+        self._under_way: Counter[str] = Counter()
+        self._own = self._own_routes()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._guarded(Client(scope, receive, send))
+        elif scope["type"] == "websocket":
+            await _refuse_websocket(scope, send)
+        else:
+            await self._own(scope, receive, send)
+
+    async def _guarded(self, client: Client) -> None:
+        """The outermost edge: whatever happens inside, the client gets a whole reply or sees that it is not whole."""
+        try:
+            if client.path in _OURS or client.path.startswith(_RESERVED):
+                await self._own(client.scope, client.receive, client.send)
+            else:
+                await self._admit(client)
+        except asyncio.CancelledError:
+            # Only the server cancels, when the time for draining is over; nothing is behind us that could hear of it.
+            await _apologise(client, Overloaded("The proxy is shutting down", retry_after=_COME_BACK))
+        except Exception:
+            logger.exception("a bug, at request %s", client.request_id)
+            await _apologise(client, ProxyError(f"The proxy failed at this request ({client.request_id})"))
+
+    async def _admit(self, client: Client) -> None:
+        outcome = client.outcome("refused")
+        try:
+            tenant = self._tenant(client)
+            outcome = client.outcome("refused", tenant.name, tenant.namespace)
+            _check_path(client, tenant.policy)
+            with self._slot(tenant.policy), self._metrics.in_flight():
+                await (self._chat if _is_chat(client) else self._relay)(client, tenant)
+        except ProxyError as error:
+            await _apologise(client, error)
+            self._record(client.completed(outcome, "overloaded" if isinstance(error, Overloaded) else "client"))
+        except ClientGone:
+            self._record(client.completed(outcome, "client_gone"))
+
+    def _tenant(self, client: Client) -> Tenant:
+        """Who asks. Raises ClientFault where they may not."""
+        if client.wants_upgrade:
+            raise Unsupported("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
+        return identify(client.headers, self._book.current)
+
+    @contextmanager
+    def _slot(self, policy: Policy) -> Iterator[None]:
+        """One of the tenant's places in this process. Raises Overloaded where all are taken."""
+        if self._under_way[policy.tenant] >= policy.limits.concurrent_requests:
+            raise Overloaded(
+                f"More than {policy.limits.concurrent_requests} requests at once; try again", retry_after=_COME_BACK
+            )
+        self._under_way[policy.tenant] += 1
+        try:
+            yield
+        finally:
+            self._under_way[policy.tenant] -= 1
+
+    def _record(self, outcome: Outcome) -> None:
+        self._metrics.record(outcome)
+        logs.request(outcome)
+
+    async def _keep_snapshot(self, key: str, value: bytes) -> bytes | None:
+        return await Records(self._store.visit(SNAPSHOT_BUDGET), "").keep_snapshot(key, value)
+
+    def _summarized(self, job: Job, spent: Spent, fault: str, seconds: float) -> None:
+        """A summary's entry in the ledger: it is billed beside the requests that it saves tokens for."""
+        self._record(summary_outcome(job, spent, fault, seconds))
+        if fault:
+            logs.event(logger, "no summary", logging.WARNING, tenant=job.tenant, model=job.model, reason=fault)
+
+    def _retention(self, namespace: str) -> float | None:
+        return retention(namespace, self._book.current)
+
+    def _own_routes(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", _health),
+                Route("/metrics", self._show_metrics),
+            ],
+            lifespan=self._lifespan,
+            exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
+        )
+
+    async def _show_metrics(self, request: Request) -> Response:
+        self._require_operator(request)
+        kind, page = await asyncio.to_thread(self._metrics.render)
+        return Response(page, media_type=kind)
+
+    def _require_operator(self, request: Request) -> None:
+        """Raises Forbidden for callers who are neither on this machine nor have the admin token."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._admin_token and hmac.compare_digest(given.encode(), self._admin_token.encode()):
+            return
+        if not _is_local(request):
+            raise Forbidden("This is for callers on this machine, or with OFFLOAD_ADMIN_TOKEN as bearer token")
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as held:
+            held.push_async_callback(self._store.close)
+            await held.enter_async_context(self._upstream)
+            held.push_async_callback(self._background.close, self._drain)
+            held.push_async_callback(self._summarizer.close, self._drain)
+            await held.enter_async_context(_running(self._book.watch()))
+            if not expires_by_itself(self._store_url):
+                sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
+                await held.enter_async_context(_running(sweeper.run()))
+            await asyncio.to_thread(self._tokens.load)
+            yield
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """`work` in the background, cancelled at the end. Its failure is a bug that must not go unseen."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_report)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        logger.error("background work ended", exc_info=error)
+
+
+async def _apologise(client: Client, error: ProxyError) -> None:
+    """Say it if nothing was said yet; a reply under way stays unfinished, and the server cuts it off."""
+    if not client.status and not client.gone:
+        await client.fail(error)
+
+
+async def _health(request: Request) -> Response:
+    return JSONResponse({"status": "healthy"})
+
+
+async def _in_openais_shape(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        fault = ClientFault(error.detail)
+        return Response(fault.body(), error.status_code, error.headers, media_type="application/json")
+    # Anything else is a bug, that Starlette raises on to the outermost edge to be logged.
+    said = error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
+    return Response(said.body(), said.status, media_type="application/json")
+
+
+async def _refuse_websocket(scope: Scope, send: Send) -> None:
+    error = Unsupported("WebSockets are not relayed")
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close"})
+        return
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": error.body()})
+
+
+def _check_path(client: Client, policy: Policy) -> None:
+    if not allowed(client.path, policy, client.method):
+        raise Forbidden(
+            "This path is not relayed: it has dot segments, or what lies there belongs to all who share this "
+            "proxy's key. Its operator can open it with `relay` in the policy."
+        )
+
+
+def _is_chat(client: Client) -> bool:
+    return client.method == "POST" and client.path.endswith(b"/chat/completions")
+
+
+def _is_local(request: Request) -> bool:
+    """Whether the caller sits on this machine, and is not another proxy here that speaks for somebody else."""
+    if request.client is None or {"x-forwarded-for", "forwarded", "x-real-ip"} & set(request.headers.keys()):
+        return False
+    return ip_address(request.client.host).is_loopback

@@ -1,0 +1,293 @@
+"""The conductor of a chat request: read, plan, carry out, send, remember. What it decides is decided in `core`.
+
+body ──parse, plan──> nothing to do: on its way as it came, and so is the reply
+                └───> records, render ──> turn ──exchange──> reply; what it hid is remembered
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from proxy import exchange, logs, prepare
+from proxy.client import ClientGone
+from proxy.codings import decode
+from proxy.core import overflow
+from proxy.core.policy import Mode
+from proxy.core.request import ChatRequest, parse
+from proxy.core.transcript import Unplannable
+from proxy.core.turn import Asked, Turn
+from proxy.errors import ClientFault, ProxyError
+from proxy.exchange import Interrupted, Refusal
+from proxy.headers import Headers, reply_headers
+from proxy.outcome import Outcome
+from proxy.partner import Partner
+from proxy.prepare import History, Prepared, prepared
+from proxy.records import Records
+from proxy.relay import failed
+
+if TYPE_CHECKING:
+    from proxy.background import Background
+    from proxy.client import Client
+    from proxy.learned import Learned
+    from proxy.reading import Reader
+    from proxy.relay import Relay, Sink
+    from proxy.settings import Settings
+    from proxy.snapshots import Snapshots
+    from proxy.stores.guarded import Guarded
+    from proxy.tenants import Tenant
+    from proxy.upstream import Upstream
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""A request is planned anew at most twice, when upstream says that the context is too long or refuses our tools."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all requests of a process share."""
+
+    settings: Settings
+    upstream: Upstream
+    relay: Relay
+    store: Guarded
+    reader: Reader
+    snapshots: Snapshots
+    background: Background
+    learned: Learned
+    sink: Sink
+
+
+class Chat:
+    """Answers every chat request of this process."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    async def __call__(self, client: Client, tenant: Tenant) -> None:
+        """Reply, and record one outcome whatever happens."""
+        await _Request(self._services, client, tenant).serve()
+
+
+class _Request:
+    """One client request from its first byte to its last."""
+
+    def __init__(self, services: Services, client: Client, tenant: Tenant) -> None:
+        self._services = services
+        self._client = client
+        self._tenant = tenant
+        self._body = b""
+        self._asked: ChatRequest | None = None
+        self._history: History | None = None
+        self._ready: Prepared | None = None
+        self._partner: Partner | None = None
+        self._turn: Turn | None = None
+        self._records = Records(services.store.visit(), tenant.namespace)
+        self._as_it_came = False
+
+    async def serve(self) -> None:
+        fault = ""
+        try:
+            self._body = await self._client.read(self._services.settings.body_limit)
+            self._parse()
+            with self._client.present():
+                await self._attempts()
+        except ClientGone:
+            fault = "client_gone"
+        except Interrupted as interrupted:
+            fault = interrupted.fault.fault
+        except ProxyError as error:
+            fault = await failed(self._client, error)
+        except asyncio.CancelledError:
+            fault = "proxy"
+            raise
+        finally:
+            self._services.sink(self._client.completed(self._outcome(), fault))
+
+    async def _attempts(self) -> None:
+        for attempt in range(ATTEMPTS):
+            refusal = await self._attempt()
+            if refusal is None:
+                return
+            if attempt == ATTEMPTS - 1 or not self._learn(refusal):
+                await self._pass_on(refusal)
+                return
+
+    async def _attempt(self) -> Refusal | None:
+        """Send what the plan makes of the request. What upstream refuses comes back, and nothing was sent on yet."""
+        self._history = await self._planned()
+        if self._history is None or not self._history.injecting:
+            self._ready = None
+            return await self._untouched()
+        self._ready = await self._prepared(self._history)
+        try:
+            await self._offloaded(self._ready)
+        except Refusal as refusal:
+            return refusal
+        return None
+
+    # -- reading and planning --
+
+    def _parse(self) -> None:
+        """Look into the body, if it is one that we understand; the tenant's policy becomes that for its model."""
+        try:
+            self._asked = parse(self._decoded())
+        except (Unplannable, ClientFault):
+            return  # upstream will say what is wrong with it
+        policy = self._tenant.policy.for_model(self._asked.model)
+        self._tenant = replace(self._tenant, policy=policy)
+        off = any(name.lower() == b"x-offload" and value.strip() == b"off" for name, value in self._client.headers)
+        self._as_it_came = off or policy.offload.mode is Mode.OFF
+
+    def _decoded(self) -> bytes:
+        codings = [value for name, value in self._client.headers if name.lower() == b"content-encoding"]
+        if not codings:
+            return self._body
+        return decode(self._body, b",".join(codings).decode("latin-1"), self._services.settings.body_limit)
+
+    async def _planned(self) -> History | None:
+        """The history and its plan; None where the request is to go as it came."""
+        asked, policy, learned = self._asked, self._tenant.policy, self._services.learned
+        if asked is None or self._as_it_came or learned.refuses(policy, asked.model):
+            return None
+        try:
+            return await prepare.plan(asked, policy, learned.window(policy, asked.model), self._services.reader)
+        except Unplannable:
+            return None
+
+    async def _prepared(self, history: History) -> Prepared:
+        reader, snapshots = self._services.reader, self._services.snapshots
+        shown, rounds = await asyncio.gather(
+            snapshots.existing(history, self._records),
+            self._records.rounds(history.reply_links(), history.request.model),
+        )
+        ready = prepared(history, shown, rounds, reader)
+        partner = self._new_partner(ready)
+        ready = await snapshots.complete(ready, self._records, self._tenant.name, partner.ask)
+        if rounds and not history.room.holds(ready.tokens):
+            ready = prepared(history, ready.shown, {}, reader)
+        return ready
+
+    # -- sending --
+
+    async def _untouched(self) -> Refusal | None:
+        """The client's own bytes, and upstream's own bytes back. What may say that it was too long comes to us."""
+        request = self._services.relay.request(self._client, self._tenant, self._body)
+        self._client.sent = self._client.sent or time.perf_counter()
+        async with aclosing(await self._services.upstream.send(request)) as reply:
+            if self._history is None or not overflow.may_be(reply.status):
+                await exchange.pass_on(reply, self._client, self._headers())
+                return None
+            return await exchange.refusal(reply)
+
+    async def _offloaded(self, ready: Prepared) -> None:
+        self._partner = self._new_partner(ready)
+        self._keep_originals(ready)
+        history = ready.history
+        asked = Asked(
+            members=history.request.members,
+            messages=ready.messages,
+            tools=ready.definitions(),
+            names=history.names,
+            max_rounds=history.policy.tools.max_rounds,
+        )
+        self._turn = Turn(asked)
+        await exchange.converse(self._turn, self._client, self._partner)
+
+    def _new_partner(self, ready: Prepared) -> Partner:
+        return Partner(self._services, self._client, self._tenant, ready, self._records, self._headers)
+
+    async def _pass_on(self, refusal: Refusal) -> None:
+        """An upstream error reaches the client with its status, headers and body."""
+        await self._client.start(refusal.status, reply_headers(refusal.headers, self._headers()))
+        await self._client.finish(refusal.body)
+
+    def _keep_originals(self, ready: Prepared) -> None:
+        """For people to trace; nobody has to wait for it, as the proxy reads them out of each request."""
+        if ready.history.policy.store_originals:
+            records = Records(self._services.store.visit(), self._tenant.namespace)
+            self._services.background.start(records.keep_originals(prepare.originals(ready.history)))
+
+    def _learn(self, refusal: Refusal) -> bool:
+        """Whether something else can be sent now."""
+        history, learned = self._history, self._services.learned
+        if history is None:
+            return False
+        model, policy = history.request.model, self._tenant.policy
+        if overflow.is_overflow(refusal.status, refusal.body):
+            sent = self._ready.tokens if self._ready else history.tokens()
+            learned.overflowed(policy, model, refusal.body, sent + history.room.aside)
+            return True
+        if self._ready and overflow.refuses_additions(refusal.status, refusal.body):
+            learned.refused(policy, model)
+            logs.event(log, "upstream refuses our tools: sent as it came", logging.WARNING, tenant=self._tenant.name)
+            return True
+        return False
+
+    # -- what is seen from outside --
+
+    def _headers(self) -> Headers:
+        """Ours, for the reply."""
+        mode = "off" if self._history is None else self._history.policy.offload.mode.value
+        headers = [(b"x-offload-mode", mode.encode())]
+        if self._history is None:
+            return headers
+        before = self._history.tokens()
+        numbers = {
+            b"x-offload-tokens-before": before,
+            b"x-offload-tokens-after": self._ready.tokens if self._ready else before,
+            b"x-offload-compacted": self._ready.compacted() if self._ready else 0,
+            b"x-offload-compressed": self._ready.compressed() if self._ready else 0,
+        }
+        return headers + [(name, b"%d" % number) for name, number in numbers.items()]
+
+    def _outcome(self) -> Outcome:
+        outcome = self._client.outcome("untouched", self._tenant.name, self._tenant.namespace)
+        if self._asked:
+            outcome = replace(outcome, model=self._asked.model, stream=self._asked.stream)
+        if self._history:
+            outcome = replace(outcome, **_planned(self._history))
+        if self._ready:
+            outcome = replace(outcome, **_carried_out(self._ready))
+        if self._turn and self._partner:
+            outcome = replace(outcome, **_spent(self._turn), tool_uses=tuple(self._partner.uses))
+        return replace(outcome, store_errors=self._records.errors)
+
+
+def _planned(history: History) -> dict[str, Any]:
+    events = history.plan.events
+    tokens = history.tokens()
+    return {
+        "mode": history.policy.offload.mode.value,
+        "messages": len(history.items),
+        "tokens_before": tokens,
+        "tokens_after": tokens,
+        "events": len(events),
+        "new_event": bool(events) and events[-1].point == len(history.items),
+    }
+
+
+def _carried_out(ready: Prepared) -> dict[str, Any]:
+    return {
+        "kind": "offloaded",
+        "tokens_after": ready.tokens,
+        "compacted": ready.compacted(),
+        "compressed": ready.compressed(),
+        "reinserted": len(ready.rounds),
+    }
+
+
+def _spent(turn: Turn) -> dict[str, Any]:
+    return {
+        "rounds": turn.rounds + turn.mixed,
+        "prompt_tokens": turn.spent.prompt,
+        "completion_tokens": turn.spent.completion,
+        "cached_tokens": turn.spent.cached,
+    }

@@ -1,0 +1,93 @@
+"""Server-sent events cut out of bytes, each with the very bytes that it came as (HTML standard, 9.2.5 and 9.2.6).
+
+Lines end at CR, LF or CRLF and nowhere else: U+2028 stands raw in JSON, and a decoder that splits there breaks it.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+LIMIT = 64 << 20
+"""Bytes that one event may have. A whole reply fits; what never ends must not fill the memory."""
+
+BOM = b"\xef\xbb\xbf"
+DONE = b"[DONE]"
+
+_end = re.compile(rb"\n\n|\n\r\n?|\r\n\r\n?|\r\n\n|\r\r\n?")
+"""An empty line behind a line's end. Where it ends in CR, an LF that belongs to it may be yet to come."""
+_lines = re.compile(rb"\r\n|\r|\n")
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event. `raw` is what came, up to and with its empty line; `data` is None where it has no data field."""
+
+    raw: bytes
+    data: bytes | None
+    name: bytes | None = None
+
+
+class TooLarge(ValueError):
+    """An event that does not end within LIMIT."""
+
+
+class Decoder:
+    """Feed it bytes as they come; the events' raw bytes add up to them."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._searched = 0
+        self._begun = False
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        """The events that are complete now. Raises TooLarge."""
+        self._rest += chunk
+        events: list[Event] = []
+        start = 0
+        while match := _end.search(self._rest, max(start, self._searched)):
+            if match.end() == len(self._rest) and self._rest.endswith(b"\r"):
+                break  # the line feed of this CRLF may come with the next bytes
+            events.append(self._event(self._rest[start : match.end()]))
+            start = self._searched = match.end()
+        self._rest = self._rest[start:]
+        self._searched = max(len(self._rest) - 3, 0)
+        if len(self._rest) > LIMIT:
+            raise TooLarge(f"an event of more than {LIMIT} bytes")
+        return events
+
+    def flush(self) -> list[Event]:
+        """What stands behind the last empty line: an event that nothing ended."""
+        rest, self._rest, self._searched = self._rest, b"", 0
+        return [self._event(rest)] if rest else []
+
+    def _event(self, raw: bytes) -> Event:
+        text = raw
+        if not self._begun:
+            self._begun, text = True, raw.removeprefix(BOM)
+        if text.startswith(b"data: ") and text.find(b"\n") == len(text) - 2 and b"\r" not in text:
+            return Event(raw, text[6:-2])
+        return _parsed(raw, text)
+
+
+def _parsed(raw: bytes, text: bytes) -> Event:
+    data: list[bytes] = []
+    name = None
+    for line in _lines.split(text):
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            data.append(value)
+        elif field == b"event":
+            name = value
+    return Event(raw, b"\n".join(data) if data else None, name)
+
+
+def encode(data: bytes) -> bytes:
+    """An event with this data, which is JSON on one line or DONE."""
+    return b"data: " + data + b"\n\n"
+
+
+def comment(text: bytes) -> bytes:
+    """A line that clients skip: it keeps connections open while there is nothing to say."""
+    return b": " + text + b"\n\n"

@@ -1,0 +1,86 @@
+"""What was sent, in numbers: pure functions of the requests that reached upstream."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from proxy.demo.model import text_of
+
+Json = dict[str, Any]
+Count = Callable[[str], int]
+
+FRAME = 4
+"""Tokens of a message beside its text."""
+
+_reference = re.compile(r"detailed result is stored in [^\s;)]*/(?P<name>[^\s;)/]+)")
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A request as it reached upstream. `segments`: the prompt's pieces, tools first, each with its tokens."""
+
+    messages: list[Json]
+    segments: list[tuple[bytes, int]]
+    summary: bool
+    """It asks for a record of the conversation; no turn of the agent's."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(tokens for _, tokens in self.segments)
+
+
+def sent(body: bytes, count: Count, *, summary: bool = False) -> Sent:
+    """A request's body, measured."""
+    raw = msgspec.json.decode(body, type=dict[str, Raw])
+    raws = msgspec.json.decode(raw["messages"], type=list[Raw])
+    messages = [msgspec.json.decode(message) for message in raws]
+    segments = [(bytes(one), message_tokens(message, count)) for one, message in zip(raws, messages, strict=True)]
+    if "tools" in raw:
+        segments.insert(0, (bytes(raw["tools"]), count(bytes(raw["tools"]).decode())))
+    return Sent(messages, segments, summary)
+
+
+def message_tokens(message: Json, count: Count) -> int:
+    """Text, reasoning, each call's name and arguments, and the frame."""
+    calls = [part for call in message.get("tool_calls") or () for part in call["function"].values()]
+    return FRAME + sum(map(count, [text_of(message), message.get("reasoning_content") or "", *calls]))
+
+
+def shared_tokens(one: Sent, two: Sent) -> int:
+    """Tokens of the pieces that both begin with."""
+    shared = 0
+    for (left, tokens), (right, _) in zip(one.segments, two.segments, strict=False):
+        if left != right:
+            break
+        shared += tokens
+    return shared
+
+
+def prefix_kept(requests: Sequence[Sent]) -> float:
+    """Of all tokens sent, the share that the request before had begun with: what a provider's prompt cache has."""
+    turns = [request for request in requests if not request.summary]
+    kept = sum(shared_tokens(one, two) for one, two in pairwise(turns))
+    return kept / max(sum(request.tokens for request in turns), 1)
+
+
+def moved(messages: Iterable[Json]) -> dict[str, str]:
+    """Files to which tool results refer instead of holding their text: the name → the call's id."""
+    results = [message for message in messages if message["role"] == "tool"]
+    return {
+        found["name"]: result["tool_call_id"] for result in results for found in _reference.finditer(text_of(result))
+    }
+
+
+def read_back(request: Sent, ours: Iterable[str], count: Count) -> int:
+    """Tokens of the results since the last user message that no tool of the client's (`ours`) gave."""
+    messages, names = request.messages, set(ours)
+    turn = messages[max(index for index, message in enumerate(messages) if message["role"] == "user") :]
+    calls = [call for message in turn for call in message.get("tool_calls") or ()]
+    hidden = {call["id"] for call in calls if call["function"]["name"] not in names}
+    results = (message for message in turn if message["role"] == "tool" and message["tool_call_id"] in hidden)
+    return sum(count(text_of(result)) for result in results)

@@ -1,0 +1,173 @@
+"""What a turn needs of the world: upstream to ask, our tools to answer, the store to remember."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from proxy import exchange, patterns
+from proxy.core import tools
+from proxy.core.files import Files
+from proxy.core.render import Round
+from proxy.core.transcript import Call, extend, reply_meaning
+from proxy.core.turn import Turn
+from proxy.headers import Headers, without
+from proxy.outcome import ToolUse
+from proxy.prepare import History, Prepared
+from proxy.records import Records
+from proxy.summarizer import Answer
+
+if TYPE_CHECKING:
+    from proxy.chat import Services
+    from proxy.client import Client
+    from proxy.tenants import Tenant
+    from proxy.upstream import Reply
+
+REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding")
+
+
+class Partner:
+    """One request's. `ready` is what was made of it."""
+
+    def __init__(
+        self,
+        services: Services,
+        client: Client,
+        tenant: Tenant,
+        ready: Prepared,
+        records: Records,
+        ours: Callable[[], Headers],
+    ) -> None:
+        self._services = services
+        self._client = client
+        self._tenant = tenant
+        self._ready = ready
+        self._records = records
+        self._ours = ours
+        self._files: Files | None = None
+        self.uses: list[ToolUse] = []
+        """Calls of our tools so far, as the outcome reports them."""
+
+    @property
+    def _history(self) -> History:
+        return self._ready.history
+
+    async def send(self, body: bytes) -> Reply:
+        """A rewritten body, to the same address with the same headers. Raises UpstreamFault."""
+        request = self._services.relay.request(self._client, self._tenant, body)
+        kept = without(request.headers, REWRITTEN)
+        headers = [*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))]
+        self._client.sent = self._client.sent or time.perf_counter()
+        return await self._services.upstream.send(msgspec.structs.replace(request, headers=headers))
+
+    def headers(self, turn: Turn) -> Headers:
+        """Ours; in a reply that is not a stream with the number of internal rounds, which is known by then."""
+        whole = not self._history.request.stream
+        return [*self._ours(), (b"x-offload-rounds", b"%d" % turn.rounds)] if whole else self._ours()
+
+    # -- our tools --
+
+    async def resolve(self, calls: Sequence[Call]) -> list[str]:
+        """The answers, within what the turn may still read; side by side, each with its share."""
+        if self._files is None:
+            self._files = self._ready.files()
+        share = min(self._history.policy.tools.max_answer_tokens, self._budget() // len(calls))
+        answers = await asyncio.gather(*(asyncio.to_thread(self._answer, call, max(share, 0)) for call in calls))
+        self.uses += answers_used(calls, answers, self._history.names)
+        return [answer.text for answer in answers]
+
+    def _budget(self) -> int:
+        read = sum(use.tokens for use in self.uses)
+        left = self._history.policy.tools.max_retrieved_tokens - read
+        room = self._history.room
+        return left if room.window is None else min(left, room.left(self._ready.tokens + read))
+
+    def _answer(self, call: Call, budget: int) -> tools.Answer:
+        names, model = self._history.names, self._history.request.model
+        assert self._files is not None
+        return tools.answer(
+            _tool(call, names),
+            call.arguments,
+            self._files,
+            self._history.policy.offload.store_dir,
+            budget,
+            lambda text: self._services.reader.count(text, model),
+            patterns.compile,
+            names,
+        )
+
+    # -- what the reply hid --
+
+    async def remember(self, turn: Turn) -> None:
+        """Under the digest of the history that the visible reply ends."""
+        hidden = turn.hidden
+        if hidden is None:
+            return
+        model = self._history.request.model
+        link = extend(self._history.chain[-1], reply_meaning(*turn.visible))
+        raws = [*hidden.before, *hidden.after]
+        tokens = await asyncio.to_thread(self._services.reader.count, b"".join(raws).decode("utf-8", "replace"), model)
+        links = self._history.reply_links()
+        earlier = [links[index] for index in sorted(self._ready.rounds)]
+        round_ = Round(tuple(hidden.before), hidden.instead, tuple(hidden.after), tokens)
+        await self._records.remember(link, model, round_, earlier)
+
+    # -- summaries --
+
+    async def ask(self, body: bytes) -> Answer:
+        """A summary call: by the request's own upstream and credentials. Raises UpstreamFault."""
+        async with aclosing(await self.send(body)) as reply:
+            return _read(reply.status, await exchange.body(reply))
+
+
+def answers_used(calls: Sequence[Call], answers: Sequence[tools.Answer], names: tuple[str, str]) -> list[ToolUse]:
+    """What the outcome says of these answers."""
+    return [
+        ToolUse(_tool(call, names), answer.result, answer.tokens) for call, answer in zip(calls, answers, strict=True)
+    ]
+
+
+def _tool(call: Call, names: tuple[str, str]) -> tools.Tool:
+    """Which of the two it is, whatever it is called in this request."""
+    return "grep" if call.name == names[0] else "read_file"
+
+
+class _Completion(msgspec.Struct):
+    """As far as a summary call's reply matters; any of it may be missing or of another kind."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = 0
+
+
+def _read(status: int, body: bytes) -> Answer:
+    try:
+        completion = msgspec.json.decode(body, type=_Completion)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return Answer(status, body)
+    usage = completion.usage or _Usage()
+    details = usage.prompt_tokens_details or _Details()
+    text = (completion.choices[0].message.content or "") if completion.choices else ""
+    return Answer(status, body, text, usage.prompt_tokens, usage.completion_tokens, details.cached_tokens or 0)

@@ -1,0 +1,225 @@
+"""Runs the application under uvicorn: one process or several, and how they end.
+
+SIGTERM and SIGINT drain: nobody new is let in, requests under way go on for the drain timeout at most. A second signal
+ends at once. SIGHUP reloads the policies, in every process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.supervisors import Multiprocess
+
+from proxy import logs
+from proxy.app import build
+from proxy.client import RAW
+from proxy.errors import UserMistake
+from proxy.metrics import prepare_multiprocess
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from proxy.headers import Headers
+    from proxy.settings import Settings
+
+_BACKLOG = 2048
+"""Connections that may wait to be accepted, as uvicorn's own default."""
+
+_KEEP_ALIVE = 75
+"""Seconds that a client's idle connection stays open, as nginx has it. Longer than clients keep theirs in their pools,
+so that it is they who close: a request never crosses our closing on its way."""
+
+_HEARTBEAT = 30
+"""Seconds within which a worker has to answer its supervisor, or is replaced. Generous: a replaced worker takes its
+requests with it."""
+
+_GRACE = 5.0
+"""Seconds that a worker gets on top of the drain timeout to close its store and its connections."""
+
+OK, ENDED_EARLY = 0, 1
+
+
+def serve(settings: Settings) -> int:
+    """Listen and serve until a signal says to stop. The exit code: 0, or 1 where a second signal cut requests off.
+
+    Raises UserMistake for what is wrong with the settings or the policies, or where the address cannot be had.
+    """
+    _prepare(settings)
+    app = build(settings)
+    with _listener(settings.host, settings.port) as listener:
+        if settings.workers == 1:
+            return _serve_alone(settings, app, listener)
+        with prepare_multiprocess():
+            return _serve_together(settings, listener)
+
+
+def _serve_alone(settings: Settings, app: ASGIApp, listener: socket.socket) -> int:
+    server = _Server(config(settings, app))
+    server.run([listener])
+    return ENDED_EARLY if server.force_exit else OK
+
+
+def _serve_together(settings: Settings, listener: socket.socket) -> int:
+    """Workers are spawned, not forked: each builds its application anew."""
+    shared = config(settings, partial(_worker, settings))
+    shared.factory = True
+    shared.workers = settings.workers
+    supervisor = _Supervisor(shared, [listener])
+    supervisor.run()
+    return ENDED_EARLY if supervisor.killed else OK
+
+
+def _worker(settings: Settings) -> ASGIApp:
+    """A worker's application."""
+    _prepare(settings)
+    return build(settings)
+
+
+def _prepare(settings: Settings) -> None:
+    logs.configure(settings.log_format)
+    # What uvicorn says at INFO is that it starts and stops. And that a reply was left unfinished it says as of a bug,
+    # but it is how we cut off a stream that upstream broke; the request's own line has the reason.
+    logger = logging.getLogger("uvicorn.error")
+    logger.setLevel(logging.WARNING)
+    logger.addFilter(lambda record: record.msg != "ASGI callable returned without completing response.")
+    if hasattr(signal, "SIGHUP"):
+        # Until the application listens to it: by default it would end the process.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def config(settings: Settings, app: object) -> uvicorn.Config:
+    """uvicorn as it has to be for the relay to be exact; `app` is the application, or makes it."""
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http=_Protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout),
+        timeout_worker_healthcheck=_HEARTBEAT,
+    )
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise UserMistake(f"cannot listen on {_address(host, port)}: {error.strerror or error}") from error
+    listener.set_inheritable(True)
+    return listener
+
+
+def _announce(listener: socket.socket) -> None:
+    host, port, *_ = listener.getsockname()
+    sys.stderr.write(f"offload-proxy listening on http://{_address(host, port)}\n")
+    sys.stderr.flush()
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
+
+
+def _without_offer(data: bytes) -> bytes:
+    """A request without the offer to go on in HTTP/2.
+
+    Java's client makes it with requests that have a body, and llhttp then takes the body for HTTP/2 that follows.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _H2C.sub(b"", head + end[:2], count=1) + end[2:] + rest if b"h2c" in head else data
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's, that also hands over what ASGI's scope loses of a request; see `client.RAW`."""
+
+    raw_headers: Headers
+
+    def data_received(self, data: bytes) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            data = _without_offer(data)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.raw_headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.raw_headers.append((name, value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self.scope["extensions"] = {RAW: {"target": self.url, "headers": self.raw_headers}}
+        super().on_headers_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The application refuses it, or ignores it; either is no news."""
+
+
+class _Server(uvicorn.Server):
+    """One process, that says when it is ready and whose second signal ends it whatever the two are."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and sockets:
+            _announce(sockets[0])
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not remembered as uvicorn does, which raises the signals again at the end: the exit code is ours to give.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class _Supervisor(Multiprocess):
+    """Several workers on one listening socket."""
+
+    killed = False
+
+    def init_processes(self) -> None:
+        super().init_processes()
+        if all(process.wait_until_ready(_HEARTBEAT, self.should_exit) for process in self.processes):
+            _announce(self.sockets[0])
+
+    def handle_hup(self) -> None:
+        """Policies reload in place; uvicorn would replace the workers."""
+        for process in self.processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGHUP)
+
+    def terminate_all(self) -> None:
+        # Ours is a copy of the workers' socket, and as long as it is open connections are taken that nobody serves.
+        for listener in self.sockets:
+            listener.close()
+        super().terminate_all()
+
+    def join_all(self) -> None:
+        deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0) + _GRACE
+        for process in self.processes:
+            while process.process.is_alive():
+                process.process.join(0.1)
+                if self._told_again() or time.monotonic() > deadline:
+                    self.killed = True
+                    process.process.kill()
+
+    def _told_again(self) -> bool:
+        return not {signal.SIGINT, signal.SIGTERM}.isdisjoint(self.signal_queue)

@@ -1,0 +1,102 @@
+"""The demo as a user runs it: what it claims, and that it leaves nothing running."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "proxy", "demo"]
+LIMIT = 60
+"""Seconds that the demo may take."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """What leads elsewhere is set: the demo must not be led there. Its folder is made below `tmp_path`."""
+    led = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "http_proxy", "OPENAI_BASE_URL")}
+    return {**os.environ, **led, "TMPDIR": str(tmp_path), "COLUMNS": "120", "LINES": "30"}
+
+
+def test_what_it_claims(environment: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, timeout=LIMIT, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+    rows = re.findall(r"^ +(\d+)  (.{44}) +([\d,]+) +([\d,]+) *([\d,]*) *([\d,]*)$", done.stdout, re.MULTILINE)
+    client, sent = ([int(row[column].replace(",", "")) for row in rows] for column in (2, 3))
+    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    assert client == sorted(client)
+    assert client[-1] >= 95_000
+    assert sent[-1] < client[-1] / 2
+    assert all(one <= whole + 1_000 for one, whole in zip(sent, client, strict=True)), "but for our tools, never larger"
+
+    assert done.stdout.count("(right)") == 2
+    assert "scripted" in done.stdout
+    assert re.search(r"prefix kept +\d\d%", done.stdout)
+    assert re.search(r"nothing lost +[1-9]\d* results were moved", done.stdout)
+    assert "OPENAI_BASE_URL=http://127.0.0.1:8787/v1" in done.stdout
+
+    (store,) = re.findall(r"^files +(\S+),", done.stdout, re.MULTILINE)
+    assert Path(store).is_relative_to(tmp_path)
+    listed = subprocess.run(
+        [*COMMAND[:-1], "store", "ls", "--store", store], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert "originals" in listed.stdout
+
+
+def test_a_live_table_on_a_terminal(environment: dict[str, str]) -> None:
+    ours, theirs = pty.openpty()
+    environment["TERM"] = "xterm"
+    with subprocess.Popen(COMMAND, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT) as demo:
+        os.close(theirs)
+        seen = b"".join(iter(lambda: _read(ours), b""))
+    os.close(ours)
+    assert demo.returncode == 0
+    assert b"upstream gets" in seen
+    assert b"\x1b[1A" in seen, "the table is drawn over itself"
+    assert b"(right)" in seen
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_an_interrupted_demo_leaves_nothing(
+    environment: dict[str, str], tmp_path: Path, number: int, code: int
+) -> None:
+    """The signal goes to the demo alone, which is harder than Ctrl-C, where everything gets it."""
+    with subprocess.Popen(
+        COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=ROOT, start_new_session=True
+    ) as demo:
+        assert demo.stdout is not None
+        while not demo.stdout.readline().lstrip().startswith(b"5 "):
+            assert demo.poll() is None
+        demo.send_signal(number)
+        _, errors = demo.communicate(timeout=20)
+    assert (demo.returncode, errors) == (code, b"")
+    assert not list(tmp_path.iterdir())
+    assert _gone(demo.pid)
+
+
+def _read(terminal: int) -> bytes:
+    """What is there; nothing, once the other side is closed."""
+    try:
+        return os.read(terminal, 65_536)
+    except OSError:
+        return b""
+
+
+def _gone(group: int) -> bool:
+    """Whether no process of the demo's group is left, within a few seconds."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,585 @@
+"""The relay through the real server, between raw sockets: what goes in comes out, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving import served, spawned
+from tests.wire import (
+    EVENTS,
+    OK,
+    Handler,
+    Message,
+    Peer,
+    Wire,
+    ask,
+    chunk,
+    chunks,
+    connection,
+    read_head,
+    read_message,
+    replying,
+    upstream,
+)
+
+Json = dict[str, Any]
+
+
+class Shared:
+    """A proxy that most tests share, as starting one takes longer than they do."""
+
+    def __init__(self, port: int, upstream_port: int) -> None:
+        self.port = port
+        self._upstream_port = upstream_port
+
+    @asynccontextmanager
+    async def relay(self, handler: Handler) -> AsyncIterator[Link]:
+        """The upstream that it stands before, for a while."""
+        async with upstream(handler, port=self._upstream_port) as wire:
+            yield Link(wire, self.port)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    policy = {"upstream": {"base_url": f"http://127.0.0.1:{port}/v1"}, "offload": {"mode": "off"}}
+    with served({"default": policy}) as proxy:
+        yield Shared(proxy.port, port)
+
+
+@asynccontextmanager
+async def relay(handler: Handler, upstream_options: Json | None = None, **settings: Any) -> AsyncIterator[Link]:
+    """An upstream and a proxy of its own before it."""
+    async with upstream(handler) as wire:
+        policy = {"upstream": {"base_url": wire.url + "/v1", **(upstream_options or {})}, "offload": {"mode": "off"}}
+        with served({"default": policy}, **settings) as proxy:
+            yield Link(wire, proxy.port)
+
+
+class Link:
+    def __init__(self, wire: Wire, port: int) -> None:
+        self.wire = wire
+        self.port = port
+
+    async def ask(self, request: bytes, **options: Any) -> Message:
+        return await ask(self.port, request, **options)
+
+    def metric(self, page: bytes, name: str) -> float:
+        return sum(float(value) for value in re.findall(rf"^{re.escape(name)} (\S+)$", page.decode(), re.MULTILINE))
+
+
+def get(target: str, *headers: str) -> bytes:
+    return "\r\n".join([f"GET {target} HTTP/1.1", "Host: proxy", *headers, "", ""]).encode()
+
+
+def post(body: bytes, *headers: str, target: str = "/v1/embeddings") -> bytes:
+    lines = [f"POST {target} HTTP/1.1", "Host: proxy", *headers, f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def error_of(reply: Message) -> Json:
+    assert reply.get(b"content-type") == [b"application/json"]
+    assert reply.get(b"x-request-id")
+    error: Json = json.loads(reply.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+# What goes in comes out
+
+
+@pytest.mark.parametrize(
+    ("asked", "gets"),
+    [
+        ("/v1/models", "/v1/models"),
+        ("/v1/models?", "/v1/models?"),
+        ("/v1", "/v1"),
+        ("/v1?", "/v1?"),
+        ("/v1/a%2Fb%2fc", "/v1/a%2Fb%2fc"),
+        ("/v1//a///b/", "/v1//a///b/"),
+        ('/v1/a|b"c{d}^e`f\\', '/v1/a|b"c{d}^e`f\\'),
+        ("/v1/%zz?a=%20+&a=&&b=1?2/3;[x]={y}|'", "/v1/%zz?a=%20+&a=&&b=1?2/3;[x]={y}|'"),
+        ("/v1/;p=1/~u/!$&'()*,@:", "/v1/;p=1/~u/!$&'()*,@:"),
+        ("/v1beta/models/x:generate", "/v1beta/models/x:generate"),
+        ("/openai/deployments/d/embeddings?api-version=1", "/openai/deployments/d/embeddings?api-version=1"),
+        ("//v1/x", "//v1/x"),
+        ("/", "/"),
+        ("http://elsewhere:1/v1/x?q=%2f", "/v1/x?q=%2f"),
+    ],
+)
+async def test_target(shared: Shared, asked: str, gets: str) -> None:
+    async with shared.relay(replying(OK)) as link:
+        assert (await link.ask(get(asked))).body == b"ok"
+    assert link.wire.requests[0].target == gets.encode()
+
+
+async def test_request_headers(shared: Shared) -> None:
+    kept = ["X-Same: 1", "X-Other: a", "X-Same: 2", "authorization: Bearer k", "X-Utf8: ☃", "X-Empty: ", "COOKIE: a=1"]
+    dropped = ["Connection: keep-alive, X-Hop", "x-hop: 1", "TE: trailers", "Keep-Alive: 1", "X-Offload: off"]
+    async with shared.relay(replying(OK)) as link:
+        await link.ask(get("/v1/models", *kept, *dropped))
+        host = (b"Host", b"127.0.0.1:%d" % link.wire.port)
+    expected = [tuple(line.encode().split(b": ", 1)) for line in kept]
+    assert link.wire.requests[0].headers == [host, *expected]
+
+
+async def test_reply_headers(shared: Shared) -> None:
+    kept = [
+        (b"set-cookie", b"a=1"),
+        (b"x-b", b"\xe9"),
+        (b"set-cookie", b"b=2"),
+        (b"content-length", b"2"),
+        (b"date", b"d"),
+    ]
+    head = b"HTTP/1.1 200 OK\r\nConnection: keep-alive, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: timeout=5\r\n"
+    async with shared.relay(replying(head + b"".join(b"%s: %s\r\n" % pair for pair in kept) + b"\r\nok")) as link:
+        reply = await link.ask(get("/v1/models"))
+    assert (reply.headers, reply.body) == (kept, b"ok")
+
+
+BODIES = [
+    b'{"a":  1e400,\n"b": 123456789012345678901234, "\\u0061": "\\ud800"}',
+    gzip.compress(b"x" * 1000),
+    bytes(range(256)),
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=["json", "gzip", "binary"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/files"])
+async def test_bodies(shared: Shared, body: bytes, path: str) -> None:
+    reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    async with shared.relay(replying(reply)) as link:
+        got = await link.ask(post(body, "Content-Encoding: gzip", target=path))
+    asked = link.wire.requests[0]
+    assert asked.body == body == got.body
+    assert asked.get(b"content-length") == got.get(b"content-length") == [b"%d" % len(body)]
+    assert asked.get(b"content-encoding") == got.get(b"content-encoding") == [b"gzip"]
+    assert not asked.get(b"transfer-encoding")
+
+
+async def test_chunked_request(shared: Shared) -> None:
+    head = b"PUT /v1/x HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with shared.relay(replying(OK)) as link:
+        await link.ask(head + chunk(b"one,") + chunk(b"two") + b"0\r\nX-Trailer: 1\r\n\r\n")
+        await link.ask(head + chunk(b""))
+    first, second = link.wire.requests
+    assert (first.line, first.body) == (b"PUT /v1/x HTTP/1.1", b"one,two")
+    assert second.body == b""
+
+
+async def test_a_request_without_body_gets_none(shared: Shared) -> None:
+    async with shared.relay(replying(OK)) as link:
+        for method in (b"GET", b"DELETE", b"OPTIONS"):
+            await link.ask(method + b" /v1/files/f HTTP/1.1\r\nHost: p\r\n\r\n")
+    assert [asked.line.split()[0] for asked in link.wire.requests] == [b"GET", b"DELETE", b"OPTIONS"]
+    assert not any(asked.get(b"transfer-encoding") for asked in link.wire.requests)
+    assert [asked.get(b"content-length") for asked in link.wire.requests] == [[], [b"0"], []]
+
+
+async def test_expect_continue(shared: Shared) -> None:
+    async with shared.relay(replying(OK)) as link, connection(link.port) as (reader, writer):
+        writer.write(b"POST /v1/x HTTP/1.1\r\nHost: p\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        assert (await read_head(reader)).status == 100
+        writer.write(b"abc")
+        assert (await read_message(reader)).body == b"ok"
+    assert link.wire.requests[0].body == b"abc"
+    assert not link.wire.requests[0].get(b"expect")
+
+
+@pytest.mark.parametrize(
+    ("method", "reply", "status", "length"),
+    [
+        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", 200, [b"1000"]),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n", 204, []),
+        ("GET", b'HTTP/1.1 304 Not Modified\r\nETag: "e"\r\nContent-Length: 1000\r\n\r\n', 304, []),
+        ("GET", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK, 200, [b"2"]),
+    ],
+)
+async def test_replies_without_the_usual(
+    shared: Shared, method: str, reply: bytes, status: int, length: list[bytes]
+) -> None:
+    async with shared.relay(replying(reply)) as link, connection(link.port) as (reader, writer):
+        for _ in range(2):
+            writer.write(f"{method} /v1/x HTTP/1.1\r\nHost: p\r\n\r\n".encode())
+            got = await read_message(reader, bodiless=status != 200 or method == "HEAD")
+            assert (got.status, got.get(b"content-length")) == (status, length)
+            assert not got.get(b"transfer-encoding")
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 404, 429, 500, 503, 529])
+async def test_errors_as_they_came(shared: Shared, status: int) -> None:
+    body = b'{"error": {"message": "no",  "odd": 1.0}}\n'
+    head = b"HTTP/1.1 %d X\r\nRetry-After: 7\r\nLocation: /x\r\nX-Request-Id: r\r\nContent-Length: %d\r\n\r\n"
+    async with shared.relay(replying(head % (status, len(body)) + body)) as link:
+        reply = await link.ask(post(b"{}"))
+    assert (reply.status, reply.body) == (status, body)
+    assert (reply.get(b"retry-after"), reply.get(b"x-request-id"), reply.get(b"location")) == ([b"7"], [b"r"], [b"/x"])
+
+
+async def test_requests_behind_each_other(shared: Shared) -> None:
+    async with shared.relay(replying(OK)) as link, connection(link.port) as (reader, writer):
+        writer.write(b"".join(post(b"%d" % n) for n in range(20)))
+        assert [(await read_message(reader)).body for _ in range(20)] == [b"ok"] * 20
+    assert [asked.body for asked in link.wire.requests] == [b"%d" % n for n in range(20)]
+    assert link.wire.connections == 1
+
+
+# As it arrives
+
+
+async def test_chunks_arrive_one_by_one(shared: Shared) -> None:
+    seen = asyncio.Event()
+
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(EVENTS)
+        for n in range(3):
+            await peer.send(chunk(b"data: %d\n\n" % n))
+            await asyncio.wait_for(seen.wait(), 2)
+            seen.clear()
+        await peer.send(chunk(b""))
+
+    async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
+        writer.write(post(b"{}"))
+        assert (await read_head(reader)).get(b"content-type") == [b"text/event-stream"]
+        got = []
+        async for piece in chunks(reader):
+            got.append(piece)
+            seen.set()
+    assert got == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"]
+
+
+async def test_the_head_does_not_wait_for_the_body(shared: Shared) -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(EVENTS)
+        await peer.gone()
+
+    async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
+        writer.write(post(b"{}"))
+        assert (await asyncio.wait_for(read_head(reader), 2)).status == 200
+
+
+async def test_an_upload_arrives_as_it_is_sent(shared: Shared) -> None:
+    arrived = asyncio.Event()
+
+    async def handle(peer: Peer) -> None:
+        await peer.reader.readuntil(b"first")
+        arrived.set()
+        await peer.reader.readuntil(b"second")
+        await peer.send(OK)
+
+    async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: p\r\nContent-Length: 11\r\n\r\nfirst")
+        await asyncio.wait_for(arrived.wait(), 2)
+        writer.write(b"second")
+        assert (await read_message(reader)).body == b"ok"
+
+
+async def test_upstream_refuses_an_upload_before_its_end(shared: Shared) -> None:
+    async def handle(peer: Peer) -> None:
+        await read_head(peer.reader)
+        await peer.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig")
+        await asyncio.sleep(0.2)
+
+    async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: p\r\nContent-Length: 100000\r\n\r\nbegins")
+        reply = await asyncio.wait_for(read_message(reader), 2)
+    assert (reply.status, reply.body) == (413, b"big")
+
+
+def resident(pid: int) -> int:
+    """The most memory that a process has had, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) * 1024
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+PART = bytes(1 << 20)
+
+
+@needs_proc
+async def test_uploads_are_not_collected() -> None:
+    async def handle(peer: Peer) -> None:
+        head = await read_head(peer.reader)
+        left = int(head.get(b"content-length")[0])
+        while left:
+            left -= len(await peer.reader.readexactly(min(left, len(PART))))
+        await peer.send(OK)
+
+    async with upstream(handle) as wire:
+        with await asyncio.to_thread(lambda: spawned(flags=[f"--upstream={wire.url}"])) as proxy:
+            assert proxy.process
+            assert (await ask(proxy.port, post(PART, target="/v1/files"))).status == 200
+            before = resident(proxy.process.pid)
+            async with connection(proxy.port) as (reader, writer):
+                writer.write(b"POST /v1/files HTTP/1.1\r\nHost: p\r\nContent-Length: %d\r\n\r\n" % (100 << 20))
+                for _ in range(100):
+                    writer.write(PART)
+                    await writer.drain()
+                assert (await read_message(reader)).body == b"ok"
+            assert resident(proxy.process.pid) - before < 16 << 20
+
+
+@needs_proc
+async def test_a_slow_reader_does_not_fill_the_memory() -> None:
+    written = 0
+
+    async def handle(peer: Peer) -> None:
+        nonlocal written
+        await peer.request()
+        await peer.send(EVENTS)
+        for _ in range(200):
+            await peer.send(chunk(PART))
+            written += len(PART)
+        await peer.send(chunk(b""))
+
+    async with upstream(handle) as wire:
+        with await asyncio.to_thread(lambda: spawned(flags=[f"--upstream={wire.url}"])) as proxy:
+            assert proxy.process
+            before = resident(proxy.process.pid)
+            async with connection(proxy.port) as (reader, writer):
+                writer.write(get("/v1/files/f/content"))
+                await read_head(reader)
+                await asyncio.sleep(1)
+                assert written < 40 << 20
+                assert sum([len(piece) async for piece in chunks(reader)]) == 200 << 20
+            assert resident(proxy.process.pid) - before < 16 << 20
+
+
+# Who has gone
+
+
+async def began(peer: Peer) -> None:
+    await peer.request()
+    await peer.send(EVENTS, chunk(b"data: 1\n\n"))
+    await peer.gone()
+    peer.upstream.left.set()
+
+
+async def mute(peer: Peer) -> None:
+    await peer.request()
+    await peer.gone()
+    peer.upstream.left.set()
+
+
+async def taking(peer: Peer) -> None:
+    await read_head(peer.reader)
+    await peer.gone()
+    peer.upstream.left.set()
+
+
+@pytest.mark.parametrize("abruptly", [False, True])
+@pytest.mark.parametrize(
+    ("handler", "request_", "until"),
+    [
+        (mute, post(b"{}"), b""),
+        (began, post(b"{}"), b"data: 1"),
+        (taking, b"POST /v1/files HTTP/1.1\r\nHost: p\r\nContent-Length: 9\r\n\r\nabc", b""),
+        (taking, b"POST /v1/files HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b""),
+    ],
+    ids=["waiting", "streaming", "uploading", "uploading chunks"],
+)
+async def test_client_gone_closes_upstream(handler: Handler, request_: bytes, until: bytes, abruptly: bool) -> None:
+    async with relay(handler) as link:
+        async with connection(link.port) as (reader, writer):
+            writer.write(request_)
+            if until:
+                await reader.readuntil(until)
+            await asyncio.sleep(0.1)
+            if abruptly:
+                writer.transport.abort()
+        await asyncio.wait_for(link.wire.left.wait(), 1)
+        page = (await link.ask(get("/metrics"))).body
+    assert link.metric(page, 'offload_request_errors_total{fault="client_gone",tenant="default"}') == 1
+
+
+async def test_unreachable() -> None:
+    async with upstream(replying(OK)) as wire:
+        pass
+    with served({"default": {"upstream": {"base_url": wire.url}}}) as proxy:
+        reply = await ask(proxy.port, post(b"{}"))
+        page = (await ask(proxy.port, get("/metrics"))).body
+    assert reply.status == 502
+    assert error_of(reply)["code"] == "upstream_unreachable"
+    assert b'offload_request_errors_total{fault="connect",tenant="default"} 1.0' in page
+
+
+async def test_silent() -> None:
+    async with relay(mute, {"connect_timeout": 0.1}, first_byte_timeout=0.1) as link:
+        reply = await link.ask(post(b"{}"))
+        await asyncio.wait_for(link.wire.left.wait(), 1)
+    assert reply.status == 504
+    assert error_of(reply)["code"] == "upstream_timeout"
+
+
+async def breaking(peer: Peer) -> None:
+    await peer.request()
+    await peer.send(EVENTS, chunk(b"data: 1\n\n"))
+    await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(("handler", "fault"), [(began, "timeout"), (breaking, "broken")])
+async def test_a_broken_stream_is_seen_to_be_broken(handler: Handler, fault: str) -> None:
+    async with relay(handler, {"idle_timeout": 0.2}) as link:
+        async with connection(link.port) as (reader, writer):
+            writer.write(post(b"{}"))
+            await read_head(reader)
+            got = chunks(reader)
+            assert await anext(got) == b"data: 1\n\n"
+            with pytest.raises(asyncio.IncompleteReadError):
+                await anext(got)
+        page = (await link.ask(get("/metrics"))).body
+    assert link.metric(page, f'offload_request_errors_total{{fault="{fault}",tenant="default"}}') == 1
+
+
+async def test_a_reply_shorter_than_announced_is_seen_to_be(shared: Shared) -> None:
+    async def short(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
+
+    async with shared.relay(short) as link:
+        with pytest.raises(asyncio.IncompleteReadError) as cut:
+            await link.ask(get("/v1/models"))
+    assert cut.value.partial == b"abc"
+
+
+async def test_not_http(shared: Shared) -> None:
+    async with shared.relay(replying(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")) as link:
+        reply = await link.ask(get("/v1/models"))
+    assert (reply.status, error_of(reply)["code"]) == (502, "upstream_broken")
+
+
+# Who may
+
+
+async def test_websocket(shared: Shared) -> None:
+    upgrade = [
+        "Connection: Upgrade",
+        "Upgrade: WebSocket",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Version: 13",
+    ]
+    async with shared.relay(replying(OK)) as link:
+        reply = await link.ask(get("/v1/realtime?model=x", *upgrade))
+    assert reply.status == 501
+    assert "WebSocket" in error_of(reply)["message"]
+    assert not link.wire.requests
+
+
+async def test_other_upgrades_are_ignored(shared: Shared) -> None:
+    """Java's HTTP client offers h2c with every first request."""
+    offer = [
+        "Connection: Upgrade, HTTP2-Settings",
+        "Upgrade: h2c",
+        "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
+    ]
+    async with shared.relay(replying(OK)) as link, connection(link.port) as (reader, writer):
+        for body in (b"one", b"two"):
+            writer.write(post(body, *offer))
+            assert (await read_message(reader)).body == b"ok"
+    assert [asked.body for asked in link.wire.requests] == [b"one", b"two"]
+    assert not any(asked.get(b"upgrade") or asked.get(b"http2-settings") for asked in link.wire.requests)
+
+
+async def test_ours_is_never_relayed(shared: Shared) -> None:
+    async with shared.relay(replying(OK)) as link:
+        for target, status in (
+            ("/health", 200),
+            ("/_offload/x", 404),
+            ("/_offload", 404),
+            ("/openapi.json", 404),
+            ("/_offload/chat/completions", 404),
+        ):
+            reply = await link.ask(get(target))
+            assert reply.status == status
+        assert json.loads(reply.body)["error"]["type"] == "invalid_request_error"
+        assert (await link.ask(post(b"", target="/health"))).status == 405
+    assert not link.wire.requests
+
+
+async def test_dot_segments(shared: Shared) -> None:
+    async with shared.relay(replying(OK)) as link:
+        for target in ("/v1/../admin", "/v1/%2e%2e/admin", "/v1/./x"):
+            reply = await link.ask(get(target))
+            assert (reply.status, error_of(reply)["code"]) == (403, "path_not_allowed")
+    assert not link.wire.requests
+
+
+async def test_tenants() -> None:
+    """The tenant's key replaces the client's, opens inference only, and strangers are turned away."""
+    async with upstream(replying(OK)) as wire:
+        acme = {
+            "tenant": "acme",
+            # SHA-256 of "client"
+            "api_keys": [{"sha256": "948fe603f61dc036b5c596dc09fe3ce3f3d30dc90f024c85f3c82db2ccab679d"}],
+            "upstream": {"base_url": wire.url, "api_key": "tenants"},
+        }
+        with served({"acme": acme}) as proxy:
+            stranger = await ask(proxy.port, get("/v1/models", "Authorization: Bearer other"))
+            known = ["Authorization: Bearer client", "Cookie: a=1", "X-A: 1"]
+            models = await ask(proxy.port, get("/v1/models", *known))
+            files = await ask(proxy.port, get("/v1/files", *known))
+    assert (stranger.status, error_of(stranger)["code"]) == (401, "invalid_api_key")
+    assert models.status == 200
+    assert (files.status, error_of(files)["code"]) == (403, "path_not_allowed")
+    [asked] = wire.requests
+    assert asked.headers[1:] == [(b"X-A", b"1"), (b"authorization", b"Bearer tenants")]
+
+
+async def test_too_many_at_once() -> None:
+    let_go = asyncio.Event()
+
+    async def hold(peer: Peer) -> None:
+        await peer.request()
+        await asyncio.wait_for(let_go.wait(), 5)
+        await peer.send(OK)
+
+    async with upstream(hold) as wire:
+        policy = {"upstream": {"base_url": wire.url}, "limits": {"concurrent_requests": 2}}
+        with served({"default": policy}) as proxy:
+            held = [asyncio.create_task(ask(proxy.port, post(b"{}"))) for _ in range(2)]
+            await asyncio.sleep(0.2)
+            reply = await ask(proxy.port, post(b"{}"))
+            let_go.set()
+            assert [(await one).status for one in held] == [200, 200]
+            assert (await ask(proxy.port, post(b"{}"))).status == 200
+    assert reply.status == 503
+    assert reply.get(b"retry-after") == [b"1"]
+    assert error_of(reply)["code"] == "overloaded"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([], 200),
+        (["X-Forwarded-For: 203.0.113.7"], 403),
+        (["X-Forwarded-For: 203.0.113.7", "Authorization: Bearer secret"], 200),
+        (["X-Forwarded-For: 203.0.113.7", "Authorization: Bearer wrong"], 403),
+    ],
+)
+async def test_metrics_are_the_operators(headers: list[str], status: int) -> None:
+    async with relay(replying(OK), admin_token="secret") as link:
+        assert (await link.ask(get("/metrics", *headers))).status == status
+
+
+async def test_every_request_leaves_one_outcome() -> None:
+    async with relay(replying(OK)) as link:
+        await link.ask(get("/v1/models"))
+        await link.ask(get("/v1/../x"))
+        page = (await link.ask(get("/metrics"))).body
+    assert link.metric(page, 'offload_requests_total{kind="relay",status="200",tenant="default"}') == 1
+    assert link.metric(page, 'offload_requests_total{kind="refused",status="403",tenant="default"}') == 1

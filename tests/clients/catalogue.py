@@ -1,0 +1,98 @@
+"""The clients: how each is started, pointed at a server by its own means, and kept from calling anybody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.strict import Rules
+from tests.upstream import Message, calls, text
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = HERE.parents[1] / ".clients"
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client, and what the model must know to use its tools."""
+
+    name: str
+    command: tuple[str | Path, ...]
+    """What stands before the task."""
+    installed: Path
+    """What is there once its environment is."""
+    tool: str = "read_log"
+    """Its tool that reads a file."""
+    arguments: Callable[[Path], dict[str, Any]] = lambda path: {"path": str(path)}
+    finish: Callable[[str], Message] = text
+    """How the model ends a run with these words."""
+    submits: bool = False
+    """Whether that end is one more call of the tool."""
+    streams: bool = True
+    rules: Rules = field(default_factory=Rules)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    home: Mapping[str, str] = field(default_factory=dict)
+    """Files in its home directory."""
+
+
+def _python(name: str, **options: Any) -> Client:
+    python = ENVIRONMENTS / name / "bin" / "python"
+    return Client(name, (python, HERE / name / "run.py"), python, **options)
+
+
+def _submit(words: str) -> Message:
+    return calls(("bash", {"command": f"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo '{words}'"}))
+
+
+_NODE = HERE / "openai_node"
+_MINI = ENVIRONMENTS / "mini_swe_agent" / "bin" / "mini"
+_QWEN = HERE / "qwen_code" / "node_modules" / "@qwen-code" / "qwen-code" / "cli.js"
+_QWEN_SETTINGS = {
+    "general": {"enableAutoUpdate": False},
+    "privacy": {"usageStatisticsEnabled": False},
+    "security": {"auth": {"selectedType": "openai"}},
+    "telemetry": {"enabled": False},
+}
+
+CLIENTS = (
+    _python("openai_python"),
+    Client("openai_node", ("node", _NODE / "run.mjs"), _NODE / "node_modules" / "openai"),
+    _python(
+        "deepagents",
+        tool="read_file",
+        arguments=lambda path: {"file_path": f"/{path.name}"},
+        environment={"LANGSMITH_TRACING": "false"},
+    ),
+    _python("pydantic_ai"),
+    _python("openai_agents", environment={"OPENAI_AGENTS_DISABLE_TRACING": "1"}),
+    Client(
+        "mini_swe_agent",
+        (_MINI, "--yolo", "--exit-immediately", "--model", "openai/scripted", "--task"),
+        _MINI,
+        tool="bash",
+        arguments=lambda path: {"command": f"cat {path}"},
+        finish=_submit,
+        submits=True,
+        streams=False,
+        rules=Rules(frozenset({"provider_specific_fields"})),
+        environment={
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_SILENT_STARTUP": "1",
+        },
+    ),
+    Client(
+        "qwen_code",
+        ("node", _QWEN, "--yolo", "--model", "scripted", "--auth-type", "openai", "--prompt"),
+        _QWEN,
+        tool="read_file",
+        arguments=lambda path: {"file_path": str(path)},
+        # It would send even loopback through an outgoing proxy, whatever NO_PROXY says.
+        environment={"HTTP_PROXY": "", "HTTPS_PROXY": ""},
+        home={".qwen/settings.json": json.dumps(_QWEN_SETTINGS)},
+    ),
+)

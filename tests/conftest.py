@@ -1,0 +1,44 @@
+"""What every test may ask for: `up`, a strict upstream; `serve` and `spawn`, the real proxy in front of something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import hypothesis
+import pytest
+
+from tests.serving import Proxy, served, spawned
+from tests.upstream import StrictUpstream
+
+# A deadline for one example measures the machine, and CI's is shared.
+hypothesis.settings.register_profile("offload", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("offload")
+
+
+@pytest.fixture
+def up() -> Iterator[StrictUpstream]:
+    """A strict upstream; a request that it refuses fails the test, unless the test sets `expect_refusals`."""
+    with StrictUpstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Proxy]]:
+    """`serve(policies, …)`: the proxy in this process, until the test ends. Arguments as of `serving.served`."""
+    with ExitStack() as held:
+        yield lambda *args, **kwargs: held.enter_context(served(*args, **kwargs))
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., Proxy]]:
+    """`spawn(policies, …)`: the proxy as a child process, until the test ends. Arguments as of `serving.spawned`."""
+    with ExitStack() as held:
+        yield lambda *args, **kwargs: held.enter_context(spawned(*args, **kwargs))
+
+
+@pytest.fixture(autouse=True)
+def _no_outgoing_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loopback is reached directly, whatever the machine's environment says."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,133 @@
+"""The scripted model decides by what it sees, and by nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.demo.model import QUESTION, TASK, Call, reply
+
+Json = dict[str, Any]
+
+SYSTEM = {"role": "system", "content": "s"}
+READ = {"role": "user", "content": TASK.format(modules="`a.py`, `b/c.py`")}
+ASK = {"role": "user", "content": QUESTION.format(path="a.py", begins="LIMIT =")}
+OURS = ["read_source", "grep", "read_file"]
+FILE = "/context_store/tool_call_c1_0123456789ab.txt"
+
+
+def called(name: str, arguments: str = "{}", call_id: str = "c1") -> Json:
+    function = {"name": name, "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+    }
+
+
+def result(text: str, call_id: str = "c1") -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def page(path: str, first: int, last: int, of: int, text: str = "def f(): ...\n") -> list[Json]:
+    return [called("read_source"), result(f"{path}, lines {first}-{last} of {of}\n{text}")]
+
+
+def moved(path: str, first: int, last: int, of: int, file: str = FILE) -> list[Json]:
+    return page(path, first, last, of, f"imp... (detailed result is stored in {file}; complete)")
+
+
+LISTED = [SYSTEM, READ, called("list_sources"), result("a.py 1 bytes\n")]
+SEARCHED = [*LISTED, called("search_sources"), result("a.py:1:class AError\n")]
+SNAPSHOT = {
+    "role": "system",
+    "content": "s\n<state_snapshot>\n- a.py, lines 1-9 of 9, kept in context\n</state_snapshot>\n"
+    "(Original 9 messages are stored in: /context_store/compressed_group_0.txt)",
+}
+
+NEXT: dict[str, tuple[list[Json], Call | None]] = {
+    "first the list": ([SYSTEM, READ], Call("list_sources", {})),
+    "then the search": (LISTED, Call("search_sources", {"pattern": r"^class \w+(Error|Exception)\b"})),
+    "then the first page": (SEARCHED, Call("read_source", {"path": "a.py", "first": 1})),
+    "then the next": ([*SEARCHED, *page("a.py", 1, 5, 9)], Call("read_source", {"path": "a.py", "first": 6})),
+    "though the page has been moved": (
+        [*SEARCHED, *moved("a.py", 1, 5, 9)],
+        Call("read_source", {"path": "a.py", "first": 6}),
+    ),
+    "the next module": ([*SEARCHED, *page("a.py", 1, 9, 9)], Call("read_source", {"path": "b/c.py", "first": 1})),
+    "from a record": ([SNAPSHOT, READ], Call("read_source", {"path": "b/c.py", "first": 1})),
+    "the end": ([*SEARCHED, *page("a.py", 1, 9, 9), *page("b/c.py", 1, 9, 9)], None),
+}
+
+
+@pytest.mark.parametrize("name", NEXT)
+def test_reads(name: str) -> None:
+    messages, wanted = NEXT[name]
+    assert reply(messages, OURS).call == wanted
+
+
+def test_notes_what_a_page_defines() -> None:
+    seen = [*SEARCHED, *page("a.py", 1, 9, 9, "def f(): ...\nclass G: ...\n  def h(): ...\n")]
+    assert reply(seen, OURS).text == "a.py, lines 1-9 of 9: 2 definitions, from f to G."
+
+
+FOUND = """\
+Found 1 matches for pattern "^LIMIT =" in path "/context_store":
+---
+File: tool_call_c1_0123456789ab.txt
+L7: LIMIT = 5
+---
+"""
+GREP = called("grep", '{"pattern": "^LIMIT =", "path": "/context_store"}', "g1")
+OPEN = called("read_file", "{}", "g2")
+
+
+def test_answers_from_what_it_still_sees() -> None:
+    assert reply([*SEARCHED, *page("a.py", 1, 9, 9, "x\nLIMIT = 5\n"), ASK], OURS).text == "LIMIT = 5"
+
+
+@pytest.mark.parametrize("tools", [["grep", "read_file"], ["offload_grep", "offload_read_file"]])
+def test_searches_what_was_moved(tools: list[str]) -> None:
+    answer = reply([*SEARCHED, *moved("a.py", 1, 9, 9), ASK], tools)
+    assert answer.call == Call(tools[0], {"pattern": r"^LIMIT\ =", "path": "/context_store"})
+
+
+def test_opens_what_was_found_in_a_page_of_that_file() -> None:
+    other = FOUND.replace("c1_0123456789ab", "c9_999999999999").replace("L7", "L3") + FOUND
+    answer = reply([*SEARCHED, *moved("a.py", 1, 9, 9), ASK, GREP, result(other, "g1")], OURS)
+    assert answer.call == Call("read_file", {"path": FILE, "offset": 6, "limit": 1})
+
+
+def test_searches_a_record_s_originals() -> None:
+    group = FOUND.replace("tool_call_c1_0123456789ab", "compressed_group_0")
+    answer = reply([SNAPSHOT, READ, ASK, GREP, result(group, "g1")], OURS)
+    assert answer.call == Call("read_file", {"path": "/context_store/compressed_group_0.txt", "offset": 6, "limit": 1})
+
+
+def test_quotes_what_came_back() -> None:
+    turn = [ASK, GREP, result(FOUND, "g1"), OPEN, result("LIMIT = 5\n[lines 6-6 of 9; continue]", "g2")]
+    assert reply([*SEARCHED, *moved("a.py", 1, 9, 9), *turn], OURS).text == "LIMIT = 5"
+
+
+WRONG = {
+    "no tools to follow the reference": ([*SEARCHED, *moved("a.py", 1, 9, 9), ASK], ["read_source"]),
+    "nothing is left": ([SYSTEM, READ, ASK], OURS),
+    "no match": ([*SEARCHED, *moved("a.py", 1, 9, 9), ASK, GREP, result("No matches.", "g1")], OURS),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_does_not_know_what_it_cannot_see(name: str) -> None:
+    answer = reply(*WRONG[name])
+    assert answer.call is None
+    assert "any more" in answer.text
+
+
+def test_writes_the_record_that_it_is_asked_for() -> None:
+    task = {"role": "user", "content": "Write:\n<state_snapshot>\n</state_snapshot>"}
+    record = reply([*SEARCHED, *page("a.py", 1, 5, 9), *moved("b/c.py", 1, 9, 9), task], OURS)
+    assert record.summary
+    assert "- a.py, lines 1-5 of 9, kept in context\n" in record.text
+    assert f"- b/c.py, lines 1-9 of 9, kept in {FILE}\n" in record.text
+    assert record.text.endswith("</state_snapshot>")

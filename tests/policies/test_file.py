@@ -1,0 +1,423 @@
+"""One policy file: what it may say, what it becomes, and the words for what is wrong with it."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.policy import (
+    Compress,
+    Inject,
+    Limits,
+    Mode,
+    Offload,
+    Policy,
+    Rule,
+    SnapshotRole,
+    Source,
+    Tools,
+    Upstream,
+    Wait,
+)
+from proxy.errors import PolicyError
+from proxy.policies.file import overlay, parse
+from proxy.policies.format import PolicyFile, duration, schema
+
+DIGEST = "0cf11aba70590ecf45f06e6a47b6ba1d3d9f3c6f62a8d19ad9d5fd2b7a0c9c52"
+ENVIRONMENT = {"CLIENT": "sk-client", "KEY": "sk-upstream", "EMPTY": "", "NEWLINE": "sk-x\n", "UMLAUT": "schlüssel"}
+KEYED = "api_keys: [{env: CLIENT}]\n"
+
+# The example of the design, every key of it.
+WHOLE = f"""
+tenant: acme
+api_keys:
+  - sha256: {DIGEST}
+  - env: CLIENT
+upstream:
+  base_url: https://api.example.com/v1
+  api_key: ${{KEY}}
+  connect_timeout: 6
+  idle_timeout: 301
+  context_window: 128000
+offload:
+  mode: compress
+  max_total_tokens: 20001
+  max_tool_message_tokens: 2001
+  compact_ratio_threshold: 0.5
+  keep_recent_count: 3
+  max_unseen_tool_tokens: 20002
+  min_saved_tokens: 8001
+  preview_chars: 101
+  preview_tail_chars: 1
+  cached_read: 0.2
+  cache_write: 1.5
+  store_dir: /elsewhere
+  exclude_tools: ["load_*"]
+  pin_user_tokens: 8002
+  compress:
+    model: small
+    wait: always
+    source: originals
+    snapshot_tokens: 1501
+    snapshot_role: user
+    group_token_threshold: 5
+    timeout: 121
+tools:
+  inject: always
+  max_rounds: 9
+  max_answer_tokens: 6001
+  max_retrieved_tokens: 18001
+limits: {{concurrent_requests: 257}}
+store_originals: false
+retention: 12h
+share_namespace: true
+relay: [/files/*]
+rules:
+  - match: {{model: "gpt-4.1*"}}
+    offload: {{max_total_tokens: 100000, compress: {{wait: never}}}}
+    tools: {{max_rounds: 2}}
+"""
+
+
+def taken(text: str, stem: str = "acme", base_url: str | None = None) -> Policy:
+    return parse(text, f"{stem}.yaml", stem, ENVIRONMENT, base_url).policy
+
+
+def refused(text: str, stem: str = "acme") -> str:
+    with pytest.raises(PolicyError) as caught:
+        taken(text, stem)
+    assert not any(secret in str(caught.value) for secret in ("sk-client", "sk-upstream", "sk-x"))
+    return str(caught.value)
+
+
+def test_every_key_is_taken() -> None:
+    compress = Compress(
+        model="small",
+        wait=Wait.ALWAYS,
+        source=Source.ORIGINALS,
+        snapshot_tokens=1501,
+        snapshot_role=SnapshotRole.USER,
+        group_token_threshold=5,
+        timeout=121,
+    )
+    offload = Offload(
+        mode=Mode.COMPRESS,
+        max_total_tokens=20_001,
+        max_tool_message_tokens=2_001,
+        compact_ratio_threshold=0.5,
+        keep_recent_count=3,
+        max_unseen_tool_tokens=20_002,
+        min_saved_tokens=8_001,
+        preview_chars=101,
+        preview_tail_chars=1,
+        cached_read=0.2,
+        cache_write=1.5,
+        store_dir="/elsewhere",
+        exclude_tools=("load_*",),
+        pin_user_tokens=8_002,
+        compress=compress,
+    )
+    upstream = Upstream(
+        base_url="https://api.example.com/v1",
+        api_key="sk-upstream",
+        connect_timeout=6,
+        idle_timeout=301,
+        context_window=128_000,
+    )
+    tools = Tools(inject=Inject.ALWAYS, max_rounds=9, max_answer_tokens=6_001, max_retrieved_tokens=18_001)
+    rule = Rule(
+        model="gpt-4.1*",
+        upstream=upstream,
+        offload=msgspec.structs.replace(
+            offload, max_total_tokens=100_000, compress=msgspec.structs.replace(compress, wait=Wait.NEVER)
+        ),
+        tools=msgspec.structs.replace(tools, max_rounds=2),
+    )
+    assert taken(WHOLE) == Policy(
+        tenant="acme",
+        upstream=upstream,
+        offload=offload,
+        tools=tools,
+        limits=Limits(concurrent_requests=257),
+        store_originals=False,
+        retention=12 * 3600,
+        share_namespace=True,
+        relay=("/files/*",),
+        rules=(rule,),
+    )
+
+
+def test_the_whole_example_has_every_key_there_is() -> None:
+    """Else the test above would not notice one that is dropped on the way."""
+    written = msgspec.to_builtins(msgspec.convert(parse(WHOLE, "", "", ENVIRONMENT).document.value, PolicyFile))
+    defaults = msgspec.to_builtins(PolicyFile())
+    unsaid = {key for key in defaults if written[key] == defaults[key]}
+    assert unsaid == {"open", "allow_lossy"}
+
+
+def test_keys_are_kept_as_digests() -> None:
+    source = parse(WHOLE, "acme.yaml", "acme", ENVIRONMENT)
+    assert [digest for digest, _ in source.keys] == [bytes.fromhex(DIGEST), hashlib.sha256(b"sk-client").digest()]
+    umlaut = parse("api_keys: [{env: UMLAUT}]", "acme.yaml", "acme", ENVIRONMENT)
+    assert umlaut.keys[0][0] == hashlib.sha256("schlüssel".encode()).digest()
+    assert "sk-" not in repr(source)
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    assert taken("{}", "default") == Policy()
+    assert taken(KEYED, "globex") == Policy(tenant="globex")
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["upstream", "offload", "tools", "limits", "rules", "relay", "tenant", "offload: {compress: }\nx-none"][:-1],
+)
+def test_a_section_with_everything_commented_out_is_all_defaults(section: str) -> None:
+    assert taken(f"{section}:\n  # nothing\n", "default") == Policy()
+
+
+def test_nested_sections_may_be_empty_too() -> None:
+    assert taken("offload: {compress: , exclude_tools: }", "default") == Policy()
+
+
+@pytest.mark.parametrize("off", ["off", "Off", "'off'", "false"])
+def test_off_is_off_however_yaml_reads_it(off: str) -> None:
+    text = f"offload: {{mode: {off}}}\nrules: [{{match: {{model: x}}, offload: {{mode: {off}}}}}]"
+    policy = taken(text, "default")
+    assert policy.offload.mode is Mode.OFF
+    assert policy.rules[0].offload.mode is Mode.OFF
+
+
+def test_the_address_from_outside_holds_where_the_file_gives_none() -> None:
+    local = "http://127.0.0.1:8080/v1"
+    assert taken("{}", "default", local).upstream.base_url == local
+    assert taken("upstream: {idle_timeout: 9}", "default", local).upstream == Upstream(base_url=local, idle_timeout=9)
+    assert taken("upstream: {base_url: 'http://x/v1'}", "default", local).upstream.base_url == "http://x/v1"
+    rule = taken("rules: [{match: {model: x}}]", "default", local).rules[0]
+    assert rule.upstream.base_url == local
+
+
+def test_a_tenant_may_be_named_otherwise_than_its_file() -> None:
+    assert taken(KEYED + "tenant: a-b_9", "Whatever it is").tenant == "a-b_9"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("15m", 900),
+        ("12h", 43_200),
+        ("30d", 2_592_000),
+        ("2w", 1_209_600),
+        ("forever", None),
+        ("null", None),
+    ],
+)
+def test_retention(text: str, seconds: float | None) -> None:
+    assert taken(f"retention: {text}", "default").retention == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0d", "1.5h", "-1d", "30", "30 d", "d", "1y", "30d\n", "Forever"])
+def test_bad_durations(text: str) -> None:
+    with pytest.raises(ValueError, match="such as 30d"):
+        duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        # types and bounds
+        ("- a", "acme.yaml:1: expected a mapping, got a list"),
+        ("just text", "acme.yaml:1: expected a mapping, got text"),
+        ("offload: 3", "acme.yaml:1: offload: expected a mapping, got a whole number"),
+        (
+            "offload:\n  max_total_tokens: '20000'",
+            "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (tokens that may lie around",
+        ),
+        ("offload:\n\n  max_total_tokens: -1", "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0"),
+        ("offload: {max_total_tokens: 1.5}", "max_total_tokens: expected a whole number, got a number"),
+        ("offload: {max_total_tokens: null}", "max_total_tokens: expected a whole number, got nothing"),
+        ("offload: {compact_ratio_threshold: 1.01}", "expected a number <= 1.0"),
+        ("offload: {cached_read: .nan}", "offload.cached_read: expected a number >= 0"),
+        ("offload: {cache_write: .inf}", "offload.cache_write: expected a number <= 100"),
+        ("offload: {exclude_tools: load}", "offload.exclude_tools: expected a list, got text"),
+        ("offload: {exclude_tools: [no]}", "offload.exclude_tools[0]: expected text, got true or false"),
+        ("offload: {mode: atuo}", "offload.mode: expected one of auto, compact, compress, off"),
+        ("offload: {mode: true}", "offload.mode: expected text, got true or false"),
+        ("offload: {store_dir: ../x}", "offload.store_dir: expected the directory name that references carry"),
+        (
+            "offload:\n  compress:\n    wait: yes",
+            "acme.yaml:3: offload.compress.wait: expected text, got true or false",
+        ),
+        ("offload: {compress: {snapshot_role: asistant}}", "snapshot_role: expected one of system, user"),
+        ("upstream: {connect_timeout: 0}", "upstream.connect_timeout: expected a number > 0"),
+        (
+            "upstream: {base_url: api.openai.com}",
+            "expected an address without query, such as https://api.openai.com/v1",
+        ),
+        ("upstream: {api_key: '${NEWLINE}'}", "upstream.api_key: expected a key of visible ASCII characters"),
+        ("upstream: {api_key: '${EMPTY}'}", "upstream.api_key: expected a key of visible ASCII characters"),
+        ("upstream: {api_key: 5}", "upstream.api_key: expected text or nothing, got a whole number (a key of visible"),
+        ("tools: {max_rounds: 65}", "tools.max_rounds: expected a whole number <= 64 (internal rounds of one turn)"),
+        ("limits: {concurrent_requests: 0}", "limits.concurrent_requests: expected a whole number >= 1"),
+        ("store_originals: 1", "store_originals: expected true or false, got a whole number"),
+        (
+            "retention: 30",
+            "retention: expected text or nothing, got a whole number (how long records are kept, such as 30d",
+        ),
+        ("retention: 30 days", "retention: expected how long records are kept, such as 30d, 12h or 90s"),
+        ("tenant: Acme Inc", "acme.yaml:1: tenant: expected a name of 1 to 64 characters"),
+        ("tenant: 2024-01-01", "tenant: expected text or nothing, got date"),
+        ("relay: [files/*]", "relay[0]: expected more paths to relay with the tenant's key: globs such as /files/*"),
+        # unknown keys
+        ("offlaod: {}", "acme.yaml:1: offlaod: unknown key; did you mean `offload`?"),
+        ("a: 1\ntenant: x", "acme.yaml:1: a: unknown key; expected one of tenant, api_keys, upstream"),
+        (
+            "tenant: x\noffload:\n  mode: auto\n  max_tokens: 3",
+            "acme.yaml:4: offload.max_tokens: unknown key; did you mean",
+        ),
+        ("max_total_tokens: 3", "max_total_tokens: unknown key here; it belongs under `offload`"),
+        ("tools: {allow_lossy: true}", "tools.allow_lossy: unknown key here; it belongs at the top level"),
+        ("rules: [{match: {model: x}, limits: {}}]", "rules[0].limits: unknown key here; it belongs at the top level"),
+        (
+            "rules:\n- match: {model: x}\n- match: {modle: y}",
+            "acme.yaml:3: rules[1].match.modle: unknown key; did you mean",
+        ),
+        # rules and keys
+        ("rules: [{offload: {}}]", "acme.yaml:1: rules[0]: expected the key `match`"),
+        ("rules: [{match: {}}]", "rules[0].match: expected the key `model`"),
+        ("rules: [null]", "rules[0]: expected a mapping, got nothing"),
+        ("rules:\n- match: {model: x}\n  offload:\n    mode: x", "acme.yaml:4: rules[0].offload.mode: expected one of"),
+        ("api_keys: [{sha256: 5f2c}]", "api_keys[0].sha256: expected 64 hexadecimal digits: the SHA-256 of the key"),
+        (f"api_keys: [{{sha256: g{DIGEST[1:]}}}]", "api_keys[0].sha256: expected 64 hexadecimal digits"),
+        ("api_keys:\n- env: CLIENT\n- {}", "acme.yaml:3: api_keys[1]: expected either `sha256` or `env`"),
+        (f"api_keys: [{{sha256: {DIGEST}, env: CLIENT}}]", "api_keys[0]: expected either `sha256` or `env`"),
+        ("api_keys: [{env: UNSET}]", "api_keys[0].env: the environment variable UNSET is not set"),
+        ("api_keys: [{env: EMPTY}]", "the environment variable EMPTY is empty or has white space at its ends"),
+        ("api_keys: [{env: NEWLINE}]", "the environment variable NEWLINE is empty or has white space at its ends"),
+        ("api_keys: [sk-client]", "api_keys[0]: expected a mapping, got text"),
+        # what does not go together
+        ("tenant: x", "acme.yaml:1: expected `api_keys`: without any, nobody can be this tenant"),
+        (KEYED + "open: true", "acme.yaml:2: open: only default.yaml can be open to strangers"),
+        (KEYED + "tenant: acme-0123456789abcdef", "acme.yaml:2: tenant: a name that ends like this could be taken"),
+        (KEYED + "tenant: x-anonymous", "acme.yaml:2: tenant: a name that ends like this could be taken"),
+        (
+            KEYED + "tools:\n  inject: never",
+            "acme.yaml:3: tools.inject: never leaves references that cannot be followed",
+        ),
+        (
+            KEYED
+            + "tools: {inject: never}\noffload: {mode: off}\nrules:\n- match: {model: x}\n  offload: {mode: auto}",
+            "acme.yaml:5: rules[0].tools.inject: never leaves references",
+        ),
+        (KEYED + "offload: {cached_read: 1, cache_write: 0.5}", "acme.yaml:2: offload.cache_write: expected at least"),
+        (
+            KEYED + "upstream: {context_window: 1500}",
+            "acme.yaml:1: offload.compress.snapshot_tokens: expected less than `upstream.context_window` (1500 tokens)",
+        ),
+        (
+            KEYED + "rules:\n- match: {model: x}\n  upstream: {context_window: 1000}",
+            "acme.yaml:3: rules[0].offload.compress.snapshot_tokens: expected less than",
+        ),
+    ],
+)
+def test_bad_files_are_named_with_line_key_and_what_was_expected(text: str, message: str) -> None:
+    said = refused(text)
+    assert said.startswith("acme.yaml:")
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "api_keys: [{env: CLIENT}]",
+            "default.yaml:1: api_keys: default.yaml is for callers without a file of their own",
+        ),
+        ("upstream: {api_key: '${KEY}'}", "default.yaml:1: upstream.api_key: every stranger could use this key"),
+        (
+            "rules:\n- match: {model: x}\n  upstream: {api_key: '${KEY}'}",
+            "default.yaml:3: rules[0].upstream.api_key: every stranger could use this key",
+        ),
+    ],
+)
+def test_a_default_that_would_be_an_open_relay(text: str, message: str) -> None:
+    assert refused(text, "default").startswith(message)
+
+
+def test_an_open_relay_that_is_meant() -> None:
+    assert taken("open: true\nupstream: {api_key: '${KEY}'}", "default").upstream.api_key == "sk-upstream"
+
+
+@pytest.mark.parametrize("meant", ["offload: {mode: off}", "allow_lossy: true"])
+def test_never_injecting_is_taken_where_it_is_meant(meant: str) -> None:
+    assert taken(f"{KEYED}tools: {{inject: never}}\n{meant}").tools.inject is Inject.NEVER
+
+
+def test_a_small_window_is_taken_where_nothing_is_summarised() -> None:
+    assert (
+        taken("upstream: {context_window: 1000}\noffload: {mode: compact}", "default").upstream.context_window == 1000
+    )
+
+
+def test_a_files_name_that_is_no_tenants() -> None:
+    assert refused(KEYED, "Acme").startswith("Acme.yaml:1: tenant: expected a name of 1 to 64 characters")
+
+
+# --- overlays ---------------------------------------------------------------------------------------------------------
+
+LEAVES = st.integers(0, 9)
+
+
+def sections(depth: int = 2) -> st.SearchStrategy[dict[str, Any]]:
+    """Mappings in which a key is always a leaf or always a section, as in policies."""
+    fields: dict[str, st.SearchStrategy[Any]] = {"a": LEAVES, "b": st.lists(LEAVES, max_size=2)}
+    if depth:
+        fields |= {"s": sections(depth - 1), "t": sections(depth - 1)}
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+def leaves(value: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    found: dict[tuple[str, ...], Any] = {}
+    for key, member in value.items():
+        found |= leaves(member, (*path, key)) if isinstance(member, dict) else {(*path, key): member}
+    return found
+
+
+@given(sections(), sections())
+def test_an_overlay_has_every_leaf_of_both_and_the_upper_one_wins(below: dict[str, Any], above: dict[str, Any]) -> None:
+    assert leaves(overlay(below, above)) == leaves(below) | leaves(above)
+
+
+@given(sections(), sections())
+def test_an_overlay_changes_neither(below: dict[str, Any], above: dict[str, Any]) -> None:
+    before = msgspec.json.encode((below, above))
+    overlay(below, above)
+    assert msgspec.json.encode((below, above)) == before
+
+
+@given(sections(), sections(), sections())
+def test_overlays_are_associative(one: dict[str, Any], two: dict[str, Any], three: dict[str, Any]) -> None:
+    assert overlay(overlay(one, two), three) == overlay(one, overlay(two, three))
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+SHIPPED = Path(__file__).parents[2] / "policies"
+
+
+def test_the_schema_in_the_repository_is_the_types() -> None:
+    """Else: offload-proxy check --schema > policies/schema.json"""
+    assert (SHIPPED / "schema.json").read_bytes() == schema()
+
+
+def test_every_key_of_the_schema_is_described() -> None:
+    definitions = msgspec.json.decode(schema())["$defs"]
+    for name, definition in definitions.items():
+        for key, about in definition.get("properties", {}).items():
+            described = {**definitions.get(about.get("$ref", "").removeprefix("#/$defs/"), {}), **about}
+            assert described.get("description"), f"{name}.{key}"

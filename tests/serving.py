@@ -1,0 +1,179 @@
+"""The real proxy on a free loopback port: `served(…)` in this process (fast), `spawned(…)` as `python -m proxy serve`.
+
+with StrictUpstream() as up, served({"default": tight(up.url)}) as proxy:
+    client = openai.OpenAI(base_url=proxy.url, api_key="k")
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import uvicorn
+
+from proxy.app import build
+from proxy.server import config
+from proxy.settings import Settings
+
+Json = dict[str, Any]
+Policies = Mapping[str, Json | str]
+"""File name without `.yaml` → what stands in it."""
+
+START = 20.0
+"""Seconds within which a proxy must be up; two cores that also run a test suite take a few."""
+
+
+@dataclass
+class Proxy:
+    """One that runs. `url` ends in /v1; `policies` and `store` are its directories."""
+
+    port: int
+    folder: Path
+    """Its own, gone when it is."""
+    policies: Path | None
+    store: Path
+    process: subprocess.Popen[bytes] | None = None
+    log_file: Path | None = None
+
+    @property
+    def root(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.root}/v1"
+
+    def log(self) -> str:
+        """What a spawned one has written so far, to both outputs."""
+        return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file else ""
+
+    def stored(self) -> list[Path]:
+        """Every record file."""
+        return sorted(path for path in self.store.rglob("*") if path.is_file())
+
+
+def tight(upstream: str, **sections: Json) -> Json:
+    """A policy under which results above 50 tokens move as soon as 300 lie around; `sections` go over it."""
+    offload: Json = {
+        "mode": "compact",
+        "max_total_tokens": 300,
+        "max_tool_message_tokens": 50,
+        "min_saved_tokens": 100,
+        # An event costs nothing, so it always pays.
+        "cached_read": 1.0,
+        "cache_write": 1.0,
+    }
+    policy = {"upstream": {"base_url": upstream}, "offload": offload}
+    return {**policy, **sections, "offload": {**offload, **sections.get("offload", {})}}
+
+
+@contextmanager
+def served(policies: Policies | None = None, store: Path | None = None, **settings: Any) -> Iterator[Proxy]:
+    """The application under its own server in a thread of this process; `settings` are fields of `Settings`."""
+    with ExitStack() as held:
+        listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
+        proxy = _prepared(held, listener.getsockname()[1], policies, store)
+        made = Settings(port=proxy.port, policies=proxy.policies, store=str(proxy.store), drain_timeout=5)
+        made = msgspec.structs.replace(made, **settings)
+        # Not `server.serve`, which takes over the signals and the logging of the process.
+        server = uvicorn.Server(config(made, build(made)))
+        thread = threading.Thread(target=server.run, args=([listener],), name="proxy", daemon=True)
+        thread.start()
+        held.callback(thread.join, 15)
+        held.callback(setattr, server, "should_exit", True)
+        _wait_until_healthy(proxy, thread.is_alive)
+        yield proxy
+
+
+@contextmanager
+def spawned(
+    policies: Policies | None = None,
+    store: Path | None = None,
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Proxy]:
+    """`python -m proxy serve` as a child process; ended with SIGTERM, and killed if that does not help."""
+    with ExitStack() as held:
+        proxy = _prepared(held, 0, policies, store)
+        proxy.log_file = proxy.folder / "proxy.log"
+        command = [sys.executable, "-m", "proxy", "serve", "--port=0", f"--store={proxy.store}", *flags]
+        command += [f"--policies={proxy.policies}"] if proxy.policies else []
+        with proxy.log_file.open("wb") as log:
+            proxy.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**_clean_environment(), **(environment or {})},
+                cwd=Path(__file__).parents[1],
+            )
+        held.callback(stop, proxy.process)
+        proxy.port = _announced_port(proxy, proxy.process)
+        _wait_until_healthy(proxy, lambda: proxy.process is not None and proxy.process.poll() is None)
+        yield proxy
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL after ten seconds."""
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def write_policies(folder: Path, policies: Policies) -> None:
+    """The files of a policies directory; JSON is YAML."""
+    folder.mkdir(exist_ok=True)
+    for name, policy in policies.items():
+        text = policy if isinstance(policy, str) else json.dumps(policy)
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def _prepared(held: ExitStack, port: int, policies: Policies | None, store: Path | None) -> Proxy:
+    folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="offload-test-")))
+    proxy = Proxy(port, folder, folder / "policies" if policies else None, store or folder / "store")
+    if policies:
+        write_policies(folder / "policies", policies)
+    return proxy
+
+
+def _announced_port(proxy: Proxy, process: subprocess.Popen[bytes]) -> int:
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline and process.poll() is None:
+        if found := re.search(r"listening on http://\S+:(\d+)", proxy.log()):
+            return int(found[1])
+        time.sleep(0.02)
+    raise RuntimeError(f"the proxy did not come up: {proxy.log()[-2000:] or 'it said nothing'}")
+
+
+def _clean_environment() -> dict[str, str]:
+    """Ours, without what would steer the proxy or send it through somebody else's."""
+    steering = ("OFFLOAD_", "OPENAI_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    return {name: value for name, value in os.environ.items() if not name.upper().startswith(steering)}
+
+
+def _wait_until_healthy(proxy: Proxy, alive: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline and alive():
+        try:
+            if httpx.get(f"{proxy.root}/health", timeout=1, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.02)
+    raise RuntimeError(f"the proxy is not well: {proxy.log()[-2000:]}")

@@ -1,0 +1,176 @@
+"""What every store must do. A store's test module subclasses `StoreContract` and says how to open one.
+
+Every test has a namespace of its own, as the engines are shared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from proxy.stores import Entry, Store
+from proxy.stores.retention import sweep
+
+
+async def listed(store: Store, prefix: str) -> dict[str, Entry]:
+    async with aclosing(store.list(prefix)) as entries:
+        found = [entry async for entry in entries]
+    assert len({entry.key for entry in found}) == len(found), "listed twice"
+    return {entry.key: entry for entry in found}
+
+
+class StoreContract:
+    racers = 30
+
+    async def open(self) -> Store:
+        """A store over the engine under test; called in the loop of the test."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def store(self, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+        store = await self.open()
+        yield store
+        await store.close()
+
+    @pytest.fixture
+    def space(self) -> str:
+        return f"acme-{uuid.uuid4().hex[:16]}"
+
+    async def test_a_record_is_read_as_it_was_put(self, store: Store, space: str) -> None:
+        assert await store.put(f"{space}/original/a.txt", b"whole\x00\xff\r\n") is True
+        assert await store.get(f"{space}/original/a.txt") == b"whole\x00\xff\r\n"
+
+    @pytest.mark.parametrize("size", [0, 1, 100_000, 7_000_000])
+    async def test_any_size(self, store: Store, space: str, size: int) -> None:
+        value = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+        assert await store.put(f"{space}/original/a", value)
+        assert await store.get(f"{space}/original/a") == value
+        assert [entry.size for entry in (await listed(store, space)).values()] == [size]
+
+    async def test_absent_is_none(self, store: Store, space: str) -> None:
+        assert await store.get(f"{space}/original/none") is None
+        assert list(await store.get_many([f"{space}/original/none"])) == [None]
+        assert list(await store.get_many([])) == []
+
+    async def test_the_first_put_wins(self, store: Store, space: str) -> None:
+        assert await store.put(f"{space}/summary/k", b"first") is True
+        assert await store.put(f"{space}/summary/k", b"second") is False
+        assert await store.get(f"{space}/summary/k") == b"first"
+
+    async def test_exactly_one_of_many_puts_wins(self, store: Store, space: str) -> None:
+        values = [b"%d " % number * 5000 for number in range(self.racers)]
+        won = await asyncio.gather(*(store.put(f"{space}/summary/k", value) for value in values))
+        assert won.count(True) == 1
+        assert await store.get(f"{space}/summary/k") == values[won.index(True)]
+
+    async def test_an_empty_record_exists(self, store: Store, space: str) -> None:
+        assert await store.put(f"{space}/round/k", b"")
+        assert await store.put(f"{space}/round/k", b"late") is False
+        assert await store.get(f"{space}/round/k") == b""
+
+    async def test_get_many_keeps_the_order(self, store: Store, space: str) -> None:
+        for name in "abc":
+            await store.put(f"{space}/round/{name}", name.encode())
+        keys = [f"{space}/round/{name}" for name in ("c", "x", "a", "c", "b")]
+        assert list(await store.get_many(keys)) == [b"c", None, b"a", b"c", b"b"]
+
+    async def test_delete(self, store: Store, space: str) -> None:
+        await store.put(f"{space}/round/k", b"1")
+        await store.delete(f"{space}/round/k")
+        assert await store.get(f"{space}/round/k") is None
+        await store.delete(f"{space}/round/k")
+        assert await store.put(f"{space}/round/k", b"2") is True
+
+    async def test_list_by_prefix(self, store: Store, space: str) -> None:
+        names = ["original/a", "original/ab", "original/b.txt", "round/a", "rounds/a"]
+        for name in names:
+            await store.put(f"{space}/{name}", name.encode())
+        await store.put(f"{space}x/original/a", b"a neighbour whose name begins alike")
+
+        async def below(prefix: str) -> set[str]:
+            return {key.removeprefix(f"{space}/") for key in await listed(store, f"{space}{prefix}")}
+
+        assert await below("/") == set(names)
+        assert await below("/original/") == {"original/a", "original/ab", "original/b.txt"}
+        assert await below("/original/a") == {"original/a", "original/ab"}
+        assert await below("/original/b.txt") == {"original/b.txt"}
+        assert await below("/round") == {"round/a", "rounds/a"}
+        assert await below("/original/a/") == set()
+        assert await below("/none/") == set()
+        assert len(await listed(store, space)) == len(names) + 1
+        assert set(await listed(store, "")) >= {f"{space}/{name}" for name in names}
+
+    async def test_a_listing_tells_size_and_age(self, store: Store, space: str) -> None:
+        await store.put(f"{space}/original/a", b"12345")
+        [entry] = (await listed(store, f"{space}/")).values()
+        assert entry.size == 5
+        assert abs(time.time() - entry.modified) < 5
+
+    async def test_a_long_listing_can_be_left(self, store: Store, space: str) -> None:
+        keys = [f"{space}/original/{number}" for number in range(1200)]
+        await asyncio.gather(*(store.put(key, b"1") for key in keys))
+        assert set(await listed(store, f"{space}/")) == set(keys)
+        async with aclosing(store.list(f"{space}/")) as entries:
+            assert (await anext(entries)).key in keys
+        assert await store.get(keys[0]) == b"1"
+
+    async def test_sweep_by_age(self, store: Store, space: str) -> None:
+        for name in "abc":
+            await store.put(f"{space}/original/{name}", b"1")
+        await store.put(f"{space}x/original/a", b"1")
+        now = time.time()
+        assert await sweep(store, f"{space}/", 60, now) == 0
+        assert await sweep(store, f"{space}/", 60, now + 120, limit=1) == 1
+        assert await sweep(store, f"{space}/", 60, now + 120) == 2
+        assert set(await listed(store, space)) == {f"{space}x/original/a"}
+
+    @pytest.mark.parametrize(
+        "key", ["", "a", "a/b", "a/b/c/d", "../b/c", "a/../c", "a/b/..", "/a/b/c", "a/b/é", "a//c"]
+    )
+    async def test_what_is_no_key_is_refused(self, store: Store, key: str) -> None:
+        with pytest.raises(ValueError):
+            await store.put(key, b"1")
+        with pytest.raises(ValueError):
+            await store.get(key)
+        with pytest.raises(ValueError):
+            await store.get_many([key])
+        with pytest.raises(ValueError):
+            await store.delete(key)
+
+    async def test_what_no_key_begins_with_is_refused(self, store: Store) -> None:
+        for prefix in ("../", "/", "a*", ".tmp"):
+            with pytest.raises(ValueError):
+                await listed(store, prefix)
+
+    async def test_the_longest_key(self, store: Store, space: str) -> None:
+        key = f"{space}/{'k' * 255}/{'n' * 255}"
+        assert await store.put(key, b"1")
+        assert await store.get(key) == b"1"
+        assert set(await listed(store, f"{space}/")) == {key}
+
+    async def test_a_caller_that_gives_up_harms_nobody(self, store: Store, space: str) -> None:
+        """Cancelled at any moment, no answer ends up with another question."""
+        keys = [f"{space}/original/{number}" for number in range(50)]
+        await asyncio.gather(*(store.put(key, key.encode()) for key in keys))
+        for turn in range(30):
+            tasks = [asyncio.create_task(store.get(key)) for key in keys]
+            await asyncio.sleep(turn * 0.0002)
+            for task in tasks[::2]:
+                task.cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert answers[1::2] == [key.encode() for key in keys[1::2]]
+            assert await store.get(keys[turn]) == keys[turn].encode()
+
+    async def test_two_processes_worth_of_stores_share_records(self, store: Store, space: str) -> None:
+        other = await self.open()
+        try:
+            assert await store.put(f"{space}/summary/k", b"mine")
+            assert await other.get(f"{space}/summary/k") == b"mine"
+            assert await other.put(f"{space}/summary/k", b"theirs") is False
+        finally:
+            await other.close()

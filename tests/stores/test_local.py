@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.errors import StoreFault
+from proxy.stores import Store, open_store
+from proxy.stores.local import LEFTOVER_SECONDS, Folder, LocalStore
+from tests.stores.contract import StoreContract, listed
+
+KEY = "acme-1/original/a.txt"
+
+
+class TestContract(StoreContract):
+    @pytest.fixture(autouse=True)
+    def engine(self, tmp_path: Path) -> None:
+        self.root = tmp_path / "made" / "when needed"
+
+    async def open(self) -> Store:
+        return open_store(str(self.root))
+
+
+def files(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+# Other processes. Each program is run with the folder as its argument.
+
+RACER = """
+import sys, os
+from pathlib import Path
+from proxy.stores.local import Folder
+folder = Folder(Path(sys.argv[1]))
+sys.stdin.readline()
+mine = (str(os.getpid()) + " ").encode() * 4000
+print(sum(folder.put(f"acme-1/summary/{n}", mine) for n in range(150)))
+"""
+
+WRITER = """
+import hashlib, sys, os
+from pathlib import Path
+from proxy.stores.local import Folder
+folder = Folder(Path(sys.argv[1]))
+print("ready", flush=True)
+for number in range(10**6):
+    content = os.urandom(300_000)
+    folder.put(f"acme-1/original/{os.getpid()}-{number}", hashlib.sha256(content).digest() + content)
+"""
+
+SMALL_FILES = """
+import asyncio, resource, sys
+from proxy.errors import StoreFault
+from proxy.stores import open_store
+async def main():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+    store = open_store(sys.argv[1])
+    try:
+        await store.put("acme-1/original/big", b"x" * 200_000)
+    except StoreFault as fault:
+        print(fault.message)
+    print(await store.get("acme-1/original/big"), await store.put("acme-1/original/small", b"1"))
+    await store.close()
+asyncio.run(main())
+"""
+
+
+def start(program: str, root: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(root)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+
+
+def test_of_racing_processes_exactly_one_wins_each_key(tmp_path: Path) -> None:
+    racers = [start(RACER, tmp_path) for _ in range(5)]
+    time.sleep(0.5)
+    wins = [int(racer.communicate("go\n", timeout=60)[0]) for racer in racers]
+    assert sum(wins) == 150
+    folder = Folder(tmp_path)
+    won = dict.fromkeys((racer.pid for racer in racers), 0)
+    for number in range(150):
+        value = folder.get(f"acme-1/summary/{number}")
+        assert value is not None
+        pid = value.split()[0]
+        assert value == (pid + b" ") * 4000
+        won[int(pid)] += 1
+    assert list(won.values()) == wins
+    assert files(tmp_path / ".tmp") == set()
+
+
+def test_a_killed_process_leaves_no_partial_record(tmp_path: Path) -> None:
+    for _ in range(12):
+        writer = start(WRITER, tmp_path)
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        time.sleep(random.uniform(0.01, 0.12))
+        writer.kill()
+        writer.communicate()
+    records = [path for path in tmp_path.rglob("acme-1/original/*") if path.is_file()]
+    assert len(records) > 12
+    for path in records:
+        data = path.read_bytes()
+        assert len(data) == 300_032
+        assert hashlib.sha256(data[32:]).digest() == data[:32]
+
+
+async def test_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
+    (tmp_path / ".tmp").mkdir()
+    old, young = tmp_path / ".tmp" / "old", tmp_path / ".tmp" / "young"
+    for path in (old, young):
+        path.write_bytes(b"half a rec")
+    os.utime(old, (0, time.time() - LEFTOVER_SECONDS - 1))
+    now = time.time()
+    store = LocalStore(tmp_path, clock=lambda: now)
+    assert await store.get(KEY) is None
+    assert files(tmp_path / ".tmp") == {"young"}
+    now += LEFTOVER_SECONDS + 10
+    assert await store.put(KEY, b"1")
+    assert files(tmp_path / ".tmp") == set()
+    await store.close()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        Folder(tmp_path / "store").put(KEY, b"1")
+    finally:
+        os.umask(before)
+    modes = {path.relative_to(tmp_path): path.stat().st_mode & 0o777 for path in (tmp_path / "store").rglob("*")}
+    assert {oct(mode) for path, mode in modes.items() if (tmp_path / path).is_dir()} == {"0o700"}
+    assert {oct(mode) for path, mode in modes.items() if (tmp_path / path).is_file()} == {"0o600"}
+    if umask != 0o777:
+        assert (tmp_path / "store").stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    Folder(tmp_path).put(KEY, b"1")
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+async def test_a_record_in_use_stays_young(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    await store.put(KEY, b"1")
+    os.utime(tmp_path / KEY, (0, 0))
+    assert await store.put(KEY, b"2") is False
+    [entry] = (await listed(store, "")).values()
+    assert time.time() - entry.modified < 5
+    assert await store.get(KEY) == b"1"
+    await store.close()
+
+
+async def test_delete_leaves_no_empty_folders(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    await store.put(KEY, b"1")
+    await store.put("acme-1/original/b.txt", b"1")
+    await store.delete(KEY)
+    assert (tmp_path / "acme-1" / "original").is_dir()
+    await store.delete("acme-1/original/b.txt")
+    assert os.listdir(tmp_path) == [".tmp"]
+    await store.close()
+
+
+def test_puts_and_deletes_of_one_namespace_do_not_trip_each_other(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+
+    def work(number: int) -> None:
+        for turn in range(60):
+            folder.put(f"acme-1/kind-{turn % 3}/{number}", b"1")
+            folder.delete(f"acme-1/kind-{turn % 3}/{number}")
+            list(folder.walk(""))
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(work, range(6)))
+    assert files(tmp_path) == set()
+
+
+async def test_what_else_lies_in_the_folder_is_passed_over(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    await store.put(KEY, b"1")
+    for path in ("README", "lost+found/x/y", "acme-1/note", "acme-1/original/.hidden", "acme-1/original/deeper/file"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("not ours")
+    assert set(await listed(store, "")) == {KEY}
+    await store.close()
+
+
+# Faults.
+
+
+async def faults(store: Store, says: str) -> None:
+    """Every operation says so, readably, and names no path."""
+    for operation in (store.put(KEY, b"1"), store.get(KEY), store.get_many([KEY]), listed(store, "")):
+        with pytest.raises(StoreFault, match=says) as caught:
+            await operation
+        assert "/" not in caught.value.message
+    await store.close()
+
+
+async def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file")
+    await faults(open_store(str(tmp_path / "store")), "Not a directory")
+
+
+async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    await faults(open_store(str(tmp_path / "file" / "store")), "Not a directory")
+
+
+async def test_a_folder_that_vanishes_is_not_an_empty_store(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    await store.put(KEY, b"1")
+    shutil.rmtree(tmp_path / "store")
+    await faults(store, "No such file")
+    assert not (tmp_path / "store").exists()
+
+
+async def test_a_folder_that_is_emptied_goes_on(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    await store.put(KEY, b"1")
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    assert await store.get(KEY) is None
+    assert await store.put(KEY, b"2") is True
+    await store.close()
+
+
+def test_a_file_size_limit(tmp_path: Path) -> None:
+    out, _ = start(SMALL_FILES, tmp_path).communicate(timeout=60)
+    assert out.splitlines() == ["the store's folder failed: File too large", "None True"]
+    assert files(tmp_path) == {"acme-1/original/small"}
+
+
+@contextmanager
+def disk(folder: Path, size: str) -> Iterator[None]:
+    """A disk of so many bytes, where mounting is allowed."""
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True)
+    if made.returncode:
+        pytest.skip("no permission to mount a small disk")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def make_read_only(folder: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+
+async def test_a_full_disk(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", "256k"):
+        store = open_store(str(tmp_path / "disk"))
+        assert await store.put(KEY, b"x" * 100_000)
+        with pytest.raises(StoreFault, match="No space left"):
+            await store.put("acme-1/original/b", b"x" * 300_000)
+        assert await store.get(KEY) == b"x" * 100_000
+        assert await store.get("acme-1/original/b") is None
+        assert files(tmp_path / "disk") == {KEY}
+        assert await store.put("acme-1/original/c", b"x" * 50_000)
+        await store.close()
+
+
+async def test_a_read_only_disk_can_be_read(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", "256k"):
+        store = open_store(str(tmp_path / "disk"))
+        await store.put(KEY, b"1")
+        await store.close()
+        make_read_only(tmp_path / "disk")
+        store = open_store(str(tmp_path / "disk"))
+        assert await store.get(KEY) == b"1"
+        assert await store.get("acme-1/original/none") is None
+        assert set(await listed(store, "")) == {KEY}
+        with pytest.raises(StoreFault, match="Read-only"):
+            await store.put("acme-1/original/b", b"1")
+        await store.close()
+
+
+# Any keys.
+
+PART = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,30}", fullmatch=True)
+KEYS = st.dictionaries(st.tuples(PART, PART, PART).map("/".join), st.binary(max_size=50), max_size=12)
+
+
+@given(records=KEYS, prefix=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_keys_are_kept_apart_and_found(
+    tmp_path_factory: pytest.TempPathFactory, records: dict[str, bytes], prefix: st.DataObject
+) -> None:
+    folder = Folder(tmp_path_factory.mktemp("any"))
+    for key, value in records.items():
+        assert folder.put(key, value)
+    assert {key: folder.get(key) for key in records} == records
+    assert {entry.key: entry.size for entry in folder.walk("")} == {key: len(v) for key, v in records.items()}
+    for key in records:
+        begins = key[: prefix.draw(st.integers(0, len(key)))]
+        assert {entry.key for entry in folder.walk(begins)} == {each for each in records if each.startswith(begins)}

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from obstore.store import MemoryStore
+
+from proxy.errors import StoreFault, UserMistake
+from proxy.stores import Store, open_store
+from proxy.stores.objects import ObjectStore
+from tests.stores.contract import StoreContract, listed
+from tests.stores.engines import BUCKET, S3_KEYS, Process, s3_server, s3_url
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in S3_KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+class TestContract(StoreContract):
+    racers = 4  # SeaweedFS lets those who race for one key try again a second later (its pull request 8801)
+
+    @pytest.fixture(autouse=True)
+    def engine(self, s3_process: Process) -> None:
+        self.process = s3_process
+
+    async def open(self) -> Store:
+        return open_store(s3_url(self.process.port))
+
+
+class TestContractOfAnEngineThatMindsDeletingNothing(StoreContract):
+    """As Google's and Azure's do. obstore's own in memory, which needs no server."""
+
+    @pytest.fixture(autouse=True)
+    def engine(self) -> None:
+        self.memory = MemoryStore()
+
+    async def open(self) -> Store:
+        return ObjectStore(self.memory)
+
+
+async def test_the_usual_variables_are_enough(s3_process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3_process.port}")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    store = open_store(f"s3://{BUCKET}/by-variable")
+    assert await store.put("a-1/round/k", b"1")
+    assert await store.get("a-1/round/k") == b"1"
+    await store.close()
+
+
+async def test_another_prefix_is_another_store(s3_process: Process) -> None:
+    one, other = open_store(s3_url(s3_process.port, "one")), open_store(s3_url(s3_process.port, "other"))
+    assert await one.put("a-1/round/k", b"1")
+    assert await other.get("a-1/round/k") is None
+    assert await listed(other, "") == {}
+    await one.close()
+    await other.close()
+
+
+async def test_wrong_credentials(s3_process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    store = open_store(s3_url(s3_process.port))
+    with pytest.raises(StoreFault, match="SignatureDoesNotMatch") as caught:
+        await store.get("a-1/round/k")
+    assert "\n" not in caught.value.message
+    with pytest.raises(StoreFault):
+        await store.put("a-1/round/k", b"1")
+    with pytest.raises(StoreFault):
+        await listed(store, "")
+    await store.close()
+
+
+async def test_no_such_bucket_is_a_fault_and_not_an_absence(s3_process: Process) -> None:
+    store = open_store(s3_url(s3_process.port).replace(BUCKET, "nobodys-bucket"))
+    with pytest.raises(StoreFault):
+        await store.put("a-1/round/k", b"1")
+    await store.close()
+
+
+async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:
+    with s3_server(tmp_path) as process:
+        store = open_store(s3_url(process.port))
+        await store.put("a-1/round/k", b"1")
+        process.stop()
+        with pytest.raises(StoreFault, match="object store failed"):
+            await store.get("a-1/round/k")
+        process.start()
+        for _ in range(100):  # it listens again before all its parts are back
+            with suppress(StoreFault):
+                if await store.get("a-1/round/k") == b"1":
+                    break
+            await asyncio.sleep(0.1)
+        assert await store.get("a-1/round/k") == b"1"
+        await store.close()
+
+
+async def test_close_waits_for_what_callers_gave_up() -> None:
+    """Else obstore's late answers would find the loop closed. And what was on its way is stored."""
+    answered = 0
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal answered
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.4)
+        writer.write(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 0\r\n\r\n')
+        await writer.drain()
+        answered += 1
+
+    async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
+        store = open_store(s3_url(server.sockets[0].getsockname()[1]))
+        tasks = [asyncio.create_task(store.put(f"a-1/original/{number}", b"1")) for number in range(8)]
+        await asyncio.sleep(0.2)
+        for task in tasks:
+            task.cancel()
+        assert all(
+            isinstance(each, asyncio.CancelledError) for each in await asyncio.gather(*tasks, return_exceptions=True)
+        )
+        assert answered == 0
+        await store.close()
+        assert answered == 8
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("s3://bucket/x?nonsense=1", "nonsense"),
+        ("s3:///x", "s3:/"),
+        ("az://container/x", "Account"),
+    ],
+)
+def test_a_wrong_url_is_refused_when_it_is_opened(wrong: str, says: str) -> None:
+    with pytest.raises(UserMistake, match=says) as caught:
+        open_store(wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_gcs_and_azure_open_by_their_usual_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    for good in ("gs://bucket/prefix", "az://container/prefix"):
+        open_store(good)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import UserMistake
+from proxy.stores import describe, expires_by_itself, open_store
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "file://localhost{}", "FILE://{}"])
+async def test_a_folder(tmp_path: Path, form: str) -> None:
+    store = open_store(form.format(tmp_path / "with space"))
+    await store.put("a-1/round/k", b"1")
+    await store.close()
+    assert sorted(os.listdir(tmp_path)) == ["with space"]
+
+
+async def test_a_url_is_unquoted_and_a_path_is_not(tmp_path: Path) -> None:
+    for form in (f"file://{tmp_path}/a%20b", f"{tmp_path}/c%20d"):
+        store = open_store(form)
+        await store.put("a-1/round/k", b"1")
+        await store.close()
+    assert sorted(os.listdir(tmp_path)) == ["a b", "c%20d"]
+
+
+async def test_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = open_store("~/records")
+    await store.put("a-1/round/k", b"1")
+    await store.close()
+    assert os.listdir(tmp_path) == ["records"]
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("ftp://host/x", "no store is known for ftp://"),
+        ("http://host/x", "redis://"),
+        ("file://host/x", "three slashes"),
+        ("file://", "three slashes"),
+    ],
+)
+def test_what_is_no_store(url: str, says: str) -> None:
+    with pytest.raises(UserMistake, match=says):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("module", "url", "extra"), [("redis", "redis://h", "redis"), ("obstore", "s3://b", "objects")]
+)
+def test_a_missing_client_is_named_with_the_line_that_installs_it(module: str, url: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{module!r}] = None; from proxy.stores import open_store; open_store({url!r})"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stderr.strip().endswith(f"pip install 'offload-proxy[{extra}]'")
+
+
+def test_clients_are_imported_only_when_they_are_used(tmp_path: Path) -> None:
+    program = f"import sys; from proxy.stores import open_store; open_store({str(tmp_path)!r}); print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"redis", "obstore"} & set(run.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:secret@host:6379/0?ssl_password=secret", "redis://host:6379/0"),
+        ("redis+sentinel://:p@ss@a:1,b:2/service", "redis+sentinel://a:1,b:2/service"),
+        ("s3://bucket/prefix?secret_access_key=secret", "s3://bucket/prefix"),
+        ("/var/lib/records", "/var/lib/records"),
+        ("odd?#folder@name", "odd?#folder@name"),
+    ],
+)
+def test_describe_shows_no_secret(url: str, shown: str) -> None:
+    assert describe(url) == shown
+
+
+def test_expires_by_itself() -> None:
+    assert [expires_by_itself(url) for url in ("redis://h", "rediss+sentinel://h/s", "s3://b", "folder")] == [
+        True,
+        True,
+        False,
+        False,
+    ]

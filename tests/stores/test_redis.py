@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import StoreFault, UserMistake
+from proxy.stores import Store, open_store
+from tests.stores.contract import StoreContract, listed
+from tests.stores.engines import Process, redis_sentinel, redis_server
+
+
+def url(process: Process, options: str = "") -> str:
+    return f"redis://127.0.0.1:{process.port}/0?{options}"
+
+
+class TestContract(StoreContract):
+    @pytest.fixture(autouse=True)
+    def engine(self, redis_process: Process) -> None:
+        self.process = redis_process
+
+    async def open(self) -> Store:
+        return open_store(url(self.process), lambda namespace: 3600.0)
+
+
+class TestContractForEver(TestContract):
+    """Without retention there is no time to live, and a prefix of its own with characters that SCAN would interpret."""
+
+    async def open(self) -> Store:
+        return open_store(url(self.process, "prefix=of%5Bf%5D*:"))
+
+
+async def test_records_expire_after_their_namespace_retention(redis_process: Process) -> None:
+    store = open_store(url(redis_process), {"short-1": 0.2, "long-1": 3600.0}.get)
+    for namespace in ("short-1", "long-1", "ever-1"):
+        await store.put(f"{namespace}/round/k", b"1")
+    await asyncio.sleep(0.3)
+    values = await store.get_many([f"{namespace}/round/k" for namespace in ("short-1", "long-1", "ever-1")])
+    assert list(values) == [None, b"1", b"1"]
+    await store.close()
+
+
+async def test_a_record_in_use_does_not_expire(redis_process: Process) -> None:
+    store = open_store(url(redis_process), lambda namespace: 0.4)
+    assert await store.put("used-1/round/k", b"1")
+    for _ in range(4):
+        await asyncio.sleep(0.2)
+        assert await store.put("used-1/round/k", b"2") is False
+    assert await store.get("used-1/round/k") == b"1"
+    await store.close()
+
+
+async def test_age_is_told_from_what_is_left_to_live(redis_process: Process) -> None:
+    seconds = {"aged-1": 3600.0}
+    store = open_store(url(redis_process), seconds.get)
+    await store.put("aged-1/round/k", b"1")
+    seconds["aged-1"] = 7200.0
+    [entry] = (await listed(store, "aged-1/")).values()
+    assert time.time() - entry.modified == pytest.approx(3600, abs=5)
+    await store.close()
+
+
+async def test_strangers_in_the_same_database_are_not_seen(redis_process: Process) -> None:
+    ours, theirs = open_store(url(redis_process)), open_store(url(redis_process, "prefix=other:"))
+    await ours.put("apart-1/round/k", b"ours")
+    assert await theirs.get("apart-1/round/k") is None
+    assert await listed(theirs, "") == {}
+    await ours.close()
+    await theirs.close()
+
+
+async def test_an_acl_user_of_the_prefix_is_enough(tmp_path: Path) -> None:
+    rules = "--user records on >secret ~offload:* +@all -@dangerous --user default off"
+    with redis_server(tmp_path, *rules.split()) as process:
+        allowed = open_store(f"redis://records:secret@127.0.0.1:{process.port}/0")
+        assert await allowed.put("a-1/round/k", b"1")
+        assert set(await listed(allowed, "")) == {"a-1/round/k"}
+        await allowed.close()
+        for options in ("redis://records:wrong@", "redis://"):
+            refused = open_store(f"{options}127.0.0.1:{process.port}/0")
+            with pytest.raises(StoreFault, match=r"invalid username-password|authenticated"):
+                await refused.get("a-1/round/k")
+            await refused.close()
+        elsewhere = open_store(f"redis://records:secret@127.0.0.1:{process.port}/0?prefix=x:")
+        with pytest.raises(StoreFault, match="permission"):
+            await elsewhere.put("a-1/round/k", b"1")
+        await elsewhere.close()
+
+
+async def test_full(tmp_path: Path) -> None:
+    with redis_server(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as process:
+        store = open_store(url(process))
+        with pytest.raises(StoreFault, match="maxmemory"):
+            for number in range(50):
+                await store.put(f"full-1/original/{number}", b"x" * 500_000)
+        assert await store.get("full-1/original/0") == b"x" * 500_000
+        await store.close()
+
+
+async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:
+    with redis_server(tmp_path, "--appendfsync", "always") as process:
+        store = open_store(url(process))
+        await store.put("a-1/round/k", b"1")
+        process.stop()
+        with pytest.raises(StoreFault, match="Redis failed"):
+            await store.get("a-1/round/k")
+        process.start()
+        assert await store.get("a-1/round/k") == b"1"
+        await store.close()
+
+
+async def test_a_frozen_server_is_a_fault_in_time(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as process:
+        store = open_store(url(process, "socket_timeout=0.2"))
+        await store.put("a-1/round/k", b"1")
+        process.signal(signal.SIGSTOP)
+        with pytest.raises(StoreFault, match=r"[Tt]imeout"):
+            await store.get("a-1/round/k")
+        process.signal(signal.SIGCONT)
+        assert await store.get("a-1/round/k") == b"1"
+        await store.close()
+
+
+async def test_the_master_is_found_through_sentinels(tmp_path: Path) -> None:
+    for name in ("master", "sentinel"):
+        (tmp_path / name).mkdir()
+    with (
+        redis_server(tmp_path / "master") as master,
+        redis_sentinel(tmp_path / "sentinel", master.port) as sentinel,
+    ):
+        store = open_store(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/records/3?prefix=s:")
+        assert await store.put("a-1/round/k", b"1")
+        assert await store.get("a-1/round/k") == b"1"
+        assert set(await listed(store, "")) == {"a-1/round/k"}
+        await store.close()
+        direct = open_store(f"redis://127.0.0.1:{master.port}/3?prefix=s:")
+        assert await direct.get("a-1/round/k") == b"1"
+        await direct.close()
+        unknown = open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/nobody")
+        with pytest.raises(StoreFault, match="nobody"):
+            await unknown.get("a-1/round/k")
+        await unknown.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("redis://h/0?nonsense=1", "nonsense"),
+        ("redis://h/0?socket_timeout=soon", "socket_timeout"),
+        ("redis://h:port/0", r"[Pp]ort"),
+        ("redis+sentinel://h", "service's name"),
+        ("redis+sentinel://h/records?nonsense=1", "nonsense"),
+    ],
+)
+def test_a_wrong_url_is_refused_when_it_is_opened(wrong: str, says: str) -> None:
+    with pytest.raises(UserMistake, match=says):
+        open_store(wrong)

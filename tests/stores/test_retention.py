@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from proxy.stores import open_store
+from proxy.stores.retention import Sweeper, tenant_of
+from tests.stores.contract import listed
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("namespace", "tenant"),
+    [
+        ("acme", "acme"),
+        ("acme-0123456789abcdef", "acme"),
+        ("acme-eu", "acme-eu"),
+        ("acme-eu-0123456789abcdef", "acme-eu"),
+        ("gone-0123456789abcdef", None),
+        ("acme2-0123456789abcdef", None),
+        ("", None),
+    ],
+)
+def test_tenant_of(namespace: str, tenant: str | None) -> None:
+    assert tenant_of(namespace, {"acme", "acme-eu"}) == tenant
+
+
+def put(root: Path, key: str, age: float) -> None:
+    path = root / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"1")
+    os.utime(path, (time.time() - age,) * 2)
+
+
+async def test_each_namespace_after_its_own_retention(tmp_path: Path) -> None:
+    for name in ("days", "weeks", "ever"):
+        for age in (1, 5, 20):
+            put(tmp_path, f"{name}-1/original/{age}", age * DAY)
+    store = open_store(str(tmp_path))
+    sweeper = Sweeper(store, {"days-1": 3 * DAY, "weeks-1": 14 * DAY}.get, warn=lambda *what: None)
+    assert await sweeper.once() == 3
+    left = {
+        "days-1/original/1",
+        "weeks-1/original/1",
+        "weeks-1/original/5",
+        *(f"ever-1/original/{n}" for n in (1, 5, 20)),
+    }
+    assert set(await listed(store, "")) == left
+    assert await sweeper.once() == 0
+    await store.close()
+
+
+async def test_it_goes_on_after_a_fault_and_until_it_is_cancelled(tmp_path: Path) -> None:
+    warned: list[tuple[str, str]] = []
+    (tmp_path / "store").write_text("a file where the folder should be")
+    store = open_store(str(tmp_path / "store"))
+    sweeper = Sweeper(store, lambda namespace: DAY, warn=lambda *what: warned.append(what), every_seconds=0.02)
+    task = asyncio.create_task(sweeper.run())
+    await asyncio.sleep(0.15)
+    assert warned[0] == ("store sweep", "store: sweep: the store's folder failed: Not a directory")
+    (tmp_path / "store").unlink()
+    put(tmp_path / "store", "a-1/original/old", 2 * DAY)
+    put(tmp_path / "store", "a-1/original/new", 0)
+    await asyncio.sleep(0.3)
+    assert set(await listed(store, "")) == {"a-1/original/new"}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await store.close()
+
+
+async def test_two_sweepers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    for number in range(500):
+        put(tmp_path, f"a-{number % 7}/original/{number}", 2 * DAY)
+    stores = [open_store(str(tmp_path)) for _ in range(2)]
+    sweepers = [Sweeper(store, lambda namespace: DAY, warn=lambda kind, text: pytest.fail(text)) for store in stores]
+    deleted = await asyncio.gather(*(sweeper.once() for sweeper in sweepers))
+    assert sum(deleted) >= 500
+    assert await listed(stores[0], "") == {}
+    for store in stores:
+        await store.close()

@@ -1,0 +1,320 @@
+"""The command line, as people run it: what it prints, where, and its exit codes."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from proxy import __version__
+from proxy.cli import main
+from proxy.policies import schema
+from proxy.stores import open_store
+
+ROOT = Path(__file__).parents[1]
+DAY = 86_400
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`python -m proxy` in a process of its own, with nothing of our environment but what Python needs."""
+    return subprocess.run(
+        [sys.executable, "-m", "proxy", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **environment},
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with records of two callers and of a tenant that no policy names, some of them old."""
+    records = {
+        "default-0123456789abcdef/original/a.txt": (b"first line\nan Error here\nlast", 40 * DAY),
+        "default-0123456789abcdef/round/r1": (b'{"text":"' + b"x" * 2000 + b"error" + b"y" * 2000 + b'"}', DAY),
+        "default-anonymous/original/b.txt": (b"nothing\x1b[31m error \xff\n", 2 * 3600),
+        "gone-0123456789abcdef/original/c.txt": (b"quiet", 400 * DAY),
+    }
+    asyncio.run(_fill(tmp_path, {key: value for key, (value, _) in records.items()}))
+    for key, (_, age) in records.items():
+        os.utime(tmp_path / key, (time.time() - age,) * 2)
+    return tmp_path
+
+
+async def _fill(path: Path, records: dict[str, bytes]) -> None:
+    store = open_store(str(path))
+    for key, value in records.items():
+        assert await store.put(key, value)
+    await store.close()
+
+
+def columns(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+# --- usage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "piece"),
+    [
+        (["--help"], "exit codes: 0 well, 1 something failed, 2"),
+        (["serve", "--help"], "offload-proxy serve --upstream http://127.0.0.1:8080/v1"),
+        (["check", "--help"], "[OFFLOAD_POLICIES, or policies]"),
+        (["store", "--help"], "offload-proxy store gc --dry-run"),
+        (["store", "gc", "--help"], "--older-than AGE"),
+        (["demo", "--help"], "agent"),
+        (["--version"], f"offload-proxy {__version__}"),
+    ],
+)
+def test_help(arguments: list[str], piece: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert piece in done.stdout
+
+
+def test_help_loads_nothing_that_it_does_not_need() -> None:
+    code = "import sys; from proxy.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "proxy.cli" in loaded
+    assert not loaded & {"yaml", "re2", "aiohttp", "httpx", "starlette", "uvicorn", "tiktoken", "proxy.settings"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "piece"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["frob"], "invalid choice: 'frob'"),
+        (["store"], "the following arguments are required: ACTION"),
+        (["serve", "--port", "http"], "offload-proxy: --port: expected a port from 1 to 65535"),
+        (["serve", "--upstream", "openai"], "offload-proxy: --upstream: expected an address such as"),
+        (["serve", "--upstream", "http://localhost:8787/v1"], "is this proxy itself"),
+        (["serve", "--policies", "nowhere"], "offload-proxy: nowhere: expected a directory of policies"),
+        (["serve", "--store", "ftp://x"], "offload-proxy: no store is known for ftp://"),
+        (["check", "nowhere"], "offload-proxy: nowhere: expected a directory of policies: No such file or directory"),
+        (["check", "tests/policies"], "tests/policies: expected at least one policy"),
+        (["store", "ls", "../x"], "offload-proxy: no key begins like this"),
+        (["store", "ls", "--store", "ftp://x"], "offload-proxy: no store is known for ftp://"),
+        (["store", "cat", "x"], "offload-proxy: not a key of the form NAMESPACE/KIND/NAME"),
+        (["store", "grep", "("], "offload-proxy: missing )"),
+        (["store", "gc", "--older-than", "soon"], "offload-proxy: expected a duration such as 30d"),
+        (["store", "gc", "--policies", "nowhere"], "offload-proxy: nowhere: expected a directory of policies"),
+    ],
+)
+def test_a_users_mistake_is_a_sentence_and_exit_code_2(arguments: list[str], piece: str) -> None:
+    done = run(*arguments)
+    assert piece in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_variable_of_the_environment_can_be_the_mistake() -> None:
+    done = run("serve", OFFLOAD_WORKERS="many")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "offload-proxy: OFFLOAD_WORKERS: expected a number of processes from 1 to 256\n",
+    )
+
+
+def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "proxy", "check", "--schema"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (141, b"")
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def test_check_says_what_policies_mean() -> None:
+    done = run("check", "policies/examples", ACME_CLIENT_KEY="sk-a", ACME_OPENAI_KEY="sk-b", AZURE_RESOURCE="contoso",
+               AZURE_OPENAI_API_KEY="sk-c", LOCAL_CLIENT_KEY="sk-d")  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("policies/examples: 3 policies, all good\n")
+    acme = done.stdout.partition("\nacme\n")[2].partition("\n\n")[0]
+    assert acme.splitlines() == [
+        "  callers    2 keys",
+        "  upstream   https://api.openai.com/v1 with the policy's key",
+        "  offload    auto, above 20,000 tokens; tool results above 2,000; tools when offloading",
+        "  records    kept for 7d, a namespace a key",
+        "  relay      also /audio/*",
+        "  rules      gpt-4.1*, *-mini",
+    ]
+    assert "Callers with other keys, or none, get 401" in done.stdout
+    assert "sk-" not in done.stdout
+
+
+def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").write_text("tenant: public\noffload: {mode: off}\nretention: forever")
+    variable = run("check", OFFLOAD_POLICIES=str(tmp_path))
+    assert variable.stdout.splitlines()[2:] == [
+        "public",
+        "  callers    everybody whom no other file names",
+        "  upstream   https://api.openai.com/v1 with the caller's key",
+        "  offload    off",
+        "  records    kept for ever, a namespace a key",
+    ]
+    assert run("check", str(tmp_path)).stdout == variable.stdout
+    assert "http://x/v1" in run("check", "--upstream", "http://x/v1").stdout
+
+
+def test_check_names_every_bad_file(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").write_text("offload:\n  mode: atuo")
+    (tmp_path / "acme.yaml").write_text("api_keys: [{env: ACME}]")
+    done = run("check", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"offload-proxy: {tmp_path}/acme.yaml:1: api_keys[0].env: the environment variable ACME is not set",
+        f"{tmp_path}/default.yaml:2: offload.mode: expected one of auto, compact, compress, off",
+    ]
+
+
+def test_check_prints_the_schema() -> None:
+    done = run("check", "--schema")
+    assert (done.returncode, done.stdout.encode()) == (0, schema())
+
+
+# --- store ------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_counts_by_namespace_and_kind(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "ls", "--store", str(store)]) == 0
+    assert columns(capsys.readouterr().out) == [
+        ["NAMESPACE", "KIND", "RECORDS", "SIZE", "LAST", "USED"],
+        ["default-0123456789abcdef", "original", "1", "29", "B", "40d"],
+        ["default-0123456789abcdef", "round", "1", "4", "KiB", "1d"],
+        ["default-anonymous", "original", "1", "21", "B", "2h"],
+        ["gone-0123456789abcdef", "original", "1", "5", "B", "400d"],
+    ]
+
+
+def test_ls_lists_one_namespace_the_newest_last(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "ls", "--store", str(store), "default-0123456789abcdef"]) == 0
+    assert columns(capsys.readouterr().out) == [
+        ["KIND", "SIZE", "LAST", "USED", "KEY"],
+        ["original", "29", "B", "40d", "default-0123456789abcdef/original/a.txt"],
+        ["round", "4", "KiB", "1d", "default-0123456789abcdef/round/r1"],
+    ]
+
+
+def test_ls_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "ls", "--store", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr() == ("", "no records\n")
+
+
+def test_cat_writes_the_bytes(store: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["store", "cat", "--store", str(store), "default-anonymous/original/b.txt"]) == 0
+    assert capfdbinary.readouterr().out == b"nothing\x1b[31m error \xff\n"
+
+
+def test_cat_of_a_record_that_is_not_there_fails(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "cat", "--store", str(store), "default-anonymous/original/none"]) == 1
+    assert capsys.readouterr() == ("", "offload-proxy: no record default-anonymous/original/none\n")
+
+
+def test_grep_shows_lines_and_nothing_that_moves_a_terminal(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "grep", "--store", str(store), "error"]) == 0
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == [
+        "default-0123456789abcdef/original/a.txt:2:an Error here",
+        f"default-0123456789abcdef/round/r1:1:{'x' * 120}error{'y' * 115}",
+        "default-anonymous/original/b.txt:1:nothing\ufffd[31m error \ufffd",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prefix", "numbers", "code"),
+    [
+        ("^", "default-0123456789abcdef/original", [1, 2, 3], 0),
+        ("line|last", "default-0", [1, 3], 0),
+        ("^$", "default-anonymous", [], 1),
+        ("first.*error", "", [], 1),
+        ("error", "gone-", [], 1),
+    ],
+)
+def test_grep_by_prefix(
+    store: Path, capsys: pytest.CaptureFixture[str], pattern: str, prefix: str, numbers: Iterable[int], code: int
+) -> None:
+    assert main(["store", "grep", "--store", str(store), pattern, prefix]) == code
+    assert [int(line.split(":")[1]) for line in capsys.readouterr().out.splitlines()] == numbers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "left"),
+    [
+        ([], "deleted 1 of 4 records, 29 B\n", 3),
+        (["--dry-run"], "would delete 1 of 4 records, 29 B\n", 4),
+        (["--older-than", "90d"], "deleted 1 of 4 records, 5 B\n", 3),
+        (["--older-than", "1h"], "deleted 4 of 4 records, 4 KiB\n", 0),
+        (["--older-than", "forever"], "deleted 0 of 4 records, 0 B\n", 4),
+    ],
+)
+def test_gc(store: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str, left: int) -> None:
+    assert main(["store", "gc", "--store", str(store), *arguments]) == 0
+    assert capsys.readouterr().out == said
+    assert len([path for path in store.glob("*/*/*") if path.is_file()]) == left
+
+
+def test_gc_keeps_to_the_policies(store: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    policies = tmp_path_factory.mktemp("policies")
+    (policies / "default.yaml").write_text("retention: forever")
+    (policies / "gone.yaml").write_text("api_keys: [{env: GONE}]\nretention: 1d")
+    done = run("store", "gc", "--policies", str(policies), GONE="sk", OFFLOAD_STORE=str(store))
+    assert (done.returncode, done.stdout) == (0, "deleted 1 of 4 records, 5 B\n")
+    assert not (store / "gone-0123456789abcdef/original/c.txt").exists()
+
+
+def test_a_store_that_fails_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["store", "cat", "--store", str(tmp_path / "file"), "a/b/c"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("offload-proxy: the store's folder failed: ")
+
+
+# --- serve ------------------------------------------------------------------------------------------------------------
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "proxy", *arguments], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "--port", str(port), "--store", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_a_proxy_that_was_told_to_stop_ended_well(stop: signal.Signals, tmp_path: Path) -> None:
+    with start("serve", "--port", "0", "--store", str(tmp_path)) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("offload-proxy listening on http://127.0.0.1:")
+        process.send_signal(stop)
+        assert (process.wait(30), process.stderr.read()) == (0, "")
+
+
+def test_interrupting_a_command_is_exit_code_130() -> None:
+    """Here one that waits for a store that never answers."""
+    pytest.importorskip("redis")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        start("store", "ls", "--store", f"redis://127.0.0.1:{silent.getsockname()[1]}/0") as process,
+    ):
+        silent.accept()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert (process.wait(30), process.stderr.read()) == (130, "")

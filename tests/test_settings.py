@@ -1,0 +1,175 @@
+"""Flags over environment over defaults, each mistake named by where it was made."""
+
+import ast
+import pickle
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import proxy
+from proxy.errors import UserMistake
+from proxy.settings import Settings, read
+
+EVERY = {
+    "host": ("0.0.0.0", "0.0.0.0"),
+    "port": ("9000", 9000),
+    "policies": ("/etc/policies", Path("/etc/policies")),
+    "store": ("redis://r/0", "redis://r/0"),
+    "upstream": ("http://127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
+    "workers": ("3", 3),
+    "body_limit": ("1GiB", 1 << 30),
+    "first_byte_timeout": ("1.5", 1.5),
+    "drain_timeout": ("7", 7.0),
+    "log_format": ("text", "text"),
+    "max_connections": ("9", 9),
+}
+
+
+def without_environment(settings: Settings) -> Settings:
+    return msgspec.structs.replace(settings, environment={})
+
+
+def test_the_defaults() -> None:
+    assert read({}, {}) == Settings()
+
+
+def test_every_setting_has_a_flag_and_a_variable() -> None:
+    flags = {name: text for name, (text, _) in EVERY.items()}
+    variables = {f"OFFLOAD_{name.upper()}": text for name, text in flags.items()}
+    expected = Settings(**{name: value for name, (_, value) in EVERY.items()})
+    assert without_environment(read(flags, {})) == expected
+    assert without_environment(read({}, variables)) == expected
+    assert {field.name for field in msgspec.structs.fields(Settings)} == {*EVERY, "admin_token", "environment"}
+
+
+def test_a_flag_goes_before_its_variable_and_nothing_given_is_nothing_said() -> None:
+    environment = {"OFFLOAD_PORT": "1", "OFFLOAD_WORKERS": "2", "OFFLOAD_HOST": ""}
+    settings = read({"port": "3", "workers": None}, environment)
+    assert (settings.port, settings.workers, settings.host) == (3, 2, "127.0.0.1")
+
+
+def test_the_upstream_is_also_openais_own_variable() -> None:
+    openai = {"OPENAI_BASE_URL": "http://a/v1"}
+    assert read({}, openai).upstream == "http://a/v1"
+    assert read({}, openai | {"OFFLOAD_UPSTREAM": "http://b/v1"}).upstream == "http://b/v1"
+    assert read({"upstream": "http://c/v1"}, openai | {"OFFLOAD_UPSTREAM": "http://b/v1"}).upstream == "http://c/v1"
+    assert read({}, {"OPENAI_BASE_URL": ""}).upstream is None
+
+
+def test_the_environment_is_handed_on() -> None:
+    environment = {"ACME_KEY": "sk-acme", "OFFLOAD_ADMIN_TOKEN": "token"}
+    settings = read({}, environment)
+    assert settings.environment == environment
+    assert settings.admin_token == "token"
+
+
+def test_it_is_our_own_environment_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFLOAD_PORT", "4321")
+    assert read({}).port == 4321
+
+
+def test_no_secret_is_shown() -> None:
+    settings = read({"store": "redis://:hunter2@r/0"}, {"OFFLOAD_ADMIN_TOKEN": "hunter2", "KEY": "hunter2"})
+    assert "hunter2" not in f"{settings!r} {settings}"
+
+
+def test_settings_reach_worker_processes() -> None:
+    settings = read({"policies": "p"}, {"KEY": "value"})
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("environment", "store"),
+    [
+        ({"HOME": "/home/me"}, "/home/me/.local/state/offload-proxy"),
+        ({"HOME": "/home/me", "XDG_STATE_HOME": "/state"}, "/state/offload-proxy"),
+        ({}, "offload-store"),
+        ({"HOME": "/home/me", "OFFLOAD_STORE": "/data"}, "/data"),
+    ],
+)
+def test_the_store_is_the_users_unless_told(environment: dict[str, str], store: str) -> None:
+    assert read({}, environment).store == store
+
+
+def test_paths_from_variables_know_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    settings = read({"store": "~/s"}, {"OFFLOAD_POLICIES": "~/p", "OFFLOAD_ADMIN_TOKEN": "~/t"})
+    assert (settings.policies, settings.store, settings.admin_token) == (Path("/home/me/p"), "/home/me/s", "~/t")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1", 1), ("64MiB", 64 << 20), ("64M", 64 << 20), ("64 mb", 64 << 20), ("2g", 2 << 30), ("10KiB", 10_240)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert read({"body_limit": text}, {}).body_limit == size
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("port", "http", "a port from 1 to 65535, or 0"),
+        ("port", "65536", "a port from 1 to 65535, or 0"),
+        ("port", "-1", "a port from 1 to 65535, or 0"),
+        ("workers", "0", "a number of processes from 1 to 256"),
+        ("workers", "two", "a number of processes"),
+        ("body_limit", "0", "a size such as 64MiB"),
+        ("body_limit", "64TiB", "a size such as 64MiB"),
+        ("body_limit", "", "a size such as 64MiB"),
+        ("first_byte_timeout", "0", "seconds above 0"),
+        ("drain_timeout", "nan", "seconds above 0"),
+        ("drain_timeout", "inf", "seconds above 0"),
+        ("drain_timeout", "1m", "seconds above 0"),
+        ("log_format", "xml", "json or text"),
+        ("max_connections", "0", "a number above 0"),
+        ("upstream", "localhost:8080", "an address such as https://api.openai.com/v1"),
+        ("upstream", "http://x:99999/v1", "an address such as https://api.openai.com/v1"),
+    ],
+)
+def test_a_mistake_is_named_by_where_it_was_made(name: str, text: str, expected: str) -> None:
+    with pytest.raises(UserMistake) as flag:
+        read({name: text}, {})
+    assert str(flag.value).startswith(f"--{name.replace('_', '-')}: expected {expected}")
+    if text:
+        with pytest.raises(UserMistake) as variable:
+            read({}, {f"OFFLOAD_{name.upper()}": text})
+        assert str(variable.value).startswith(f"OFFLOAD_{name.upper()}: expected {expected}")
+
+
+@pytest.mark.parametrize(
+    ("upstream", "flags"),
+    [
+        ("http://127.0.0.1:8787/v1", {}),
+        ("http://localhost:8787/v1", {}),
+        ("http://[::1]:8787", {}),
+        ("http://gateway:80/v1", {"host": "gateway", "port": "80"}),
+    ],
+)
+def test_a_proxy_in_front_of_itself_is_refused(upstream: str, flags: dict[str, str]) -> None:
+    """OPENAI_BASE_URL is what people set to point their agent at us."""
+    with pytest.raises(UserMistake, match="this proxy itself"):
+        read(flags, {"OPENAI_BASE_URL": upstream})
+
+
+@pytest.mark.parametrize("upstream", ["http://127.0.0.1:8788/v1", "http://elsewhere:8787/v1", "https://localhost/v1"])
+def test_a_neighbour_is_not_refused(upstream: str) -> None:
+    assert read({}, {"OPENAI_BASE_URL": upstream}).upstream == upstream
+
+
+def test_an_address_that_only_looks_like_one() -> None:
+    with pytest.raises(UserMistake, match=r"http://\[::1::2\]/v1"):
+        read({"upstream": "http://[::1::2]/v1"}, {})
+
+
+def test_nobody_else_reads_the_environment() -> None:
+    root = Path(proxy.__file__).parent
+    readers = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb"))
+        or (isinstance(node, ast.ImportFrom) and node.module == "os" and any("env" in name.name for name in node.names))
+    }
+    # prometheus-client has its worker processes share a folder by a variable and no other way; metrics sets that one.
+    assert readers - {"metrics.py"} == {"settings.py"}
