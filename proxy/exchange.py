@@ -98,6 +98,8 @@ class _Conversation:
         self._partner = partner
         self._headers: Headers = []
         self._status = 200
+        self._shown = b""
+        """A whole reply that goes to the client as it came."""
 
     async def run(self) -> None:
         async with aclosing(await self._partner.send(self._turn.request())) as reply:
@@ -115,7 +117,7 @@ class _Conversation:
     async def _end(self) -> None:
         if self._turn.hidden is not None:
             await self._patiently(self._partner.remember(self._turn))
-        last = self._turn.close()
+        last = self._shown or self._turn.close()
         if self._client.status:
             await self._client.finish(last)
         elif last:
@@ -152,9 +154,7 @@ class _Conversation:
             raise UpstreamBroken("Upstream began with a stream and went on without one")
         whole = await body(reply)
         with _usable():
-            shown = self._turn.receive_whole(whole)
-        if shown:
-            await self._whole(shown)
+            self._shown = self._turn.receive_whole(whole)
 
     # -- writing --
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import hypothesis
 import pytest
@@ -24,17 +26,28 @@ def up() -> Iterator[StrictUpstream]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Proxy]]:
-    """`serve(policies, …)`: the proxy in this process, until the test ends. Arguments as of `serving.served`."""
+def serve(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., Proxy]]:
+    """`serve(policies, …)`: the proxy in this process, until the test ends. Arguments as of `serving.served`.
+
+    A bug that it logs fails the test, even where the client got what it wanted.
+    """
     with ExitStack() as held:
         yield lambda *args, **kwargs: held.enter_context(served(*args, **kwargs))
+    assert [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []
 
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., Proxy]]:
     """`spawn(policies, …)`: the proxy as a child process, until the test ends. Arguments as of `serving.spawned`."""
+    running: list[Proxy] = []
     with ExitStack() as held:
-        yield lambda *args, **kwargs: held.enter_context(spawned(*args, **kwargs))
+
+        def start(*args: Any, **kwargs: Any) -> Proxy:
+            running.append(held.enter_context(spawned(*args, **kwargs)))
+            return running[-1]
+
+        yield start
+        assert not any("Traceback" in proxy.log() for proxy in running), running[0].log()
 
 
 @pytest.fixture(autouse=True)

@@ -99,6 +99,7 @@ def summary(outcome: Outcome, folder: str, python: str) -> str:
         *asked,
         "",
         f"context       {last.client:,} tokens without the proxy, {last.sent:,} with it: {outcome.reduction:.0%} less",
+        f"              at no time more than {outcome.largest:,}",
         f"all requests  {outcome.without:,} tokens of input without, {outcome.sent:,} with, internal rounds included",
         f"prefix kept   {outcome.prefix_kept:.0%} of the input is what the request before began with (prompt cache)",
         f"nothing lost  {outcome.moved} results were moved, and each is in the store byte for byte"

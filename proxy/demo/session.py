@@ -111,6 +111,11 @@ class Outcome(msgspec.Struct, frozen=True):
         return sum(row.client for row in self.rows)
 
     @property
+    def largest(self) -> int:
+        """The largest request that upstream got."""
+        return max(row.sent for row in self.rows)
+
+    @property
     def last(self) -> Row:
         return self.rows[-1]
 

@@ -9,9 +9,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
+import openai
 import pytest
+
+from proxy.demo.agent import Agent
+from proxy.demo.library import Library
+from proxy.demo.session import Session
+from proxy.demo.upstream import Upstream
+from proxy.tokens import Tokens
+from tests.serving import Proxy
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "proxy", "demo"]
@@ -81,6 +91,24 @@ def test_an_interrupted_demo_leaves_nothing(
     assert (demo.returncode, errors) == (code, b"")
     assert not list(tmp_path.iterdir())
     assert _gone(demo.pid)
+
+
+@pytest.mark.parametrize(
+    ("mode", "wait"), [("compact", "never"), ("compress", "always"), ("compress", "never"), ("auto", "never")]
+)
+def test_its_session_in_every_mode(serve: Callable[..., Proxy], mode: str, wait: str) -> None:
+    """The demo takes the default; whatever the mode, what was taken away is found again."""
+    count, library = lru_cache(maxsize=4096)(Tokens().count), Library()
+    with Upstream(count) as upstream:
+        offload = {"mode": mode, "compress": {"wait": wait}}
+        proxy = serve({"default": {"upstream": {"base_url": upstream.url}, "offload": offload}})
+        with openai.OpenAI(base_url=proxy.url, api_key="k", max_retries=0) as client:
+            session = Session(Agent(client, library), library, upstream, count)
+            rows = list(session.run())
+    assert [answer.right for answer in session.answers] == [True, True]
+    assert upstream.refused == []
+    assert rows[-1].sent < rows[-1].client / 2
+    assert any(request.summary for request in upstream.requests) == (mode == "compress")
 
 
 def _read(terminal: int) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -252,8 +253,13 @@ def test_what_was_moved_lies_in_the_store(up: StrictUpstream, ask: Callable[...,
     up.script(text("Yes."))
     messages = history()
     ask(messages)
-    kept = {path.name: path.read_text() for path in proxy.stored() if path.parent.name == "originals"}
     names = [reference.rpartition("/")[2] for reference in references(up.chats[0])]
+    kept: Json = {}
+    for _ in range(100):  # nobody waits for these to be written
+        kept = {path.name: path.read_text() for path in proxy.stored() if path.parent.name == "originals"}
+        if len(kept) == len(names):
+            break
+        time.sleep(0.02)
     assert [kept[name] for name in names] == [message["content"] for message in messages if message["role"] == "tool"]
 
 

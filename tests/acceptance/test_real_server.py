@@ -22,6 +22,8 @@ pytestmark = pytest.mark.clients
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".clients" / "llama" / "bin" / "python"
 MODEL = "smollm2"
+WINDOW = 8192
+"""Tokens; the server is started with it."""
 READ_LOG = {
     "type": "function",
     "function": {
@@ -130,6 +132,39 @@ def test_compacted_and_streamed(proxied: openai.OpenAI, include_usage: bool) -> 
     assert [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason]
     assert sum(chunk.usage is not None for chunk in chunks) == include_usage
     assert not any(chunk.choices for chunk in chunks if chunk.usage)
+
+
+def test_past_the_window(llama: str, direct: openai.OpenAI) -> None:
+    """The server refuses what is longer than its window; its words tell the proxy the window, and the next try fits."""
+    asked = after_reading(18)
+    with pytest.raises(openai.BadRequestError, match="context size"):
+        direct.chat.completions.create(**asked)
+    with (
+        served({"default": tight(llama, offload={"max_total_tokens": 100_000})}) as proxy,
+        openai.OpenAI(base_url=proxy.url, api_key="none", max_retries=0) as proxied,
+    ):
+        raw = proxied.chat.completions.with_raw_response.create(**asked)
+    assert int(raw.headers["x-offload-compacted"]) > 0
+    assert raw.parse().usage.prompt_tokens < WINDOW
+
+
+def test_a_long_conversation_in_auto_mode(llama: str) -> None:
+    """A summary is due, and this model cannot write one in time: the client is served all the same, and it counts."""
+    compress = {"wait": "always", "snapshot_tokens": 100, "timeout": 3}
+    policy = tight(llama, offload={"mode": "auto", "max_total_tokens": 100, "pin_user_tokens": 0, "compress": compress})
+    messages: list[dict[str, Any]] = []
+    with (
+        served({"default": policy}) as proxy,
+        openai.OpenAI(base_url=proxy.url, api_key="none", max_retries=0) as proxied,
+    ):
+        for turn in range(4):
+            messages.append({"role": "user", "content": f"Story {turn}: " + "the cat met a dog and they ran. " * 12})
+            reply = proxied.chat.completions.create(**short(messages=messages))
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+            assert reply.choices[0].finish_reason in ("stop", "length")
+        metrics = httpx.get(f"{proxy.root}/metrics").text
+    assert 'offload_requests_total{kind="summary"' in metrics
+    assert 'offload_request_errors_total{fault="summary"' in metrics
 
 
 def said(chunks: list[Any]) -> str:

@@ -65,6 +65,7 @@ async def test_through_the_proxy(client: Client, workspace: Path, model: Reader,
         proxy = spawn({"default": tight(upstream.url, offload=TIGHT)})
         async with tap(proxy.port) as tapped:
             output = await run(client, tapped.port, workspace)
+    assert '"level":"error"' not in proxy.log()
     last, shown = upstream.chats[-1], await tapped.requests()
     assert NEEDLE in output
 

@@ -1,0 +1,277 @@
+"""Processes and signals: how the server begins, drains and ends. Always the real command, in processes of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.server import _without_offer
+from tests.wire import EVENTS, OK, Handler, Peer, Wire, ask, chunk, chunks, connection, read_head, replying, upstream
+
+GET = b"GET /v1/models HTTP/1.1\r\nHost: p\r\n\r\n"
+ROOT = Path(__file__).parents[1]
+
+
+class Served:
+    """The command, running."""
+
+    def __init__(self, process: asyncio.subprocess.Process, wire: Wire, said: bytes) -> None:
+        self.process = process
+        self.wire = wire
+        self.said = said
+        found = re.fullmatch(rb"offload-proxy listening on http://127\.0\.0\.1:(\d+)\n", said)
+        self.port = int(found[1]) if found else 0
+
+    async def workers(self) -> set[int]:
+        """The process ids that answer. Each new connection may go to any of them."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return {int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+    async def ends(self, seconds: float) -> int:
+        return await asyncio.wait_for(self.process.wait(), seconds)
+
+
+def command(*flags: str, store: Path) -> Sequence[str]:
+    return (sys.executable, "-m", "proxy", "serve", f"--store={store}", "--log-format=text", *flags)
+
+
+@asynccontextmanager
+async def serving(handler: Handler, folder: Path, *flags: str) -> AsyncIterator[Served]:
+    async with upstream(handler) as wire:
+        flags = ("--port=0", f"--upstream={wire.url}/v1", *flags)
+        process = await asyncio.create_subprocess_exec(
+            *command(*flags, store=folder / "store"), cwd=ROOT, stderr=asyncio.subprocess.PIPE
+        )
+        assert process.stderr
+        try:
+            yield Served(process, wire, await asyncio.wait_for(process.stderr.readline(), 30))
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.stderr.read()
+            await process.wait()
+
+
+def steps(go_on: asyncio.Event) -> Handler:
+    """A stream whose second half comes when it is let go on."""
+
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(EVENTS, chunk(b"one"))
+        await go_on.wait()
+        await peer.send(chunk(b"two"), chunk(b""))
+        await peer.gone()
+
+    return handle
+
+
+async def refused(port: int) -> None:
+    """Returns when nobody listens any more."""
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                async with connection(port) as (reader, writer):
+                    writer.write(GET)
+                    if not await reader.read(1):
+                        return
+            except ConnectionError:
+                return
+            await asyncio.sleep(0.05)
+
+
+WORKERS = pytest.mark.parametrize("flags", [(), ("--workers=2",)], ids=["alone", "workers"])
+
+
+@WORKERS
+async def test_ready_line_and_clean_end(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    async with serving(replying(OK), tmp_path, *flags) as served:
+        assert served.port, served.said
+        assert (await ask(served.port, GET)).body == b"ok"
+        served.process.terminate()
+        assert await served.ends(5) == 0
+
+
+@WORKERS
+async def test_sigterm_drains(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    go_on = asyncio.Event()
+    async with serving(steps(go_on), tmp_path, *flags) as served:
+        async with connection(served.port) as (idle_reader, idle_writer), connection(served.port) as (reader, writer):
+            idle_writer.write(b"GET /health HTTP/1.1\r\nHost: p\r\n\r\n")
+            await read_head(idle_reader)
+            writer.write(GET)
+            await read_head(reader)
+            got = chunks(reader)
+            assert await anext(got) == b"one"
+            served.process.terminate()
+            await refused(served.port)
+            await asyncio.wait_for(idle_reader.read(), 2)
+            assert served.process.returncode is None
+            go_on.set()
+            assert [piece async for piece in got] == [b"two"]
+        assert await served.ends(5) == 0
+
+
+@WORKERS
+async def test_draining_is_bounded(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    async with serving(steps(asyncio.Event()), tmp_path, "--drain-timeout=1", *flags) as served:
+        async with connection(served.port) as (reader, writer):
+            writer.write(GET)
+            await reader.readuntil(b"one")
+            served.process.terminate()
+            # The rest of the chunk, and then the end without the last one: cut off, and to be seen.
+            assert await asyncio.wait_for(reader.read(), 4) == b"\r\n"
+        assert await served.ends(3) == 0
+
+
+async def test_who_still_waits_when_draining_ends_is_told(tmp_path: Path) -> None:
+    async def mute(peer: Peer) -> None:
+        await peer.request()
+        await peer.gone()
+
+    async with serving(mute, tmp_path, "--drain-timeout=1") as served:
+        waiting = asyncio.create_task(ask(served.port, GET))
+        await asyncio.sleep(0.3)
+        served.process.terminate()
+        reply = await asyncio.wait_for(waiting, 4)
+        assert await served.ends(3) == 0
+    assert (reply.status, reply.get(b"connection")) == (503, [b"close"])
+
+
+@WORKERS
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_at_once(tmp_path: Path, flags: tuple[str, ...], again: signal.Signals) -> None:
+    async with serving(steps(asyncio.Event()), tmp_path, "--drain-timeout=20", *flags) as served:
+        async with connection(served.port) as (reader, writer):
+            writer.write(GET)
+            await reader.readuntil(b"one")
+            served.process.terminate()
+            await refused(served.port)
+            served.process.send_signal(again)
+            assert await served.ends(3) == 1
+
+
+@WORKERS
+async def test_sighup_reloads_policies(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    async with upstream(replying(OK)) as other:
+        (policies / "default.yaml").write_text("limits: {concurrent_requests: 5}\n")
+        async with serving(replying(OK), tmp_path, f"--policies={policies}", *flags) as served:
+            assert (await ask(served.port, GET)).status == 200
+            (policies / "default.yaml").write_text(f"upstream: {{base_url: '{other.url}'}}\n")
+            served.process.send_signal(signal.SIGHUP)
+            await asyncio.sleep(1.5)
+            before = len(served.wire.requests)
+            for _ in range(8):
+                assert (await ask(served.port, GET)).status == 200
+            assert len(served.wire.requests) == before
+            assert len(other.requests) == 8
+            assert served.process.returncode is None
+
+
+async def test_workers_share_the_port_and_the_metrics(tmp_path: Path) -> None:
+    async with serving(replying(OK), tmp_path, "--workers=2") as served:
+        assert len(await served.workers()) == 2
+        await asyncio.gather(*(ask(served.port, GET) for _ in range(40)))
+        page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: p\r\n\r\n")).body
+    assert b'offload_requests_total{kind="relay",status="200",tenant="default"} 40.0' in page
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
+    async with serving(replying(OK), tmp_path, "--workers=2") as served:
+        victim, other = await served.workers()
+        os.kill(victim, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while len((await served.workers()) - {victim, other}) < 1:
+                await asyncio.sleep(0.1)
+        assert (await ask(served.port, GET)).status == 200
+
+
+async def test_a_burst_over_pooled_connections(tmp_path: Path) -> None:
+    async def one(port: int) -> list[int]:
+        async with connection(port) as (reader, writer):
+            statuses = []
+            for _ in range(20):
+                writer.write(b"POST /v1/x HTTP/1.1\r\nHost: p\r\nContent-Length: 2\r\n\r\n{}")
+                statuses.append((await read_head(reader)).status)
+                await reader.readexactly(2)
+            return statuses
+
+    async with serving(replying(OK), tmp_path) as served:
+        answers = await asyncio.gather(*(one(served.port) for _ in range(32)))
+    assert answers == [[200] * 20] * 32
+
+
+def run(*flags: str, store: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*flags, store=store), cwd=ROOT, capture_output=True, text=True, timeout=30)
+
+
+@WORKERS
+def test_an_address_in_use(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run(f"--port={port}", *flags, store=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
+    ended = run("--port=0", "--host=nowhere.invalid", store=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("offload-proxy: cannot listen on nowhere.invalid:0: ")
+
+
+@WORKERS
+def test_policies_that_cannot_be_taken(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    (tmp_path / "default.yaml").write_text("offload: {mode: never}\n")
+    ended = run("--port=0", f"--policies={tmp_path}", *flags, store=tmp_path / "store")
+    assert ended.returncode == 2
+    assert "default.yaml" in ended.stderr and "Traceback" not in ended.stderr and "listening" not in ended.stderr
+
+
+async def test_an_ipv6_address(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    async with serving(replying(OK), tmp_path, "--host=::1") as served:
+        assert re.fullmatch(rb"offload-proxy listening on http://\[::1\]:\d+\n", served.said)
+
+
+async def test_quiet(tmp_path: Path) -> None:
+    """One line a request, and nothing of the server's own."""
+    async with serving(replying(OK), tmp_path) as served:
+        await ask(served.port, GET)
+        served.process.terminate()
+        assert served.process.stderr
+        lines = (await served.process.stderr.read()).splitlines()
+    assert len(lines) == 1 and b"proxy.request" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "parsed"),
+    [
+        (b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nA: 1\r\n\r\n", b"GET / HTTP/1.1\r\nA: 1\r\n\r\n"),
+        (b"GET / HTTP/1.1\r\nA: 1\r\nUPGRADE:h2c \r\n\r\nbody", b"GET / HTTP/1.1\r\nA: 1\r\n\r\nbody"),
+        (b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n", b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n"),
+        (
+            b"GET / HTTP/1.1\r\nA: h2c\r\n\r\nx\r\nUpgrade: h2c\r\n",
+            b"GET / HTTP/1.1\r\nA: h2c\r\n\r\nx\r\nUpgrade: h2c\r\n",
+        ),
+        (b"", b""),
+    ],
+)
+def test_without_offer(data: bytes, parsed: bytes) -> None:
+    assert _without_offer(data) == parsed
