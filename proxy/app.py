@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from proxy import logs
 from proxy.background import Background
-from proxy.chat import Chat, Services
+from proxy.chat import Chat
 from proxy.client import Client, ClientGone
 from proxy.errors import ClientFault, Forbidden, Overloaded, ProxyError, Unsupported
 from proxy.learned import Learned
@@ -33,6 +33,7 @@ from proxy.policies import PolicyBook
 from proxy.reading import Reader
 from proxy.records import Records
 from proxy.relay import Relay
+from proxy.services import Services
 from proxy.snapshots import Snapshots
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded

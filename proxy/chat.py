@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -33,36 +32,14 @@ from proxy.records import Records
 from proxy.relay import failed
 
 if TYPE_CHECKING:
-    from proxy.background import Background
     from proxy.client import Client
-    from proxy.learned import Learned
-    from proxy.reading import Reader
-    from proxy.relay import Relay, Sink
-    from proxy.settings import Settings
-    from proxy.snapshots import Snapshots
-    from proxy.stores.guarded import Guarded
+    from proxy.services import Services
     from proxy.tenants import Tenant
-    from proxy.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """A request is planned anew at most twice, when upstream says that the context is too long or refuses our tools."""
-
-
-@dataclass(frozen=True)
-class Services:
-    """What all requests of a process share."""
-
-    settings: Settings
-    upstream: Upstream
-    relay: Relay
-    store: Guarded
-    reader: Reader
-    snapshots: Snapshots
-    background: Background
-    learned: Learned
-    sink: Sink
 
 
 class Chat:

@@ -23,8 +23,8 @@ from proxy.records import Records
 from proxy.summarizer import Answer
 
 if TYPE_CHECKING:
-    from proxy.chat import Services
     from proxy.client import Client
+    from proxy.services import Services
     from proxy.tenants import Tenant
     from proxy.upstream import Reply
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing
 import os
 import re
 import signal
 import socket
 import sys
+import threading
 import time
 from functools import partial
 from types import FrameType
@@ -84,7 +86,15 @@ def _serve_together(settings: Settings, listener: socket.socket) -> int:
 def _worker(settings: Settings) -> ASGIApp:
     """A worker's application."""
     _prepare(settings)
+    threading.Thread(target=_end_with_supervisor, daemon=True).start()
     return build(settings)
+
+
+def _end_with_supervisor() -> None:
+    """Drain when the supervisor was killed: nobody else would tell this worker to, and it has the port."""
+    if supervisor := multiprocessing.parent_process():
+        supervisor.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _prepare(settings: Settings) -> None:

@@ -1,0 +1,31 @@
+"""What all requests of a process share, handed to whoever serves one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxy.background import Background
+    from proxy.learned import Learned
+    from proxy.reading import Reader
+    from proxy.relay import Relay, Sink
+    from proxy.settings import Settings
+    from proxy.snapshots import Snapshots
+    from proxy.stores.guarded import Guarded
+    from proxy.upstream import Upstream
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all requests of a process share."""
+
+    settings: Settings
+    upstream: Upstream
+    relay: Relay
+    store: Guarded
+    reader: Reader
+    snapshots: Snapshots
+    background: Background
+    learned: Learned
+    sink: Sink
