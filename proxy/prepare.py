@@ -16,6 +16,7 @@ from proxy.core.policy import Inject, Mode, Policy
 from proxy.core.render import Round, Shown
 from proxy.core.request import ChatRequest, function_tool, with_tools
 from proxy.core.transcript import Reading, Transcript, moved_pieces
+from proxy.core.turn import LIMITS
 
 if TYPE_CHECKING:
     from proxy.reading import Reader
@@ -24,6 +25,9 @@ OUR_TOOLS_TOKENS = 400
 """Our two definitions, about; set aside whenever we may have to send them."""
 SUMMARY_MEMBERS = ("model", "user", "safety_identifier", "prompt_cache_key", "service_tier", "reasoning_effort")
 """What a summary call takes over of the request that it is made for: who asks, how it is cached, how it thinks."""
+SCRATCHPAD_TOKENS = 8_000
+"""What a summary may take besides itself, for its scratchpad and the model's reasoning. Said in the client's own terms
+(servers know one or the other limit); where the client sets none, only the summary's time is bounded."""
 
 
 class History(msgspec.Struct, frozen=True):
@@ -150,6 +154,8 @@ def riding(
     ours = definitions(history) if offered else []
     members = history.request.members
     kept = {name: raw for name, raw in members.items() if name in SUMMARY_MEMBERS}
+    most = Raw(b"%d" % (history.policy.offload.compress.snapshot_tokens + SCRATCHPAD_TOKENS))
+    kept |= {name: most for name in LIMITS if name in members}
 
     def body(task: bytes) -> bytes:
         defined = with_tools(members.get("tools"), ours)

@@ -10,7 +10,6 @@ import logging
 import math
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import sys
@@ -21,19 +20,17 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
 from proxy import logs
 from proxy.app import build
-from proxy.client import RAW
 from proxy.errors import UserMistake
 from proxy.metrics import prepare_multiprocess
+from proxy.protocol import ExactProtocol
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from proxy.headers import Headers
     from proxy.settings import Settings
 
 _BACKLOG = 2048
@@ -113,7 +110,7 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
     """uvicorn as it has to be for the relay to be exact; `app` is the application, or makes it."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=_Protocol,
+        http=ExactProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
@@ -133,7 +130,8 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise UserMistake(f"cannot listen on {_address(host, port)}: {error.strerror or error}") from error
+        reason = str(error.strerror).partition(" (while")[0]  # it would name the address once more
+        raise UserMistake(f"cannot listen on {_address(host, port)}: {reason}") from error
     listener.set_inheritable(True)
     return listener
 
@@ -146,44 +144,6 @@ def _announce(listener: socket.socket) -> None:
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-_H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
-
-
-def _without_offer(data: bytes) -> bytes:
-    """A request without the offer to go on in HTTP/2.
-
-    Java's client makes it with requests that have a body, and llhttp then takes the body for HTTP/2 that follows.
-    """
-    head, end, rest = data.partition(b"\r\n\r\n")
-    return _H2C.sub(b"", head + end[:2], count=1) + end[2:] + rest if b"h2c" in head else data
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's, that also hands over what ASGI's scope loses of a request; see `client.RAW`."""
-
-    raw_headers: Headers
-
-    def data_received(self, data: bytes) -> None:
-        if self.cycle is None or self.cycle.response_complete:
-            data = _without_offer(data)
-        super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.raw_headers = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.raw_headers.append((name, value))
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self.scope["extensions"] = {RAW: {"target": self.url, "headers": self.raw_headers}}
-        super().on_headers_complete()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """The application refuses it, or ignores it; either is no news."""
 
 
 class _Server(uvicorn.Server):

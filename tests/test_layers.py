@@ -29,7 +29,7 @@ LAYERS = [
     {"client", "tenants", "relay"},
     {"reading", "summarizer", "records", "prepare", "snapshots", "exchange"},
     {"services", "partner", "chat", "operations"},
-    {"app", "server", "demo", "cli", "__main__"},
+    {"app", "protocol", "server", "demo", "cli", "__main__"},
 ]
 """Each imports only from the lines above it, and from its own where that makes no circle."""
 

@@ -20,7 +20,7 @@ from tests.serving import Proxy, served, stop, tight
 pytestmark = pytest.mark.clients
 
 ROOT = Path(__file__).parents[2]
-PYTHON = ROOT / ".clients" / "llama" / "bin" / "python"
+ENVIRONMENT = ROOT / ".clients" / "llama"
 MODEL = "smollm2"
 WINDOW = 4096
 """Tokens; the server is started with it."""
@@ -37,9 +37,9 @@ READ_LOG = {
 @pytest.fixture(scope="module")
 def llama() -> Iterator[str]:
     """The server's base URL."""
-    if not PYTHON.exists():
+    if not (ENVIRONMENT / ".installed").exists():
         pytest.skip("llama.cpp is not installed: make test-clients")
-    command = [PYTHON, ROOT / "tests" / "clients" / "llama" / "serve.py"]
+    command = [ENVIRONMENT / "bin" / "python", ROOT / "tests" / "clients" / "llama" / "serve.py"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.PIPE)
     try:
         assert process.stdout is not None

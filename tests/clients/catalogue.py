@@ -23,7 +23,7 @@ class Client:
     command: tuple[str | Path, ...]
     """What stands before the task."""
     installed: Path
-    """What is there once its environment is."""
+    """What `make test-clients` leaves last."""
     tool: str = "read_log"
     """Its tool that reads a file."""
     arguments: Callable[[Path], dict[str, Any]] = lambda path: {"path": str(path)}
@@ -40,7 +40,7 @@ class Client:
 
 def _python(name: str, **options: Any) -> Client:
     python = ENVIRONMENTS / name / "bin" / "python"
-    return Client(name, (python, HERE / name / "run.py"), python, **options)
+    return Client(name, (python, HERE / name / "run.py"), ENVIRONMENTS / name / ".installed", **options)
 
 
 def _submit(words: str) -> Message:
@@ -59,7 +59,7 @@ _QWEN_SETTINGS = {
 
 CLIENTS = (
     _python("openai_python"),
-    Client("openai_node", ("node", _NODE / "run.mjs"), _NODE / "node_modules" / "openai"),
+    Client("openai_node", ("node", _NODE / "run.mjs"), _NODE / "node_modules" / ".package-lock.json"),
     _python(
         "deepagents",
         tool="read_file",
@@ -71,7 +71,7 @@ CLIENTS = (
     Client(
         "mini_swe_agent",
         (_MINI, "--yolo", "--exit-immediately", "--model", "openai/scripted", "--task"),
-        _MINI,
+        ENVIRONMENTS / "mini_swe_agent" / ".installed",
         tool="bash",
         arguments=lambda path: {"command": f"cat {path}"},
         finish=_submit,
@@ -88,7 +88,7 @@ CLIENTS = (
     Client(
         "qwen_code",
         ("node", _QWEN, "--yolo", "--model", "scripted", "--auth-type", "openai", "--prompt"),
-        _QWEN,
+        HERE / "qwen_code" / "node_modules" / ".package-lock.json",
         tool="read_file",
         arguments=lambda path: {"file_path": str(path)},
         # It would send even loopback through an outgoing proxy, whatever NO_PROXY says.

@@ -1,0 +1,52 @@
+"""uvicorn's HTTP/1.1, made exact: a relay needs of a request what ASGI does not carry."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from proxy.client import RAW
+
+if TYPE_CHECKING:
+    from proxy.headers import Headers
+
+_H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
+
+
+class ExactProtocol(HttpToolsProtocol):
+    """uvicorn's, that also hands over what ASGI's scope loses of a request; see `client.RAW`."""
+
+    raw_headers: Headers
+
+    def data_received(self, data: bytes) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            data = without_offer(data)
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.raw_headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.raw_headers.append((name, value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self.scope["extensions"] = {RAW: {"target": self.url, "headers": self.raw_headers}}
+        super().on_headers_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The application refuses it, or ignores it; either is no news."""
+
+
+def without_offer(data: bytes) -> bytes:
+    """A request without the offer to go on in HTTP/2.
+
+    Java's client makes it with requests that have a body, and llhttp then takes the body for HTTP/2 that follows.
+    """
+    if b"h2c" not in data:
+        return data
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _H2C.sub(b"", head + end[:2], count=1) + end[2:] + rest

@@ -1,0 +1,46 @@
+"""What the proxy is compared with: the least that relays a request, of Starlette and the proxy's own transport.
+
+It collects the body, hands over the headers as they are, and streams the reply. It knows no tenants, no limits, no
+faults, no client that leaves, and leaves no record. `uvicorn tests.bench.bare:app`, upstream in BARE_UPSTREAM.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from proxy import upstream
+from proxy.settings import Settings
+
+BASE = os.environ.get("BARE_UPSTREAM", "")
+
+
+@asynccontextmanager
+async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async with upstream.Upstream(Settings()) as app.state.upstream:
+        yield
+
+
+async def relay(request: Request) -> StreamingResponse:
+    asked = upstream.Request(
+        method=request.method,
+        url=f"{BASE}{request.url.path}",
+        headers=[header for header in request.headers.raw if header[0] != b"host"],
+        content=await request.body(),
+        connect_timeout=5,
+        first_byte_timeout=60,
+        idle_timeout=60,
+    )
+    reply = await request.app.state.upstream.send(asked)
+    response = StreamingResponse(reply.chunks(), reply.status)
+    response.raw_headers = reply.headers
+    return response
+
+
+app = Starlette(routes=[Route("/{path:path}", relay, methods=["POST"])], lifespan=lifespan)
