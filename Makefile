@@ -51,6 +51,8 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 
 lock:
 	$(COMPILE) --all-extras --group dev --no-header pyproject.toml --output-file constraints.txt
+	$(COMPILE) --extra redis --extra objects --constraint constraints.txt --no-header --no-annotate --no-emit-package numpy pyproject.toml \
+		--output-file docs/deploy/requirements.txt
 
 lock-clients:
 	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in,$(COMPILE) --custom-compile-command "make lock-clients" \

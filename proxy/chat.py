@@ -89,12 +89,16 @@ class _Request:
             self._services.sink(self._client.completed(self._outcome(), fault))
 
     async def _attempts(self) -> None:
+        original: Refusal | None = None
         for attempt in range(ATTEMPTS):
             refusal = await self._attempt()
             if refusal is None:
                 return
+            too_long = overflow.is_overflow(refusal.status, refusal.body)
+            original = original or (refusal if too_long else None)
             if attempt == ATTEMPTS - 1 or not self._learn(refusal):
-                await self._pass_on(refusal)
+                # A later one's numbers are those of a request that the client knows nothing of.
+                await self._pass_on(original if too_long and original else refusal)
                 return
 
     async def _attempt(self) -> Refusal | None:

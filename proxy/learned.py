@@ -32,7 +32,8 @@ class Learned:
         """A request of `counted` tokens was too long, and `body` is what upstream said."""
         before = self.window(policy, model)
         said = overflow.window(body)
-        learned = said if said is not None and (before is None or said < before) else int(SHRINK * (before or counted))
+        shrunk = int(SHRINK * min(before or counted, counted))
+        learned = said if said is not None and (before is None or said < before) else shrunk
         _put(self._windows, (policy.upstream.base_url, model), max(min(learned, before or learned), 1))
 
     def refuses(self, policy: Policy, model: str) -> bool:

@@ -47,12 +47,13 @@ NONE = "none"
 OTHER = "other"
 KINDS = frozenset({"relay", "untouched", "offloaded", "operation", "refused", "summary"})
 FAULTS = frozenset(
-    {"client", "client_gone", "proxy", "connect", "timeout", "broken", "protocol", "overloaded", "summary"}
+    {"client", "client_gone", "proxy", "connect", "timeout", "broken", "protocol", "overloaded", "summary", "unused"}
 )
 TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
 OPERATIONS = frozenset({"get", "put", "list", "delete"})
 STORE_FAULTS = frozenset({"failed", "timeout", "budget", "open"})
+BREAKER_STATES = ("closed", "half-open", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 
 ADDED = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -136,10 +137,18 @@ class Metrics:
 
         self._watched.append(sample)
 
-    def watch_store(self, up: Callable[[], bool]) -> None:
-        """Show whether the store answers: of several workers, the worst."""
-        gauge = self._gauge("store_up", "1 while the store answers.", "livemin")()
-        self._watched.append(lambda: gauge.set(up()))
+    def watch_store(self, state: Callable[[], str]) -> None:
+        """Show whether the store answers (of several workers, the worst), and how many workers' breakers are where."""
+        up = self._gauge("store_up", "1 while the store answers.", "livemin")()
+        breakers = self._gauge("store_breakers", "Processes by the state of their breaker.", "livesum", "state")
+
+        def sample() -> None:
+            now = state()
+            up.set(now == BREAKER_STATES[0])
+            for each in BREAKER_STATES:
+                breakers(each).set(now == each)
+
+        self._watched.append(sample)
 
     def render(self) -> tuple[str, bytes]:
         """Content type and body of `/metrics`. With several workers this reads their files: call it in a thread."""

@@ -31,7 +31,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 0
     """0: the client left before there was one."""
     fault: str = ""
-    """Empty, or one of: client, client_gone, proxy, connect, timeout, broken, protocol, overloaded, summary."""
+    """Empty, or one of: client, client_gone, proxy, connect, timeout, broken, protocol, overloaded, summary, unused
+    (summaries that nobody used: there will be none for a while)."""
     messages: int = 0
     tokens_before: int = 0
     tokens_after: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -59,10 +59,13 @@ class Partner:
 
     async def send(self, body: bytes) -> Reply:
         """A rewritten body, to the same address with the same headers. Raises UpstreamFault."""
-        request = self._services.relay.request(self._client, self._tenant, body)
-        kept = without(request.headers, REWRITTEN)
-        headers = [*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))]
         self._client.sent = self._client.sent or time.perf_counter()
+        return await self._send(body, REWRITTEN)
+
+    async def _send(self, body: bytes, dropped: Collection[bytes]) -> Reply:
+        request = self._services.relay.request(self._client, self._tenant, body)
+        kept = without(request.headers, dropped)
+        headers = [*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))]
         return await self._services.upstream.send(msgspec.structs.replace(request, headers=headers))
 
     def headers(self, turn: Turn) -> Headers:
@@ -121,7 +124,7 @@ class Partner:
 
     async def ask(self, body: bytes) -> Answer:
         """A summary call: by the request's own upstream and credentials. Raises UpstreamFault."""
-        async with aclosing(await self.send(body)) as reply:
+        async with aclosing(await self._send(body, (*REWRITTEN, b"idempotency-key"))) as reply:
             return _read(reply.status, await exchange.body(reply))
 
 
@@ -165,7 +168,7 @@ class _Details(msgspec.Struct):
 def _read(status: int, body: bytes) -> Answer:
     try:
         completion = msgspec.json.decode(body, type=_Completion)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Answer(status, body)
     usage = completion.usage or _Usage()
     details = usage.prompt_tokens_details or _Details()

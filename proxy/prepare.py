@@ -14,7 +14,7 @@ from proxy.core.files import Files, moved_files, piece_loader
 from proxy.core.plan import Cut, Item, Plan, Role, Room, fold, live
 from proxy.core.policy import Inject, Mode, Policy
 from proxy.core.render import Round, Shown
-from proxy.core.request import ChatRequest, function_tool, with_tools
+from proxy.core.request import ChatRequest, function_tool, has_tools, with_tools
 from proxy.core.transcript import Reading, Transcript, moved_pieces
 from proxy.core.turn import LIMITS
 
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 OUR_TOOLS_TOKENS = 400
 """Our two definitions, about; set aside whenever we may have to send them."""
-SUMMARY_MEMBERS = ("model", "user", "safety_identifier", "prompt_cache_key", "service_tier", "reasoning_effort")
-"""What a summary call takes over of the request that it is made for: who asks, how it is cached, how it thinks."""
+IDENTITY = ("user", "safety_identifier")
+SUMMARY_MEMBERS = (*IDENTITY, "prompt_cache_key", "service_tier", "reasoning_effort")
+"""What a summary call takes over of the request that it is made for: who asks, how it is cached, how it thinks. Another
+model may know none of it but who asks."""
 SCRATCHPAD_TOKENS = 8_000
 """What a summary may take besides itself, for its scratchpad and the model's reasoning. Said in the client's own terms
 (servers know one or the other limit); where the client sets none, only the summary's time is bounded."""
@@ -62,7 +64,7 @@ class History(msgspec.Struct, frozen=True):
         roles = [message.role for message in self.transcript.messages]
         return {index: self.chain[index + 1] for index in range(first, len(roles)) if roles[index] is Role.ASSISTANT}
 
-    def snapshot_key(self, cut: Cut) -> str:
+    def snapshot_name(self, cut: Cut) -> str:
         """The record's name: what the cut's history means, and what else decided the words of a summary."""
         variant = hashlib.sha256(f"{compress.PROMPT_VERSION}\n{self.summary_model}".encode()).hexdigest()[:8]
         return f"{self.chain[cut.end].hex()}-{variant}"
@@ -73,6 +75,11 @@ class History(msgspec.Struct, frozen=True):
     @property
     def summary_model(self) -> str:
         return self.policy.offload.compress.model or self.request.model
+
+    @property
+    def summary_limit(self) -> int:
+        """Most tokens that a summary's reply may have."""
+        return self.policy.offload.compress.snapshot_tokens + SCRATCHPAD_TOKENS
 
     @property
     def conversation(self) -> str:
@@ -139,9 +146,9 @@ def prepared(history: History, shown: Shown | None, rounds: Mapping[int, Round],
 
 
 def riding(
-    history: History, cut: Cut, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader
+    history: History, cut: Cut, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader, left: int
 ) -> Callable[[bytes], bytes]:
-    """The body of a summary call on the prefix that upstream has cached.
+    """The body of a summary call on the prefix that upstream has cached, which leaves `left` tokens for the reply.
 
     That is the conversation up to the cut as it was sent before the cut's event, byte for byte; the task stands behind.
     """
@@ -151,18 +158,20 @@ def riding(
         history.transcript, before, _compactor(history, reader), shown=shown, role=role, rounds=rounds, end=cut.end
     )
     offered = not before.empty or history.policy.tools.inject is Inject.ALWAYS
-    ours = definitions(history) if offered else []
+    defined = with_tools(history.request.members.get("tools"), definitions(history) if offered else [])
+    without_calls = {"tools": defined, "tool_choice": Raw(b'"none"')} if defined and has_tools(defined) else {}
+    members = summary_members(history, left) | without_calls
+    return lambda task: rawjson.encode(members | {"messages": Raw(rawjson.array([*messages, task]))})
+
+
+def summary_members(history: History, left: int | None = None) -> dict[str, Raw]:
+    """What a summary call has besides messages and tools; its reply may take `left` tokens. Never `store`."""
     members = history.request.members
-    kept = {name: raw for name, raw in members.items() if name in SUMMARY_MEMBERS}
-    most = Raw(b"%d" % (history.policy.offload.compress.snapshot_tokens + SCRATCHPAD_TOKENS))
-    kept |= {name: most for name in LIMITS if name in members}
-
-    def body(task: bytes) -> bytes:
-        defined = with_tools(members.get("tools"), ours)
-        choice = {"tools": defined, "tool_choice": Raw(b'"none"')} if defined else {}
-        return rawjson.encode(kept | {"messages": Raw(rawjson.array([*messages, task]))} | choice)
-
-    return body
+    own = history.summary_model == history.request.model
+    kept = {name: members[name] for name in (SUMMARY_MEMBERS if own else IDENTITY) if name in members}
+    most = history.summary_limit if left is None else min(history.summary_limit, left)
+    limits = [name for name in LIMITS if own and name in members]
+    return {"model": Raw(rawjson.encode(history.summary_model)), **kept, **dict.fromkeys(limits, Raw(b"%d" % most))}
 
 
 def definitions(history: History) -> list[bytes]:
@@ -187,7 +196,8 @@ def _compactor(history: History, reader: Reader) -> render.Compacted:
 
 def _size(history: History, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader) -> int:
     """The messages as sent, in tokens."""
-    total = sum(hidden.tokens for hidden in rounds.values())
+    start = shown.cut.end if shown else 0
+    total = sum(hidden.tokens for index, hidden in rounds.items() if index >= start)
     if shown:
         total += reader.count(render.shown_block(history.transcript, shown), history.request.model)
     for index, item in enumerate(history.items):

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from msgspec import Raw
 
-from proxy.bounded import Bounded
 from proxy.core.compact import Shape
 from proxy.core.transcript import Message, Reading, compacted, read
+from proxy.lru import Lru
 
 INLINE_BYTES = 16_384
 """Reading this much takes about a millisecond; more of it goes to a thread, so that nobody else has to wait."""
@@ -31,13 +31,13 @@ class Reader:
 
     def __init__(self, tokens: Counter) -> None:
         self._tokens = tokens
-        self._messages: Bounded[Key, Message] = Bounded(MESSAGES)
-        self._compacted: Bounded[tuple[bytes, Shape, bool], bytes] = Bounded(COMPACTED_BYTES, len)
-        self._tools: Bounded[tuple[bytes, str], int] = Bounded(1_000)
+        self._messages: Lru[Key, Message] = Lru(MESSAGES)
+        self._compacted: Lru[tuple[bytes, Shape, bool], bytes] = Lru(COMPACTED_BYTES)
+        self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
 
     def sizes(self) -> dict[str, int]:
         """Entries (messages) and bytes (compacted) held, for the metrics."""
-        return {"messages": len(self._messages), "compacted_bytes": self._compacted.used}
+        return {"messages": len(self._messages), "compacted_bytes": self._compacted.weight}
 
     async def read(self, raws: Sequence[Raw], reading: Reading, model: str) -> list[Message]:
         """Every message's measure, in order. Raises Unplannable."""
@@ -65,7 +65,7 @@ class Reader:
         found = self._compacted.get(key)
         if found is None:
             found = compacted(raw, message, shape, glimpse)
-            self._compacted.put(key, found)
+            self._compacted.put(key, found, len(found))
         return found
 
     async def tool_tokens(self, raw: Raw | None, model: str) -> int:

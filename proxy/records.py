@@ -58,13 +58,17 @@ class Records:
         found = await self._visit.get_many([self.key("snapshots", name) for name in names])
         return [None if isinstance(value, Missing) else _decoded(value, Snapshot) for value in found]
 
+    async def snapshot(self, key: str) -> bytes | None:
+        """The record of this key; None where there is none, or no answer."""
+        found = await self._visit.get(key)
+        return None if isinstance(found, Missing) else found
+
     async def keep_snapshot(self, key: str, value: bytes) -> bytes | None:
         """Put if absent; the stored bytes, the winner's. None where the store failed."""
         done = await self._visit.put(key, value)
         if done is not Put.EXISTED:
             return value if done is Put.WRITTEN else None
-        stored = await self._visit.get(key)
-        return None if isinstance(stored, Missing) else stored
+        return await self.snapshot(key)
 
     async def rounds(self, links: Mapping[int, bytes], model: str) -> dict[int, Round]:
         """The hidden rounds of these replies (index → digest of the history that the reply ends).
@@ -100,7 +104,9 @@ class Records:
     async def keep_originals(self, texts: Mapping[str, Callable[[], str]]) -> None:
         """Write moved texts for people to trace; the proxy itself reads them out of each request."""
         for name, text in texts.items():
-            await self._visit.put(self.key("originals", name), text().encode("utf-8", "surrogatepass"), keep=False)
+            key = self.key("originals", name)
+            if not self._visit.was_put(key):
+                await self._visit.put(key, text().encode("utf-8", "surrogatepass"), keep=False)
 
     async def _newest(self, links: Mapping[int, bytes], model: str) -> tuple[int, _Hidden] | None:
         indexes = sorted(links, reverse=True)

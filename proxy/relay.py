@@ -85,6 +85,9 @@ async def pass_on(reply: Reply, client: Client, ours: Sequence[Header]) -> None:
     await client.start(reply.status, reply_headers(reply.headers, ours))
     async with aclosing(reply.chunks()) as chunks:
         async for chunk in chunks:
+            if reply.ended:
+                await client.finish(chunk)
+                return
             await client.write(chunk)
     await client.finish()
 

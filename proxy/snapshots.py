@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from proxy.core import render
 from proxy.core.plan import Cut, live
 from proxy.core.policy import Source, Wait
 from proxy.core.render import Shown
-from proxy.prepare import History, Prepared, prepared, riding
+from proxy.prepare import History, Prepared, prepared, riding, summary_members
 from proxy.summarizer import Answer, Job, Snapshot, Summarizer
 
 if TYPE_CHECKING:
@@ -30,10 +29,10 @@ class Snapshots:
     async def existing(self, history: History, records: Records) -> Shown | None:
         """The latest cut whose record exists."""
         cuts = history.plan.cuts
-        found = await records.snapshots([history.snapshot_key(cut) for cut in cuts]) if cuts else []
+        found = await records.snapshots([history.snapshot_name(cut) for cut in cuts]) if cuts else []
         for cut, snapshot in zip(reversed(cuts), reversed(found), strict=True):
             if snapshot is not None:
-                self._summarizer.used(history.conversation)
+                self._summarizer.used(records.key("snapshots", history.conversation))
                 return _shown(history, cut, snapshot)
         return None
 
@@ -46,11 +45,11 @@ class Snapshots:
         cut = history.plan.cuts[-1] if history.plan.cuts else None
         if cut is None or (ready.shown and ready.shown.cut == cut):
             return ready
-        flight = self._summarizer.request(self._job(ready, cut, records, tenant, ask))
-        patient = history.policy.offload.compress.wait is Wait.ALWAYS or not history.room.holds(ready.tokens)
-        if flight is None or not patient:
+        job = self._job(ready, cut, records, tenant, ask)
+        if history.policy.offload.compress.wait is Wait.NEVER and history.room.holds(ready.tokens):
+            self._summarizer.request(job)
             return ready
-        snapshot = await asyncio.shield(flight)
+        snapshot = await self._summarizer.wait(job)
         if snapshot is None:
             return ready
         return prepared(history, _shown(history, cut, snapshot), ready.rounds, self._reader)
@@ -58,33 +57,39 @@ class Snapshots:
     def _job(self, ready: Prepared, cut: Cut, records: Records, tenant: str, ask: Ask) -> Job:
         history, shown = ready.history, ready.shown
         offload = history.policy.offload
-        ride = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
+        snapshot_tokens = offload.compress.snapshot_tokens
+        sizes = _sizes(history, cut, shown)
+        replaced = sum(sizes.get(index, 0) for index in render.taken(history.transcript, cut))
+        left = history.room.left(sum(sizes.values())) if history.room.window else history.summary_limit
+        rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
         return Job(
-            key=records.key("snapshots", history.snapshot_key(cut)),
+            key=records.key("snapshots", history.snapshot_name(cut)),
             tenant=tenant,
-            conversation=history.conversation,
+            conversation=records.key("snapshots", history.conversation),
             model=history.summary_model,
-            snapshot_tokens=offload.compress.snapshot_tokens,
-            replaced_tokens=_replaced(history, cut, shown),
+            snapshot_tokens=snapshot_tokens,
+            replaced_tokens=replaced,
             store_dir=offload.store_dir,
             timeout=offload.compress.timeout,
             group_tokens=_group_tokens(history),
-            riding=riding(history, cut, shown, ready.rounds, self._reader) if ride else None,
+            riding=riding(history, cut, shown, ready.rounds, self._reader, left)
+            if rides and left >= 2 * snapshot_tokens
+            else None,
+            members=summary_members(history),
             history=lambda: render.originals(history.transcript, cut, shown.cut if shown else None),
             earlier=shown.text if shown else "",
             ask=ask,
         )
 
 
-def _replaced(history: History, cut: Cut, shown: Shown | None) -> int:
-    """Tokens that the snapshot will stand for, an earlier snapshot among them."""
-    before = set(render.taken(history.transcript, shown.cut)) if shown else set()
+def _sizes(history: History, cut: Cut, shown: Shown | None) -> dict[int, int]:
+    """Tokens of each message up to the cut as it was sent before the cut's event; those that a snapshot stood for count
+    as that snapshot, at its first message."""
     moves = history.plan.before(cut.event).moves
-    return sum(
-        live(history.items[index], moves.get(index))
-        for index in render.taken(history.transcript, cut)
-        if index not in before
-    ) + (history.policy.offload.compress.snapshot_tokens if shown else 0)
+    sizes = {index: live(item, moves.get(index)) for index, item in enumerate(history.items[: cut.end])}
+    before = render.taken(history.transcript, shown.cut) if shown else []
+    sizes |= dict.fromkeys(before, 0)
+    return sizes | dict.fromkeys(before[:1], history.policy.offload.compress.snapshot_tokens)
 
 
 def _group_tokens(history: History) -> int:

@@ -7,28 +7,31 @@ stored even if the request that wanted it has gone.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from msgspec import Raw
 
 from proxy.core import compress, rawjson
 from proxy.core.compress import Turn, Unusable
 from proxy.core.overflow import is_overflow
 from proxy.errors import UpstreamFault
+from proxy.lru import Lru
 from proxy.outcome import Outcome
 
-log = logging.getLogger("proxy.summarizer")
-
-FLIGHTS_PER_TENANT = 4
+FLIGHTS_PER_TENANT, QUEUE_PER_TENANT = 4, 64
+"""Calls at a time, and with those that wait for their turn: each holds its conversation in memory."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 60.0, 3600.0
 """Seconds that a conversation makes no summary after its first failure, doubling up to the longest."""
-UNUSED_LIMIT, UNUSED_PAUSE = 5, 3600.0
+UNUSED_LIMIT, UNUSED_PAUSE, UNUSED = 5, 3600.0, "snapshots of this conversation are never used; none for an hour"
 """So many snapshots in a row that nobody used mean a client that rewrites its past; then none for so long (s)."""
-UNKNOWN_WINDOW = 64_000
-"""Tokens of history for one call where nothing is known of the summary model's window: most have 128,000."""
+UNKNOWN_WINDOW, LEAST_WINDOW = 64_000, 500
+"""Tokens of history for one call where nothing is known of the summary model's window (most have 128,000), and how few
+are still worth a call when that turns out to be too much."""
+CONVERSATIONS = 10_000
+"""Whose health is remembered."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -56,7 +59,7 @@ class Job(msgspec.Struct, frozen=True):
     key: str
     tenant: str
     conversation: str
-    """Identifies where this history began: failures back off per conversation."""
+    """Identifies the caller and where this history began: failures back off per conversation."""
     model: str
     snapshot_tokens: int
     replaced_tokens: int
@@ -66,6 +69,8 @@ class Job(msgspec.Struct, frozen=True):
     """Most history for one call in tokens; 0: nothing is known."""
     riding: Callable[[bytes], bytes] | None
     """The task's message → the body of a call on the cached prefix; None where another model is asked."""
+    members: dict[str, Raw]
+    """What a call on originals carries besides its messages: the model, who asks."""
     history: Callable[[], list[Turn]]
     """What is to be recorded, from full originals."""
     earlier: str
@@ -93,6 +98,8 @@ class Failed(Exception):
     """No usable snapshot; the text says why."""
 
 
+Recall = Callable[[str], Awaitable[bytes | None]]
+"""Key → the record; None where there is none."""
 Keep = Callable[[str, bytes], Awaitable[bytes | None]]
 """Put if absent → the bytes that are stored now, the winner's; None where the store failed."""
 Report = Callable[[Job, Spent, str, float], None]
@@ -104,19 +111,22 @@ class Summarizer:
 
     def __init__(
         self,
+        recall: Recall,
         keep: Keep,
         count: Callable[[str, str], int],
         report: Report,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._recall = recall
         self._keep = keep
         self._count = count
         self._report = report
         self._clock = clock
         self._flights: dict[str, asyncio.Task[Snapshot | None]] = {}
-        self._busy: set[str] = set()
+        self._busy: dict[str, asyncio.Task[Snapshot | None]] = {}
+        self._queues: Counter[str] = Counter()
         self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(FLIGHTS_PER_TENANT))
-        self._health: defaultdict[str, _Health] = defaultdict(_Health)
+        self._health: Lru[str, _Health] = Lru(CONVERSATIONS)
 
     @property
     def under_way(self) -> int:
@@ -127,17 +137,21 @@ class Summarizer:
 
         Do not await it unshielded: the snapshot is to be finished even if its request is cancelled.
         """
-        flight = self._flights.get(job.key)
-        if flight is None and self._may_start(job):
-            flight = asyncio.create_task(self._fly(job))
-            self._flights[job.key] = flight
-            self._busy.add(job.conversation)
-        return flight
+        if job.conversation in self._busy or self._queues[job.tenant] >= QUEUE_PER_TENANT:
+            return self._flights.get(job.key)
+        return self._started(job)
+
+    async def wait(self, job: Job) -> Snapshot | None:
+        """The snapshot, once whatever else its conversation is busy with is done; None where there will be none."""
+        while job.key not in self._flights and job.conversation in self._busy:
+            await asyncio.wait([self._busy[job.conversation]])
+        flight = self._flights.get(job.key) or self._started(job)
+        return await asyncio.shield(flight) if flight else None
 
     def used(self, conversation: str) -> None:
         """A later request shows a snapshot of this conversation: its past stands still, so the next is worth it."""
-        if conversation in self._health:
-            self._health[conversation].unused.clear()
+        if health := self._health.get(conversation):
+            health.unused = 0
 
     async def close(self, grace: float) -> None:
         """Let what is paid for be stored, for at most `grace` seconds."""
@@ -147,34 +161,43 @@ class Summarizer:
         for flight in flights:
             flight.cancel()
 
-    def _may_start(self, job: Job) -> bool:
+    def _started(self, job: Job) -> asyncio.Task[Snapshot | None] | None:
         health = self._health.get(job.conversation)
-        return job.conversation not in self._busy and (health is None or health.until <= self._clock())
+        if health and health.until > self._clock():
+            return None
+        flight = asyncio.create_task(self._fly(job))
+        self._flights[job.key] = self._busy[job.conversation] = flight
+        self._queues[job.tenant] += 1
+        return flight
 
     async def _fly(self, job: Job) -> Snapshot | None:
-        begun, spent, fault = self._clock(), Spent(), ""
+        begun, spent, fault = self._clock(), Spent(), "the proxy ended"
         try:
-            async with self._places[job.tenant], asyncio.timeout(job.timeout):
-                made = await self._make(job, spent)
-            return await self._store(job, made)
+            async with self._places[job.tenant]:
+                stored = _decoded(await self._recall(job.key)) or await self._paid(job, spent)
+            fault = ""
+            return stored
         except (Failed, UpstreamFault, TimeoutError) as error:
             fault = str(error) or "no answer in time"
             return None
         finally:
+            if fault or spent.calls:
+                self._report(job, spent, fault, self._clock() - begun)
             self._landed(job, fault)
-            self._report(job, spent, fault, self._clock() - begun)
 
     def _landed(self, job: Job, fault: str) -> None:
-        del self._flights[job.key]
-        self._busy.discard(job.conversation)
-        self._health[job.conversation].landed(job.key, fault, self._clock())
-        while len(self._health) > 10_000:
-            self._health.pop(next(iter(self._health)))
+        del self._flights[job.key], self._busy[job.conversation]
+        health = self._health.get(job.conversation) or _Health()
+        self._health.put(job.conversation, health)
+        self._queues[job.tenant] -= 1
+        if health.paused_by(fault, self._clock()):
+            self._report(job, Spent(), UNUSED, 0.0)
 
-    async def _store(self, job: Job, made: Snapshot) -> Snapshot:
-        """Everybody uses the winner's bytes. With the store down this process uses its own for this once."""
-        stored = await self._keep(job.key, msgspec.json.encode(made))
-        return msgspec.json.decode(stored, type=Snapshot) if stored else made
+    async def _paid(self, job: Job, spent: Spent) -> Snapshot:
+        """Made and stored. Everybody uses the winner's bytes; with the store down its own are used for this once."""
+        async with asyncio.timeout(job.timeout):
+            made = await self._make(job, spent)
+        return _decoded(await self._keep(job.key, msgspec.json.encode(made))) or made
 
     async def _make(self, job: Job, spent: Spent) -> Snapshot:
         text = await self._ride(job, spent) if job.riding else None
@@ -191,22 +214,26 @@ class Summarizer:
             task = compress.task(job.snapshot_tokens, job.store_dir, fault)
             return riding(rawjson.encode({"role": "user", "content": task}))
 
-        return await self._asked(job, spent, body, job.replaced_tokens)
+        return await self._asked(job, spent, body)
 
     async def _from_originals(self, job: Job, spent: Spent) -> str:
-        """As much history at a time as fits, each call updating the snapshot so far."""
-        limit = job.group_tokens or UNKNOWN_WINDOW
-        turns = await asyncio.to_thread(job.history)
-        count = self._counter(job.model)
-        text = job.earlier
-        for group in await asyncio.to_thread(compress.chunks, turns, limit, count):
-            made = await self._asked(job, spent, _group_body(job, group, text), job.replaced_tokens)
-            if made is None:
-                raise Failed(f"{limit} tokens of history are too long for {job.model}; set group_token_threshold lower")
-            text = made
+        """As much history at a time as fits, each call updating the snapshot so far. What does not fit is halved."""
+        limit, text = job.group_tokens or UNKNOWN_WINDOW, job.earlier
+        groups = deque([await asyncio.to_thread(job.history)])
+        while groups:
+            group, *behind = await asyncio.to_thread(compress.chunks, groups.popleft(), limit, self._counter(job.model))
+            groups.extendleft(reversed(behind))
+            made = await self._asked(job, spent, _group_body(job, group, text))
+            if made is not None:
+                text = made
+                continue
+            limit //= 2
+            if limit < LEAST_WINDOW:
+                raise Failed(f"{limit} tokens of history are still too long for {job.model}")
+            groups.appendleft(group)
         return text
 
-    async def _asked(self, job: Job, spent: Spent, body: Callable[[str], bytes], replaced_tokens: int) -> str | None:
+    async def _asked(self, job: Job, spent: Spent, body: Callable[[str], bytes]) -> str | None:
         """Ask, and once more with the fault named. None: upstream says that it is too long."""
         fault = ""
         for _ in range(2):
@@ -217,13 +244,21 @@ class Summarizer:
             if answer.status != 200:
                 raise Failed(f"upstream answered {answer.status}")
             try:
-                return compress.accept(answer.text, job.snapshot_tokens, replaced_tokens, self._counter(job.model))
+                return compress.accept(answer.text, job.snapshot_tokens, job.replaced_tokens, self._counter(job.model))
             except Unusable as error:
                 fault = str(error)
         raise Failed(f"the model's answer cannot be used: {fault}")
 
     def _counter(self, model: str) -> Callable[[str], int]:
         return lambda text: self._count(text, model)
+
+
+def _decoded(record: bytes | None) -> Snapshot | None:
+    """None for what is absent, or damaged by whoever owns the disk."""
+    try:
+        return msgspec.json.decode(record or b"", type=Snapshot)
+    except msgspec.MsgspecError:
+        return None
 
 
 def summary_outcome(job: Job, spent: Spent, fault: str, seconds: float) -> Outcome:
@@ -237,7 +272,7 @@ def summary_outcome(job: Job, spent: Spent, fault: str, seconds: float) -> Outco
         path="",
         model=job.model,
         status=502 if fault else 200,
-        fault="summary" if fault else "",
+        fault="unused" if fault == UNUSED else "summary" if fault else "",
         summary_prompt_tokens=spent.prompt_tokens,
         summary_completion_tokens=spent.completion_tokens,
         cached_tokens=spent.cached_tokens,
@@ -251,19 +286,21 @@ class _Health:
     def __init__(self) -> None:
         self.failures = 0
         self.until = 0.0
-        self.unused: deque[str] = deque(maxlen=UNUSED_LIMIT)
+        self.unused = 0
+        """Snapshots in a row that no later request has shown."""
 
-    def landed(self, key: str, fault: str, now: float) -> None:
+    def paused_by(self, fault: str, now: float) -> bool:
+        """Take note of one more, failed if there is a `fault`; whether it was the last for nothing for a while."""
         if fault:
             self.failures += 1
-            self.until = now + min(FIRST_BACKOFF * 2 ** (self.failures - 1), LONGEST_BACKOFF)
-            return
+            self.until = now + min(FIRST_BACKOFF * 2 ** min(self.failures - 1, 16), LONGEST_BACKOFF)
+            return False
         self.failures = 0
-        self.unused.append(key)
-        if len(self.unused) == UNUSED_LIMIT:
-            self.until = now + UNUSED_PAUSE
-            self.unused.clear()
-            log.warning("snapshots of a conversation are never used: its client rewrites old history; none for an hour")
+        self.unused += 1
+        if self.unused < UNUSED_LIMIT:
+            return False
+        self.until, self.unused = now + UNUSED_PAUSE, 0
+        return True
 
 
 def _group_body(job: Job, group: list[Turn], earlier: str) -> Callable[[str], bytes]:
@@ -271,6 +308,6 @@ def _group_body(job: Job, group: list[Turn], earlier: str) -> Callable[[str], by
 
     def body(fault: str) -> bytes:
         content = compress.fenced(history, earlier, compress.task(job.snapshot_tokens, job.store_dir, fault))
-        return rawjson.encode({"model": job.model, "messages": [{"role": "user", "content": content}]})
+        return rawjson.encode(job.members | {"messages": [{"role": "user", "content": content}]})
 
     return body

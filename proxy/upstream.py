@@ -77,6 +77,11 @@ class Reply:
         self._response = response
         self._idle_timeout = idle_timeout
 
+    @property
+    def ended(self) -> bool:
+        """Whether no chunk is left, as far as is known: what has been read may have been the last."""
+        return self._response.content.at_eof()
+
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it arrives, neither decoded nor empty. Raises UpstreamSilent or UpstreamBroken."""
         content = self._response.content

@@ -16,6 +16,7 @@ from proxy import __version__
 from proxy.cli import main
 from proxy.policies import schema
 from proxy.stores import open_store
+from tests.stores.engines import redis_server
 
 ROOT = Path(__file__).parents[1]
 DAY = 86_400
@@ -273,6 +274,27 @@ def test_gc_keeps_to_the_policies(store: Path, tmp_path_factory: pytest.TempPath
     done = run("store", "gc", "--policies", str(policies), GONE="sk", OFFLOAD_STORE=str(store))
     assert (done.returncode, done.stdout) == (0, "deleted 1 of 4 records, 5 B\n")
     assert not (store / "gone-0123456789abcdef/original/c.txt").exists()
+
+
+def test_gc_in_redis_reckons_ages_by_the_policies(tmp_path: Path) -> None:
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    (policies / "default.yaml").write_text("retention: 30d")
+    with redis_server(tmp_path) as redis:
+        url = f"redis://127.0.0.1:{redis.port}/0"
+        asyncio.run(_put(url, {"default-anonymous": 30.0 * DAY, f"default-{'0' * 16}": 10.0 * DAY, "stranger-1": None}))
+        listed = run("store", "ls", "--store", url, "--policies", str(policies)).stdout.splitlines()
+        assert [line.split()[-1].strip("0123456789") for line in listed[1:]] == ["d", "s", "s"], listed
+        done = run("store", "gc", "--older-than", "7d", "--store", url, OFFLOAD_POLICIES=str(policies))
+        assert (done.returncode, done.stdout) == (0, "deleted 1 of 3 records, 1 B\n"), done.stderr
+
+
+async def _put(url: str, left: dict[str, float | None]) -> None:
+    """A record in each namespace, with so many seconds yet to live."""
+    opened = open_store(url, left.get)
+    for namespace in left:
+        await opened.put(f"{namespace}/original/k", b"1")
+    await opened.close()
 
 
 def test_a_store_that_fails_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,12 +35,12 @@ ENCODED: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize(("coding", "body"), ENCODED)
+@pytest.mark.parametrize(("coding", "body"), ENCODED, ids=range(len(ENCODED)))
 def test_whole(coding: str, body: bytes) -> None:
     assert decode(body, coding, len(TEXT)) == TEXT
 
 
-@pytest.mark.parametrize(("coding", "body"), ENCODED)
+@pytest.mark.parametrize(("coding", "body"), ENCODED, ids=range(len(ENCODED)))
 def test_byte_by_byte(coding: str, body: bytes) -> None:
     decoder = Decoder(coding)
     pieces = [piece for byte in body for piece in decoder.feed(bytes([byte]))]
@@ -49,7 +49,7 @@ def test_byte_by_byte(coding: str, body: bytes) -> None:
     assert all(pieces)
 
 
-@pytest.mark.parametrize(("coding", "body"), ENCODED[:-2])
+@pytest.mark.parametrize(("coding", "body"), ENCODED[:-2], ids=range(len(ENCODED) - 2))
 def test_cut_short(coding: str, body: bytes) -> None:
     with pytest.raises(BadEncoding, match="stops before its end"):
         decode(body[:-9], coding, len(TEXT))
@@ -72,7 +72,7 @@ def test_empty_body_stands_for_itself(coding: str) -> None:
     assert decode(b"", coding, 0) == b""
 
 
-@pytest.mark.parametrize(("coding", "body"), ENCODED)
+@pytest.mark.parametrize(("coding", "body"), ENCODED, ids=range(len(ENCODED)))
 def test_limit_is_exact(coding: str, body: bytes) -> None:
     with pytest.raises(BodyTooLarge):
         decode(body, coding, len(TEXT) - 1)

@@ -160,7 +160,7 @@ def test_numbers_that_upstream_made_up_break_nothing(metrics: Metrics) -> None:
 def test_names_follow_the_conventions(metrics: Metrics) -> None:
     metrics.record(OUTCOME)
     metrics.watch_cache("store", lambda: (1, 2))
-    metrics.watch_store(lambda: True)
+    metrics.watch_store(lambda: "closed")
     text = metrics.render()[1].decode()
     assert "_created" not in text
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
@@ -177,16 +177,18 @@ def test_in_flight(metrics: Metrics) -> None:
 
 
 def test_watched_values_are_those_of_now(metrics: Metrics) -> None:
-    size, up = (3, 500), True
+    size, state = (3, 500), "closed"
     metrics.watch_cache("store", lambda: size)
     metrics.watch_cache("messages", lambda: (1, 1))
-    metrics.watch_store(lambda: up)
+    metrics.watch_store(lambda: state)
     assert value(samples(metrics), "cache_bytes", cache="store") == 500
-    size, up = (4, 600), False
+    assert value(samples(metrics), "store_breakers", state="closed") == 1
+    size, state = (4, 600), "half-open"
     found = samples(metrics)
     assert value(found, "cache_entries", cache="store") == 4
     assert value(found, "cache_entries", cache="messages") == 1
     assert value(found, "store_up") == 0
+    assert [value(found, "store_breakers", state=one) for one in ("closed", "half-open", "open")] == [0, 1, 0]
 
 
 def test_two_in_one_process_do_not_meet() -> None:
@@ -213,7 +215,7 @@ from proxy.metrics import Metrics
 from tests.test_metrics import OUTCOME
 metrics = Metrics()
 metrics.watch_cache("store", lambda: (1, 100))
-metrics.watch_store(lambda: sys.argv[1] == "up")
+metrics.watch_store(lambda: "closed" if sys.argv[1] == "up" else "open")
 with metrics.in_flight():
     metrics.record(OUTCOME)
     for line in sys.stdin:

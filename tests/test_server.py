@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -191,6 +191,46 @@ async def test_workers_share_the_port_and_the_metrics(tmp_path: Path) -> None:
         await asyncio.gather(*(ask(served.port, GET) for _ in range(40)))
         page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: p\r\n\r\n")).body
     assert b'offload_requests_total{kind="relay",status="200",tenant="default"} 40.0' in page
+
+
+@contextmanager
+def only(worker: int, workers: set[int]) -> Iterator[None]:
+    """Nobody else can take a connection meanwhile."""
+    for other in workers - {worker}:
+        os.kill(other, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for other in workers - {worker}:
+            os.kill(other, signal.SIGCONT)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+async def test_a_reload_reaches_every_worker_and_every_worker_shows_all_metrics(tmp_path: Path) -> None:
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    (policies / "default.yaml").write_text("limits: {concurrent_requests: 5}\n")
+    async with (
+        upstream(replying(OK)) as other,
+        serving(replying(OK), tmp_path, f"--policies={policies}", "--workers=3") as served,
+    ):
+        workers = served.workers()
+        assert len(workers) == 3
+        for worker in workers:
+            with only(worker, workers):
+                assert (await ask(served.port, GET)).status == 200
+        (policies / "default.yaml").write_text(f"upstream: {{base_url: '{other.url}'}}\n")
+        await asyncio.sleep(2)  # as promised, without any signal
+        for worker in workers:
+            with only(worker, workers):
+                assert (await ask(served.port, GET)).status == 200
+        assert (len(served.wire.requests), len(other.requests)) == (3, 3)
+        await asyncio.sleep(0.2)  # a request is counted after its reply has ended
+        for worker in workers:
+            with only(worker, workers):
+                page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: p\r\n\r\n")).body
+            assert b'offload_requests_total{kind="relay",status="200",tenant="default"} 6.0' in page
+        assert b'offload_store_breakers{state="closed"} 3.0' in page
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")

@@ -219,14 +219,10 @@ class StrictUpstream:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.port: int = self._listener.getsockname()[1]
         self.url = f"{'https' if ssl else 'http'}://127.0.0.1:{self.port}/v1"
-        quiet: Json = {
-            "log_config": None,
-            "access_log": False,
-            "lifespan": "off",
-            "interface": "asgi3",
-            "proxy_headers": False,
-        }
-        self._server = uvicorn.Server(uvicorn.Config(self._app, http=_Protocol, **quiet, **(ssl or {})))
+        quiet: Json = {"log_config": None, "access_log": False, "lifespan": "off", "proxy_headers": False}
+        self._server = uvicorn.Server(
+            uvicorn.Config(self._app, http=_Protocol, interface="asgi3", **quiet, **(ssl or {}))
+        )
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],), name="upstream", daemon=True)
 
     def script(self, *replies: Reply) -> None:

@@ -127,6 +127,11 @@ examples:
     actions = _add(commands, "store", "look into the store", examples).add_subparsers(required=True, metavar="ACTION")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--store", metavar="URL", help="URL or directory of the store; also OFFLOAD_STORE")
+    shared.add_argument(
+        "--policies",
+        metavar="DIR",
+        help="those of `serve`: how long records are kept, and so how old one in Redis is; also OFFLOAD_POLICIES",
+    )
 
     ls = actions.add_parser("ls", parents=[shared], help="list namespaces, or one namespace's records")
     ls.add_argument("namespace", nargs="?", metavar="NAMESPACE")
@@ -143,7 +148,6 @@ examples:
 
     gc = actions.add_parser("gc", parents=[shared], help="delete what has outlived its tenant's retention")
     gc.add_argument("--older-than", metavar="AGE", help="such as 30d: this age for all, whatever policies say")
-    gc.add_argument("--policies", metavar="DIR", help="the directory that says how long; also OFFLOAD_POLICIES")
     gc.add_argument("--dry-run", action="store_true", help="only say what would go")
     gc.set_defaults(run=_store, action="gc")
 
@@ -176,7 +180,7 @@ def _store(chosen: argparse.Namespace) -> int:
             work = store.grep(chosen.pattern, chosen.prefix)
         case _:
             work = store.gc(settings, chosen.older_than, dry_run=chosen.dry_run)
-    return store.run(settings.store, work)
+    return store.run(settings, work)
 
 
 def _demo(chosen: argparse.Namespace) -> int:

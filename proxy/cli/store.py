@@ -13,7 +13,7 @@ from proxy import patterns
 from proxy.errors import UserMistake
 from proxy.policies import builtin, duration, load
 from proxy.settings import Settings
-from proxy.stores import Entry, Retention, Store, open_store
+from proxy.stores import Entry, Retention, Store, expires_by_itself, open_store
 from proxy.stores.keys import checked, checked_prefix, namespace_of
 from proxy.tenants import retention
 
@@ -26,11 +26,15 @@ _CONTEXT = 120
 """Characters shown on either side of a match: records are often one line of JSON."""
 
 
-def run(url: str, command: Command) -> int:
-    """Run `command` on the store at `url`. Raises StoreFault and UserMistake."""
+def run(settings: Settings, command: Command) -> int:
+    """Run `command` on the store. Raises StoreFault and UserMistake.
+
+    Redis knows how long a record has yet to live and not how old it is: that takes its tenant's retention.
+    """
+    needed = expires_by_itself(settings.store)
 
     async def opened() -> int:
-        store = open_store(url)
+        store = open_store(settings.store, *([_policies(settings)] if needed else []))
         try:
             return await command(store)
         finally:
@@ -114,6 +118,10 @@ def _retention(settings: Settings, older_than: str | None) -> Retention:
     if older_than is not None:
         age = _taken(duration, older_than)
         return lambda namespace: age
+    return _policies(settings)
+
+
+def _policies(settings: Settings) -> Retention:
     policies = load(settings.policies, settings.environment) if settings.policies else builtin()
     return lambda namespace: retention(namespace, policies)
 

@@ -15,6 +15,7 @@ PROMPT_VERSION = "1"
 
 _OPEN, _CLOSE = "<state_snapshot>", "</state_snapshot>"
 _snapshot = re.compile(r"<state_snapshot>(.*?)</state_snapshot>", re.DOTALL)
+_thoughts = re.compile(r"<(scratchpad|think)>.*?</\1>", re.DOTALL)
 _tag = re.compile(r"<(?=/?\s*(?:state_snapshot|system|developer)\b)", re.IGNORECASE)
 _reference = re.compile(r"\((?=(?:detailed result is|original \d+ messages are) stored in)", re.IGNORECASE)
 
@@ -80,7 +81,7 @@ def fenced(history: str, earlier: str, instruction: str) -> str:
 
 def accept(answer: str, snapshot_tokens: int, replaced_tokens: int, count: Callable[[str], int]) -> str:
     """The text inside the tags of a usable answer, neutralised. Raises Unusable."""
-    found = _snapshot.findall(answer)
+    found = _snapshot.findall(_thoughts.sub("", answer))
     if not found:
         raise Unusable(f"it has no closed {_OPEN} … {_CLOSE}")
     text = neutral(found[-1].strip())

@@ -70,7 +70,7 @@ def is_null(raw: Raw | None) -> bool:
 def _decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw, lenient: Callable[[str], T]) -> T:
     try:
         return decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as strict:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as strict:
         if b"\\u" not in bytes(raw):
             raise NotJson(str(strict)) from strict
     try:

@@ -76,6 +76,11 @@ def with_tools(defined: Raw | None, ours: list[bytes]) -> Raw | None:
     return Raw(rawjson.array([*client, *ours]))
 
 
+def has_tools(defined: Raw) -> bool:
+    """Whether there is anything in an array of tools; without, a `tool_choice` is refused."""
+    return not rawjson.is_null(defined) and bool(rawjson.elements(defined))
+
+
 def _tool_names(raw: Raw | None) -> tuple[str, ...]:
     return () if raw is None or rawjson.is_null(raw) else tuple(map(_tool_name, rawjson.elements(raw)))
 

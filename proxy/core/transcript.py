@@ -138,10 +138,9 @@ def with_texts(raw: bytes | Raw, replaced: dict[int | None, str]) -> bytes:
         content = rawjson.encode(replaced[None])
     else:
         parts = rawjson.elements(members["content"])
-        for place, text in replaced.items():
-            if place is not None:
-                part = rawjson.members(parts[place]) | {"text": Raw(rawjson.encode(text))}
-                parts[place] = Raw(rawjson.encode(part))
+        for place, text in ((place, text) for place, text in replaced.items() if place is not None):
+            part = rawjson.members(parts[place]) | {"text": Raw(rawjson.encode(text))}
+            parts[place] = Raw(rawjson.encode(part))
         content = rawjson.array(parts)
     return rawjson.encode(members | {"content": Raw(content)})
 
@@ -203,13 +202,14 @@ class _Reader:
             raise Unplannable(f"unknown role {role[:40]!r}")
         self._role = ROLES[role]
         self._answers = _optional(members.get("tool_call_id"))
-        self._calls = tool_calls(members)
+        # Serialised anew they are counted the same, so that no decision hangs on a space.
+        self._calls = [(call.id, call.name, _canonical(call.arguments)) for call in tool_calls(members)]
         self._texts = _content_texts(members.get("content"))
         self._others = self._other_parts()
 
     def message(self) -> Message:
         sizes = [self._count(text) for _, text in self._texts]
-        called = sum(self._count(call.name) + self._count(call.arguments) for call in self._calls)
+        called = sum(self._count(name) + self._count(arguments) for _, name, arguments in self._calls)
         fixed = OTHER_PART_TOKENS * len(self._others)
         return Message(
             role=self._role,
@@ -217,7 +217,7 @@ class _Reader:
             tokens=sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS,
             fixed=fixed,
             pieces=self._pieces(sizes) if self._role is Role.TOOL else (),
-            calls=tuple((call.id, call.name) for call in self._calls),
+            calls=tuple((call_id, name) for call_id, name, _ in self._calls),
             answers=self._answers,
         )
 
@@ -232,8 +232,7 @@ class _Reader:
 
     def _meaning(self) -> bytes:
         text = "".join(text for _, text in self._texts).strip()
-        calls = [(call.id, call.name, _canonical(call.arguments)) for call in self._calls]
-        meant = rawjson.encode([int(self._role), text, calls, self._answers])
+        meant = rawjson.encode([int(self._role), text, self._calls, self._answers])
         return hashlib.sha256(b"\n".join([meant, *self._others])).digest()[:16]
 
     def _pieces(self, sizes: Sequence[int]) -> tuple[Piece, ...]:
@@ -259,7 +258,7 @@ class _Reader:
 def _canonical(arguments: str) -> str:
     """Arguments as the JSON they are; what is not JSON stands for itself."""
     try:
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError):
         return arguments.strip()
 

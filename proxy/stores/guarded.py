@@ -11,8 +11,9 @@ from enum import Enum
 from typing import Literal, TypeVar
 
 from proxy.errors import StoreFault
-from proxy.stores.base import Store
+from proxy.stores.base import Retention, Store
 from proxy.stores.breaker import Breaker
+from proxy.stores.keys import namespace_of
 from proxy.stores.memory import Absent, Memory, Missing
 
 __all__ = ["Allowance", "Guarded", "Missing", "Put", "Visit"]
@@ -38,8 +39,8 @@ class Guarded:
     """One process's guard over one store: memory and breaker, which all requests share.
 
     `warn(kind, text)` is called for every fault; that it logs one a minute is its business. `budget_seconds`: how long
-    a request waits for the store in all. `refresh_seconds`: how long a put that was made is not made again, though that
-    would keep the record young; below half the shortest retention.
+    a request waits for the store in all. `refresh_seconds`: how long at most a put that was made is not made again,
+    though that would keep the record young; less where `retention` of its namespace is short.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Guarded:
         store: Store,
         *,
         warn: Callable[[str, str], None],
+        retention: Retention = lambda namespace: None,
         budget_seconds: float = 1.0,
         refresh_seconds: float = 6 * 3600.0,
         cache_bytes: int = 64 << 20,
@@ -56,6 +58,7 @@ class Guarded:
         self.store = store
         self.memory = Memory(cache_bytes, refresh_seconds, clock)
         self.breaker = breaker or Breaker(clock=clock)
+        self.retention = retention
         self._warn = warn
         self._budget = budget_seconds
         self._clock = clock
@@ -122,6 +125,10 @@ class Visit:
         found = {**known, **await self._fetch(unknown, final)} if unknown else known
         return [found[key] for key in keys]
 
+    def was_put(self, key: str) -> bool:
+        """Whether a put of this record was made lately, so that another need not even be prepared."""
+        return self._guarded.memory.was_put(key)
+
     async def put(self, key: str, value: bytes, *, keep: bool = True) -> Put:
         """Write the record if nobody has. `keep`: it will be read again, so remember it; False for originals."""
         if self._memory.was_put(key):
@@ -129,7 +136,7 @@ class Visit:
         written = await self._ask("put", lambda: self._store.put(key, value))
         if written is Missing.FAILED:
             return Put.FAILED
-        self._memory.note_put(key)
+        self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
         if written and keep:
             self._memory.keep(key, value)
         return Put.WRITTEN if written else Put.EXISTED

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Literal
 
-from proxy.stores.lru import Lru
+from proxy.lru import Lru
 
 ENTRY_WEIGHT = 256
 """Bytes that a remembered record costs besides its value."""
@@ -32,8 +32,8 @@ class Memory:
     def __init__(self, limit_bytes: int, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._refresh = refresh_seconds
         self._clock = clock
-        self._records: Lru[bytes | Absent] = Lru(limit_bytes)
-        self._puts: Lru[float] = Lru(PUTS)
+        self._records: Lru[str, bytes | Absent] = Lru(limit_bytes)
+        self._puts: Lru[str, float] = Lru(PUTS)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -50,13 +50,14 @@ class Memory:
         size = len(value) if isinstance(value, bytes) else 0
         self._records.put(key, value, size + ENTRY_WEIGHT)
 
-    def note_put(self, key: str) -> None:
-        """The record is there, whoever wrote it."""
-        self._puts.put(key, self._clock())
+    def note_put(self, key: str, retention: float | None = None) -> None:
+        """The record is there, whoever wrote it; `retention`: its store forgets it after so many seconds."""
+        fresh = self._refresh if retention is None else min(self._refresh, retention / 3)
+        self._puts.put(key, self._clock() + fresh)
         if self._records.get(key) is Missing.ABSENT:
             self._records.discard(key)
 
     def was_put(self, key: str) -> bool:
         """Whether a put of it was made lately."""
-        at = self._puts.get(key)
-        return at is not None and self._clock() - at < self._refresh
+        until = self._puts.get(key)
+        return until is not None and self._clock() < until

@@ -156,7 +156,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize("body", BODIES, ids=["json", "gzip", "binary"])
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/files"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions", "/openai/deployments/d/chat/completions"])
 async def test_bodies(shared: Shared, body: bytes, path: str) -> None:
     reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     async with shared.relay(replying(reply)) as link:
@@ -560,6 +560,18 @@ async def test_too_many_at_once() -> None:
     assert reply.status == 503
     assert reply.get(b"retry-after") == [b"1"]
     assert error_of(reply)["code"] == "overloaded"
+
+
+async def test_a_chat_request_has_a_size() -> None:
+    """The relay holds no body, and so knows no limit."""
+    chunked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with relay(replying(OK), body_limit=10) as link:
+        announced = await link.ask(post(b"x" * 11, target="/v1/chat/completions"))
+        streamed = await link.ask(chunked + chunk(b"x" * 5) + chunk(b"x" * 6))
+        assert (await link.ask(post(b"x" * 11))).status == 200
+    for reply in (announced, streamed):
+        assert (reply.status, error_of(reply)["code"]) == (413, "request_too_large")
+    assert len(link.wire.requests) == 1
 
 
 @pytest.mark.parametrize(

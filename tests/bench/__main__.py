@@ -1,7 +1,7 @@
-"""`python -m tests.bench [--smoke]`: every benchmark there is."""
+"""`python -m tests.bench [--smoke]`: every benchmark there is, one behind the other."""
 
 import sys
 
-from tests.bench.overhead import main
+from tests.bench import history, overhead
 
-sys.exit(main())
+sys.exit(overhead.main() or history.main())

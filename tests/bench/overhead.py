@@ -1,8 +1,8 @@
 """What the proxy adds to a small chat request that it has nothing to do about: `python -m tests.bench.overhead`.
 
 Measured side by side, each in a process of its own and in front of the same upstream: no proxy at all, nginx (where it
-is installed), a bare Starlette relay over the proxy's transport (`bare.py`), and the proxy, with its policy off and with
-the default one. The runs take turns, so that what else happens on the machine happens to all; shown are medians.
+is there), a bare Starlette relay over the proxy's transport (`bare.py`), and the proxy with its policy off and with the
+default one. The runs take turns, so that what else happens on the machine happens to all; shown are medians.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 CONNECTIONS = (1, 64)
@@ -39,12 +40,14 @@ http {{
 """
 
 Figures = dict[str, float]
+Offload = dict[str, Any]
 
 
 def main() -> int:
     options = _options()
     with ExitStack() as running:
-        ports = _start(running, Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-"))))
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
+        ports = start(running, folder, PROXIES)
         for connections in CONNECTIONS:
             _show(connections, _measured(ports, connections, options.runs, options.seconds))
     return 0
@@ -63,8 +66,11 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _start(running: ExitStack, folder: Path) -> dict[str, int]:
-    """Everything that is measured, running: its name → its port."""
+PROXIES: dict[str, Offload] = {"proxy, mode off": {"mode": "off"}, "proxy, mode auto": {"mode": "auto"}}
+
+
+def start(running: ExitStack, folder: Path, proxies: dict[str, Offload]) -> dict[str, int]:
+    """Everything that is measured, running: its name → its port. `proxies`: by name, the policy's section `offload`."""
     upstream = _free_port()
     running.enter_context(_process("tests.bench.wire", "upstream", str(upstream)))
     ports = {"direct": upstream}
@@ -73,8 +79,8 @@ def _start(running: ExitStack, folder: Path) -> dict[str, int]:
     else:
         print("nginx is not installed: left out")
     ports["bare relay"] = running.enter_context(_bare(upstream))
-    for name, mode in (("proxy, mode off", "off"), ("proxy, mode auto", "auto")):
-        ports[name] = running.enter_context(_proxy(folder / mode, mode, upstream))
+    for number, (name, offload) in enumerate(proxies.items()):
+        ports[name] = running.enter_context(_proxy(folder / str(number), offload, upstream))
     for port in ports.values():
         _await_port(port)
     return ports
@@ -114,10 +120,10 @@ def _bare(upstream: int) -> Iterator[int]:
 
 
 @contextmanager
-def _proxy(folder: Path, mode: str, upstream: int) -> Iterator[int]:
+def _proxy(folder: Path, offload: Offload, upstream: int) -> Iterator[int]:
     port = _free_port()
     folder.mkdir()
-    policy = {"upstream": {"base_url": f"http://127.0.0.1:{upstream}/v1"}, "offload": {"mode": mode}}
+    policy = {"upstream": {"base_url": f"http://127.0.0.1:{upstream}/v1"}, "offload": offload}
     (folder / "default.yaml").write_text(json.dumps(policy))
     with _process("proxy", "serve", f"--port={port}", f"--policies={folder}", f"--store={folder / 'store'}"):
         yield port
@@ -157,7 +163,7 @@ def _measured(ports: dict[str, int], connections: int, runs: int, seconds: float
 
 def _load(port: int, connections: int, seconds: float) -> Figures:
     command = [sys.executable, "-m", "tests.bench.wire", "load", str(port), str(connections), str(seconds)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=seconds + 20)
     figures: Figures = json.loads(done.stdout)
     return figures
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import time
+from typing import cast
 
 import uvloop
 
@@ -38,8 +39,7 @@ class Messages(asyncio.Protocol):
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

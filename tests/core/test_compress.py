@@ -18,6 +18,12 @@ def test_what_stands_between_the_tags_is_taken() -> None:
     assert accept(answer("<overall_goal>x</overall_goal>"), 100, 1000, len) == "<overall_goal>x</overall_goal>"
 
 
+@pytest.mark.parametrize("name", ["scratchpad", "think"])
+def test_a_draft_is_not_the_record(name: str) -> None:
+    draft = f"<{name}>I write <state_snapshot> now: <state_snapshot>draft</state_snapshot></{name}>"
+    assert accept(draft + answer("real"), 100, 1000, len) == "real"
+
+
 def test_of_several_the_last() -> None:
     assert accept(answer("first") + answer("second"), 100, 1000, len) == "second"
 

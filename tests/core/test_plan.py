@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.plan import Item, Move, Plan, Role, Room, fold
+from proxy.core.plan import Item, Move, Plan, Role, Room, fold, live
 from proxy.core.policy import Compress, Mode, Offload
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
@@ -99,9 +99,9 @@ def test_the_recent_window_is_widened_to_whole_steps(keep: int, moved: list[int]
     assert sorted(planned(text, policy(keep_recent_count=keep)).moves) == moved
 
 
-@pytest.mark.parametrize(("read", "points"), [(0.05, []), (0.3, [16]), (0.5, [8]), (1.25, [6])])
+@pytest.mark.parametrize(("read", "points"), [(0.05, []), (0.133, [16]), (0.16, [8]), (0.2, [6])])
 def test_an_event_must_pay(read: float, points: list[int]) -> None:
-    """1,000 tokens carried at `read` a request; all behind the first change is written anew for 1.25 instead."""
+    """1,000 tokens carried at `read` a request; all that is left behind them is written anew for 1.25 instead."""
     text = "s u a t:1050 " + "a:100 t:10 " * 5 + "a u"
     plan = planned(text, policy(cached_read=read, cache_write=1.25, max_total_tokens=900))
     assert [event.point for event in plan.events] == points
@@ -118,6 +118,22 @@ def test_a_large_pinned_message_is_no_reason_for_events() -> None:
     plan = planned(text, Offload(mode=Mode.COMPACT))
     assert 1 <= len(plan.events) <= 8
     assert len(plan.moves) > 25
+
+
+def test_what_is_first_sent_at_an_event_was_not_there_before_it() -> None:
+    """So the request before it had no tools of ours, and a summary call on its prefix must not have them either."""
+    offload = policy(Mode.COMPRESS, max_unseen_tool_tokens=5000)
+    plan = planned("s u a:2000 t:10 a t:6000", offload)
+    assert plan.moves == {5: Move(glimpse=True, event=0)}
+    assert [cut.end for cut in plan.cuts] == [4]
+    assert plan.before(1).empty
+
+
+@pytest.mark.parametrize(
+    ("move", "tokens"), [(None, 900), (Move(True, 0), GLIMPSE), (Move(True, 2), BRIEF), (Move(False, 1), BRIEF)]
+)
+def test_what_a_message_takes(move: Move | None, tokens: int) -> None:
+    assert live(item("t:900"), move) == tokens
 
 
 # -- compression ------------------------------------------------------------------------------------------------------
@@ -231,7 +247,8 @@ def test_decisions_are_final(items: list[Item], offload: Offload, room: Room) ->
             events = len(earlier.events)
             assert whole.events[:events] == earlier.events
             assert whole.cuts[: len(earlier.cuts)] == earlier.cuts
-            assert {index for index in whole.before(events + 1).moves if index < point} == set(earlier.moves)
+            then = whole.before(events + 1) if len(whole.events) > events else whole
+            assert {index for index in then.moves if index < point} == set(earlier.moves)
 
 
 @given(histories(), offloads, rooms)

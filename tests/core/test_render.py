@@ -105,6 +105,7 @@ def test_a_snapshot_as_a_user_message_stands_behind_the_system_messages() -> Non
     [
         ([], "{block}"),
         ([raw("developer", "d")], "d\n\n{block}"),
+        ([b'{"role":"system","content":null}'], "\n\n{block}"),
         ([b'{ "content" : "caf\\u00e9 \\/" ,"role":"system"}'], "café /\n\n{block}"),
     ],
 )

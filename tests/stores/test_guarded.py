@@ -168,6 +168,14 @@ async def test_a_put_is_made_once_until_the_record_needs_refreshing(
     assert store.asked == [f"put {KEY}"] * 2
 
 
+async def test_a_record_is_refreshed_before_its_retention_is_over(store: Scripted, clock: Clock) -> None:
+    guarded = Guarded(store, warn=lambda *_: None, retention={"acme-1": 9.0}.get, clock=clock)
+    for now in (0.0, 2.9, 3.0):
+        clock.now = now
+        await guarded.visit().put(KEY, b"1")
+    assert store.asked == [f"put {KEY}"] * 2
+
+
 # Faults.
 
 

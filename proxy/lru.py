@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Lru(Generic[V]):
+class Lru(Generic[K, V]):
     """Not for several threads. What weighs more than an eighth of the limit is not kept: it would push out the rest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._items: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self.weight = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def get(self, key: str) -> V | None:
+    def get(self, key: K) -> V | None:
         """What was put, now the most recently used, or None."""
         item = self._items.get(key)
         if item is None:
@@ -27,7 +29,7 @@ class Lru(Generic[V]):
         self._items.move_to_end(key)
         return item[0]
 
-    def put(self, key: str, value: V, weight: int = 1) -> None:
+    def put(self, key: K, value: V, weight: int = 1) -> None:
         """Keep `value` in place of what was there."""
         self.discard(key)
         if weight * 8 > self._limit:
@@ -37,7 +39,7 @@ class Lru(Generic[V]):
         while self.weight > self._limit:
             self.weight -= self._items.popitem(last=False)[1][1]
 
-    def discard(self, key: str) -> None:
+    def discard(self, key: K) -> None:
         """Forget one."""
         item = self._items.pop(key, None)
         if item is not None:

@@ -1,0 +1,140 @@
+"""A Redis that fails, in every way it can, behind the real proxy: clients are served all the same, and soon."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from redis import Redis
+
+from tests.acceptance.test_openai_client import TOOL, history, references
+from tests.serving import Proxy, tight
+from tests.stores.engines import Process, redis_server
+from tests.upstream import Message, Recorded, StrictUpstream, calls, text
+
+BUDGET = 1.0
+"""Seconds that one request waits for the store at most; and besides, what a request takes on a busy machine."""
+WORK = 1.0
+
+
+class Server:
+    """Redis, and what can be done to it."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    def slow(self) -> None:
+        self._ask("CLIENT PAUSE 60000 ALL")
+
+    def frozen(self) -> None:
+        self.process.signal(signal.SIGSTOP)
+
+    def refusing(self) -> None:
+        self.process.stop()
+
+    def full(self) -> None:
+        self._ask("CONFIG SET maxmemory 1")
+
+    def locked(self) -> None:
+        # Whoever is connected was let in before and would stay.
+        self._ask("CONFIG SET requirepass another", "CLIENT KILL TYPE normal SKIPME yes")
+
+    def _ask(self, *commands: str) -> None:
+        with Redis(port=self.process.port, socket_timeout=5, single_connection_client=True) as client:
+            for command in commands:
+                client.execute_command(*command.split())
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[Server]:
+    with redis_server(tmp_path, "--maxmemory-policy", "noeviction") as process:
+        yield Server(process)
+
+
+@pytest.fixture
+def proxy(up: StrictUpstream, serve: Callable[..., Proxy], redis: Server) -> Proxy:
+    up.respond(_finds_the_code)
+    policy = tight(up.url, offload={"mode": "auto", "compress": {"wait": "always"}})
+    return serve({"default": policy}, store=f"redis://127.0.0.1:{redis.process.port}/0")
+
+
+def _finds_the_code(request: Recorded) -> Message:
+    last = request.messages[-1]
+    if last["role"] == "tool":
+        found = re.search(r"heliotrope-\d+", str(last["content"]))
+        return text(f"It is {found[0] if found else 'not to be found'}.")
+    return calls(("grep", {"pattern": "code is", "path": references(request)[0]}))
+
+
+def ask(proxy: Proxy, number: int) -> tuple[float, bool]:
+    """The seconds that it took, and whether the answer is right. Each number is a history that nothing is known of."""
+    messages = history()
+    messages[1] = {"role": "user", "content": f"Fetch the logs of day {number}."}
+    begun = time.monotonic()
+    body = {"model": "m", "messages": messages, "tools": [TOOL], "stream": bool(number % 2)}
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, timeout=20)
+    assert reply.status_code == 200, reply.text
+    shown = "".join(re.findall(r'"content":\s*"(.*?)"', reply.text))
+    return time.monotonic() - begun, "heliotrope-7291" in shown
+
+
+def store_errors(proxy: Proxy) -> dict[str, float]:
+    page = httpx.get(f"{proxy.root}/metrics").text
+    found = re.findall(r'^offload_store_errors_total{fault="(\S+?)",operation="(\S+?)"} (\S+)$', page, re.MULTILINE)
+    return {f"{operation}:{fault}": float(times) for fault, operation, times in found}
+
+
+@pytest.mark.parametrize(
+    ("fault", "counted"),
+    [
+        (Server.slow, "get:timeout"),
+        (Server.frozen, "get:timeout"),
+        (Server.refusing, "get:failed"),
+        (Server.full, "put:failed"),
+        (Server.locked, "get:failed"),
+    ],
+)
+def test_served_within_the_budget_counted_and_said_once(
+    proxy: Proxy,
+    redis: Server,
+    caplog: pytest.LogCaptureFixture,
+    fault: Callable[[Server], None],
+    counted: str,
+) -> None:
+    assert ask(proxy, 0)[1]
+    assert store_errors(proxy) == {}
+    fault(redis)
+    with caplog.at_level(logging.WARNING):
+        took = [ask(proxy, number) for number in range(1, 13)]
+    assert all(found for _, found in took)
+    assert max(seconds for seconds, _ in took) < BUDGET + WORK
+    if fault is not Server.full:  # which answers reads
+        assert sum(seconds for seconds, _ in took[-4:]) < 4 * WORK, "the breaker leaves it alone"
+        assert store_errors(proxy)["get:open"] > 0
+    assert store_errors(proxy)[counted] > 0
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("store: ")]
+    kinds = [message.split(": ")[1] for message in said]
+    assert said and len(kinds) == len(set(kinds)), said
+
+
+def test_it_is_used_again_when_it_is_back(proxy: Proxy, redis: Server) -> None:
+    redis.refusing()
+    for number in range(6):
+        assert ask(proxy, number)[1]
+    redis.process.start()
+    deadline = time.monotonic() + 15
+    while 'offload_store_breakers{state="closed"} 1.0' not in httpx.get(f"{proxy.root}/metrics").text:
+        assert time.monotonic() < deadline
+        assert ask(proxy, 7)[1]
+        time.sleep(0.2)
+    before = store_errors(proxy)
+    assert ask(proxy, 8)[1]
+    assert store_errors(proxy) == before
+    with Redis(port=redis.process.port) as client:
+        assert [key for key in client.scan_iter() if b"/rounds/" in key]

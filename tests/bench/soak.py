@@ -1,0 +1,245 @@
+"""Many conversations at once over two workers, while their Redis restarts again and again.
+
+    python -m tests.bench.soak [--seconds 120] [--distinct 256]
+
+Every turn the model reads back one moved result, whole, and answers with its digest; the client knows what it must be.
+So a wrong answer and a lost original are the same thing here: a digest that differs. After each half nothing is under
+way, and what the workers hold is measured. The same conversations come again and again, so that the in-process caches,
+which take what they may in the course of hours, have all of it in the first half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import itertools
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from tests.core.paging import undone
+from tests.serving import Proxy, spawned, tight
+from tests.stores.engines import Process, redis_server
+from tests.upstream import Message, Recorded, StrictUpstream, calls, text
+
+Json = dict[str, Any]
+
+CONVERSATIONS = 64
+WORKERS = 2
+TURNS = 6
+DISTINCT = 256
+"""Conversations; each comes again, as a client does that tries once more."""
+RESTARTS_EVERY = 3.0
+"""Seconds; less than the breaker's pause, so that it is met in every state."""
+AWAY = 0.5
+"""Seconds that Redis is away each time."""
+TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
+REFERENCE = re.compile(r"stored in (/context_store/\S+?)[;)]")
+
+
+@dataclass
+class Held:
+    """What all workers hold together, with nothing under way."""
+
+    rss: int
+    """Bytes."""
+    descriptors: int
+    threads: int
+    in_flight: int
+    cached: int
+    """Bytes of in-process caches, as the metrics tell."""
+
+
+@dataclass
+class Figures:
+    """What came of it."""
+
+    turns: int = 0
+    failed: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    restarts: int = 0
+    store_errors: float = 0
+    halves: list[Held] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        yield f"turns {self.turns}, failed {len(self.failed)}, wrong {len(self.wrong)}"
+        yield f"Redis restarted {self.restarts} times, store operations without an answer {self.store_errors:.0f}"
+        for name, held in zip(("first", "second"), self.halves, strict=True):
+            yield (
+                f"after the {name} half: RSS {held.rss / 2**20:.1f} MiB (caches {held.cached / 2**20:.1f} MiB), "
+                f"descriptors {held.descriptors}, threads {held.threads}, requests in flight {held.in_flight}"
+            )
+        yield f"RSS grew by {self.growth:+.1%}"
+
+    @property
+    def growth(self) -> float:
+        """Of the RSS over the second half, as a share."""
+        return self.halves[1].rss / self.halves[0].rss - 1
+
+
+def run(seconds: float, distinct: int = DISTINCT) -> Figures:
+    """The soak, in two halves."""
+    figures = Figures()
+    with TemporaryDirectory(prefix="offload-soak-") as folder, StrictUpstream() as up:
+        up.respond(model)
+        with redis_server(Path(folder)) as redis:
+            store = f"--store=redis://127.0.0.1:{redis.port}/0"
+            with spawned({"default": tight(up.url)}, flags=[store, f"--workers={WORKERS}"]) as proxy:
+                numbers = itertools.cycle(range(distinct))
+                for _ in range(2):
+                    with _restarting(redis, figures):
+                        asyncio.run(_converse(proxy, up, figures, numbers, seconds / 2))
+                    figures.halves.append(_held(proxy))
+                figures.store_errors = sum(_samples(proxy, "offload_store_errors_total"))
+    return figures
+
+
+# The conversations
+
+
+async def _converse(proxy: Proxy, up: StrictUpstream, figures: Figures, numbers: Iterator[int], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=CONVERSATIONS)
+    async with httpx.AsyncClient(base_url=proxy.url, limits=limits, timeout=30, trust_env=False) as client:
+
+        async def one() -> None:
+            while time.monotonic() < until:
+                await _conversation(client, figures, next(numbers))
+                up.requests.clear()
+
+        await asyncio.gather(*(one() for _ in range(CONVERSATIONS)))
+
+
+async def _conversation(client: httpx.AsyncClient, figures: Figures, number: int) -> None:
+    messages: list[Json] = [{"role": "system", "content": f"Conversation {number}."}]
+    messages.append({"role": "user", "content": "Fetch the logs."})
+    for turn in range(TURNS):
+        for part in range(2):
+            messages += _fetched(number, f"{turn}_{part}")
+        messages.append({"role": "assistant", "content": "I have them."})
+        wanted = f"{turn // 2}_{turn % 2}"
+        messages.append({"role": "user", "content": f"Read call_{number}_{wanted}."})
+        answer = await _ask(client, figures, messages, stream=bool(turn % 2))
+        if answer is None:
+            return
+        figures.turns += 1
+        if answer != _digest(_log(number, wanted)):
+            figures.wrong.append(f"conversation {number}, turn {turn}: {answer[:200]}")
+        messages.append({"role": "assistant", "content": answer})
+
+
+def _fetched(number: int, name: str) -> list[Json]:
+    identity = f"call_{number}_{name}"
+    call = {"id": identity, "type": "function", "function": {"name": "fetch", "arguments": json.dumps({"n": name})}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": identity, "content": _log(number, name)},
+    ]
+
+
+def _log(number: int, name: str) -> str:
+    return "".join(f"conversation {number}, log {name}, line {line}: {line * 7919 % 104729}\n" for line in range(40))
+
+
+async def _ask(client: httpx.AsyncClient, figures: Figures, messages: list[Json], *, stream: bool) -> str | None:
+    body = {"model": "m", "messages": messages, "tools": [TOOL], "stream": stream}
+    try:
+        reply = await client.post("/chat/completions", json=body)
+    except httpx.TransportError as error:
+        figures.failed.append(repr(error))
+        return None
+    if reply.status_code != 200:
+        figures.failed.append(f"{reply.status_code} {reply.text[:200]}")
+        return None
+    return "".join(re.findall(r'"content":\s*"(.*?)"', reply.text))
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def model(request: Recorded) -> Message:
+    """Reads what the last user message names, and answers with its digest."""
+    last = request.messages[-1]
+    if last["role"] == "tool":
+        content, more = undone(last["content"])
+        return text(_digest(content) if more is None else "more")
+    [wanted] = re.findall(r"^Read (\S+)\.$", last["content"])
+    [result] = [message["content"] for message in request.messages if message.get("tool_call_id") == wanted]
+    [path] = REFERENCE.findall(result)
+    return calls(("read_file", {"path": path}))
+
+
+# The trouble, and what is held
+
+
+@contextmanager
+def _restarting(redis: Process, figures: Figures) -> Iterator[None]:
+    over = threading.Event()
+
+    def restart() -> None:
+        while not over.wait(RESTARTS_EVERY):
+            redis.stop()
+            over.wait(AWAY)
+            redis.start()
+            figures.restarts += 1
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _held(proxy: Proxy) -> Held:
+    """Once what goes on beside the requests has come to its end."""
+    time.sleep(2)
+    folders = [Path(f"/proc/{pid}") for pid in _workers(proxy)]
+    status = [dict(re.findall(r"(\w+):\s+(\d+)", (folder / "status").read_text())) for folder in folders]
+    return Held(
+        rss=sum(int(each["VmRSS"]) for each in status) * 1024,
+        descriptors=sum(len(list((folder / "fd").iterdir())) for folder in folders),
+        threads=sum(int(each["Threads"]) for each in status),
+        in_flight=int(sum(_samples(proxy, "offload_requests_in_flight"))),
+        cached=int(sum(_samples(proxy, "offload_cache_bytes"))),
+    )
+
+
+def _workers(proxy: Proxy) -> list[int]:
+    assert proxy.process
+    pid = proxy.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def _samples(proxy: Proxy, name: str) -> list[float]:
+    page = httpx.get(f"{proxy.root}/metrics", timeout=10, trust_env=False).text
+    return [float(value) for value in re.findall(rf"^{name}(?:{{.*?}})? (\S+)$", page, re.MULTILINE)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long in all [120]")
+    parser.add_argument("--distinct", type=int, default=DISTINCT, help=f"how many conversations [{DISTINCT}]")
+    figures = run(**vars(parser.parse_args()))
+    sys.stdout.writelines(f"{line}\n" for line in figures.lines())
+    for fault in (*figures.failed[:5], *figures.wrong[:5]):
+        sys.stdout.write(f"  {fault}\n")
+    return 1 if figures.failed or figures.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""What the deployment recipes say of the proxy is what the proxy knows: flags, variables, times, files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from proxy.cli import _parser
+from proxy.server import _GRACE
+from proxy.settings import Settings, read
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "docs" / "deploy"
+VARIABLES = {f"OFFLOAD_{field.name.upper()}" for field in msgspec.structs.fields(Settings)} - {"OFFLOAD_ENVIRONMENT"}
+
+
+def compose() -> Any:
+    return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+
+
+def manifests() -> Mapping[str, Any]:
+    return {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+
+
+def pod() -> Any:
+    return manifests()["Deployment"]["spec"]["template"]["spec"]
+
+
+def proxies() -> Iterator[Mapping[str, Any]]:
+    return (one for name, one in compose()["services"].items() if name.startswith("proxy-"))
+
+
+def dockerfile() -> str:
+    return (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+
+
+def variables() -> Iterator[tuple[str, str | None]]:
+    for service in proxies():
+        yield from service["environment"].items()
+    for one in pod()["containers"][0]["env"]:
+        yield one["name"], one.get("value")
+    for line in re.findall(r"^ENV (.*)$", dockerfile(), re.MULTILINE):
+        yield from (word.split("=", 1) for word in shlex.split(line) if word.startswith("OFFLOAD_"))
+
+
+def test_variables_are_ours_and_their_values_can_be_taken() -> None:
+    found = dict(variables())
+    assert set(found) <= VARIABLES | {"OPENAI_BASE_URL"}
+    plain = {name: value for name, value in found.items() if value and not value.startswith("${")}
+    assert {"OFFLOAD_STORE", "OFFLOAD_HOST", "OFFLOAD_DRAIN_TIMEOUT"} <= set(plain)
+    assert read({}, plain).drain_timeout == 30
+
+
+def test_flags_are_ours() -> None:
+    chosen = _parser().parse_args(pod()["containers"][0]["args"])
+    assert (chosen.policies, chosen.drain_timeout) == ("/policies", "30")
+
+
+def test_there_is_time_to_drain() -> None:
+    container = pod()["containers"][0]
+    waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    drained = float(_parser().parse_args(container["args"]).drain_timeout)
+    assert pod()["terminationGracePeriodSeconds"] >= waited + drained + _GRACE
+    for service in proxies():
+        assert int(service["stop_grace_period"].removesuffix("s")) >= 30 + _GRACE
+
+
+def test_probes_ask_what_holds_without_the_store() -> None:
+    container = pod()["containers"][0]
+    [port] = container["ports"]
+    assert port["containerPort"] == Settings().port
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+
+
+def test_the_labels_meet() -> None:
+    found = manifests()
+    label = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert found["Deployment"]["spec"]["selector"]["matchLabels"] == label
+    assert found["Service"]["spec"]["selector"] == label
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == label
+    assert found["PodDisruptionBudget"]["spec"]["minAvailable"] < found["Deployment"]["spec"]["replicas"]
+
+
+def test_nothing_runs_as_root_or_writes_to_its_disk() -> None:
+    assert re.search(r"^USER 65534", dockerfile(), re.MULTILINE)
+    assert pod()["securityContext"]["runAsNonRoot"]
+    assert pod()["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+    assert all(service["read_only"] and service["tmpfs"] == ["/tmp"] for service in proxies())
+
+
+def test_what_the_image_is_built_from_is_there_and_sent() -> None:
+    sent = (ROOT / ".dockerignore").read_text().splitlines()
+    assert sent[0] == "*"
+    for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile(), re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists()
+            assert f"!{source}" in sent
+
+
+@pytest.mark.parametrize("extras", [(), ("redis", "objects")])
+def test_the_image_has_every_package_that_the_proxy_needs(extras: tuple[str, ...]) -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
+    pinned = set(re.findall(r"^([a-z0-9-]+)==", (DEPLOY / "requirements.txt").read_text(), re.MULTILINE))
+    assert {re.split(r"[\[<>=;~ ]", one)[0].lower() for one in needed} <= pinned

@@ -1,0 +1,276 @@
+"""One flight a record, few at a time, bounded; failures back off; the bytes are the winner's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from proxy.core.compress import Turn
+from proxy.errors import UpstreamBroken
+from proxy.summarizer import (
+    FIRST_BACKOFF,
+    FLIGHTS_PER_TENANT,
+    LONGEST_BACKOFF,
+    QUEUE_PER_TENANT,
+    UNUSED,
+    UNUSED_LIMIT,
+    UNUSED_PAUSE,
+    Answer,
+    Job,
+    Snapshot,
+    Spent,
+    Summarizer,
+    summary_outcome,
+)
+
+GOOD = Answer(200, b"", "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
+TOO_LONG = Answer(400, b"maximum context length is 1000 tokens")
+
+
+class World:
+    """Store, model and clock of one summarizer."""
+
+    def __init__(self, *answers: Answer | BaseException) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+        self.stored: dict[str, bytes] = {}
+        self.broken = False
+        self.reported: list[tuple[str, Spent, str]] = []
+        self.now = 0.0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.at_once = self.most_at_once = 0
+        self.summarizer = Summarizer(
+            self._recall, self._keep, lambda text, _: len(text.split()), self._report, lambda: self.now
+        )
+
+    async def _recall(self, key: str) -> bytes | None:
+        return None if self.broken else self.stored.get(key)
+
+    async def _keep(self, key: str, value: bytes) -> bytes | None:
+        return None if self.broken else self.stored.setdefault(key, value)
+
+    def _report(self, job: Job, spent: Spent, fault: str, seconds: float) -> None:
+        self.reported.append((job.key, spent, fault))
+
+    async def ask(self, body: bytes) -> Answer:
+        self.asked.append(json.loads(body))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await self.gate.wait()
+        finally:
+            self.at_once -= 1
+        answer = self.answers.pop(0) if self.answers else GOOD
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def job(self, key: str = "a", conversation: str = "c", **changes: Any) -> Job:
+        fields: dict[str, Any] = {
+            "key": f"ns/snapshots/{key}",
+            "tenant": "t",
+            "conversation": conversation,
+            "model": "m",
+            "snapshot_tokens": 100,
+            "replaced_tokens": 1000,
+            "store_dir": "/s",
+            "timeout": 5.0,
+            "group_tokens": 0,
+            "riding": lambda task: b'{"ride":' + task + b"}",
+            "members": {"model": Raw(b'"m"'), "user": Raw(b'"u"')},
+            "history": lambda: [Turn("1 user", "word " * 900)],
+            "earlier": "",
+            "ask": self.ask,
+        }
+        return Job(**fields | changes)
+
+    async def made(self, **changes: Any) -> Snapshot | None:
+        return await self.summarizer.wait(self.job(**changes))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - what is waited for is many things
+            await asyncio.sleep(0)
+
+
+async def test_it_is_made_once_stored_and_paid_for_in_the_ledger() -> None:
+    world = World()
+    made = await world.made()
+    assert made == Snapshot("the record", 2, "m")
+    assert await world.made() == made
+    assert len(world.asked) == 1
+    assert world.reported == [("ns/snapshots/a", Spent(100, 20, 80, 1), "")]
+    outcome = summary_outcome(world.job(), world.reported[0][1], "", 1.0)
+    assert (outcome.kind, outcome.status, outcome.summary_prompt_tokens, outcome.cached_tokens) == (
+        "summary",
+        200,
+        100,
+        80,
+    )
+
+
+async def test_single_flight() -> None:
+    world = World()
+    world.gate.clear()
+    flights = {world.summarizer.request(world.job()) for _ in range(3)}
+    waiting = asyncio.create_task(world.made())
+    await until(lambda: bool(world.asked))
+    world.gate.set()
+    assert await waiting
+    assert len(flights) == len(world.asked) == 1
+    assert world.summarizer.under_way == 0
+
+
+async def test_one_at_a_time_for_a_conversation_and_who_must_wait_waits() -> None:
+    world = World()
+    world.gate.clear()
+    assert world.summarizer.request(world.job("a"))
+    assert world.summarizer.request(world.job("b")) is None
+    patient = asyncio.create_task(world.made(key="b"))
+    await until(lambda: bool(world.asked))
+    world.gate.set()
+    assert await patient
+    assert (world.most_at_once, len(world.stored)) == (1, 2)
+
+
+async def test_few_at_a_time_for_a_tenant_and_not_too_many_behind_them() -> None:
+    world = World()
+    world.gate.clear()
+    flights = [world.summarizer.request(world.job(str(number), str(number))) for number in range(QUEUE_PER_TENANT + 1)]
+    assert flights[-1] is None and None not in flights[:-1]
+    assert world.summarizer.request(world.job("x", "x", tenant="other"))
+    await until(lambda: world.at_once == FLIGHTS_PER_TENANT + 1)
+    world.gate.set()
+    await until(lambda: world.summarizer.under_way == 0)
+    assert world.most_at_once == FLIGHTS_PER_TENANT + 1
+
+
+async def test_the_winners_bytes_are_used() -> None:
+    world = World()
+    world.gate.clear()
+    waiting = asyncio.create_task(world.made())
+    await until(lambda: bool(world.asked))
+    winner = Snapshot("another process was first", 4, "m")
+    world.stored["ns/snapshots/a"] = msgspec.json.encode(winner)
+    world.gate.set()
+    assert await waiting == winner
+
+
+@pytest.mark.parametrize("stored", [None, b"{", b'{"text":1}'])
+async def test_without_a_store_or_with_a_damaged_record_its_own_is_used(stored: bytes | None) -> None:
+    world = World()
+    world.broken = stored is None
+    if stored is not None:
+        world.stored["ns/snapshots/a"] = stored
+    made = await world.made()
+    assert made and made.text == "the record"
+
+
+async def test_failures_back_off_longer_each_time() -> None:
+    world = World(*[UpstreamBroken("x")] * 20)
+    pause = FIRST_BACKOFF
+    for number in range(1, 12):
+        assert await world.made() is None
+        assert len(world.asked) == number
+        world.now += pause - 1
+        assert await world.made() is None
+        assert len(world.asked) == number, "not yet"
+        world.now += 1
+        pause = min(pause * 2, LONGEST_BACKOFF)
+    assert await world.made(conversation="another") is None
+    assert len(world.asked) == 12, "another conversation is not held up"
+    assert all(fault == "x" for _, _, fault in world.reported)
+
+
+async def test_a_success_ends_the_backoff() -> None:
+    world = World(Answer(500, b""), GOOD, Answer(500, b""))
+    for key in "abc":
+        await world.made(key=key)
+        world.now += FIRST_BACKOFF
+    assert await world.made(key="d"), "one minute after the first failure in a row"
+
+
+async def test_what_nobody_uses_is_not_made_for_ever() -> None:
+    world = World()
+    for number in range(UNUSED_LIMIT + 3):
+        await world.made(key=str(number))
+    assert len(world.asked) == UNUSED_LIMIT
+    assert [fault for _, _, fault in world.reported if fault] == [UNUSED]
+    assert summary_outcome(world.job(), Spent(), UNUSED, 0.0).fault == "unused"
+    world.now += UNUSED_PAUSE
+    assert await world.made(key="later")
+
+
+async def test_what_is_used_is() -> None:
+    world = World()
+    for number in range(3 * UNUSED_LIMIT):
+        assert await world.made(key=str(number))
+        world.summarizer.used("c" if number % 3 == 0 else "another")
+
+
+async def test_bounded_in_time() -> None:
+    world = World()
+    world.gate.clear()
+    assert await world.made(timeout=0.01) is None
+    assert world.reported[0][2] == "no answer in time"
+
+
+async def test_a_request_that_goes_away_does_not_take_its_summary_along() -> None:
+    world = World()
+    world.gate.clear()
+    waiting = asyncio.create_task(world.made())
+    await until(lambda: bool(world.asked))
+    waiting.cancel()
+    world.gate.set()
+    await until(lambda: bool(world.stored))
+
+
+async def test_closing_waits_for_what_is_paid_for_and_no_longer() -> None:
+    world = World()
+    world.gate.clear()
+    world.summarizer.request(world.job())
+    await until(lambda: bool(world.asked))
+    asyncio.get_running_loop().call_later(0.05, world.gate.set)
+    await world.summarizer.close(5)
+    assert world.stored
+    world.gate.clear()
+    flight = world.summarizer.request(world.job("b"))
+    await until(lambda: len(world.asked) == 2)
+    await world.summarizer.close(0.01)
+    assert flight
+    with pytest.raises(asyncio.CancelledError):
+        await flight
+    assert world.reported[-1][2] == "the proxy ended"
+
+
+async def test_too_long_to_ride_is_made_from_originals() -> None:
+    world = World(TOO_LONG)
+    assert await world.made()
+    assert [set(body) for body in world.asked] == [{"ride"}, {"model", "user", "messages"}]
+
+
+async def test_too_long_is_halved_until_it_fits_each_call_updating_the_last() -> None:
+    answers = [TOO_LONG, *(Answer(200, b"", f"<state_snapshot>part {n}</state_snapshot>") for n in range(9))]
+    world = World(*answers)
+    history = [Turn(f"{number} user", f"word{number} " * 1000) for number in range(4)]
+    made = await world.made(riding=None, group_tokens=2500, history=lambda: history, earlier="the one before")
+    contents = [body["messages"][0]["content"] for body in world.asked]
+    assert made and made.text == f"part {len(contents) - 2}"
+    assert "the one before" in contents[0] and "the one before" in contents[1]
+    assert all(f"part {number}" in content for number, content in enumerate(contents[2:]))
+    assert [sum(content.count(f"word{number} ") for content in contents[1:]) for number in range(4)] == [1000] * 4
+
+
+async def test_what_is_too_long_whatever_we_do_fails() -> None:
+    world = World(*[TOO_LONG] * 20)
+    assert await world.made(group_tokens=2000) is None
+    assert len(world.asked) < 6
+    assert "too long" in world.reported[0][2]
