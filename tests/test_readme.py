@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from proxy import policies
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +36,6 @@ def test_its_flags_and_headers_exist() -> None:
         assert f"{target}:" in makefile
 
 
-@pytest.mark.parametrize("marker", ["compatibility", "operations", "scale", "measured"])
-def test_nothing_is_left_to_be_filled_in(marker: str) -> None:
-    assert f"<!-- {marker} -->" not in README
+def test_its_commands_are_modules() -> None:
+    for module in re.findall(r"`python -m (tests\.bench\.\w+)", README):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file()

@@ -1,9 +1,9 @@
 """What the proxy adds to a request with a long history: `python -m tests.bench.history`.
 
 A history of 1 MB in 1,000 messages is sent directly, through the bare relay, and through the proxy: *cold* (every time
-another history, so that each message is decoded and counted) and *warm* (the same history again). *Planning* has nothing
-to do in the end, *compacting* moves nearly all of it. While the cold ones are under way, small requests measure for how
-long the event loop is held. Shown are medians.
+another history, so that each message is decoded and counted) and *warm* (the same history again). *Planning* has
+nothing to do in the end, *compacting* moves nearly all of it. While the cold ones are under way, small requests
+measure for how long the event loop is held. Shown are medians.
 """
 
 from __future__ import annotations

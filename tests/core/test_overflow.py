@@ -1,5 +1,7 @@
 """The wordings are those that the vendors' servers and clients are known to send; each row names whose it is."""
 
+# ruff: noqa: E501  (error bodies are quoted as they come)
+
 from __future__ import annotations
 
 import pytest

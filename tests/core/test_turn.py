@@ -112,8 +112,14 @@ THEIRS = stream(
     chunk({}, "tool_calls"),
     DONE,
 )
-ODD = b': hi\n\nevent: x\ndata: {"no":"choices"}\n\ndata: {"choices":7}\n\ndata: {"choices":[{"delta":null}]}\n\ndata: nonsense\n\n'
-ODDER = b'data: {"choices":[{"delta":{"tool_calls":null}}]}\n\ndata: {"choices":[3]}\n\ndata: {"choices":[{"delta":{"tool_calls":[4]}}]}\n\n'
+ODD = (
+    b': hi\n\nevent: x\ndata: {"no":"choices"}\n\ndata: {"choices":7}\n\n'
+    b'data: {"choices":[{"delta":null}]}\n\ndata: nonsense\n\n'
+)
+ODDER = (
+    b'data: {"choices":[{"delta":{"tool_calls":null}}]}\n\ndata: {"choices":[3]}\n\n'
+    b'data: {"choices":[{"delta":{"tool_calls":[4]}}]}\n\n'
+)
 
 
 @pytest.mark.parametrize("raw", [PLAIN, THEIRS, ODD + PLAIN, ODDER + PLAIN, PLAIN.replace(b"\n", b"\r\n"), b""])
