@@ -94,7 +94,7 @@ class _Request:
             refusal = await self._attempt()
             if refusal is None:
                 return
-            too_long = overflow.is_overflow(refusal.status, refusal.body)
+            too_long = overflow.is_overflow(refusal.status, refusal.said())
             original = original or (refusal if too_long else None)
             if attempt == ATTEMPTS - 1 or not self._learn(refusal):
                 # A later one's numbers are those of a request that the client knows nothing of.
@@ -201,12 +201,13 @@ class _Request:
         history, learned = self._history, self._services.learned
         if history is None:
             return False
+        said = refusal.said()
         model, policy = history.request.model, self._tenant.policy
-        if overflow.is_overflow(refusal.status, refusal.body):
+        if overflow.is_overflow(refusal.status, said):
             sent = self._ready.tokens if self._ready else history.tokens()
-            learned.overflowed(policy, model, refusal.body, sent + history.room.aside)
+            learned.overflowed(policy, model, said, sent + history.room.aside)
             return True
-        if self._ready and overflow.refuses_additions(refusal.status, refusal.body):
+        if self._ready and overflow.refuses_additions(refusal.status, said):
             learned.refused(policy, model)
             logs.event(log, "upstream refuses our tools: sent as it came", logging.WARNING, tenant=self._tenant.name)
             return True

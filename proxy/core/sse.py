@@ -17,10 +17,11 @@ DONE = b"[DONE]"
 
 _end = re.compile(rb"\n\n|\n\r\n?|\r\n\r\n?|\r\n\n|\r\r\n?")
 """An empty line behind a line's end. Where it ends in CR, an LF that belongs to it may be yet to come."""
+_longest_end = 4
 _lines = re.compile(rb"\r\n|\r|\n")
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One event. `raw` is what came, up to and with its empty line; `data` is None where it has no data field."""
 
     raw: bytes
@@ -36,30 +37,36 @@ class Decoder:
     """Feed it bytes as they come; the events' raw bytes add up to them."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         self._searched = 0
         self._begun = False
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that are complete now. Raises TooLarge."""
+        if not self._rest and chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
+            return [self._event(chunk)]  # one write of the server, one event: the usual case
         self._rest += chunk
-        events: list[Event] = []
-        start = 0
-        while match := _end.search(self._rest, max(start, self._searched)):
-            if match.end() == len(self._rest) and self._rest.endswith(b"\r"):
-                break  # the line feed of this CRLF may come with the next bytes
-            events.append(self._event(self._rest[start : match.end()]))
-            start = self._searched = match.end()
-        self._rest = self._rest[start:]
-        self._searched = max(len(self._rest) - 3, 0)
+        events = [self._event(raw) for raw in self._complete()]
         if len(self._rest) > LIMIT:
             raise TooLarge(f"an event of more than {LIMIT} bytes")
         return events
 
     def flush(self) -> list[Event]:
         """What stands behind the last empty line: an event that nothing ended."""
-        rest, self._rest, self._searched = self._rest, b"", 0
+        rest, self._rest, self._searched = bytes(self._rest), bytearray(), 0
         return [self._event(rest)] if rest else []
+
+    def _complete(self) -> list[bytes]:
+        raws: list[bytes] = []
+        rest, start = self._rest, 0
+        while match := _end.search(rest, max(start, self._searched)):
+            if match.end() == len(rest) and rest.endswith(b"\r"):
+                break  # the line feed of this CRLF may come with the next bytes
+            raws.append(bytes(rest[start : match.end()]))
+            start = self._searched = match.end()
+        del rest[:start]
+        self._searched = max(len(rest) - _longest_end + 1, 0)
+        return raws
 
     def _event(self, raw: bytes) -> Event:
         text = raw
@@ -83,9 +90,10 @@ def _parsed(raw: bytes, text: bytes) -> Event:
     return Event(raw, b"\n".join(data) if data else None, name)
 
 
-def encode(data: bytes) -> bytes:
+def encode(data: bytes, name: bytes | None = None) -> bytes:
     """An event with this data, which is JSON on one line or DONE."""
-    return b"data: " + data + b"\n\n"
+    named = b"event: " + name + b"\n" if name else b""
+    return named + b"data: " + data + b"\n\n"
 
 
 def comment(text: bytes) -> bytes:
