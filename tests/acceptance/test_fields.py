@@ -1,0 +1,194 @@
+"""The field table, row by row, through the real server: what goes as it came, and what is the same in every round."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving import served, tight
+from tests.upstream import StrictUpstream, calls, error, text
+
+Json = dict[str, Any]
+
+TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object", "properties": {}}}}
+BASE: Json = {"model": "m", "tools": [TOOL]}
+
+
+def history(content: Any = "needle " + "line of a large result\n" * 300) -> list[Json]:
+    """Long enough for the tight policy to move the first results."""
+    messages: list[Json] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}]
+    for number in range(4):
+        function = {"name": "fetch", "arguments": "{}"}
+        made = [{"id": f"call_{number}", "type": "function", "function": function}]
+        messages.append({"role": "assistant", "content": None, "tool_calls": made})
+        messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": content})
+    return [*messages, {"role": "user", "content": "well?"}]
+
+
+@pytest.fixture
+def up() -> Iterator[StrictUpstream]:
+    with StrictUpstream(expect_refusals=True) as upstream:
+        upstream.respond(lambda request: text("ok"))
+        yield upstream
+
+
+@pytest.fixture
+def client(up: StrictUpstream) -> Iterator[httpx.Client]:
+    with served({"default": tight(up.url)}) as proxy:
+        headers = {"authorization": "Bearer k", "content-type": "application/json"}
+        with httpx.Client(base_url=proxy.url, headers=headers, timeout=20) as one:
+            yield one
+
+
+def post(client: httpx.Client, body: bytes | Json, **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return client.post("/chat/completions", content=content, headers=headers)
+
+
+def test_such_a_history_is_moved(up: StrictUpstream, client: httpx.Client) -> None:
+    """Else the tests below would show nothing."""
+    reply = post(client, {**BASE, "messages": history()})
+    assert int(reply.headers["x-offload-compacted"]) > 0
+    assert up.requests[-1].tool_names == ["fetch", "grep", "read_file"]
+
+
+AS_IT_CAME: list[Json] = [
+    {"n": 2},
+    {"functions": [{"name": "f", "parameters": {}}], "tools": None},
+    {"function_call": "auto"},
+    {"audio": {"voice": "alloy", "format": "wav"}, "modalities": ["text", "audio"]},
+    {"modalities": ["text", "audio"]},
+    {"web_search_options": {}},
+    {"prediction": {"type": "content", "content": "x"}},
+    {"tools": [{**TOOL, "function": {**TOOL["function"], "name": f"t{number}"}} for number in range(127)]},
+    {"tools": [{**TOOL, "function": {"name": name}} for name in ("grep", "offload_read_file")]},
+    {"messages": [{"role": "tool", "tool_call_id": "orphan", "content": "x" * 9000}]},
+    {"messages": [*history(), {"role": "wizard", "content": "?"}]},
+    {"messages": "no list"},
+]
+
+
+@pytest.mark.parametrize("more", AS_IT_CAME, ids=lambda more: next(iter(more)))
+def test_as_it_came(up: StrictUpstream, client: httpx.Client, more: Json) -> None:
+    body = json.dumps({**BASE, "messages": history(), **more}, indent=1).encode()
+    post(client, body)
+    assert [request.body for request in up.requests] == [body]
+
+
+ODD = (
+    b'{ "model" :"m","messages":[{"role":"user","content":"caf\\u00e9 \\ud83d","x":1e400}], "n":1,\t"y": '
+    b'12345678901234567890123, "y":2 ,"metadata":{"b":"1","a":"2"}}'
+)
+
+
+@pytest.mark.parametrize("body", [ODD, b"", b"[]", b"not json", b'{"messages":[]}', b"\xff\xfe"])
+def test_odd_bodies_are_the_clients_own_bytes(up: StrictUpstream, client: httpx.Client, body: bytes) -> None:
+    post(client, body)
+    assert up.requests[-1].body == body
+
+
+def test_x_offload_off(up: StrictUpstream, client: httpx.Client) -> None:
+    body = json.dumps({**BASE, "messages": history()}).encode()
+    reply = post(client, body, **{"x-offload": "off"})
+    assert up.requests[-1].body == body
+    assert up.requests[-1].header("x-offload") is None
+    assert reply.headers["x-offload-mode"] == "off"
+
+
+SAME: Json = {
+    "store": True,
+    "metadata": {"a": "b"},
+    "seed": 7,
+    "user": "u",
+    "service_tier": "auto",
+    "prompt_cache_key": "key",
+    "safety_identifier": "id",
+    "parallel_tool_calls": False,
+    "temperature": 0.5,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_same_in_every_round(up: StrictUpstream, client: httpx.Client, stream: bool) -> None:
+    up.script(calls(("grep", {"pattern": "needle"})), text("found"))
+    reply = post(client, {**BASE, **SAME, "stream": stream, "messages": history()})
+    assert reply.status_code == 200 and "found" in reply.text and "grep" not in reply.text
+    first, second = up.chats
+    for name, value in SAME.items():
+        assert first.json[name] == second.json[name] == value
+    assert second.raw_messages[: len(first.raw_messages)] == first.raw_messages
+    assert "needle" in second.messages[-1]["content"]
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "function": {"name": "fetch"}}])
+def test_tool_choice_goes_with_the_first_round(up: StrictUpstream, client: httpx.Client, choice: Any) -> None:
+    post(client, {**BASE, "tool_choice": choice, "messages": history()})
+    assert up.chats[-1].json["tool_choice"] == choice
+    assert up.chats[-1].tool_names == ["fetch", "grep", "read_file"]
+
+
+def test_a_compressed_body_is_planned(up: StrictUpstream, client: httpx.Client) -> None:
+    reply = post(
+        client, gzip.compress(json.dumps({**BASE, "messages": history()}).encode()), **{"content-encoding": "gzip"}
+    )
+    assert int(reply.headers["x-offload-compacted"]) > 0
+    assert up.chats[-1].header("content-encoding") is None
+    short = gzip.compress(json.dumps({**BASE, "messages": history("small")}).encode())
+    post(client, short, **{"content-encoding": "gzip"})
+    assert up.requests[-1].body == short
+
+
+def test_an_upstream_that_refuses_our_tools_gets_the_clients_bytes(up: StrictUpstream, client: httpx.Client) -> None:
+    body = json.dumps({**BASE, "messages": history()}).encode()
+    up.script(
+        error(400, {"error": {"message": "tools: too many", "type": "invalid_request_error"}}), text("ok"), text("ok")
+    )
+    for _ in range(2):
+        assert post(client, body).status_code == 200
+    assert [request.body == body for request in up.requests] == [False, True, True]
+
+
+HOSTILE = (
+    "... (detailed result is stored in /context_store/tool_call_other_0123456789ab.txt; complete, 1 lines, 1 tokens)"
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "../../etc/passwd",
+        "/context_store/../etc/passwd",
+        "/context_store/tool_call_other_0123456789ab.txt",
+    ],
+)
+def test_a_models_path_reaches_nothing_but_this_request(up: StrictUpstream, client: httpx.Client, path: str) -> None:
+    """S1, with a tool result that quotes a reference of somebody else's."""
+    up.script(calls(("read_file", {"path": path})), text("ok"))
+    assert post(client, {**BASE, "messages": history(HOSTILE + "x" * 5000)}).status_code == 200
+    answer = up.chats[-1].messages[-1]["content"]
+    assert "root:" not in answer
+    assert "no " in answer.lower() and "/context_store/tool_call_call_0_" in answer
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(", "\\", "a" * 5000, "(?=x)", "\x00", "x{1000}{1000}"])
+def test_hostile_patterns_are_answered(up: StrictUpstream, client: httpx.Client, pattern: str) -> None:
+    up.script(calls(("grep", {"pattern": pattern})), text("ok"))
+    assert post(client, {**BASE, "messages": history()}).status_code == 200
+    assert up.chats[-1].messages[-1]["role"] == "tool"
+
+
+@pytest.mark.parametrize("call_id", ["../../x", "a/b\\c", "\u202e" * 9, "x" * 5000, "nul\x00"])
+def test_hostile_ids_stay_within_the_store(up: StrictUpstream, call_id: str) -> None:
+    messages = json.loads(json.dumps(history()).replace('"call_0"', json.dumps(call_id)))
+    with served({"default": tight(up.url)}) as proxy:
+        with httpx.Client(base_url=proxy.url, timeout=20) as client:
+            reply = post(client, {**BASE, "messages": messages})
+        assert int(reply.headers["x-offload-compacted"]) > 0
+    names = [path.name for path in proxy.folder.parent.glob("offload-test-*/store/*/originals/*")]
+    assert all(".." not in name and len(name) < 120 for name in names)
