@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from proxy import patterns
 from proxy.errors import UserMistake
@@ -40,7 +42,25 @@ def run(settings: Settings, command: Command) -> int:
         finally:
             await store.close()
 
-    return asyncio.run(opened())
+    code = asyncio.run(_interruptible(opened()))
+    if code is None:
+        raise KeyboardInterrupt
+    return code
+
+
+async def _interruptible(work: Coroutine[Any, Any, int]) -> int | None:
+    """The result, or None where Ctrl-C came first: redis-py now and then takes a cancellation for its own time-out."""
+    interrupted = asyncio.Event()
+    with suppress(NotImplementedError):  # not on Windows
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+    task, stop = asyncio.create_task(work), asyncio.create_task(interrupted.wait())
+    await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+    if stop.cancel():
+        return await task
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)
+    return None if task.cancelled() or task.exception() else task.result()
 
 
 def ls(namespace: str | None) -> Command:
