@@ -68,6 +68,7 @@ class _Request:
         self._turn: Turn | None = None
         self._records = Records(services.store.visit(), tenant.namespace)
         self._as_it_came = False
+        self._suspected = False  # that upstream will not have our tools, if only it takes the request without
 
     async def serve(self) -> None:
         fault = ""
@@ -93,6 +94,7 @@ class _Request:
         for attempt in range(ATTEMPTS):
             refusal = await self._attempt()
             if refusal is None:
+                self._confirm()
                 return
             too_long = overflow.is_overflow(refusal.status, refusal.said())
             original = original or (refusal if too_long else None)
@@ -124,8 +126,8 @@ class _Request:
             return  # upstream will say what is wrong with it
         policy = self._tenant.policy.for_model(self._asked.model)
         self._tenant = replace(self._tenant, policy=policy)
-        off = any(name.lower() == b"x-offload" and value.strip() == b"off" for name, value in self._client.headers)
-        self._as_it_came = off or policy.offload.mode is Mode.OFF
+        said = {value.strip().lower() for name, value in self._client.headers if name.lower() == b"x-offload"}
+        self._as_it_came = b"off" in said or policy.offload.mode is Mode.OFF
 
     def _decoded(self) -> bytes:
         codings = [value for name, value in self._client.headers if name.lower() == b"content-encoding"]
@@ -199,8 +201,8 @@ class _Request:
     def _learn(self, refusal: Refusal) -> bool:
         """Whether something else can be sent now."""
         history, learned = self._history, self._services.learned
-        if history is None:
-            return False
+        if history is None or (self._turn and self._turn.rounds):
+            return False  # what a follow-up round brought up is not about the request that the client sent
         said = refusal.said()
         model, policy = history.request.model, self._tenant.policy
         if overflow.is_overflow(refusal.status, said):
@@ -208,10 +210,16 @@ class _Request:
             learned.overflowed(policy, model, said, sent + history.room.aside)
             return True
         if self._ready and overflow.refuses_additions(refusal.status, said):
-            learned.refused(policy, model)
-            logs.event(log, "upstream refuses our tools: sent as it came", logging.WARNING, tenant=self._tenant.name)
+            self._suspected = self._as_it_came = True
             return True
         return False
+
+    def _confirm(self) -> None:
+        """Remember who refuses our tools; what is refused without them as well is the client's own mistake."""
+        asked, policy = self._asked, self._tenant.policy
+        if self._suspected and asked is not None and self._client.status < 400:
+            self._services.learned.refused(policy, asked.model)
+            logs.event(log, "upstream refuses our tools: sent as it came", logging.WARNING, tenant=self._tenant.name)
 
     # -- what is seen from outside --
 

@@ -29,12 +29,16 @@ class Learned:
         return min((tokens for tokens in known if tokens is not None), default=None)
 
     def overflowed(self, policy: Policy, model: str, body: bytes, counted: int) -> None:
-        """A request of `counted` tokens was too long, and `body` is what upstream said."""
+        """A request of `counted` tokens was too long, and `body` is what upstream said.
+
+        One that was known to be too long teaches nothing, or a client that asks for too much again and again would
+        shrink the window for all.
+        """
         before = self.window(policy, model)
         said = overflow.window(body)
-        shrunk = int(SHRINK * min(before or counted, counted))
+        shrunk = int(SHRINK * counted) if before is None or counted <= before else before
         learned = said if said is not None and (before is None or said < before) else shrunk
-        _put(self._windows, (policy.upstream.base_url, model), max(min(learned, before or learned), 1))
+        _put(self._windows, (policy.upstream.base_url, model), max(learned, 1))
 
     def refuses(self, policy: Policy, model: str) -> bool:
         """Whether this upstream refused our additions before."""

@@ -20,14 +20,14 @@ def policy(window: int | None = None, url: str = "http://up/v1") -> Policy:
         (8000, b"maximum context length is 4096 tokens", 9000, 4096),
         (None, b"prompt is too long", 9000, 7200),
         (128_000, b"prompt is too long", 9000, 7200),
-        (8000, b"prompt is too long", 9000, 6400),
+        (8000, b"prompt is too long", 9000, 8000),
         (4096, b"maximum context length is 4096 tokens", 4000, 3200),
-        (2000, b"maximum context length is 4096 tokens", 9000, 1600),
+        (2000, b"maximum context length is 4096 tokens", 9000, 2000),
         (None, b"prompt is too long", 0, 1),
     ],
 )
 def test_the_window(known: int | None, body: bytes, counted: int, window: int) -> None:
-    """Upstream's own word, or 0.8 of what was counted; never more than was known before."""
+    """Upstream's own word, or 0.8 of what was counted where that was to fit; never more than was known before."""
     one = Learned()
     one.overflowed(policy(known), "m", body, counted)
     assert one.window(policy(known), "m") == window

@@ -1,0 +1,188 @@
+"""What one client or one reply must not do to the others, and clients that leave at every possible point."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.app import build
+from proxy.partner import Partner
+from proxy.reading import Reader
+from proxy.records import Records
+from proxy.settings import Settings
+from tests.acceptance.test_openai_client import TOOL, history
+from tests.asgi import Exchange
+from tests.serving import Proxy, tight, write_policies
+from tests.upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, error, hang, text
+
+Json = dict[str, Any]
+
+GREP = ("grep", {"pattern": "code is"})
+BODY: Json = {"model": "m", "messages": history(), "tools": [TOOL]}
+
+
+def post(proxy: Proxy, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{proxy.url}/chat/completions", json={**BODY, **fields}, trust_env=False, timeout=20)
+
+
+def ours(reply: httpx.Response) -> Json:
+    """Our headers: what was done to a request."""
+    return {name: value for name, value in reply.headers.items() if name.startswith("x-offload-")}
+
+
+# -- what one client's mistake must not teach -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"tools": [{"type": "function", "function": {"name": "fetch", "parameters": 3}}]},
+        {"tool_choice": {"type": "function", "function": {"name": "nobody"}}},
+    ],
+    ids=["a tool's schema", "a choice that there is not"],
+)
+def test_a_clients_own_mistake_is_its_own(serve: Callable[..., Proxy], mistake: Json) -> None:
+    with StrictUpstream(expect_refusals=True) as up:
+        up.respond(lambda _: text("Yes."))
+        proxy = serve({"default": tight(up.url)})
+        assert post(proxy, **mistake).status_code == 400
+        assert ours(post(proxy))["x-offload-compacted"] == "3"
+
+
+def test_asking_for_too_much_shrinks_nobodys_window(serve: Callable[..., Proxy]) -> None:
+    with StrictUpstream(Rules(context_window=20_000), expect_refusals=True) as up:
+        up.respond(lambda _: text("Yes."))
+        proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 3_000, "min_saved_tokens": 1_000})})
+        assert [post(proxy, max_tokens=1_000_000).status_code for _ in range(12)] == [400] * 12
+        assert ours(post(proxy))["x-offload-compacted"] == "0"
+
+
+@pytest.mark.parametrize("said", ["messages with role 'tool' must follow a call", "prompt is too long"])
+def test_a_refused_follow_up_says_nothing_of_the_request(
+    up: StrictUpstream, serve: Callable[..., Proxy], said: str
+) -> None:
+    proxy = serve({"default": tight(up.url)})
+    up.respond(lambda request: text("Yes.") if request.messages[-1]["role"] != "tool" else error(400, refused))
+    refused = {"error": {"message": said, "type": "invalid_request_error"}}
+    before = ours(post(proxy))
+    up.script(calls(GREP))
+    reply = post(proxy)
+    assert (reply.status_code, reply.json()) == (400, refused)
+    assert ours(post(proxy)) == before
+
+
+# -- a reply without bounds -------------------------------------------------------------------------------------------
+
+
+def event(*made: Json) -> bytes:
+    choice = {"index": 0, "delta": {"tool_calls": list(made)}, "finish_reason": None}
+    return b"data: " + json.dumps({"id": "x", "choices": [choice]}).encode() + b"\n\n"
+
+
+def call(number: int, arguments: str) -> Json:
+    function = {"name": "grep", "arguments": arguments}
+    return {"index": number, "id": f"c{number}", "type": "function", "function": function}
+
+
+WITHOUT_END: dict[str, Callable[[], Pieces]] = {
+    "an event": lambda: endless(b"data: " + b"x" * (1 << 20)),
+    "arguments": lambda: endless(event(call(0, "x" * 100_000))),
+    "calls": lambda: Pieces(
+        itertools.chain.from_iterable(
+            (event(*(call(number, "{}") for number in range(start, start + 500))), 0.0)
+            for start in itertools.count(0, 500)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_END)
+def test_what_has_no_end_is_ended(up: StrictUpstream, serve: Callable[..., Proxy], kind: str) -> None:
+    proxy = serve({"default": tight(up.url)})
+    up.script(WITHOUT_END[kind]())
+    reply = post(proxy, stream=True)
+    last = json.loads(reply.content.rstrip().rpartition(b"data: ")[2])
+    assert last["error"]["code"] == "upstream_broken"
+    assert up.chats[0].left.wait(5)
+
+
+# -- a client that leaves ---------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Any]:
+    """The application in this event loop, where its tasks can be counted."""
+    app = build(settings)
+    orders: asyncio.Queue[Json] = asyncio.Queue()
+    said: asyncio.Queue[Json] = asyncio.Queue()
+    living = asyncio.create_task(app({"type": "lifespan", "asgi": {}, "state": {}}, orders.get, said.put))
+    await orders.put({"type": "lifespan.startup"})
+    assert (await said.get())["type"] == "lifespan.startup.complete"
+    yield app
+    await orders.put({"type": "lifespan.shutdown"})
+    await living
+
+
+LONG = Cut(text("One two three four five six seven"), 3, HANG)
+LEAVING: dict[str, tuple[type | None, str, list[Reply]]] = {
+    "before its body is complete": (None, "", []),
+    "during planning": (Reader, "read", []),
+    "before the first head": (None, "", [hang()]),
+    "mid-stream": (None, "", [LONG]),
+    "before a hidden round's head": (None, "", [calls(GREP), hang()]),
+    "in a later round": (None, "", [calls(GREP), LONG]),
+    "while tools answer": (Partner, "resolve", [calls(GREP)]),
+    "while rounds are remembered": (Records, "remember", [calls(GREP), text("Yes.")]),
+}
+
+
+@pytest.mark.parametrize("where", LEAVING)
+async def test_a_client_that_leaves_leaves_nothing_behind(
+    up: StrictUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    there = asyncio.Event()
+
+    async def forever(*_: Any) -> None:
+        there.set()
+        await asyncio.Event().wait()
+
+    owner, slow, replies = LEAVING[where]
+    if owner is not None:
+        monkeypatch.setattr(owner, slow, forever)
+    up.script(*replies)
+    write_policies(tmp_path / "policies", {"default": tight(up.url)})
+    settings = Settings(policies=tmp_path / "policies", store=str(tmp_path / "store"), drain_timeout=2)
+    async with running(settings) as app:
+        tasks = len(asyncio.all_tasks())
+        body = json.dumps({**BODY, "stream": True}).encode()
+        path = "/v1/chat/completions"
+        one = Exchange(headers=[(b"content-length", b"%d" % len(body))], path=path, raw_path=path.encode())
+        partly = where == "before its body is complete"
+        one.say(body[:100] if partly else body, more=partly)
+        serving = asyncio.create_task(app(one.scope, one.receive, one.send))
+
+        def arrived() -> bool:
+            shown = not replies or replies[-1] is not LONG or len(one.messages) > len(replies)
+            return partly or there.is_set() or (owner is None and len(up.chats) == len(replies) and shown)
+
+        await until(arrived)
+        one.hang_up()
+        await asyncio.wait_for(serving, 5)
+        if owner is None and replies:
+            assert await asyncio.to_thread(up.chats[-1].left.wait, 5)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks)
+    assert not one.complete
+
+
+async def until(met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not met():  # noqa: ASYNC110 - some of it happens in the upstream's thread
+            await asyncio.sleep(0.01)
