@@ -1,0 +1,29 @@
+"""How the benchmarks' charts look: `with chart.saved(path, "Title") as axes: axes.plot(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+SIZE = (8.0, 4.5)
+"""Inches."""
+DPI = 110
+
+
+@contextmanager
+def saved(path: Path, title: str, *, x: str = "", y: str = "") -> Iterator[Axes]:
+    """Axes to draw on, written to `path` (PNG) at the end. `x` and `y` name the axes, with their units."""
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")  # not by way of pyplot, which looks for a screen
+    axes = figure.subplots()
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    yield axes
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
