@@ -190,8 +190,7 @@ def originals(history: History) -> dict[str, Callable[[], str]]:
 
 
 def _compactor(history: History, reader: Reader) -> render.Compacted:
-    shape, transcript = history.reading.shape, history.transcript
-    return lambda index, glimpse: reader.compacted(transcript.raws[index], transcript.messages[index], shape, glimpse)
+    return reader.compactor(history.transcript, history.reading.shape)
 
 
 def _size(history: History, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader) -> int:

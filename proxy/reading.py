@@ -10,7 +10,8 @@ from typing import Protocol
 from msgspec import Raw
 
 from proxy.core.compact import Shape
-from proxy.core.transcript import Message, Reading, compacted, read
+from proxy.core.render import Compacted
+from proxy.core.transcript import Message, Reading, Transcript, compacted, digest, read
 from proxy.lru import Lru
 
 INLINE_BYTES = 16_384
@@ -19,7 +20,8 @@ MESSAGES = 100_000
 """A cached message takes about 600 bytes."""
 COMPACTED_BYTES = 32 << 20
 
-Key = tuple[bytes, Reading, str]
+Key = bytes
+"""A message's digest, and that of all else that its measure depends on."""
 
 
 class Counter(Protocol):
@@ -32,7 +34,7 @@ class Reader:
     def __init__(self, tokens: Counter) -> None:
         self._tokens = tokens
         self._messages: Lru[Key, Message] = Lru(MESSAGES)
-        self._compacted: Lru[tuple[bytes, Shape, bool], bytes] = Lru(COMPACTED_BYTES)
+        self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
 
     def sizes(self) -> dict[str, int]:
@@ -41,7 +43,8 @@ class Reader:
 
     async def read(self, raws: Sequence[Raw], reading: Reading, model: str) -> list[Message]:
         """Every message's measure, in order. Raises Unplannable."""
-        keys = [(_digest(raw), reading, model) for raw in raws]
+        variant = _variant(reading, model)
+        keys = [digest(raw) + variant for raw in raws]
         found = [self._messages.get(key) for key in keys]
         unread = {key: raw for key, raw, message in zip(keys, raws, found, strict=True) if message is None}
         if unread:
@@ -59,20 +62,26 @@ class Reader:
             self._messages.put(key, message)
         return fresh
 
-    def compacted(self, raw: bytes | Raw, message: Message, shape: Shape, glimpse: bool) -> bytes:
-        """The message as it goes upstream with its text moved."""
-        key = (_digest(raw), shape, glimpse)
-        found = self._compacted.get(key)
-        if found is None:
-            found = compacted(raw, message, shape, glimpse)
-            self._compacted.put(key, found, len(found))
-        return found
+    def compactor(self, transcript: Transcript, shape: Shape) -> Compacted:
+        """Makes messages as they go upstream with their text moved."""
+        variants = {glimpse: _variant(shape, glimpse) for glimpse in (False, True)}
+
+        def make(index: int, glimpse: bool) -> bytes:
+            message = transcript.messages[index]
+            key = message.digest + variants[glimpse]
+            found = self._compacted.get(key)
+            if found is None:
+                found = compacted(transcript.raws[index], message, shape, glimpse)
+                self._compacted.put(key, found, len(found))
+            return found
+
+        return make
 
     async def tool_tokens(self, raw: Raw | None, model: str) -> int:
         """What the client's tool definitions take; the same array comes with every request."""
         if raw is None:
             return 0
-        key = (_digest(raw), model)
+        key = (digest(raw), model)
         found = self._tools.get(key)
         if found is None:
             found = await asyncio.to_thread(self._tokens.count, bytes(raw).decode("utf-8", "replace"), model)
@@ -86,5 +95,6 @@ class Reader:
         return lambda text: self._tokens.count(text, model)
 
 
-def _digest(raw: bytes | Raw) -> bytes:
-    return hashlib.sha256(raw).digest()
+def _variant(*parts: object) -> bytes:
+    """A digest of values of ours. Made once a request: as a part of each key they took longer than the bytes."""
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).digest()

@@ -99,7 +99,8 @@ class Records:
             tokens=hidden.tokens,
             earlier=[one.hex() for one in earlier],
         )
-        await self._visit.put(self._round_key(link.hex(), model), msgspec.json.encode(record))
+        [key] = self._round_keys([link.hex()], model)
+        await self._visit.put(key, msgspec.json.encode(record))
 
     async def keep_originals(self, texts: Mapping[str, Callable[[], str]]) -> None:
         """Write moved texts for people to trace; the proxy itself reads them out of each request."""
@@ -119,13 +120,14 @@ class Records:
         return None
 
     async def _hidden(self, links: Sequence[str], model: str) -> list[_Hidden | None]:
-        found = await self._visit.get_many([self._round_key(link, model) for link in links], final=True)
+        keys = self._round_keys(links, model)
+        found = await self._visit.get_many(keys, final=True)
         return [None if isinstance(value, Missing) else _decoded(value, _Hidden) for value in found]
 
-    def _round_key(self, link: str, model: str) -> str:
+    def _round_keys(self, links: Sequence[str], model: str) -> list[str]:
         """Rounds are for the model that took part in them: others refuse its signatures."""
         variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        return self.key("rounds", f"{link}-{variant}")
+        return [self.key("rounds", f"{link}-{variant}") for link in links]
 
 
 def _decoded(value: bytes, kind: type[T]) -> T | None:

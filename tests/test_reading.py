@@ -8,7 +8,7 @@ import pytest
 from msgspec import Raw
 
 from proxy.core.compact import Shape
-from proxy.core.transcript import Reading, Unplannable
+from proxy.core.transcript import Reading, Transcript, Unplannable
 from proxy.reading import INLINE_BYTES, Reader
 
 READING = Reading(Shape("/s", 5, 0), 100)
@@ -71,12 +71,14 @@ async def test_what_is_no_message(length: int) -> None:
 async def test_a_compacted_message_is_made_once() -> None:
     reader = Reader(Counting())
     tool = raw("0123456789" * 50, "tool", tool_call_id="c")
-    [message] = await reader.read([tool], READING, "m")
-    made = reader.compacted(tool, message, READING.shape, False)
+    call = Raw(b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f"}}]}')
+    asked, message = await reader.read([call, tool], READING, "m")
+    make = reader.compactor(Transcript([call, tool], [asked, message]), READING.shape)
+    made = make(1, False)
     assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/tool_call_c_")
-    assert reader.compacted(tool, message, READING.shape, False) is made
+    assert make(1, False) is made
     assert reader.sizes()["compacted_bytes"] == len(made)
-    assert reader.compacted(tool, message, READING.shape, True) != made
+    assert make(1, True) != made
 
 
 async def test_tool_definitions_are_counted_once() -> None:

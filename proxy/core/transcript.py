@@ -68,22 +68,22 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 class Message(msgspec.Struct, frozen=True):
     """What there is to know of one message without its text."""
 
+    digest: bytes
+    """Of the bytes that it came as: what is made of them can be kept under it."""
     role: Role
     meaning: bytes
     tokens: int
-    fixed: int
+    item: Item
+    """For the plan."""
     pieces: tuple[Piece, ...]
     calls: tuple[tuple[str, str], ...]
     """Id and name of each tool call that it makes."""
     answers: str
     """The id of the tool call that it is the result of."""
 
-    def item(self, excluded: bool = False) -> Item:
-        brief = glimpse = self.tokens
-        if not excluded:
-            brief -= sum(piece.tokens - piece.brief for piece in self.pieces)
-            glimpse -= sum(piece.tokens - piece.glimpse for piece in self.pieces)
-        return Item(self.role, self.tokens, glimpse, brief, self.fixed)
+    def unmovable(self) -> Item:
+        """For the plan, where its tool's results are never moved."""
+        return msgspec.structs.replace(self.item, glimpse=self.tokens, brief=self.tokens)
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -104,9 +104,14 @@ class Reading(msgspec.Struct, frozen=True):
 def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
     """Take a message's measure. Raises Unplannable."""
     try:
-        return _Reader(rawjson.members(raw), reading, count).message()
+        return _Reader(rawjson.members(raw), reading, count).message(digest(raw))
     except (NotJson, msgspec.MsgspecError) as error:
         raise Unplannable(str(error)) from error
+
+
+def digest(raw: bytes | Raw) -> bytes:
+    """What identifies a message's bytes."""
+    return hashlib.sha256(raw).digest()
 
 
 def texts(raw: bytes | Raw) -> list[tuple[int | None, str]]:
@@ -207,16 +212,19 @@ class _Reader:
         self._texts = _content_texts(members.get("content"))
         self._others = self._other_parts()
 
-    def message(self) -> Message:
+    def message(self, digest: bytes) -> Message:
         sizes = [self._count(text) for _, text in self._texts]
         called = sum(self._count(name) + self._count(arguments) for _, name, arguments in self._calls)
         fixed = OTHER_PART_TOKENS * len(self._others)
+        tokens = sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS
+        pieces = self._pieces(sizes) if self._role is Role.TOOL else ()
         return Message(
+            digest=digest,
             role=self._role,
             meaning=b"" if self._role is Role.SYSTEM else self._meaning(),
-            tokens=sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS,
-            fixed=fixed,
-            pieces=self._pieces(sizes) if self._role is Role.TOOL else (),
+            tokens=tokens,
+            item=_item(self._role, tokens, fixed, pieces),
+            pieces=pieces,
             calls=tuple((call_id, name) for call_id, name, _ in self._calls),
             answers=self._answers,
         )
@@ -255,6 +263,12 @@ class _Reader:
         return min(self._count(replacement), tokens) if len(replacement) < len(text) else tokens
 
 
+def _item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
+    brief = tokens - sum(piece.tokens - piece.brief for piece in pieces)
+    glimpse = tokens - sum(piece.tokens - piece.glimpse for piece in pieces)
+    return Item(role, tokens, glimpse, brief, fixed)
+
+
 def _canonical(arguments: str) -> str:
     """Arguments as the JSON they are; what is not JSON stands for itself."""
     try:
@@ -277,8 +291,10 @@ class Transcript:
 
     def items(self, offload: Offload) -> list[Item]:
         excluded = {tool for tool in set(self.tools) if tool and offload.excludes(tool)}
+        if not excluded:
+            return [message.item for message in self.messages]
         pairs = zip(self.messages, self.tools, strict=True)
-        return [message.item(tool in excluded) for message, tool in pairs]
+        return [message.unmovable() if tool in excluded else message.item for message, tool in pairs]
 
     def chain(self) -> list[bytes]:
         """The history's digests: entry *i* identifies what the first *i* messages mean."""

@@ -76,7 +76,7 @@ def test_size(fields: dict[str, Any], size: int) -> None:
 
 def test_images_are_fixed() -> None:
     fields = {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {}}]}
-    assert message(**fields).item().fixed == OTHER_PART_TOKENS
+    assert message(**fields).item.fixed == OTHER_PART_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_large_result_becomes_preview_and_reference() -> None:
     assert "500 lines" in shown
     assert b"1e400" in moved
     assert piece.brief == words(shown)
-    assert known.item().brief == known.tokens - piece.tokens + piece.brief
+    assert known.item.brief == known.tokens - piece.tokens + piece.brief
 
 
 def test_a_glimpse_shows_more() -> None:
@@ -122,7 +122,7 @@ def test_a_glimpse_shows_more() -> None:
     known = read(raw, Reading(SHAPE, 20_000), words)
     [(_, shown)] = texts(compacted(raw, known, SHAPE, glimpse=True))
     assert shown.startswith("x" * 2000 + "... " + MARK)
-    assert known.item().glimpse == known.tokens - 30_000 + len(shown)
+    assert known.item.glimpse == known.tokens - 30_000 + len(shown)
 
 
 def test_the_tail_stands_before_the_reference() -> None:
@@ -150,7 +150,7 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
 def test_a_replacement_is_never_larger(size: int) -> None:
     raw = tool("y" * size)
     known = read(raw, READING, words)
-    assert known.item().brief <= known.tokens
+    assert known.item.brief <= known.tokens
     assert len(compacted(raw, known, SHAPE, glimpse=False)) <= len(raw)
 
 
