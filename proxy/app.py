@@ -40,7 +40,7 @@ from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.retention import Sweeper
 from proxy.summarizer import Job, Spent, Summarizer, summary_outcome
-from proxy.tenants import Tenant, allowed, identify, retention
+from proxy.tenants import Callers, Tenant, allowed, retention
 from proxy.tokens import Tokens
 from proxy.upstream import Upstream
 
@@ -110,6 +110,7 @@ class App:
                 sink=self._record,
             )
         )
+        self._callers = Callers()
         self._drain = settings.drain_timeout
         self._under_way: Counter[str] = Counter()
         self._own = self._own_routes()
@@ -154,7 +155,7 @@ class App:
         """Who asks. Raises ClientFault where they may not."""
         if client.wants_upgrade:
             raise Unsupported("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
-        return identify(client.headers, self._book.current)
+        return self._callers.identify(client.headers, self._book.current)
 
     @contextmanager
     def _slot(self, policy: Policy) -> Iterator[None]:

@@ -392,6 +392,10 @@ class Pins:
 
 def fold(items: Iterable[Item], offload: Offload, room: Room) -> Plan:
     """The plan for a history: a pure function of it, the policy and the room upstream has."""
+    items = list(items)
+    total = sum(item.tokens for item in items)
+    if total <= min(offload.max_total_tokens, offload.max_unseen_tool_tokens) and room.holds(total):
+        return Plan(moves={}, cuts=(), events=(), live=total, fits=True)  # as the fold would say: nothing is too much
     state = Fold(offload, room)
     for item in items:
         state.add(item)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.plan import Item, Move, Plan, Role, Room, fold, live
+from proxy.core.plan import Fold, Item, Move, Plan, Role, Room, fold, live
 from proxy.core.policy import Compress, Mode, Offload
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
@@ -286,6 +286,15 @@ def test_what_is_unseen_is_sent_whole(items: list[Item], offload: Offload) -> No
             break
         if index in plan.moves:
             assert items[index].tokens > offload.max_unseen_tool_tokens
+
+
+@given(histories(), offloads, rooms)
+def test_a_short_history_has_the_plan_that_the_fold_makes(items: list[Item], offload: Offload, room: Room) -> None:
+    items = items[:4]
+    state = Fold(offload, room)
+    for one in items:
+        state.add(one)
+    assert fold(items, offload, room) == state.plan()
 
 
 @given(histories(), offloads, rooms)
