@@ -138,18 +138,17 @@ class App:
             await _apologise(client, ProxyError(f"The proxy failed at this request ({client.request_id})"))
 
     async def _admit(self, client: Client) -> None:
-        outcome = client.outcome("refused")
+        tenant = None
         try:
             tenant = self._tenant(client)
-            outcome = client.outcome("refused", tenant.name, tenant.namespace)
             _check_path(client, tenant.policy)
             with self._slot(tenant.policy), self._metrics.in_flight():
                 await (self._chat if _is_chat(client) else self._relay)(client, tenant)
         except ProxyError as error:
             await _apologise(client, error)
-            self._record(client.completed(outcome, "overloaded" if isinstance(error, Overloaded) else "client"))
+            self._record(_refused(client, tenant, "overloaded" if isinstance(error, Overloaded) else "client"))
         except ClientGone:
-            self._record(client.completed(outcome, "client_gone"))
+            self._record(_refused(client, tenant, "client_gone"))
 
     def _tenant(self, client: Client) -> Tenant:
         """Who asks. Raises ClientFault where they may not."""
@@ -265,6 +264,11 @@ async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 def _report(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
         logger.error("background work ended", exc_info=error)
+
+
+def _refused(client: Client, tenant: Tenant | None, fault: str) -> Outcome:
+    known = (tenant.name, tenant.namespace) if tenant else ()
+    return client.completed(client.outcome("refused", *known), fault)
 
 
 async def _apologise(client: Client, error: ProxyError) -> None:

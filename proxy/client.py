@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -53,7 +53,7 @@ class Client:
         """Raw, without the query."""
         self.headers: Headers = list(raw["headers"] if raw else scope["headers"])
         """In the client's case, if the server tells."""
-        self.request_id = f"req_{uuid.uuid4().hex}"
+        self.request_id = f"req_{os.urandom(16).hex()}"
         self.gone = False
         self.status = 0
         """Of the reply; 0 as long as there is none."""
