@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from proxy.upstream import Reply
 
 REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding")
+ANOTHER = (*REWRITTEN, b"idempotency-key")
+"""What does not go along with a second body: its key stands for the first one's reply."""
 
 
 class Partner:
@@ -59,8 +61,9 @@ class Partner:
 
     async def send(self, body: bytes) -> Reply:
         """A rewritten body, to the same address with the same headers. Raises UpstreamFault."""
+        first = self._client.sent is None
         self._client.sent = self._client.sent or time.perf_counter()
-        return await self._send(body, REWRITTEN)
+        return await self._send(body, REWRITTEN if first else ANOTHER)
 
     async def _send(self, body: bytes, dropped: Collection[bytes]) -> Reply:
         request = self._services.relay.request(self._client, self._tenant, body)
@@ -124,7 +127,7 @@ class Partner:
 
     async def ask(self, body: bytes) -> Answer:
         """A summary call: by the request's own upstream and credentials. Raises UpstreamFault."""
-        async with aclosing(await self._send(body, (*REWRITTEN, b"idempotency-key"))) as reply:
+        async with aclosing(await self._send(body, ANOTHER)) as reply:
             return _read(reply.status, await exchange.body(reply))
 
 

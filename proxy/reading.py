@@ -17,7 +17,8 @@ from proxy.lru import Lru
 INLINE_BYTES = 16_384
 """Reading this much takes about a millisecond; more of it goes to a thread, so that nobody else has to wait."""
 MESSAGES = 100_000
-"""A cached message takes about 600 bytes."""
+MESSAGE_BYTES = 700
+"""What a cached message takes, about: they are counted and not weighed."""
 COMPACTED_BYTES = 32 << 20
 
 Key = bytes
@@ -37,9 +38,10 @@ class Reader:
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
 
-    def sizes(self) -> dict[str, int]:
-        """Entries (messages) and bytes (compacted) held, for the metrics."""
-        return {"messages": len(self._messages), "compacted_bytes": self._compacted.weight}
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Entries and bytes of each cache, for the metrics."""
+        read, made = self._messages, self._compacted
+        return {"messages": (len(read), len(read) * MESSAGE_BYTES), "compacted": (len(made), made.weight)}
 
     async def read(self, raws: Sequence[Raw], reading: Reading, model: str) -> list[Message]:
         """Every message's measure, in order. Raises Unplannable."""

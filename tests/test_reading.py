@@ -42,7 +42,7 @@ async def test_only_what_is_new_is_counted() -> None:
     again = await reader.read([raw("one"), raw("three")], READING, "m")
     assert (again[0], again[1].tokens) == (first[0], 9)
     assert tokens.taken() == {"three"}
-    assert reader.sizes()["messages"] == 3
+    assert reader.sizes()["messages"][0] == 3
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ async def test_a_compacted_message_is_made_once() -> None:
     made = make(1, False)
     assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/tool_call_c_")
     assert make(1, False) is made
-    assert reader.sizes()["compacted_bytes"] == len(made)
+    assert reader.sizes()["compacted"] == (1, len(made))
     assert make(1, True) != made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import random
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from proxy import patterns, tokens
 from proxy.core.tools import answer
 from proxy.errors import ProxyError
 from proxy.tokens import CL100K, O200K, PIECE, SEAM, Encoding, Tokens, encoding_of, fast, pieces, reference, table
-
-TRANSCRIPTS = Path(__file__).parents[2] / "shared" / "transcripts"
+from tests import transcripts
 
 REFERENCE = {encoding.name: reference(encoding) for encoding in (O200K, CL100K)}
 TOKENS = Tokens()
@@ -130,14 +129,12 @@ def texts(value: Any) -> Iterator[str]:
         yield from texts(list(value.values()))
 
 
+@transcripts.needed
 def test_both_count_alike_in_recorded_sessions(counters: tuple[tokens.Counter, tokens.Counter]) -> None:
-    if not TRANSCRIPTS.is_dir():
-        pytest.skip("no recorded sessions beside the project")
     quick, slow = counters
-    seen = set()
-    for path in sorted(TRANSCRIPTS.glob("*.jsonl.gz")):
-        for line in gzip.decompress(path.read_bytes()).splitlines()[::5]:
-            seen |= set(texts(json.loads(line)["messages"]))
+    seen: set[str] = set()
+    for run in islice(transcripts.load(), 0, None, 5):
+        seen |= set(texts(run.messages))
     assert len(seen) > 1_000
     assert [text for text in seen if quick(text) != slow(text)] == []
 

@@ -125,6 +125,13 @@ def test_the_same_in_every_round(up: StrictUpstream, client: httpx.Client, strea
     assert "needle" in second.messages[-1]["content"]
 
 
+def test_an_idempotency_key_stands_for_one_body(up: StrictUpstream, client: httpx.Client) -> None:
+    """A follow-up round is another request: under the same key it would get the first one's reply."""
+    up.script(calls(("grep", {"pattern": "needle"})), text("found"))
+    post(client, {**BASE, "messages": history()}, **{"Idempotency-Key": "one"})
+    assert [request.header("idempotency-key") for request in up.chats] == ["one", None]
+
+
 @pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "function": {"name": "fetch"}}])
 def test_tool_choice_goes_with_the_first_round(up: StrictUpstream, client: httpx.Client, choice: Any) -> None:
     post(client, {**BASE, "tool_choice": choice, "messages": history()})
