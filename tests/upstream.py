@@ -258,6 +258,12 @@ class StrictUpstream:
         if raised is None:
             self._raise_faults()
 
+    def begin_anew(self) -> None:
+        """For the next test: forget what was asked and what was scripted. Raises as leaving the block does."""
+        self._raise_faults()
+        self.requests.clear()
+        self._replies.clear()
+
     def _raise_faults(self) -> None:
         if self.faults:
             raise self.faults[0]
@@ -323,7 +329,8 @@ class StrictUpstream:
             "finish_reason": _finish(message),
         }
         body = self._head(request) | {"object": "chat.completion", "choices": [choice]}
-        reply = whole(body | {"usage": self._usage(message, request)}, headers=dict(message.headers))
+        reply = whole(body | {"usage": self._usage(message, request)})
+        reply = replace(reply, headers=(*reply.headers, *message.headers))
         if cut is None:
             return reply
         raw = b"".join(piece for piece in reply.pieces if isinstance(piece, bytes))

@@ -100,31 +100,6 @@ def test_x_offload_off(up: StrictUpstream, client: httpx.Client) -> None:
     assert reply.headers["x-offload-mode"] == "off"
 
 
-SAME: Json = {
-    "store": True,
-    "metadata": {"a": "b"},
-    "seed": 7,
-    "user": "u",
-    "service_tier": "auto",
-    "prompt_cache_key": "key",
-    "safety_identifier": "id",
-    "parallel_tool_calls": False,
-    "temperature": 0.5,
-}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_same_in_every_round(up: StrictUpstream, client: httpx.Client, stream: bool) -> None:
-    up.script(calls(("grep", {"pattern": "needle"})), text("found"))
-    reply = post(client, {**BASE, **SAME, "stream": stream, "messages": history()})
-    assert reply.status_code == 200 and "found" in reply.text and "grep" not in reply.text
-    first, second = up.chats
-    for name, value in SAME.items():
-        assert first.json[name] == second.json[name] == value
-    assert second.raw_messages[: len(first.raw_messages)] == first.raw_messages
-    assert "needle" in second.messages[-1]["content"]
-
-
 def test_an_idempotency_key_stands_for_one_body(up: StrictUpstream, client: httpx.Client) -> None:
     """A follow-up round is another request: under the same key it would get the first one's reply."""
     up.script(calls(("grep", {"pattern": "needle"})), text("found"))

@@ -1,0 +1,471 @@
+"""A test for each row of the tool loop's field table, streamed and plain, against the strict upstream."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.core import sse
+from tests.acceptance.test_openai_client import TOOL, history, references
+from tests.serving import Proxy, served, tight
+from tests.upstream import Pieces, Recorded, Rules, StrictUpstream, calls, mixed, text, whole
+
+Json = dict[str, Any]
+
+EXTRA = ("reasoning_content", "reasoning_details", "extra_content", "cache_control")
+GREP = ("grep", {"pattern": "code is"})
+OURS = ["grep", "read_file"]
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[StrictUpstream]:
+    """Strict, but for what vendors add to the API's fields."""
+    with StrictUpstream(Rules(extra_fields=EXTRA)) as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def proxy(upstream: StrictUpstream) -> Iterator[Proxy]:
+    with served({"default": tight(upstream.url)}) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def up(upstream: StrictUpstream) -> Iterator[StrictUpstream]:
+    yield upstream
+    upstream.begin_anew()
+
+
+@dataclass
+class Reply:
+    """What a client makes of a reply, streamed or not."""
+
+    raw: httpx.Response
+    message: Json
+    finish: str | None
+    usage: Json | None
+    logprobs: list[Json]
+    events: list[Any]
+
+
+Ask = Callable[..., Reply]
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "streamed"])
+def ask(proxy: Proxy, request: pytest.FixtureRequest) -> Iterator[Ask]:
+    """Sends a chat request; `fields` are its members, `headers` go along."""
+    with httpx.Client(base_url=proxy.url, timeout=10, trust_env=False) as client:
+
+        def asking(headers: Json | None = None, **fields: Any) -> Reply:
+            stream = {"stream": True} if request.param else {}
+            members = {"model": "m", "messages": history(), "tools": [TOOL], **stream, **fields}
+            body = {key: value for key, value in members.items() if value is not None}
+            # Spaced as no serialiser of ours would, so that what is touched shows.
+            sent = json.dumps(body, separators=(" , ", " : "))
+            return read(client.post("/chat/completions", content=sent, headers=headers))
+
+        yield asking
+
+
+def read(raw: httpx.Response) -> Reply:
+    assert raw.status_code == 200, raw.text
+    if "event-stream" not in raw.headers["content-type"]:
+        body = raw.json()
+        choice = body["choices"][0]
+        logprobs = (choice.get("logprobs") or {}).get("content") or []
+        return Reply(raw, choice["message"], choice["finish_reason"], body.get("usage"), logprobs, [body])
+    decoder = sse.Decoder()
+    found = [event.data for event in decoder.feed(raw.content) + decoder.flush() if event.data is not None]
+    assert found[-1] == b"[DONE]"
+    return folded(raw, [json.loads(data) for data in found[:-1]])
+
+
+def folded(raw: httpx.Response, events: list[Json]) -> Reply:
+    reply = Reply(raw, {"role": "assistant"}, None, None, [], events)
+    for event in events:
+        reply.usage = event.get("usage") or reply.usage
+        for choice in event["choices"]:
+            fold(reply.message, choice["delta"])
+            reply.finish = choice["finish_reason"] or reply.finish
+            reply.logprobs += (choice.get("logprobs") or {}).get("content") or []
+    return reply
+
+
+def fold(message: Json, delta: Json) -> None:
+    for key, value in delta.items():
+        if key == "tool_calls":
+            for entry in value:
+                made = message.setdefault("tool_calls", [])
+                if entry["index"] == len(made):
+                    made.append({"id": entry["id"], "type": "function", "function": {"name": "", "arguments": ""}})
+                function = made[entry["index"]]["function"]
+                for part, piece in entry["function"].items():
+                    function[part] += piece
+        elif isinstance(value, str) and key != "role":
+            message[key] = (message.get(key) or "") + value
+        elif isinstance(value, list):
+            message[key] = [*message.get(key, []), *value]
+        else:
+            message.setdefault(key, value)
+
+
+def untouched(up: StrictUpstream, reply: Reply) -> bool:
+    """Whether the one request went upstream as the very bytes that the client sent."""
+    [request] = up.chats
+    return request.body == reply.raw.request.content
+
+
+# -- what our tools do not go with ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2},
+        {"functions": [{"name": "f", "parameters": {}}]},
+        {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
+        {"web_search_options": {}},
+        {"prediction": {"type": "content", "content": "x"}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_the_body_goes_as_it_came(up: StrictUpstream, ask: Ask, fields: Json) -> None:
+    up.script(text("Yes."))
+    reply = ask(**fields)
+    assert untouched(up, reply)
+    assert reply.message["content"] == "Yes."
+
+
+def test_more_tools_than_leave_room_for_ours(up: StrictUpstream, ask: Ask) -> None:
+    function = TOOL["function"]
+    tools = [{"type": "function", "function": function | {"name": f"fetch_{n}"}} for n in range(127)]
+    up.script(text("Yes."), text("Yes."))
+    assert untouched(up, ask(tools=tools))
+    ask(tools=tools[1:])
+    assert up.chats[1].tool_names[126:] == OURS
+
+
+def test_both_our_names_taken(up: StrictUpstream, ask: Ask) -> None:
+    function = TOOL["function"]
+    tools = [{"type": "function", "function": function | {"name": name}} for name in ("grep", "offload_read_file")]
+    up.script(text("Yes."))
+    assert untouched(up, ask(tools=tools))
+
+
+def test_switched_off_for_a_request(up: StrictUpstream, ask: Ask) -> None:
+    up.script(text("Yes."))
+    reply = ask(headers={"x-offload": "off"})
+    assert untouched(up, reply)
+    assert up.chats[0].header("x-offload") is None
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def test_tool_choice_none(up: StrictUpstream, ask: Ask) -> None:
+    up.script(text("Yes."))
+    ask(tool_choice="none")
+    [request] = up.chats
+    assert request.json["tool_choice"] == "none"
+    assert request.tool_names == ["fetch", *OURS]
+    assert len(references(request)) == 3
+
+
+def test_allowed_tools(up: StrictUpstream, ask: Ask) -> None:
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}
+    allowed["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "fetch"}}]  # type: ignore[index]
+    up.script(calls(GREP), text("Yes."))
+    ask(tool_choice=allowed)
+    assert [request.json["tool_choice"] for request in up.chats] == [allowed, allowed]
+    assert [request.tool_names for request in up.chats] == [["fetch", *OURS]] * 2
+    assert len(references(up.chats[0])) == 3
+
+
+@pytest.mark.parametrize(
+    ("choice", "later"),
+    [
+        ("auto", "auto"),
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "fetch"}}, None),
+    ],
+    ids=["auto", "required", "a name"],
+)
+def test_tool_choice_in_follow_up_rounds(up: StrictUpstream, ask: Ask, choice: Any, later: Any) -> None:
+    up.script(calls(GREP), text("Yes."))
+    ask(tool_choice=choice)
+    assert [request.json.get("tool_choice") for request in up.chats] == [choice, later]
+
+
+@pytest.mark.parametrize("tools", [None, [TOOL]], ids=["only ours", "the client's too"])
+def test_the_last_round(up: StrictUpstream, serve: Callable[..., Proxy], tools: list[Json] | None) -> None:
+    """Where all tools are ours none can be called any more; the client's can."""
+    proxy = serve({"default": tight(up.url, tools={"max_rounds": 1})})
+    up.script(calls(GREP), mixed("So far.", GREP))
+    body = {"model": "m", "messages": history(), **({"tools": tools} if tools else {})}
+    reply = read(httpx.post(f"{proxy.url}/chat/completions", json=body, trust_env=False))
+    assert (reply.message["content"], reply.message.get("tool_calls"), reply.finish) == ("So far.", None, "stop")
+    assert up.chats[1].json.get("tool_choice") == (None if tools else "none")
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_parallel_tool_calls(up: StrictUpstream, ask: Ask, parallel: bool) -> None:
+    up.script(calls(GREP), text("Yes."))
+    ask(parallel_tool_calls=parallel)
+    assert [request.json["parallel_tool_calls"] for request in up.chats] == [parallel, parallel]
+
+
+def test_the_clients_tools_keep_their_bytes(up: StrictUpstream, ask: Ask) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "number", "maximum": 1e300}}, "ß": "\u2028"}
+    function = {"name": "fetch", "parameters": schema, "strict": True}
+    tools = [{"type": "function", "function": function}, {"type": "custom", "custom": {"name": "shell"}}]
+    up.script(calls(GREP), text("Yes."))
+    ask(tools=tools)
+    for request in up.chats:
+        for tool in tools:
+            assert json.dumps(tool, separators=(" , ", " : ")).encode() in request.body
+        assert request.tool_names == ["fetch", "shell", *OURS]
+        assert not any("strict" in tool["function"] for tool in request.json["tools"][2:])
+
+
+# -- usage and ends ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
+def test_usage_is_asked_for_always_and_shown_to_who_asked(
+    up: StrictUpstream, ask: Ask, options: Json | None, request: pytest.FixtureRequest
+) -> None:
+    if "plain" in request.node.callspec.id:
+        options = None
+    up.script(calls(GREP), text("Yes."))
+    reply = ask(stream_options=options)
+    if not up.chats[0].json.get("stream"):
+        assert reply.usage
+        return
+    assert [asked.json["stream_options"]["include_usage"] for asked in up.chats] == [True, True]
+    about_nothing = [event for event in reply.events if not event["choices"]]
+    shown = bool(options and options["include_usage"])
+    assert len(about_nothing) == int(shown)
+    assert bool(reply.usage) == shown
+    assert not shown or reply.events[-1] is about_nothing[0]
+
+
+def test_usage_is_a_gauge_of_the_context(
+    up: StrictUpstream, ask: Ask, proxy: Proxy, request: pytest.FixtureRequest
+) -> None:
+    """The prompt of the last round, what all rounds completed; the operator's ledger has the sum of both."""
+    up.script(calls(GREP), text("Yes."))
+    streamed, before = "streamed" in request.node.callspec.id, prompt_tokens(proxy)
+    reply = ask(stream_options={"include_usage": True} if streamed else None)
+    assert reply.usage is not None
+    last = up.chats[1].prompt_tokens
+    completed = up.rules.count("grep" + json.dumps(GREP[1])) + up.rules.count("Yes.")
+    assert (reply.usage["prompt_tokens"], reply.usage["completion_tokens"]) == (last, completed)
+    assert reply.usage["total_tokens"] == last + completed
+    assert prompt_tokens(proxy) - before == up.chats[0].prompt_tokens + last
+
+
+def prompt_tokens(proxy: Proxy) -> float:
+    """Of all rounds so far, by the operator's ledger."""
+    page = httpx.get(f"{proxy.url.removesuffix('/v1')}/metrics", trust_env=False).text
+    found = re.search(r"^offload_upstream_prompt_tokens_total\{[^}]*\} (\S+)$", page, re.MULTILINE)
+    return float(found[1]) if found else 0
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "content_filter"])
+def test_the_finish_reason_is_the_last_visible_round_s(up: StrictUpstream, ask: Ask, finish: str) -> None:
+    up.script(calls(GREP), text("Yes.", finish=finish))
+    assert ask().finish == finish
+
+
+def test_length_within_a_hidden_call(up: StrictUpstream, ask: Ask) -> None:
+    up.script(mixed("Let me see.", ("grep", '{"pattern": "co'), finish="length"))
+    reply = ask()
+    assert (reply.finish, reply.message["content"], reply.message.get("tool_calls")) == ("length", "Let me see.", None)
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_what_was_written_is_no_longer_there_to_write(up: StrictUpstream, ask: Ask, field: str) -> None:
+    up.script(calls(GREP), text("Yes."))
+    ask(**{field: 100})
+    used = up.rules.count("grep" + json.dumps(GREP[1]))
+    assert [request.json[field] for request in up.chats] == [100, 100 - used]
+
+
+def test_nothing_left_to_write(up: StrictUpstream, ask: Ask) -> None:
+    up.script(calls(GREP))
+    reply = ask(max_tokens=5)
+    assert (reply.finish, reply.message.get("tool_calls")) == ("length", None)
+
+
+def test_log_probabilities_are_of_visible_content(up: StrictUpstream, ask: Ask) -> None:
+    up.respond(_with_logprobs)
+    reply = ask(logprobs=True)
+    assert reply.message["content"] == "Yes."
+    assert [entry["token"] for entry in reply.logprobs] == ["Yes", "."]
+    assert [request.json["logprobs"] for request in up.chats] == [True, True]
+
+
+def _with_logprobs(request: Recorded) -> Pieces:
+    """A round with a call, whose tokens are nobody's business, and one with text."""
+    hidden = request.messages[-1]["role"] != "tool"
+    tokens = [{"token": token, "logprob": -0.1, "bytes": None, "top_logprobs": []} for token in ("Yes", ".")]
+    call = {"id": "c", "type": "function", "function": {"name": "grep", "arguments": '{"pattern": "code"}'}}
+    said: Json = {"content": None, "tool_calls": [call]} if hidden else {"content": "Yes."}
+    choice = {
+        "index": 0,
+        "finish_reason": "tool_calls" if hidden else "stop",
+        "logprobs": {"content": [tokens[0] | {"token": '{"'}] if hidden else tokens, "refusal": None},
+    }
+    head = {"id": "x", "created": 1, "model": "m"}
+    if not request.json.get("stream"):
+        message = {"role": "assistant", **said}
+        return whole({**head, "object": "chat.completion", "choices": [choice | {"message": message}]})
+    if hidden:
+        said = {"content": None, "tool_calls": [{"index": 0, **call}]}
+    event = {**head, "object": "chat.completion.chunk", "choices": [choice | {"delta": {"role": "assistant", **said}}]}
+    return Pieces([sse.encode(json.dumps(event).encode()), sse.encode(sse.DONE)])
+
+
+# -- what models think ------------------------------------------------------------------------------------------------
+
+
+def test_reasoning_is_shown_and_kept_in_hidden_rounds(up: StrictUpstream, ask: Ask) -> None:
+    up.script(calls(GREP, reasoning="I should look."), text("Yes.", reasoning="It is there."))
+    reply = ask()
+    assert reply.message["reasoning_content"] == "I should look.\n\nIt is there."
+    assert up.chats[1].messages[-2]["reasoning_content"] == "I should look."
+
+
+def test_signed_reasoning_of_a_hidden_round_is_kept_and_not_shown(up: StrictUpstream, ask: Ask) -> None:
+    details = [{"type": "reasoning.encrypted", "data": "c2VjcmV0", "index": 0}]
+    visible = [{"type": "reasoning.encrypted", "data": "c2hvd24=", "index": 0}]
+    up.script(calls(GREP, extra={"reasoning_details": details}), text("Yes.", extra={"reasoning_details": visible}))
+    reply = ask()
+    assert reply.message["reasoning_details"] == visible
+    assert "c2VjcmV0" not in reply.raw.text
+    assert up.chats[1].messages[-2]["reasoning_details"] == details
+
+
+def test_reasoning_in_the_history_is_untouched(up: StrictUpstream, ask: Ask) -> None:
+    messages = history()
+    details = [{"type": "reasoning.text", "text": "so", "signature": "c2ln"}]
+    messages[2] |= {"reasoning_content": "I think so", "reasoning_details": details}
+    up.script(text("Yes."))
+    ask(messages=messages)
+    assert up.chats[0].raw_messages[2] == json.dumps(messages[2], separators=(" , ", " : ")).encode()
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_odd_messages_keep_their_bytes(up: StrictUpstream, ask: Ask) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    custom = {"id": "k", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
+    odd = [
+        {"role": "developer", "content": "Be brief.", "name": "boss"},
+        {"role": "user", "name": "ann", "content": [{"type": "text", "text": "Hi\u2028"}, image]},
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "user", "content": [{"type": "text", "text": "Then", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": "said", "audio": {"id": "audio_1"}},
+        {"role": "user", "content": "list"},
+        {"role": "assistant", "content": None, "tool_calls": [custom]},
+        {
+            "role": "tool",
+            "tool_call_id": "k",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        },
+    ]
+    messages = [*odd, *history()[1:]]
+    up.script(calls(GREP), text("Yes."))
+    ask(messages=messages)
+    raw = [json.dumps(message, separators=(" , ", " : ")).encode() for message in messages]
+    for request in up.chats:
+        kept = [bool(one == sent) for one, sent in zip(raw, request.raw_messages, strict=False)]
+        moved = [index for index, same in enumerate(kept) if not same]
+        assert {messages[index]["role"] for index in moved} == {"tool"}
+        assert min(moved) >= len(odd)
+
+
+def test_other_fields_are_the_same_in_every_round(up: StrictUpstream, ask: Ask) -> None:
+    fields = {
+        "store": True,
+        "metadata": {"k": "v"},
+        "seed": 12345678901234567890123,
+        "user": "ann",
+        "service_tier": "flex",
+        "prompt_cache_key": "key",
+        "safety_identifier": "id",
+        "temperature": 0.30000000000000004,
+        "stop": ["END"],
+        "response_format": {"type": "text"},
+    }
+    up.script(calls(GREP), calls(GREP), text("Yes."))
+    ask(**fields)
+    assert len(up.chats) == 3
+    for request in up.chats:
+        assert {key: request.json[key] for key in fields} == fields
+
+
+# -- headers ----------------------------------------------------------------------------------------------------------
+
+
+def test_headers_of_every_round(up: StrictUpstream, ask: Ask) -> None:
+    given = {
+        "authorization": "Bearer sk-client",
+        "connection": "x-hop",
+        "x-hop": "1",
+        "te": "trailers",
+        "x-offload-debug": "1",
+        "openai-organization": "org",
+        "accept-encoding": "br, gzip",
+    }
+    up.script(calls(GREP), text("Yes.", headers=(("openai-processing-ms", "7"), ("x-twice", "a"), ("x-twice", "b"))))
+    reply = ask(headers=given)
+    for request in up.chats:
+        assert request.header("authorization") == "Bearer sk-client"
+        assert request.header("openai-organization") == "org"
+        assert [request.header(name) for name in ("x-hop", "te", "x-offload-debug")] == [None] * 3
+        assert request.header("accept-encoding") == "identity"
+        assert request.header("content-length") == str(len(request.body))
+        assert request.header("host") == f"127.0.0.1:{up.port}"
+    assert reply.raw.headers["x-offload-mode"] == "compact"
+    rounds = None if "event-stream" in reply.raw.headers["content-type"] else "1"
+    assert reply.raw.headers.get("x-offload-rounds") == rounds
+
+
+def test_repeated_reply_headers_stay_repeated(up: StrictUpstream, ask: Ask) -> None:
+    up.script(text("Yes.", headers=(("x-twice", "a"), ("x-twice", "b"))))
+    assert ask().raw.headers.get_list("x-twice") == ["a", "b"]
+
+
+def test_the_tenant_s_key_replaces_every_credential(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    policy = tight(up.url) | {"upstream": {"base_url": up.url, "api_key": "sk-tenant"}}
+    proxy = serve({"acme": policy | {"api_keys": [{"env": "CLIENT_KEY"}]}}, environment={"CLIENT_KEY": "sk-client"})
+    up.script(calls(GREP), text("Yes."))
+    headers = {"authorization": "Bearer sk-client", "api-key": "a", "x-api-key": "b", "cookie": "c=d"}
+    body = {"model": "m", "messages": history(), "tools": [TOOL]}
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, trust_env=False)
+    assert reply.json()["choices"][0]["message"]["content"] == "Yes."
+    for request in up.chats:
+        assert request.header("authorization") == "Bearer sk-tenant"
+        assert [request.header(name) for name in ("api-key", "x-api-key", "cookie")] == [None] * 3
+
+
+# -- structured output ------------------------------------------------------------------------------------------------
+
+
+def test_text_of_a_hidden_round_is_no_part_of_json(up: StrictUpstream, ask: Ask) -> None:
+    up.script(mixed('{"thinking": 1}', GREP), text('{"answer": 42}'))
+    reply = ask(response_format={"type": "json_object"})
+    assert json.loads(reply.message["content"]) == {"answer": 42}
+
+
+def test_texts_of_two_rounds_have_a_blank_line_between_them(up: StrictUpstream, ask: Ask) -> None:
+    up.script(mixed("Let me see.", GREP), text("Yes."))
+    assert ask().message["content"] == "Let me see.\n\nYes."
