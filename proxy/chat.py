@@ -194,9 +194,12 @@ class _Request:
 
     def _keep_originals(self, ready: Prepared) -> None:
         """For people to trace; nobody has to wait for it, as the proxy reads them out of each request."""
-        if ready.history.policy.store_originals:
-            records = Records(self._services.store.visit(), self._tenant.namespace)
-            self._services.background.start(records.keep_originals(prepare.originals(ready.history)))
+        history = ready.history
+        if not history.policy.store_originals or self._records.has_originals(history.moves_name):
+            return
+        records = Records(self._services.store.visit(), self._tenant.namespace)
+        texts = prepare.originals(history)
+        self._services.background.start(records.keep_originals(history.moves_name, texts))
 
     def _learn(self, refusal: Refusal) -> bool:
         """Whether something else can be sent now."""

@@ -73,6 +73,12 @@ class History(msgspec.Struct, frozen=True):
         return f"{self.policy.offload.store_dir}/{compress.file_name(self.chain[cut.end])}"
 
     @property
+    def moves_name(self) -> str:
+        """What stands for all texts that the plan moves: the history up to the last of them, and which they are."""
+        moves = self.plan.moves
+        return f"{self.chain[max(moves, default=-1) + 1].hex()}-{len(self.plan.events)}-{hash(tuple(moves)):x}"
+
+    @property
     def summary_model(self) -> str:
         return self.policy.offload.compress.model or self.request.model
 

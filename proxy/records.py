@@ -102,12 +102,23 @@ class Records:
         [key] = self._round_keys([link.hex()], model)
         await self._visit.put(key, msgspec.json.encode(record))
 
-    async def keep_originals(self, texts: Mapping[str, Callable[[], str]]) -> None:
-        """Write moved texts for people to trace; the proxy itself reads them out of each request."""
+    def has_originals(self, of: str) -> bool:
+        """Whether all that `of` stands for was written lately."""
+        return self._visit.was_put(self.key("originals", of))
+
+    async def keep_originals(self, of: str, texts: Mapping[str, Callable[[], str]]) -> None:
+        """Write moved texts for people to trace; the proxy itself reads them out of each request.
+
+        `of` stands for all of these texts together: every later request of the conversation has them again.
+        """
+        missing = 0
         for name, text in texts.items():
             key = self.key("originals", name)
             if not self._visit.was_put(key):
-                await self._visit.put(key, text().encode("utf-8", "surrogatepass"), keep=False)
+                done = await self._visit.put(key, text().encode("utf-8", "surrogatepass"), keep=False)
+                missing += done is Put.FAILED
+        if not missing:
+            self._visit.note_put(self.key("originals", of))
 
     async def _newest(self, links: Mapping[int, bytes], model: str) -> tuple[int, _Hidden] | None:
         indexes = sorted(links, reverse=True)

@@ -80,8 +80,16 @@ async def test_a_damaged_record_is_as_good_as_none(records: Records) -> None:
 
 
 async def test_originals_are_kept_with_half_surrogate_pairs(records: Records, tmp_path: Path) -> None:
-    await records.keep_originals({"x.txt": lambda: "a\ud83d"})
+    await records.keep_originals("these", {"x.txt": lambda: "a\ud83d"})
     assert _bytes_of(tmp_path, "x.txt") == "a\ud83d".encode("utf-8", "surrogatepass")
+
+
+async def test_originals_are_looked_at_again_until_all_are_kept(store: Guarded) -> None:
+    broken, records = Records(store.visit(0), "tenant-caller"), Records(store.visit(), "tenant-caller")
+    await broken.keep_originals("these", {"x.txt": lambda: "a"})
+    assert not records.has_originals("these")
+    await records.keep_originals("these", {"x.txt": lambda: "a"})
+    assert records.has_originals("these") and not records.has_originals("others")
 
 
 async def test_a_store_that_is_broken_is_empty_and_counted(store: Guarded) -> None:

@@ -129,6 +129,10 @@ class Visit:
         """Whether a put of this record was made lately, so that another need not even be prepared."""
         return self._guarded.memory.was_put(key)
 
+    def note_put(self, key: str) -> None:
+        """Remember for a while that this record, or all that this key stands for, was put."""
+        self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
+
     async def put(self, key: str, value: bytes, *, keep: bool = True) -> Put:
         """Write the record if nobody has. `keep`: it will be read again, so remember it; False for originals."""
         if self._memory.was_put(key):
@@ -136,7 +140,7 @@ class Visit:
         written = await self._ask("put", lambda: self._store.put(key, value))
         if written is Missing.FAILED:
             return Put.FAILED
-        self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
+        self.note_put(key)
         if written and keep:
             self._memory.keep(key, value)
         return Put.WRITTEN if written else Put.EXISTED
