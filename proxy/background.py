@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 log = logging.getLogger(__name__)
 
 
 class Background:
-    """At most `limit` tasks at a time; what comes above that is not begun."""
+    """At most `limit` tasks at a time, and of each name one; what comes above that is not begun."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Begin, unless there is too much under way; whether it did."""
-        if len(self._tasks) >= self._limit:
-            work.close()
+    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Begin, unless that or too much else is under way; whether it did."""
+        if name in self._tasks or len(self._tasks) >= self._limit:
             return False
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
+        task = self._tasks[name] = asyncio.create_task(work(), name=name)
         task.add_done_callback(self._ended)
         return True
 
     async def close(self, grace: float) -> None:
         """Wait for at most `grace` seconds, then cancel."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=grace)
-        for task in list(self._tasks):
+            await asyncio.wait(self._tasks.values(), timeout=grace)
+        for task in list(self._tasks.values()):
             task.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task.get_name()]
         if not task.cancelled() and (error := task.exception()):
             log.error("background work failed", exc_info=error)

@@ -197,9 +197,12 @@ class _Request:
         history = ready.history
         if not history.policy.store_originals or self._records.has_originals(history.moves_name):
             return
-        records = Records(self._services.store.visit(), self._tenant.namespace)
-        texts = prepare.originals(history)
-        self._services.background.start(records.keep_originals(history.moves_name, texts))
+
+        async def keep() -> None:
+            records = Records(self._services.store.visit(), self._tenant.namespace)
+            await records.keep_originals(history.moves_name, prepare.originals(history))
+
+        self._services.background.start(f"{self._tenant.namespace}/{history.moves_name}", keep)
 
     def _learn(self, refusal: Refusal) -> bool:
         """Whether something else can be sent now."""

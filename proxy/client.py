@@ -79,11 +79,12 @@ class Client:
         if isinstance(body, bytes):
             _check_size(len(body), limit)
             return body
-        whole = bytearray()
+        chunks, size = [], 0
         async for chunk in body:
-            whole += chunk
-            _check_size(len(whole), limit)
-        return bytes(whole)
+            chunks.append(chunk)
+            size += len(chunk)
+            _check_size(size, limit)
+        return b"".join(chunks)
 
     @property
     def wants_upgrade(self) -> bool:

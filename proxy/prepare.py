@@ -102,7 +102,7 @@ async def plan(asked: ChatRequest, policy: Policy, window: int | None, reader: R
         return None
     messages = await reader.read(asked.messages, Reading.of(policy.offload), asked.model)
     transcript = Transcript(asked.messages, messages)
-    defined = await reader.tool_tokens(asked.members.get("tools"), asked.model)
+    defined = await reader.tool_tokens(asked.known.tools, asked.model)
     room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
     items = transcript.items(policy.offload)
     planned = fold(items, policy.offload, room)

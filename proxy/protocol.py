@@ -46,7 +46,8 @@ def without_offer(data: bytes) -> bytes:
 
     Java's client makes it with requests that have a body, and llhttp then takes the body for HTTP/2 that follows.
     """
-    if b"h2c" not in data:
+    ends = data.find(b"\r\n\r\n")
+    if data.find(b"h2c", 0, ends if ends >= 0 else len(data)) < 0:
         return data
     head, end, rest = data.partition(b"\r\n\r\n")
     return _H2C.sub(b"", head + end[:2], count=1) + end[2:] + rest

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from msgspec import Raw
 
+from proxy.core import rawjson
 from proxy.core.compact import Shape
 from proxy.core.render import Compacted
 from proxy.core.transcript import Message, Reading, Transcript, compacted, digest, read
@@ -79,9 +80,9 @@ class Reader:
 
         return make
 
-    async def tool_tokens(self, raw: Raw | None, model: str) -> int:
+    async def tool_tokens(self, raw: Raw, model: str) -> int:
         """What the client's tool definitions take; the same array comes with every request."""
-        if raw is None:
+        if rawjson.is_null(raw):
             return 0
         key = (digest(raw), model)
         found = self._tools.get(key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
 from msgspec import Raw
 
@@ -15,25 +17,58 @@ TOOL_NAMES = ("grep", "read_file")
 OTHER_NAMES = ("offload_grep", "offload_read_file")
 
 
-class ChatRequest(msgspec.Struct, frozen=True):
-    """The request's top-level members as raw JSON, and what we need to know of them."""
+NULL = Raw(b"null")
 
-    members: dict[str, Raw]
+
+class Known(msgspec.Struct, frozen=True):
+    """The top-level members that we look at, `null` where they are missing."""
+
     messages: list[Raw]
+    model: Raw = NULL
+    stream: Raw = NULL
+    tools: Raw = NULL
+    max_completion_tokens: Raw = NULL
+    max_tokens: Raw = NULL
+    n: Raw = NULL
+    modalities: Raw = NULL
+    functions: Raw = NULL
+    function_call: Raw = NULL
+    audio: Raw = NULL
+    web_search_options: Raw = NULL
+    prediction: Raw = NULL
+
+
+_decoder = msgspec.json.Decoder(Known)
+
+
+class ChatRequest(msgspec.Struct, frozen=True, dict=True):
+    """A request's body, and what we need to know of it."""
+
+    body: bytes
+    known: Known
     model: str
     stream: bool
     tool_names: tuple[str, ...]
     reply_tokens: int
     """What the client reserved for the reply; 0 where it did not say."""
 
+    @property
+    def messages(self) -> list[Raw]:
+        return self.known.messages
+
+    @cached_property
+    def members(self) -> dict[str, Raw]:
+        """All top-level members as raw JSON. Most requests are sent on as they came, and need only the known ones."""
+        return rawjson.members(self.body)
+
     def obstacle(self) -> str:
         """Why nothing can be offloaded from this request: the field that our tools do not go with. Empty: nothing."""
         for field in ("functions", "function_call", "audio", "web_search_options", "prediction"):
-            if not rawjson.is_null(self.members.get(field)):
+            if not rawjson.is_null(getattr(self.known, field)):
                 return field
-        if bytes(self.members.get("n", Raw(b"1"))) not in (b"1", b"null"):
+        if bytes(self.known.n) not in (b"1", b"null"):
             return "n"
-        if b"audio" in bytes(self.members.get("modalities", Raw(b""))):
+        if b"audio" in bytes(self.known.modalities):
             return "modalities"
         return "" if self.our_names() else "tools"
 
@@ -50,17 +85,27 @@ class ChatRequest(msgspec.Struct, frozen=True):
 def parse(body: bytes) -> ChatRequest:
     """Raises Unplannable for what is not a chat request; upstream will say so better than we could."""
     try:
-        members = rawjson.members(body)
+        known = _known(body)
         return ChatRequest(
-            members=members,
-            messages=rawjson.elements(members.get("messages", Raw(b""))),
-            model=rawjson.string(members.get("model", Raw(b'""'))),
-            stream=bytes(members.get("stream", Raw(b""))) == b"true",
-            tool_names=_tool_names(members.get("tools")),
-            reply_tokens=max(_whole(members.get(field)) for field in ("max_completion_tokens", "max_tokens")),
+            body=body,
+            known=known,
+            model="" if rawjson.is_null(known.model) else rawjson.string(known.model),
+            stream=bytes(known.stream) == b"true",
+            tool_names=_tool_names(known.tools),
+            reply_tokens=max(_whole(known.max_completion_tokens), _whole(known.max_tokens)),
         )
     except (NotJson, msgspec.MsgspecError) as error:
         raise Unplannable(str(error)) from error
+
+
+def _known(body: bytes) -> Known:
+    """One pass over the body; what that refuses is taken apart member by member. Raises NotJson."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        members = rawjson.members(body)
+        others = {name: members[name] for name in Known.__struct_fields__ if name in members and name != "messages"}
+        return Known(rawjson.elements(members.get("messages", NULL)), **others)
 
 
 def function_tool(definition: bytes) -> bytes:
@@ -81,8 +126,8 @@ def has_tools(defined: Raw) -> bool:
     return not rawjson.is_null(defined) and bool(rawjson.elements(defined))
 
 
-def _tool_names(raw: Raw | None) -> tuple[str, ...]:
-    return () if raw is None or rawjson.is_null(raw) else tuple(map(_tool_name, rawjson.elements(raw)))
+def _tool_names(raw: Raw) -> tuple[str, ...]:
+    return () if rawjson.is_null(raw) else tuple(map(_tool_name, rawjson.elements(raw)))
 
 
 def _tool_name(raw: Raw) -> str:
@@ -93,6 +138,6 @@ def _tool_name(raw: Raw) -> str:
     return rawjson.string(inner["name"]) if rawjson.is_string(inner.get("name")) else ""
 
 
-def _whole(raw: Raw | None) -> int:
-    text = b"" if raw is None else bytes(raw)
+def _whole(raw: Raw) -> int:
+    text = bytes(raw)
     return int(text) if text.isdigit() and len(text) < 10 else 0
