@@ -106,10 +106,9 @@ class _Request:
     async def _attempt(self) -> Refusal | None:
         """Send what the plan makes of the request. What upstream refuses comes back, and nothing was sent on yet."""
         self._history = await self._planned()
-        if self._history is None or not self._history.injecting:
-            self._ready = None
+        self._ready = await self._prepared(self._history) if self._history else None
+        if self._ready is None:
             return await self._untouched()
-        self._ready = await self._prepared(self._history)
         try:
             await self._offloaded(self._ready)
         except Refusal as refusal:
@@ -145,7 +144,10 @@ class _Request:
         except Unplannable:
             return None
 
-    async def _prepared(self, history: History) -> Prepared:
+    async def _prepared(self, history: History) -> Prepared | None:
+        """The request as it is to be sent; None where that is as it came."""
+        if not history.concerns_us:
+            return None
         reader, snapshots = self._services.reader, self._services.snapshots
         shown, rounds = await asyncio.gather(
             snapshots.existing(history, self._records),
@@ -155,8 +157,8 @@ class _Request:
         partner = self._new_partner(ready)
         ready = await snapshots.complete(ready, self._records, self._tenant.name, partner.ask)
         if rounds and not history.room.holds(ready.tokens):
-            ready = prepared(history, ready.shown, {}, reader)
-        return ready
+            ready = prepared(history, ready.shown, {}, reader, ready.plan)
+        return ready if ready.changed else None
 
     # -- sending --
 
@@ -194,15 +196,15 @@ class _Request:
 
     def _keep_originals(self, ready: Prepared) -> None:
         """For people to trace; nobody has to wait for it, as the proxy reads them out of each request."""
-        history = ready.history
-        if not history.policy.store_originals or self._records.has_originals(history.moves_name):
+        name = ready.moves_name
+        if not ready.history.policy.store_originals or self._records.has_originals(name):
             return
 
         async def keep() -> None:
             records = Records(self._services.store.visit(), self._tenant.namespace)
-            await records.keep_originals(history.moves_name, prepare.originals(history))
+            await records.keep_originals(name, prepare.originals(ready))
 
-        self._services.background.start(f"{self._tenant.namespace}/{history.moves_name}", keep)
+        self._services.background.start(f"{self._tenant.namespace}/{name}", keep)
 
     def _learn(self, refusal: Refusal) -> bool:
         """Whether something else can be sent now."""

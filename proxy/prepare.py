@@ -15,7 +15,7 @@ from proxy.core.plan import Cut, Item, Plan, Role, Room, fold, live
 from proxy.core.policy import Inject, Mode, Policy
 from proxy.core.render import Round, Shown
 from proxy.core.request import ChatRequest, function_tool, has_tools, with_tools
-from proxy.core.transcript import Reading, Transcript, moved_pieces
+from proxy.core.transcript import Reading, Transcript, cache_breakpoint, moved_pieces, with_cache_breakpoint
 from proxy.core.turn import LIMITS
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OUR_TOOLS_TOKENS = 400
 """Our two definitions, about; set aside whenever we may have to send them."""
 IDENTITY = ("user", "safety_identifier")
-SUMMARY_MEMBERS = (*IDENTITY, "prompt_cache_key", "service_tier", "reasoning_effort")
+SUMMARY_MEMBERS = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
 """What a summary call takes over of the request that it is made for: who asks, how it is cached, how it thinks. Another
 model may know none of it but who asks."""
 SCRATCHPAD_TOKENS = 8_000
@@ -49,10 +49,9 @@ class History(msgspec.Struct, frozen=True):
         return Reading.of(self.policy.offload)
 
     @property
-    def injecting(self) -> bool:
-        """Whether our tools go along. Decisions are final, so that once they do they always will."""
-        inject = self.policy.tools.inject
-        return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and not self.plan.empty)
+    def concerns_us(self) -> bool:
+        """Whether anything may have to be changed."""
+        return self.policy.tools.inject is Inject.ALWAYS or not self.plan.empty
 
     def tokens(self) -> int:
         """The messages as the client sent them."""
@@ -71,12 +70,6 @@ class History(msgspec.Struct, frozen=True):
 
     def originals_path(self, cut: Cut) -> str:
         return f"{self.policy.offload.store_dir}/{compress.file_name(self.chain[cut.end])}"
-
-    @property
-    def moves_name(self) -> str:
-        """What stands for all texts that the plan moves: the history up to the last of them, and which they are."""
-        moves = self.plan.moves
-        return f"{self.chain[max(moves, default=-1) + 1].hex()}-{len(self.plan.events)}-{hash(tuple(moves)):x}"
 
     @property
     def summary_model(self) -> str:
@@ -105,15 +98,17 @@ async def plan(asked: ChatRequest, policy: Policy, window: int | None, reader: R
     defined = await reader.tool_tokens(asked.known.tools, asked.model)
     room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
     items = transcript.items(policy.offload)
-    planned = fold(items, policy.offload, room)
+    entering = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
+    planned = fold(items, policy.offload, room, entering)
     chain = transcript.chain() if not planned.empty or policy.tools.inject is Inject.ALWAYS else []
     return History(asked, policy, transcript, items, planned, room, chain, names)
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A request ready to be sent: a value, from which the turn is made."""
+    """A request ready to be sent: a value, from which the turn is made. `plan` is what it shows of the history's."""
 
     history: History
+    plan: Plan
     shown: Shown | None
     rounds: Mapping[int, Round]
     messages: list[bytes | Raw]
@@ -123,32 +118,47 @@ class Prepared(msgspec.Struct, frozen=True):
     @property
     def changed(self) -> bool:
         """Whether anything differs from what the client sent."""
-        return self.history.injecting or bool(self.rounds)
+        return self.injecting or not self.plan.empty or bool(self.rounds)
+
+    @property
+    def injecting(self) -> bool:
+        """Whether our tools go along. Decisions are final, so that once they do they always will."""
+        inject = self.history.policy.tools.inject
+        return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and not self.plan.empty)
+
+    @property
+    def moves_name(self) -> str:
+        """What stands for all texts that are moved: the history up to the last of them, and which they are."""
+        moves = self.plan.moves
+        return f"{self.history.chain[max(moves, default=-1) + 1].hex()}-{len(self.plan.events)}-{hash(tuple(moves)):x}"
 
     def files(self) -> Files:
         history = self.history
         cut = self.shown.cut if self.shown else None
         store_dir = history.policy.offload.store_dir
-        return moved_files(history.transcript, history.plan, store_dir, cut, history.chain)
+        return moved_files(history.transcript, self.plan, store_dir, cut, history.chain)
 
     def definitions(self) -> list[bytes]:
-        return definitions(self.history) if self.history.injecting else []
+        return definitions(self.history) if self.injecting else []
 
     def compressed(self) -> int:
         return len(render.taken(self.history.transcript, self.shown.cut)) if self.shown else 0
 
     def compacted(self) -> int:
         start = self.shown.cut.end if self.shown else 0
-        return sum(index >= start for index in self.history.plan.moves)
+        return sum(index >= start for index in self.plan.moves)
 
 
-def prepared(history: History, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader) -> Prepared:
-    """Render the plan with the records that exist."""
+def prepared(
+    history: History, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader, plan: Plan | None = None
+) -> Prepared:
+    """Render the plan with the records that exist. `plan`: where it is not to be what these alone let it show."""
+    plan = plan or history.plan.shown(shown.cut if shown else None)
     role = history.policy.offload.compress.snapshot_role
     messages = render.render(
-        history.transcript, history.plan, _compactor(history, reader), shown=shown, role=role, rounds=rounds
+        history.transcript, plan, _compactor(history, reader), shown=shown, role=role, rounds=rounds
     )
-    return Prepared(history, shown, rounds, messages, _size(history, shown, rounds, reader))
+    return Prepared(history, plan, shown, rounds, messages, _size(history, plan, shown, rounds, reader))
 
 
 def riding(
@@ -157,6 +167,7 @@ def riding(
     """The body of a summary call on the prefix that upstream has cached, which leaves `left` tokens for the reply.
 
     That is the conversation up to the cut as it was sent before the cut's event, byte for byte; the task stands behind.
+    A cache that looks only where it is told to is told at the task, for the client's own words stand behind the cut.
     """
     before = history.plan.before(cut.event)
     role = history.policy.offload.compress.snapshot_role
@@ -167,7 +178,13 @@ def riding(
     defined = with_tools(history.request.members.get("tools"), definitions(history) if offered else [])
     without_calls = {"tools": defined, "tool_choice": Raw(b'"none"')} if defined and has_tools(defined) else {}
     members = summary_members(history, left) | without_calls
-    return lambda task: rawjson.encode(members | {"messages": Raw(rawjson.array([*messages, task]))})
+    marks = [mark for raw in history.transcript.raws[cut.end :] if (mark := cache_breakpoint(raw))]
+
+    def body(task: bytes) -> bytes:
+        last = with_cache_breakpoint(task, marks[-1]) if marks else task
+        return rawjson.encode(members | {"messages": Raw(rawjson.array([*messages, last]))})
+
+    return body
 
 
 def summary_members(history: History, left: int | None = None) -> dict[str, Raw]:
@@ -185,12 +202,12 @@ def definitions(history: History) -> list[bytes]:
     return [function_tool(raw) for raw in tools.definitions(history.names, history.policy.offload.store_dir)]
 
 
-def originals(history: History) -> dict[str, Callable[[], str]]:
+def originals(ready: Prepared) -> dict[str, Callable[[], str]]:
     """Every moved text by its file's name, for the store."""
-    transcript = history.transcript
+    transcript = ready.history.transcript
     return {
         piece.name: piece_loader(transcript, index, piece.part)
-        for index, move in history.plan.moves.items()
+        for index, move in ready.plan.moves.items()
         for piece in moved_pieces(transcript.messages[index], move.event == 0)
     }
 
@@ -199,7 +216,7 @@ def _compactor(history: History, reader: Reader) -> render.Compacted:
     return reader.compactor(history.transcript, history.reading.shape)
 
 
-def _size(history: History, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader) -> int:
+def _size(history: History, plan: Plan, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader) -> int:
     """The messages as sent, in tokens."""
     start = shown.cut.end if shown else 0
     total = sum(hidden.tokens for index, hidden in rounds.items() if index >= start)
@@ -208,5 +225,5 @@ def _size(history: History, shown: Shown | None, rounds: Mapping[int, Round], re
     for index, item in enumerate(history.items):
         if shown and index < shown.cut.end and not render.stays(history.transcript, shown.cut, index):
             continue
-        total += live(item, history.plan.moves.get(index))
+        total += live(item, plan.moves.get(index))
     return total

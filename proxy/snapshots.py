@@ -39,7 +39,8 @@ class Snapshots:
     async def complete(self, ready: Prepared, records: Records, tenant: str, ask: Ask) -> Prepared:
         """The request with the snapshot that its plan wants, made or waited for as the policy says.
 
-        A request that is too large without it waits whatever the policy says; one whose summary fails goes on without.
+        A request that is too large without it waits whatever the policy says; one whose summary fails goes on without,
+        and shows at once what its event moves.
         """
         history = ready.history
         cut = history.plan.cuts[-1] if history.plan.cuts else None
@@ -51,7 +52,7 @@ class Snapshots:
             return ready
         snapshot = await self._summarizer.wait(job)
         if snapshot is None:
-            return ready
+            return prepared(history, ready.shown, ready.rounds, self._reader, history.plan)
         return prepared(history, _shown(history, cut, snapshot), ready.rounds, self._reader)
 
     def _job(self, ready: Prepared, cut: Cut, records: Records, tenant: str, ask: Ask) -> Job:

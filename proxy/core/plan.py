@@ -24,6 +24,9 @@ SUMMARY_REQUEST_TOKENS = 500
 """What the task behind the conversation costs in a summary call, about."""
 OUTPUT_PRICE = 5
 """An output token in input tokens: 5 at Anthropic's, 4 to 8 at OpenAI's price lists (2025)."""
+PATIENCE = 8
+"""Requests of the client for which an event waits for its snapshot. A summary takes one to four of them. Each carries
+what the event frees once more; to break the prefix a second time costs about ten times as much."""
 WINDOW_MARGIN = 0.05
 """Our counts and the upstream's differ: chat templates and other vocabularies add some per cent."""
 
@@ -97,6 +100,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Tokens of the request as planned, tool definitions left out."""
     fits: bool
     """Whether that is within the window."""
+    waited: int = 0
+    """The client's requests since the latest event."""
 
     @property
     def empty(self) -> bool:
@@ -119,10 +124,27 @@ class Plan(msgspec.Struct, frozen=True):
     def before(self, event: int) -> Plan:
         """The plan of the request before that event (ordinals from 1)."""
         answered = self.events[event - 1].answered
+        plan = self._without(event)
+        moves = {index: move for index, move in plan.moves.items() if index < answered}
+        return msgspec.structs.replace(plan, moves=moves)
+
+    def shown(self, cut: Cut | None) -> Plan:
+        """What is sent of this plan while `cut` is the latest whose snapshot exists.
+
+        An event that has a cut waits for its snapshot, so that the prefix breaks once and not twice: everything that it
+        moves stands before the cut and will be gone with it.
+        """
+        newest = self.cuts[-1] if self.cuts else None
+        if newest is None or newest == cut or newest.event < len(self.events):
+            return self
+        return self if self.waited >= PATIENCE else self._without(newest.event)
+
+    def _without(self, event: int) -> Plan:
+        """As if that event and those behind it had not been; what was moved at first sight stays so."""
         moves = {
             index: move if move.event < event else Move(glimpse=True, event=0)
             for index, move in self.moves.items()
-            if index < answered and (move.glimpse or move.event < event)
+            if move.glimpse or move.event < event
         }
         cuts = tuple(cut for cut in self.cuts if cut.event < event)
         return msgspec.structs.replace(self, moves=moves, cuts=cuts, events=self.events[: event - 1])
@@ -150,9 +172,10 @@ class Fold:
     only that can be moved; a *gain* is what one event would free of it by compaction.
     """
 
-    def __init__(self, offload: Offload, room: Room) -> None:
+    def __init__(self, offload: Offload, room: Room, entering: int = 0) -> None:
         self._offload = offload
         self._room = room
+        self._entering = entering
         compacting = offload.mode is Mode.COMPACT
         self._keep = offload.keep_for_compaction() if compacting else offload.keep_for_compression()
         self._snapshot = offload.compress.snapshot_tokens
@@ -163,6 +186,7 @@ class Fold:
         self._moves: dict[int, Move] = {}
         self._cuts: list[Cut] = []
         self._events: list[Event] = []
+        self._waited = 0
         self._unanswered = 0  # where what the model has not yet answered begins
         self._turn = 0
         self._total = 0
@@ -200,6 +224,7 @@ class Fold:
             events=tuple(self._events),
             live=self._total,
             fits=self._room.holds(self._total),
+            waited=self._waited if self._events else 0,
         )
 
     def _append(self, index: int, item: Item) -> None:
@@ -219,6 +244,7 @@ class Fold:
     # -- at a request point -------------------------------------------------------------------------------------
 
     def _request_point(self) -> None:
+        self._waited += 1
         self._advance(self._window(self._keep))
         self._rent += self._offload.cached_read * self._removable()
         if not self._room.holds(self._total):
@@ -301,7 +327,10 @@ class Fold:
         """
         read, write = self._offload.cached_read, self._offload.cache_write
         left = self._total - (self._compressible if cut else self._gain)
-        behind = max(left - (self._head if cut else self._gain_from), 0)
+        if self._entering and not self._moves and not self._cuts:
+            behind = left + self._entering
+        else:
+            behind = max(left - (self._head if cut else self._gain_from), 0)
         summary = read * self._total + SUMMARY_REQUEST_TOKENS + OUTPUT_PRICE * self._snapshot
         return (write - read) * behind + (summary if cut else 0)
 
@@ -330,6 +359,7 @@ class Fold:
 
     def _event(self, moved: Iterable[int], cut: bool) -> None:
         self._events.append(Event(len(self._items), self._turn, self._unanswered))
+        self._waited = 0
         for index in moved:
             self._shrink(index)
         self._gains, self._gain, self._rent = [], 0, 0.0
@@ -390,13 +420,17 @@ class Pins:
         return frozenset(index for index, _ in (*first, *self._others))
 
 
-def fold(items: Iterable[Item], offload: Offload, room: Room) -> Plan:
-    """The plan for a history: a pure function of it, the policy and the room upstream has."""
+def fold(items: Iterable[Item], offload: Offload, room: Room, entering: int = 0) -> Plan:
+    """The plan for a history: a pure function of it, the policy and the room upstream has.
+
+    `entering`: tokens of the tool definitions that come with the first event and stand before everything else, so that
+    nothing of the prefix survives it; 0 where they are there from the start.
+    """
     items = list(items)
     total = sum(item.tokens for item in items)
     if total <= min(offload.max_total_tokens, offload.max_unseen_tool_tokens) and room.holds(total):
         return Plan(moves={}, cuts=(), events=(), live=total, fits=True)  # as the fold would say: nothing is too much
-    state = Fold(offload, room)
+    state = Fold(offload, room, entering)
     for item in items:
         state.add(item)
     return state.plan()

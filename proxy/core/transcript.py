@@ -171,6 +171,26 @@ def text_message(role: str, text: str) -> bytes:
     return rawjson.encode({"role": role, "content": text})
 
 
+def cache_breakpoint(raw: bytes | Raw) -> Raw | None:
+    """What says that the prompt cache is to have an entry here: on a message's last part that says it, or on itself."""
+    if b"cache_control" not in bytes(raw):
+        return None
+    members = rawjson.members(raw)
+    content = members.get("content")
+    parts = rawjson.elements(content) if content is not None and rawjson.is_array(content) else []
+    marked = [
+        part for part in (members, *map(rawjson.members, parts)) if not rawjson.is_null(part.get("cache_control"))
+    ]
+    return marked[-1]["cache_control"] if marked else None
+
+
+def with_cache_breakpoint(raw: bytes, breakpoint: Raw) -> bytes:
+    """A message whose content is a string, with that at its end."""
+    members = rawjson.members(raw)
+    part = rawjson.encode({"type": "text", "text": members["content"], "cache_control": breakpoint})
+    return rawjson.encode(members | {"content": Raw(rawjson.array([part]))})
+
+
 def _call(members: dict[str, Raw]) -> Call:
     kind = "custom" if "custom" in members else "function"
     inner = rawjson.members(members[kind]) if kind in members else {}

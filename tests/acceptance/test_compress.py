@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.core.plan import PATIENCE
 from tests.core.paging import undone
 from tests.serving import Proxy, stop, tight
 from tests.upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
@@ -266,6 +267,20 @@ def test_a_summary_rides_on_what_was_sent(up: StrictUpstream, serve: Any, tools:
         assert call.cached_tokens > 0.8 * (call.prompt_tokens - 500)
 
 
+def test_a_summary_has_the_breakpoint_that_the_client_had_behind_the_cut(up: StrictUpstream, serve: Any) -> None:
+    """Else a cache that is looked into at breakpoints only, as Anthropic's, would not find the conversation."""
+    up.rules = type(up.rules)(extra_fields={"cache_control"})
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    history = _long()
+    history[-1] = {"role": "user", "content": [{"type": "text", "text": history[-1]["content"], **mark}]}
+    Talk(serve({"default": policy(up)}), history).post()
+    [call] = summaries(up)
+    [task] = call.messages[-1]["content"]
+    assert task["cache_control"] == mark["cache_control"]
+    assert "private scratchpad" in task["text"]
+    assert "cache_control" not in str(call.messages[:-1])
+
+
 def test_hidden_rounds_are_in_what_the_summary_rides_on(up: StrictUpstream, model: Model, serve: Any) -> None:
     def searches(request: Recorded) -> Reply:
         if "grep" in request.tool_names and request.messages[-1]["role"] == "user":
@@ -403,6 +418,42 @@ def test_however_late_a_summary_comes(up: StrictUpstream, model: Model, serve: A
         there = [f"result {number} {WORDS}" in one for one in sent]
         assert there[number:] == sorted(there[number:], reverse=True)
     assert any(shows(request) for request in turns(up))
+
+
+def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
+    """Until then the client's own bytes go on, and upstream's cached prefix breaks once."""
+    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, min_saved_tokens=300)})
+    talk = Talk(proxy, tools=[TOOL])
+    model.gate.clear()
+    talk.step(0, f"result {WORDS}")
+    while not summaries(up):
+        talk.go()
+        time.sleep(0.1)
+    talk.go(2)
+    assert all(is_prefix(one, other) and one.tool_names == ["fetch"] for one, other in pairwise(turns(up)))
+    model.gate.set()
+    settled(up, 1)
+    time.sleep(0.1)
+    talk.go(2)
+    *_, before, shown, after = turns(up)
+    assert not is_prefix(before, shown) and shows(shown)
+    assert is_prefix(shown, after)
+
+
+def test_an_event_does_not_wait_for_ever(up: StrictUpstream, model: Model, serve: Any) -> None:
+    model.summary = lambda: error(500)
+    limits = {"max_total_tokens": 600, "min_saved_tokens": 300}
+    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, **limits)})
+    talk = Talk(proxy, tools=[TOOL])
+    talk.step(0, f"result {WORDS}")
+    while not summaries(up):
+        talk.go()
+        time.sleep(0.1)
+    model.answer = lambda request: text("ok")
+    talk.go(PATIENCE - 1)
+    assert turns(up)[-1].messages == talk.messages[:-2], "as the client sent it"
+    talk.go()
+    assert "stored in /context_store" in str(turns(up)[-1].messages)
 
 
 def test_a_request_that_does_not_fit_waits(up: StrictUpstream, model: Model, serve: Any) -> None:

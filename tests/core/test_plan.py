@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.plan import Fold, Item, Move, Plan, Role, Room, fold, live
+from proxy.core.plan import PATIENCE, Fold, Item, Move, Plan, Role, Room, fold, live
 from proxy.core.policy import Compress, Mode, Offload
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
@@ -113,6 +113,25 @@ def test_above_twice_the_limit_an_event_need_not_pay() -> None:
     assert len(planned("s u a:200 t:1900 a u", dear).events) == 1
 
 
+EARLY = "s:600 u a t:1100 " + "a:50 t:10 " * 12
+DEAR = {"cached_read": 0.25, "cache_write": 1.25, "max_total_tokens": 1000}
+
+
+@pytest.mark.parametrize(("entering", "points"), [(0, [6]), (100, [12]), (400, [16])])
+def test_where_our_tools_come_with_the_first_event_nothing_of_the_prefix_survives_it(
+    entering: int, points: list[int]
+) -> None:
+    """1,050 tokens at 0.25: 262.5 a request. It takes 110 without; with them 730, themselves, and 60 a request more."""
+    plan = fold(history(EARLY + "a u"), policy(**DEAR), Room(), entering)
+    assert [event.point for event in plan.events] == points
+
+
+def test_at_a_later_event_what_stands_before_its_first_change_survives() -> None:
+    text = EARLY + "a t:1100 " + "a:50 t:10 " * 12 + "a u"
+    points = [[event.point for event in fold(history(text), policy(**DEAR), Room(), n).events] for n in (0, 400)]
+    assert points == [[6, 32], [16, 32]]
+
+
 def test_a_large_pinned_message_is_no_reason_for_events() -> None:
     text = "s u:25000 " + "a t:3000 " * 40 + "a u"
     plan = planned(text, Offload(mode=Mode.COMPACT))
@@ -168,6 +187,43 @@ def test_pins_the_first_always_then_from_the_newest_back() -> None:
     [cut] = planned(text, policy(Mode.COMPRESS, keep_recent_count=1)).cuts
     assert cut.end == 11
     assert cut.pins == {1, 5, 7, 9}
+
+
+WORDY = "s u a:1900 t:190 a:900 u"
+"""A cut at its fifth message, where it has its third request."""
+
+
+def test_an_event_waits_for_the_snapshot_of_its_cut() -> None:
+    plan = planned(WORDY, policy(Mode.AUTO))
+    assert plan.shown(plan.cuts[-1]) == plan
+    assert plan.shown(None).empty
+
+
+def test_but_not_for_ever() -> None:
+    for more, waits in ((PATIENCE - 1, True), (PATIENCE, False)):
+        plan = planned(WORDY + " a u" * more, policy(Mode.AUTO))
+        assert len(plan.events) == 1
+        assert plan.shown(None).empty == waits
+
+
+def test_and_not_beyond_the_next_event() -> None:
+    plan = planned("s u a:1900 t:190 a:900 t:1500 a u", policy(Mode.AUTO))
+    assert [cut.event for cut in plan.cuts] == [1]
+    assert (len(plan.events), sorted(plan.moves)) == (2, [5])
+    assert plan.shown(None) == plan
+
+
+def test_an_event_without_a_cut_waits_for_nothing() -> None:
+    plan = planned("s u a t:2000 a u", policy(Mode.AUTO))
+    assert len(plan.events) == 1
+    assert plan.shown(None) == plan
+
+
+def test_what_is_moved_at_first_sight_does_not_wait() -> None:
+    plan = planned("s u a:2000 t:5001 a:100 u a t:6000", policy(Mode.AUTO, max_unseen_tool_tokens=5000))
+    assert plan.moves == {3: Move(glimpse=True, event=1), 7: Move(glimpse=True, event=0)}
+    assert len(plan.cuts) == 1
+    assert plan.shown(None).moves == {3: Move(glimpse=True, event=0), 7: Move(glimpse=True, event=0)}
 
 
 def test_what_does_not_fit_ends_the_pins() -> None:

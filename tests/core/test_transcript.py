@@ -6,6 +6,7 @@ import contextlib
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,11 +23,13 @@ from proxy.core.transcript import (
     Reading,
     Transcript,
     Unplannable,
+    cache_breakpoint,
     compacted,
     extend,
     read,
     reply_meaning,
     texts,
+    with_cache_breakpoint,
 )
 
 SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
@@ -172,6 +175,43 @@ def test_half_a_surrogate_pair_is_moved_like_any_text() -> None:
     moved = compacted(raw, known, SHAPE, glimpse=False)
     assert texts(moved)[0][1].startswith("\ud83dxxx")
     assert b"\\ud83d" in moved
+
+
+BREAKPOINT = {"type": "ephemeral"}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "user", "content": "cache_control"}, None),
+        ({"role": "user", "content": [{"type": "text", "text": "cache_control"}]}, None),
+        ({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": BREAKPOINT}]}, BREAKPOINT),
+        ({"role": "tool", "content": "a", "cache_control": BREAKPOINT}, BREAKPOINT),
+        ({"role": "tool", "content": None, "cache_control": None}, None),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a", "cache_control": {"type": "other"}},
+                    {"type": "text", "text": "b", "cache_control": BREAKPOINT},
+                    {"type": "text", "text": "c"},
+                ],
+            },
+            BREAKPOINT,
+        ),
+    ],
+)
+def test_where_the_prompt_cache_has_an_entry(message: dict[str, Any], expected: dict[str, str] | None) -> None:
+    found = cache_breakpoint(json.dumps(message).encode())
+    assert (found and json.loads(bytes(found))) == expected
+
+
+def test_a_message_is_given_a_breakpoint() -> None:
+    marked = with_cache_breakpoint(b'{"role":"user","content":"do \\ud83d it"}', msgspec.Raw(b'{"type" : "ephemeral"}'))
+    assert json.loads(marked) == {
+        "role": "user",
+        "content": [{"type": "text", "text": "do \ud83d it", "cache_control": {"type": "ephemeral"}}],
+    }
 
 
 # -- the history's digest ---------------------------------------------------------------------------------------------
