@@ -35,29 +35,29 @@ class Run(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
-def absence() -> str:
+def absence(folder: Path = FOLDER) -> str:
     """Why there are no runs to be had, or nothing."""
-    return "" if (FOLDER / "manifest.csv").is_file() else f"no recorded runs in {FOLDER} (set OFFLOAD_TRANSCRIPTS)"
+    return "" if (folder / "manifest.csv").is_file() else f"no recorded runs in {folder} (set OFFLOAD_TRANSCRIPTS)"
 
 
 needed = pytest.mark.skipif(bool(absence()), reason=absence())
 """The mark of a test that cannot do without them."""
 
 
-def load(min_tokens: int = 0, source: str | None = None) -> Iterator[Run]:
+def load(min_tokens: int = 0, source: str | None = None, folder: Path = FOLDER) -> Iterator[Run]:
     """The runs above `min_tokens` (of one file, where `source` names it), in the files' order."""
-    for file in sorted(FOLDER.glob(f"{source or '*'}.jsonl.gz")):
+    for file in sorted(folder.glob(f"{source or '*'}.jsonl.gz")):
         name = file.name.removesuffix(".jsonl.gz")
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             for line in lines:
-                run = _run(name, json.loads(line))
+                run = _run(name, json.loads(line), folder)
                 if run.total_tokens > min_tokens:
                     yield run
 
 
 def names(min_tokens: int = 0) -> list[str]:
     """The ids of the runs above `min_tokens`, for parametrised tests: cheap, from the manifest alone."""
-    return [run_id for run_id, tokens in _manifest().items() if tokens > min_tokens]
+    return [run_id for run_id, tokens in _manifest(FOLDER).items() if tokens > min_tokens]
 
 
 def one(run_id: str) -> Run:
@@ -75,8 +75,8 @@ def requests_of(run: Run) -> Iterator[tuple[list[Json], Json]]:
             yield run.messages[:index], message
 
 
-def _run(source: str, record: Json) -> Run:
-    tokens = _manifest()[record["id"]]
+def _run(source: str, record: Json, folder: Path) -> Run:
+    tokens = _manifest(folder)[record["id"]]
     return Run(source, record["id"], record.get("model") or "", record["tools"], record["messages"], tokens)
 
 
@@ -86,8 +86,8 @@ def _all() -> tuple[Run, ...]:
 
 
 @cache
-def _manifest() -> dict[str, int]:
-    if absence():
+def _manifest(folder: Path) -> dict[str, int]:
+    if absence(folder):
         return {}
-    with (FOLDER / "manifest.csv").open(newline="", encoding="utf-8") as rows:
+    with (folder / "manifest.csv").open(newline="", encoding="utf-8") as rows:
         return {row["id"]: int(row["total_tokens"]) for row in csv.DictReader(rows)}

@@ -2,6 +2,6 @@
 
 import sys
 
-from tests.bench import history, overhead
+from tests.bench import history, overhead, savings
 
-sys.exit(overhead.main() or history.main())
+sys.exit(overhead.main() or history.main() or savings.main())

@@ -1,0 +1,149 @@
+"""What a sequence of prompts costs under the prompt caches that providers document, in units of one plain input token.
+
+    cache = MODELS[BREAKPOINTS].cold()
+    sum(cache.charge(prompt) for prompt in prompts)
+
+Nothing is ever evicted: agents ask again within the five minutes that every one of these caches keeps an entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from itertools import accumulate
+from typing import Protocol
+
+import msgspec
+
+Segment = tuple[Hashable, int, int]
+"""What stands at a place of the prompt (equal means the same text), its tokens, and its content blocks."""
+
+
+class Prompt:
+    """A prompt by its segments. Whatever ends behind segment *i* is told from all others by `chain[i]`.
+
+    `head` is the place of its first message, the system message mostly.
+    """
+
+    def __init__(self, segments: Iterable[Segment], head: int = 0) -> None:
+        self.segments = tuple(segments)
+        self.head = head
+        self.ends = list(accumulate(tokens for _, tokens, _ in self.segments))
+        self.blocks = list(accumulate(blocks for _, _, blocks in self.segments))
+        self.chain = list(accumulate((key for key, _, _ in self.segments), lambda link, key: hash((link, key))))
+
+    @property
+    def tokens(self) -> int:
+        return self.ends[-1]
+
+
+class Cache(Protocol):
+    """One provider's cache and what it has seen."""
+
+    def charge(self, prompt: Prompt) -> float:
+        """What this prompt costs; from now on it is known."""
+
+
+class Model(Protocol):
+    """A kind of cache."""
+
+    def cold(self) -> Cache:
+        """One that has seen nothing."""
+
+
+class Prefix(msgspec.Struct, frozen=True):
+    """The longest prefix of any earlier prompt is read, rounded down to whole units; the rest is plain input."""
+
+    unit: int
+    """Tokens."""
+    least: int
+    """Tokens below which nothing is cached."""
+    read: float
+
+    def cold(self) -> Cache:
+        return _PrefixCache(self)
+
+
+class Breakpoints(msgspec.Struct, frozen=True):
+    """Entries are written where a prompt has a breakpoint, and looked for there and at the blocks just before it.
+
+    Prompts have two: behind the system message and at their end, where agents and gateways put them.
+    """
+
+    read: float
+    write: float
+    lookback: int
+    """Blocks at which an entry is looked for, the breakpoint's own among them."""
+    least: int
+    """Tokens below which no entry is written."""
+
+    def cold(self) -> Cache:
+        return _BreakpointCache(self)
+
+
+class _PrefixCache:
+    def __init__(self, model: Prefix) -> None:
+        self._model = model
+        self._known: set[int] = set()
+
+    def charge(self, prompt: Prompt) -> float:
+        hit = self._hit(prompt)
+        self._known.update(prompt.chain)
+        return prompt.tokens - (1 - self._model.read) * hit
+
+    def _hit(self, prompt: Prompt) -> int:
+        matched = 0
+        for link, end in zip(prompt.chain, prompt.ends, strict=True):
+            if link not in self._known:
+                break
+            matched = end
+        whole = matched // self._model.unit * self._model.unit
+        return whole if whole >= self._model.least else 0
+
+
+class _BreakpointCache:
+    def __init__(self, model: Breakpoints) -> None:
+        self._model = model
+        self._written: set[int] = set()
+
+    def charge(self, prompt: Prompt) -> float:
+        model = self._model
+        breakpoints = sorted({prompt.head, len(prompt.segments) - 1})
+        places = [place for place in breakpoints if prompt.ends[place] >= model.least]
+        if not places:
+            return prompt.tokens
+        hit = max(self._found(prompt, place) for place in places)
+        written = max(prompt.ends[places[-1]], hit) - hit
+        self._written.update(prompt.chain[place] for place in places)
+        return model.read * hit + model.write * written + prompt.tokens - hit - written
+
+    def _found(self, prompt: Prompt, breakpoint: int) -> int:
+        """Tokens of the longest entry that is found from this breakpoint."""
+        farthest = prompt.blocks[breakpoint] - self._model.lookback
+        for place in range(breakpoint, -1, -1):
+            if prompt.blocks[place] <= farthest:
+                break
+            if prompt.chain[place] in self._written:
+                return prompt.ends[place]
+        return 0
+
+
+BREAKPOINTS, FREE_READS, NO_CACHE = "breakpoints", "16 x 0", "none"
+MODELS: dict[str, Model] = {
+    # OpenAI before GPT-5.6 (https://developers.openai.com/cookbook/examples/prompt_caching_201): exact prefixes, of
+    # prompts from 1,024 tokens on, in steps of 128. A hit costs a half with GPT-4o and the o series, a quarter with
+    # GPT-4.1, a tenth from GPT-5 on (https://developers.openai.com/api/docs/pricing); writing costs nothing extra.
+    "128 x 0.5": Prefix(128, 1024, 0.5),
+    "128 x 0.25": Prefix(128, 1024, 0.25),
+    "128 x 0.1": Prefix(128, 1024, 0.1),
+    # Anthropic (https://platform.claude.com/docs/en/build-with-claude/prompt-caching): entries at breakpoints only, 20
+    # blocks looked at from each; written for five minutes at 1.25, read at 0.1; from 1,024 tokens on (Sonnet 4.5).
+    BREAKPOINTS: Breakpoints(0.1, 1.25, 20, 1024),
+    # DeepSeek (https://api-docs.deepseek.com/news/news0802): units of 64 tokens, a hit at $0.014 where a miss is $0.14.
+    "64 x 0.1": Prefix(64, 64, 0.1),
+    # vLLM (https://docs.vllm.ai/en/latest/design/prefix_caching/): whole blocks, of 16 tokens by default. There is no
+    # price list: a tenth, as with the others; and nothing, for whom only prefilling counts.
+    "16 x 0.1": Prefix(16, 16, 0.1),
+    FREE_READS: Prefix(16, 16, 0.0),
+    NO_CACHE: Prefix(1, 1, 1.0),
+}
+"""By name: the tokens of a unit x the price of reading. `FREE_READS` and `NO_CACHE` are the two ends of the scale."""

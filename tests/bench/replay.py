@@ -1,0 +1,209 @@
+"""A recorded run turn by turn, as one way of keeping its context small would have sent it: run → calls of upstream.
+
+Nothing is sent anywhere. The proxy's way is its own plan; each summary is canned, `SUMMARY` tokens long.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from itertools import pairwise
+
+import msgspec
+
+from proxy.core.plan import Cut, Item, Plan, Role, Room, fold, live
+from proxy.core.policy import Inject, Offload, Tools, Wait
+from proxy.core.transcript import Message, Reading, Transcript, read
+from proxy.prepare import OUR_TOOLS_TOKENS
+from proxy.tokens import Tokens
+from tests.bench.caches import Model, Prompt, Segment
+from tests.transcripts import Json, Run
+
+SUMMARY = 800
+"""Tokens of a snapshot in its place."""
+SUMMARY_OUTPUT = 2 * SUMMARY
+"""Tokens that the model writes for it: the task asks for a scratchpad first."""
+TASK = 500
+"""Tokens of the task behind the conversation in a summary call."""
+OUTPUT_PRICE = 5
+"""An output token in input tokens: 5 at Anthropic's, 4 to 8 at OpenAI's price lists."""
+READ_CALL = 60
+"""Tokens of a call of `read_file`."""
+SHRUNK = 50
+"""Tokens of the line that remains of an answer in an earlier turn."""
+LIMITS = Tools()
+
+
+class Kind(Enum):
+    """Why upstream is asked."""
+
+    CLIENT = "the client asked"
+    ROUND = "a round of the proxy's tools goes on"
+    SUMMARY = "a snapshot is made"
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One request that goes upstream. `output` is what is written besides the run's own reply (tokens)."""
+
+    prompt: Prompt
+    output: int = 0
+    kind: Kind = Kind.CLIENT
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A run as plan and caches see it: messages, the content blocks of each, the tokens of its tools."""
+
+    id: str
+    source: str
+    items: list[Item]
+    blocks: list[int]
+    tools: int
+    messages: list[Json]
+    points: list[int]
+    """How many messages each request had: the client asked before every assistant message."""
+
+
+Way = Callable[[Recorded], Iterable[Call]]
+"""How a run's requests go upstream, in their order."""
+
+
+def recorded(run: Run, tokens: Tokens) -> Recorded:
+    """Raises Unplannable."""
+    raws = [json.dumps(message, ensure_ascii=False).encode() for message in run.messages]
+    items = Transcript(raws, [measured(raw, tokens) for raw in raws]).items(Offload())
+    blocks = [content_blocks(message) for message in run.messages]
+    points = [index for index, item in enumerate(items) if index and item.role is Role.ASSISTANT]
+    defined = tokens.count(json.dumps(run.tools), "gpt-4o") if run.tools else 0
+    return Recorded(run.id, run.source, items, blocks, defined, run.messages, points)
+
+
+def measured(raw: bytes, tokens: Tokens) -> Message:
+    """A message by its tokens, as the proxy counts them. Raises Unplannable."""
+    return read(raw, Reading.of(Offload()), lambda text: tokens.count(text, "gpt-4o"))
+
+
+def content_blocks(message: Json) -> int:
+    """As Anthropic counts: each text and each tool call is one."""
+    return max(bool(message.get("content")) + len(message.get("tool_calls") or ()), 1)
+
+
+def plainly(run: Recorded) -> Iterator[Call]:
+    """Without any proxy."""
+    for point in run.points:
+        yield Call(prompt(run, whole(run, range(point))))
+
+
+def proxied(offload: Offload, inject: Inject = Inject.WHEN_OFFLOADING, *, reading: bool = False, late: int = 1) -> Way:
+    """As the proxy does. A snapshot that nobody waits for is there `late` requests after the one that wanted it.
+
+    `reading`: the model reads each moved result back once, one a request.
+    """
+    return lambda run: _Proxied(run, offload, inject, reading, late).calls()
+
+
+def cost(calls: Iterable[Call], model: Model) -> float:
+    """In input tokens. The replies that the client itself asked for are the same whatever the way, and left out."""
+    cache = model.cold()
+    return sum(cache.charge(call.prompt) + OUTPUT_PRICE * call.output for call in calls)
+
+
+def breaks(calls: Iterable[Call]) -> int:
+    """How often a request of the client did not begin with all of the one before it."""
+    chains = [call.prompt.chain for call in calls if call.kind is Kind.CLIENT]
+    return sum(later[: len(earlier)] != earlier for earlier, later in pairwise(chains))
+
+
+def whole(run: Recorded, indexes: Iterable[int]) -> Iterator[Segment]:
+    """These messages as the client sent them."""
+    for index in indexes:
+        yield index, run.items[index].tokens, run.blocks[index]
+
+
+def prompt(run: Recorded, messages: Iterable[Segment], *tools: Segment) -> Prompt:
+    """What goes upstream: the client's tools before ours, and both before the messages."""
+    defined = [("tools", run.tools, 1), *tools]
+    return Prompt([*defined, *messages], head=len(defined))
+
+
+class _Proxied:
+    """The proxy's calls for one run."""
+
+    def __init__(self, run: Recorded, offload: Offload, inject: Inject, reading: bool, late: int) -> None:
+        self._run = run
+        self._offload = offload
+        self._inject = inject
+        self._reading = reading
+        self._late = 0 if offload.compress.wait is Wait.ALWAYS else late
+        self._shown: Cut | None = None
+        self._made: tuple[int, Cut] | None = None  # the summary under way, and the request that will have it
+        self._rounds: dict[int, list[int]] = {}  # before which reply: tokens of what was read there
+        self._read: set[int] = set()
+
+    def calls(self) -> Iterator[Call]:
+        entering = OUR_TOOLS_TOKENS if self._inject is Inject.WHEN_OFFLOADING else 0
+        for number, point in enumerate(self._run.points):
+            plan = fold(self._run.items[:point], self._offload, Room(), entering)
+            self._arrive(number)
+            cut = plan.cuts[-1] if plan.cuts else None
+            if cut and cut != self._shown and not self._made:
+                yield self._summary(plan, cut)
+                self._made = number + self._late, cut
+                self._arrive(number)
+            yield from self._turn(plan.shown(self._shown), point)
+
+    def _arrive(self, number: int) -> None:
+        if self._made and self._made[0] <= number:
+            self._shown, self._made = self._made[1], None
+
+    def _turn(self, plan: Plan, point: int) -> Iterator[Call]:
+        unread = next((index for index in plan.moves if index not in self._read), None) if self._reading else None
+        if unread is None:
+            yield Call(self._sent(plan, point))
+            return
+        self._read.add(unread)
+        yield Call(self._sent(plan, point), READ_CALL)
+        pages = list(_pages(self._run.items[unread].tokens))
+        for shown in range(1, len(pages) + 1):
+            self._rounds[point] = pages[:shown]
+            asks_again = READ_CALL if shown < len(pages) else 0
+            yield Call(self._sent(plan, point, self._round(plan, point)), asks_again, Kind.ROUND)
+
+    def _summary(self, plan: Plan, cut: Cut) -> Call:
+        """The call that makes a snapshot: on the conversation as it was sent before the cut's event."""
+        before = plan.before(cut.event)
+        return Call(self._sent(before, cut.end, [(("task", cut.end), TASK, 1)]), SUMMARY_OUTPUT, Kind.SUMMARY)
+
+    def _sent(self, plan: Plan, end: int, behind: Iterable[Segment] = ()) -> Prompt:
+        """What upstream sees of the messages before `end`, under the plan and the snapshot that there is."""
+        ours = not plan.empty or self._inject is Inject.ALWAYS
+        tools = [("our tools", OUR_TOOLS_TOKENS, 1)] if ours else []
+        return prompt(self._run, [*self._messages(plan, end), *behind], *tools)
+
+    def _messages(self, plan: Plan, end: int) -> Iterator[Segment]:
+        cut, items = self._shown, self._run.items
+        snapshot: list[Segment] = [(("snapshot", cut.end), SUMMARY, 0)] if cut else []
+        if items[0].role is not Role.SYSTEM:
+            yield from snapshot
+        for index in range(end):
+            if cut and index < cut.end and items[index].role is not Role.SYSTEM and index not in cut.pins:
+                continue
+            yield from self._round(plan, index)
+            move = plan.moves.get(index)
+            yield (index, move and bool(move.event)), live(items[index], move), self._run.blocks[index]
+            if index == 0 and items[0].role is Role.SYSTEM:
+                yield from snapshot
+
+    def _round(self, plan: Plan, index: int) -> Iterator[Segment]:
+        """What the model read before that reply; of an earlier user turn than the newest event's, a line."""
+        for page, tokens in enumerate(self._rounds.get(index, ())):
+            size = READ_CALL + (SHRUNK if index < plan.turn else tokens)
+            yield ("read", index, page, size), size, 2
+
+
+def _pages(tokens: int) -> Iterator[int]:
+    """A result as `read_file` hands it out."""
+    left = min(tokens, LIMITS.max_retrieved_tokens)
+    while left > 0:
+        yield min(left, LIMITS.max_answer_tokens)
+        left -= LIMITS.max_answer_tokens

@@ -1,0 +1,277 @@
+"""What the proxy saves on recorded runs, in tokens and in cost under five kinds of cache, beside what else is done.
+
+    python -m tests.bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--headroom] [--png-dir DIR]
+
+Every request of a run is planned and priced on paper: no server and no model are asked. A summary is canned; its input
+is counted through the same cache as the rest, its output (and that of the calls that read back) at 5 input tokens each.
+A snapshot is there at the client's next request (*3 later*: three after that). Each figure is a ratio to the same run
+without a proxy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from math import ceil
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from proxy.core.plan import Room, fold
+from proxy.core.policy import Compress, Mode, Offload, Wait
+from proxy.core.transcript import Unplannable
+from proxy.prepare import OUR_TOOLS_TOKENS
+from proxy.tokens import Tokens
+from tests.bench import chart
+from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE
+from tests.bench.replay import Call, Kind, Recorded, Way, breaks, cost, plainly, proxied, recorded
+from tests.bench.rivals import HEADROOM, headroom, redeciding, window
+from tests.transcripts import FOLDER, Run, absence, load
+
+OURS = "proxy: auto (default)"
+WAYS: dict[str, Way] = {
+    "no proxy": plainly,
+    OURS: proxied(Offload()),
+    "proxy: auto, wait: always": proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
+    "proxy: auto, 3 later": proxied(Offload(), late=4),
+    "proxy: compact": proxied(Offload(mode=Mode.COMPACT)),
+    "proxy: compress": proxied(Offload(mode=Mode.COMPRESS)),
+    "last 5 results": window(5),
+    "last 10 results": window(10),
+    "decided at every request": redeciding(Offload()),
+}
+READ_BACK = (0.0, 0.05, 0.2)
+"""The chance of each moved result to be read back once."""
+MAX_TOTAL, KEEP = (10_000, 20_000, 40_000, 80_000), (None, 6, 12)
+"""The sweep over `max_total_tokens` and `keep_recent_count`."""
+SWEPT = ("128 x 0.25", "128 x 0.1", BREAKPOINTS)
+
+HALF_SENT, MEDIAN_COST, WORST_COST, NOT_ABOVE = 0.5, 0.75, 1.25, 0.9
+"""What is expected of us: of all runs, 90 % are not to cost more than without a proxy."""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One run sent one way: tokens, those of its last request, prefix breaks, summaries, cost by cache."""
+
+    sent: int
+    last: int
+    breaks: int
+    summaries: int
+    costs: dict[str, float]
+
+
+class Bench:
+    """The runs, and each one's figures without a proxy, to which the others' are compared."""
+
+    def __init__(self, runs: Sequence[Recorded]) -> None:
+        self.runs = runs
+        self.plain = self.figures(plainly)
+
+    def figures(self, way: Way, models: Iterable[str] = MODELS) -> list[Figures]:
+        return [figures(list(way(run)), models) for run in self.runs]
+
+    def ratios(self, found: Sequence[Figures], value: Callable[[Figures], float]) -> list[float]:
+        return [value(one) / value(plain) for one, plain in zip(found, self.plain, strict=True)]
+
+    def costs(self, found: Sequence[Figures], model: str) -> list[float]:
+        return self.ratios(found, lambda one: one.costs[model])
+
+
+def figures(calls: Sequence[Call], models: Iterable[str] = MODELS) -> Figures:
+    return Figures(
+        sent=sum(call.prompt.tokens for call in calls),
+        last=[call.prompt.tokens for call in calls if call.kind is Kind.CLIENT][-1],
+        breaks=breaks(calls),
+        summaries=sum(call.kind is Kind.SUMMARY for call in calls),
+        costs={model: cost(calls, MODELS[model]) for model in models},
+    )
+
+
+def read_back(chance: float, never: Sequence[float], always: Sequence[float]) -> list[float]:
+    """Expected ratios where each moved result is read back with that chance, from those at 0 and at 1."""
+    return [low + chance * (high - low) for low, high in zip(never, always, strict=True)]
+
+
+def share(values: Sequence[float], limit: float = 1.0) -> float:
+    """How many of them are not above the limit, for what that means beside rounding."""
+    return sum(value <= limit + 1e-9 for value in values) / len(values)
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The smallest of them that at least this part is not above."""
+    ordered = sorted(values)
+    return ordered[ceil(len(ordered) * part) - 1]
+
+
+def shortfalls(bench: Bench, ours: Sequence[Figures]) -> list[str]:
+    """In what the default policy misses what is expected of it."""
+    sent = median(bench.ratios(ours, lambda one: one.sent))
+    missed = [f"{sent:.3f} of the tokens sent"] if sent > HALF_SENT else []
+    for model in (name for name in MODELS if name not in (FREE_READS, NO_CACHE)):
+        costs = bench.costs(ours, model)
+        if median(costs) > MEDIAN_COST or max(costs) > WORST_COST or share(costs) < NOT_ABOVE:
+            missed.append(
+                f"{model}: median {median(costs):.3f}, worst {max(costs):.3f}, {share(costs):.0%} not above 1"
+            )
+    return missed
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def sent_table(bench: Bench, found: dict[str, list[Figures]]) -> str:
+    lines = [f"{'medians; means behind |':26}{'sent':>8}{'last':>8} |{'breaks':>7}{'summaries':>11}"]
+    for way, rows in found.items():
+        sent, last = bench.ratios(rows, lambda one: one.sent), bench.ratios(rows, lambda one: one.last)
+        broken, summaries = (sum(getattr(row, name) for row in rows) / len(rows) for name in ("breaks", "summaries"))
+        lines.append(f"{way:26}{median(sent):8.3f}{median(last):8.3f} |{broken:7.1f}{summaries:11.1f}")
+    return "\n".join(lines)
+
+
+def cost_table(
+    bench: Bench, found: dict[str, list[Figures]], title: str, of: Callable[[Sequence[float]], float]
+) -> str:
+    lines = [f"{title:26}" + "".join(f"{model:>13}" for model in MODELS)]
+    lines += [
+        f"{way:26}" + "".join(f"{of(bench.costs(rows, model)):13.3f}" for model in MODELS)
+        for way, rows in found.items()
+        if rows != bench.plain
+    ]
+    return "\n".join(lines)
+
+
+def default_table(bench: Bench, ours: Sequence[Figures], reading: Sequence[Figures]) -> str:
+    chances = "".join(f"{f'{chance:.0%} read':>10}" for chance in READ_BACK[1:])
+    lines = [f"{OURS:26}{'median':>8}{'p90':>8}{'worst':>8}{'<= 1.00':>9}{chances}"]
+    for model in MODELS:
+        costs, always = bench.costs(ours, model), bench.costs(reading, model)
+        expected = "".join(f"{median(read_back(chance, costs, always)):10.3f}" for chance in READ_BACK[1:])
+        spread = f"{median(costs):8.3f}{percentile(costs, 0.9):8.3f}{max(costs):8.3f}{share(costs):9.0%}"
+        lines.append(f"{model:26}{spread}{expected}")
+    return "\n".join(lines)
+
+
+def source_table(bench: Bench, ours: Sequence[Figures]) -> str:
+    lines = [f"{'by source':26}{'runs':>6}{'sent':>8}" + "".join(f"{model:>13}" for model in SWEPT)]
+    sent = bench.ratios(ours, lambda one: one.sent)
+    for source in sorted({run.source for run in bench.runs}):
+        places = [place for place, run in enumerate(bench.runs) if run.source == source]
+        costs = [median(bench.costs(ours, model)[place] for place in places) for model in SWEPT]
+        middle = median(sent[place] for place in places)
+        lines.append(f"{source:26}{len(places):6}{middle:8.3f}" + "".join(f"{one:13.3f}" for one in costs))
+    return "\n".join(lines)
+
+
+Sweep = dict[tuple[int, int | None], list[Figures]]
+
+
+def swept(bench: Bench) -> Sweep:
+    """By `max_total_tokens` and `keep_recent_count`."""
+    policies = {
+        (total, keep): Offload(max_total_tokens=total, keep_recent_count=keep) for total in MAX_TOTAL for keep in KEEP
+    }
+    return {key: bench.figures(proxied(policy), SWEPT) for key, policy in policies.items()}
+
+
+def sweep_table(bench: Bench, sweep: Sweep) -> str:
+    head = f"{'max_total':>9} {'keep_recent':>11} {'sent':>7} {'last':>7} {'events':>7}"
+    lines = [head + "".join(f"{f'{model} (worst)':>24}" for model in SWEPT)]
+    for (total, keep), rows in sweep.items():
+        sent, last = bench.ratios(rows, lambda one: one.sent), bench.ratios(rows, lambda one: one.last)
+        costs = [bench.costs(rows, model) for model in SWEPT]
+        priced = "".join(f"{f'{median(one):.3f} ({max(one):.3f})':>24}" for one in costs)
+        happened = events(bench.runs, Offload(max_total_tokens=total, keep_recent_count=keep))
+        lines.append(f"{total:9,} {keep or 'null':>11} {median(sent):7.3f} {median(last):7.3f} {happened:7.2f}{priced}")
+    return "\n".join(lines)
+
+
+def events(runs: Sequence[Recorded], offload: Offload) -> float:
+    """How many a run has, on average."""
+    plans = [fold(run.items[: run.points[-1]], offload, Room(), OUR_TOOLS_TOKENS) for run in runs]
+    return sum(len(plan.events) for plan in plans) / len(plans)
+
+
+# -- charts ------------------------------------------------------------------------------------------------------------
+
+
+def draw(folder: Path, bench: Bench, found: dict[str, list[Figures]], sweep: Sweep) -> None:
+    ours = found[OURS]
+    x, y = "share of the runs, cheapest first", "cost, of no proxy"
+    with chart.saved(folder / "savings-cost.png", "Cost of each run at the default policy", x=x, y=y) as axes:
+        for model in MODELS:
+            if model in ("64 x 0.1", "16 x 0.1"):
+                continue  # no eye could tell them from 128 x 0.1
+            costs = sorted(bench.costs(ours, model))
+            axes.plot([place / len(costs) for place in range(1, len(costs) + 1)], costs, label=model)
+        axes.axhline(1, color="black", linewidth=0.8)
+    run = max(bench.runs, key=lambda one: len(one.points))
+    with chart.saved(folder / "savings-turns.png", f"One run, {run.id}", x="request", y="tokens sent") as axes:
+        for name in ("no proxy", OURS, "last 5 results", "decided at every request"):
+            axes.plot([call.prompt.tokens for call in WAYS[name](run) if call.kind is Kind.CLIENT], label=name)
+    x, y = "max_total_tokens", "median, of no proxy"
+    with chart.saved(folder / "savings-sweep.png", "How much may lie around", x=x, y=y) as axes:
+        rows = [sweep[total, None] for total in MAX_TOTAL]
+        axes.plot(
+            MAX_TOTAL, [median(bench.ratios(one, lambda figures: figures.sent)) for one in rows], "k--", label="sent"
+        )
+        for model in SWEPT:
+            axes.plot(MAX_TOTAL, [median(bench.costs(one, model)) for one in rows], marker="o", label=f"cost, {model}")
+
+
+def report(runs: Sequence[Recorded], folder: Path | None, peer: bool = False) -> None:
+    """Every table, and the charts if there is a folder for them. `peer`: with headroom's library among the rest."""
+    bench = Bench(runs)
+    found = {name: bench.figures(way) for name, way in WAYS.items()}
+    if peer:
+        with headroom(Tokens()) as way:
+            found["headroom-ai 0.42.0"] = bench.figures(way)
+    reading = bench.figures(proxied(Offload(), reading=True))
+    ours, sweep = found[OURS], swept(bench)
+    tables = [
+        f"{len(runs)} runs, {sum(len(run.points) for run in runs):,} requests",
+        sent_table(bench, found),
+        cost_table(bench, found, "cost, median", median),
+        cost_table(bench, found, "cost, worst", max),
+        default_table(bench, ours, reading),
+        source_table(bench, ours),
+        sweep_table(bench, sweep),
+        "expected, and missed: " + ("; ".join(shortfalls(bench, ours)) or "nothing"),
+    ]
+    print("\n\n".join(tables))
+    if folder:
+        draw(folder, bench, found, sweep)
+
+
+def plannable(runs: Iterable[Run]) -> Iterator[Recorded]:
+    """The runs that the proxy would plan; it says which ones it would not."""
+    tokens = Tokens()
+    for run in runs:
+        try:
+            yield recorded(run, tokens)
+        except Unplannable as error:
+            print(f"{run.id}: left out, {error}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="where the recorded runs are")
+    parser.add_argument("--above", type=int, default=30_000, help="tokens that a run must have [30000]")
+    parser.add_argument("--smoke", action="store_true", help="two runs only, to see that it works")
+    parser.add_argument("--headroom", action="store_true", help=f"with headroom-ai's library, of {HEADROOM} (minutes)")
+    parser.add_argument("--png-dir", type=Path, help="where charts are to be written")
+    options = parser.parse_args()
+    if absence(options.transcripts):
+        print(absence(options.transcripts))
+        return 0
+    if options.headroom and not HEADROOM.exists():
+        parser.error(f"{HEADROOM} is not there: `make bench-peers`")
+    loaded = load(options.above, folder=options.transcripts)
+    report(list(islice(plannable(loaded), 2 if options.smoke else None)), options.png_dir, options.headroom)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""Caches and replays by hand-computed sequences; what is expected of the default policy on the recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from proxy.core.plan import Item, Role
+from proxy.core.policy import Compress, Inject, Mode, Offload, Wait
+from proxy.prepare import OUR_TOOLS_TOKENS
+from proxy.tokens import Tokens
+from tests.bench import savings
+from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE, Prompt
+from tests.bench.replay import (
+    OUTPUT_PRICE,
+    READ_CALL,
+    SUMMARY,
+    SUMMARY_OUTPUT,
+    TASK,
+    Call,
+    Kind,
+    Recorded,
+    Way,
+    breaks,
+    cost,
+    plainly,
+    proxied,
+)
+from tests.bench.rivals import HEADROOM, PLACEHOLDER, headroom, redeciding, window
+from tests.transcripts import load, needed
+
+ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
+BRIEF = 50
+
+
+def prompt(text: str) -> Prompt:
+    """`a:100 b:50*3`: segments by key, with their tokens and (one, where not said) blocks. The first is the head."""
+    return Prompt(segment(word) for word in text.split())
+
+
+def segment(word: str) -> tuple[str, int, int]:
+    key, _, size = word.partition(":")
+    tokens, _, blocks = size.partition("*")
+    return key, int(tokens), int(blocks or 1)
+
+
+def run(text: str, tools: int = 0) -> Recorded:
+    """`s:10 u:10 a:10 t:900`: roles with their tokens."""
+    items = [item(role, int(size)) for role, _, size in (word.partition(":") for word in text.split())]
+    points = [index for index, one in enumerate(items) if index and one.role is Role.ASSISTANT]
+    return Recorded("run", "test", items, [1] * len(items), tools, [], points)
+
+
+def item(role: str, tokens: int) -> Item:
+    brief = min(tokens, BRIEF) if role == "t" else tokens
+    return Item(ROLES[role], tokens, tokens, brief)
+
+
+def sent(way: Way, recorded: Recorded) -> list[tuple[int, str]]:
+    """Tokens of each call, and why it was made."""
+    return [(call.prompt.tokens, call.kind.name.lower()) for call in way(recorded)]
+
+
+def offload(mode: Mode, **changes: object) -> Offload:
+    """Events as soon as there is anything to be moved."""
+    defaults: dict[str, object] = {
+        "max_total_tokens": 1000,
+        "max_tool_message_tokens": 200,
+        "min_saved_tokens": 100,
+        "cached_read": 0,
+        "cache_write": 0,
+        "pin_user_tokens": 100,
+        "compress": Compress(snapshot_tokens=100),
+    }
+    return Offload(mode=mode, **{**defaults, **changes})
+
+
+# -- caches -----------------------------------------------------------------------------------------------------------
+
+LONG = "a:1000 b:100"
+SEQUENCES = {
+    "128: from 1,024 tokens on, in whole units": (
+        "128 x 0.5",
+        [(LONG, 1100), (f"{LONG} c:300", 1400 - 1024 / 2), (f"{LONG} c:300", 1400 - 1280 / 2)],
+    ),
+    "128: a prefix that is too short": ("128 x 0.5", [(LONG, 1100), ("a:1000 x:500", 1500)]),
+    "128: read at a quarter": ("128 x 0.25", [(LONG, 1100), (f"{LONG} c:300", 1400 - 1024 * 0.75)]),
+    "128: read at a tenth": ("128 x 0.1", [(LONG, 1100), (f"{LONG} c:300", 1400 - 1024 * 0.9)]),
+    "128: of any earlier prompt, not only the last": (
+        "128 x 0.5",
+        [("a:2048", 2048), ("b:2048", 2048), ("a:2048 c:1", 1025)],
+    ),
+    "64": ("64 x 0.1", [("a:63", 63), ("a:63 b:37", 100), ("a:63 b:37 c:50", 150 - 64 * 0.9)]),
+    "16": ("16 x 0.1", [("a:100", 100), ("a:100 b:50", 150 - 96 * 0.9), ("x:1 a:100", 101)]),
+    "16, reading free": (FREE_READS, [("a:100", 100), ("a:100 b:50", 54)]),
+    "none": (NO_CACHE, [("a:100", 100), ("a:100", 100)]),
+    "breakpoints: written, then read": (
+        BREAKPOINTS,
+        [("s:2000 u:500", 2500 * 1.25), ("s:2000 u:500 a:100 t:400", 250 + 500 * 1.25)],
+    ),
+    "breakpoints: behind a change, the head's is left": (
+        BREAKPOINTS,
+        [("s:2000 u:500", 2500 * 1.25), ("s:2000 x:300", 200 + 300 * 1.25)],
+    ),
+    "breakpoints: too little is not written": (BREAKPOINTS, [("s:500 u:500", 1000), ("s:500 u:500 a:24", 1024 * 1.25)]),
+    "breakpoints: nothing but breakpoints is an entry": (
+        BREAKPOINTS,
+        [("s:100 u:2000 a:500", 2600 * 1.25), ("s:100 u:2000 x:500", 2600 * 1.25)],
+    ),
+    "breakpoints: 20 blocks are looked at": (
+        BREAKPOINTS,
+        [("s:2000 u:500", 2500 * 1.25), ("s:2000 u:500 t:190*19", 250 + 190 * 1.25)],
+    ),
+    "breakpoints: and no 21st": (
+        BREAKPOINTS,
+        [("s:2000 u:500", 2500 * 1.25), ("s:2000 u:500 t:200*20", 200 + 700 * 1.25)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "sequence"), SEQUENCES.values(), ids=SEQUENCES.keys())
+def test_what_a_sequence_costs(model: str, sequence: Iterable[tuple[str, float]]) -> None:
+    cache = MODELS[model].cold()
+    for text, expected in sequence:
+        assert cache.charge(prompt(text)) == pytest.approx(expected)
+
+
+def test_every_model_has_a_sequence() -> None:
+    assert {model for model, _ in SEQUENCES.values()} == set(MODELS)
+
+
+def test_output_counts_and_caches_are_cold_at_first() -> None:
+    calls = [Call(prompt("a:100"), output=7), Call(prompt("a:100"))]
+    assert cost(calls, MODELS[FREE_READS]) == cost(calls, MODELS[FREE_READS]) == 100 + OUTPUT_PRICE * 7 + 4
+
+
+# -- ways to send a run -----------------------------------------------------------------------------------------------
+
+STEPS = "s:10 u:10 a:10 t:1500 a:10 t:30 a:10"
+
+
+def test_without_a_proxy() -> None:
+    assert sent(plainly, run(STEPS, tools=5)) == [(25, "client"), (1535, "client"), (1575, "client")]
+    assert breaks(plainly(run(STEPS))) == 0
+
+
+def test_compaction_brings_our_tools_along() -> None:
+    way = proxied(offload(Mode.COMPACT))
+    moved = 1570 - 1500 + BRIEF + OUR_TOOLS_TOKENS
+    assert sent(way, run(STEPS)) == [(20, "client"), (1530, "client"), (moved, "client")]
+    assert breaks(way(run(STEPS))) == 1
+    always = proxied(offload(Mode.COMPACT), Inject.ALWAYS)
+    assert sent(always, run(STEPS))[0] == (20 + OUR_TOOLS_TOKENS, "client")
+
+
+WORDY = "s:10 u:10 a:2000 t:10 a:20 t:30 a:20 t:40 a:20"
+SUMMARISED = (2030 + TASK, "summary")
+"""The call for the cut before the second step, on what had been sent until then."""
+SHOWN = 20 + SUMMARY + OUR_TOOLS_TOKENS
+BEGUN = [(20, "client"), (2030, "client"), SUMMARISED]
+
+
+@pytest.mark.parametrize(
+    ("late", "expected", "broken"),
+    [
+        (0, [*BEGUN, (SHOWN + 50, "client"), (SHOWN + 110, "client")], 1),
+        (1, [*BEGUN, (2080, "client"), (SHOWN + 110, "client")], 1),
+        (2, [*BEGUN, (2080, "client"), (2140, "client")], 0),
+    ],
+)
+def test_an_event_waits_for_its_snapshot(late: int, expected: list[tuple[int, str]], broken: int) -> None:
+    wait = Wait.NEVER if late else Wait.ALWAYS
+    way = proxied(offload(Mode.COMPRESS, compress=Compress(snapshot_tokens=100, wait=wait)), late=late)
+    assert sent(way, run(WORDY)) == expected
+    assert breaks(way(run(WORDY))) == broken
+    assert [call.output for call in way(run(WORDY)) if call.kind is Kind.SUMMARY] == [SUMMARY_OUTPUT]
+
+
+def test_a_result_is_read_back_in_pages_which_stay() -> None:
+    steps = "s:10 u:10 a:10 t:7000 a:10 t:30 a:10 t:30 a:10"
+    way = proxied(offload(Mode.COMPACT), reading=True)
+    moved = 70 + BRIEF + OUR_TOOLS_TOKENS
+    first, second = READ_CALL + 6000, READ_CALL + 1000
+    assert sent(way, run(steps)) == [
+        (20, "client"),
+        (7030, "client"),
+        (moved, "client"),
+        (moved + first, "round"),
+        (moved + first + second, "round"),
+        (moved + first + second + 40, "client"),
+    ]
+    assert [call.output for call in way(run(steps))] == [0, 0, READ_CALL, READ_CALL, 0, 0]
+    assert breaks(way(run(steps))) == 1
+
+
+def test_a_window_of_results_slides_at_every_request() -> None:
+    steps = "s:10 u:10 a:10 t:500 a:10 t:600 a:10 t:5 a:10"
+    assert sent(window(1), run(steps)) == [
+        (20, "client"),
+        (530, "client"),
+        (640 + PLACEHOLDER, "client"),
+        (55 + 2 * PLACEHOLDER, "client"),
+    ]
+    assert breaks(window(1)(run(steps))) == 2
+
+
+def test_who_decides_at_every_request_pays_for_every_summary() -> None:
+    way = redeciding(offload(Mode.AUTO))
+    found = list(way(run(WORDY)))
+    assert [call.kind.name for call in found] == ["CLIENT", "CLIENT", "SUMMARY", "CLIENT", "SUMMARY", "CLIENT"]
+    assert [call.prompt.tokens for call in found[-2:]] == [2030 + 50 + TASK, 10 + SUMMARY + 60]
+
+
+def test_who_decides_at_every_request_compacts_what_is_large_and_old() -> None:
+    found = list(redeciding(offload(Mode.AUTO))(run(STEPS)))
+    assert [call.prompt.tokens for call in found] == [20, 1530, 1570 - 1500 + BRIEF]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_reading_back_is_expected_between_never_and_always() -> None:
+    assert savings.read_back(0.2, [0.5, 0.8], [1.0, 0.8]) == [pytest.approx(0.6), 0.8]
+
+
+def test_shares_and_percentiles() -> None:
+    values = [0.2, 1.0, 1.1, 0.5, 0.3, 0.4, 0.6, 0.7, 0.8, 0.9]
+    assert savings.share(values) == 0.9
+    assert savings.percentile(values, 0.9) == 1.0
+    assert savings.percentile([3.0], 0.9) == 3.0
+
+
+def test_figures_of_a_run() -> None:
+    found = savings.figures(list(proxied(offload(Mode.COMPRESS))(run(WORDY))))
+    assert (found.summaries, found.breaks) == (1, 1)
+    assert found.costs[NO_CACHE] == found.sent + OUTPUT_PRICE * SUMMARY_OUTPUT
+    assert found.last == SHOWN + 110
+
+
+def test_the_sweep_covers_every_pair_and_tightening_sends_less() -> None:
+    long = run("s:10 u:10 " + "a:100 t:6000 " * 30 + "a:10")
+    bench = savings.Bench([long])
+    sweep = savings.swept(bench)
+    assert set(sweep) == {(total, keep) for total in savings.MAX_TOTAL for keep in savings.KEEP}
+    by_total = [sweep[total, None][0].sent for total in savings.MAX_TOTAL]
+    assert by_total == sorted(by_total) and by_total[0] < by_total[-1]
+    assert len(savings.sweep_table(bench, sweep).splitlines()) == len(sweep) + 1
+
+
+def test_what_is_missed_is_said() -> None:
+    bench = savings.Bench([run(STEPS)])
+    [said, *models] = savings.shortfalls(bench, bench.plain)
+    assert said == "1.000 of the tokens sent"
+    assert len(models) == len(MODELS) - 2
+
+
+def test_without_transcripts_it_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["savings", "--transcripts", str(tmp_path)])
+    assert savings.main() == 0
+    assert capsys.readouterr().out == f"no recorded runs in {tmp_path} (set OFFLOAD_TRANSCRIPTS)\n"
+
+
+# -- the recorded runs ------------------------------------------------------------------------------------------------
+
+
+@needed
+def test_the_default_policy_holds_what_is_expected_of_it() -> None:
+    bench = savings.Bench(list(savings.plannable(load(30_000))))
+    assert len(bench.runs) >= 100
+    assert savings.shortfalls(bench, bench.figures(savings.WAYS[savings.OURS])) == []
+
+
+@needed
+def test_long_runs_are_reduced_by_four_fifths() -> None:
+    bench = savings.Bench(list(savings.plannable(load(90_000))))
+    ours = bench.figures(savings.WAYS[savings.OURS])
+    assert len(ours) >= 20
+    assert median(bench.ratios(ours, lambda one: one.last)) <= 0.2
+
+
+@needed
+@pytest.mark.skipif(not HEADROOM.exists(), reason="headroom is not installed (make bench-peers)")
+def test_headroom_answers_every_request() -> None:
+    [short, *_] = (one for one in savings.plannable(load()) if 3 <= len(one.points) <= 6)
+    with headroom(Tokens()) as way:
+        calls = list(way(short))
+    assert len(calls) == len(short.points)
+    assert all(call.prompt.tokens > 0 for call in calls)
+
+
+@needed
+def test_charts_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [one for _, one in zip(range(2), savings.plannable(load(30_000)), strict=False)]
+    savings.report(runs, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"savings-{name}.png" for name in ("cost", "turns", "sweep")}
+    assert "expected, and missed:" in capsys.readouterr().out
