@@ -214,7 +214,7 @@ class _Request:
         said = refusal.said()
         model, policy = history.request.model, self._tenant.policy
         if overflow.is_overflow(refusal.status, said):
-            sent = self._ready.tokens if self._ready else history.tokens()
+            sent = self._ready.tokens if self._ready else history.tokens
             learned.overflowed(policy, model, said, sent + history.room.aside)
             return True
         if self._ready and overflow.refuses_additions(refusal.status, said):
@@ -237,7 +237,7 @@ class _Request:
         headers = [(b"x-offload-mode", mode.encode())]
         if self._history is None:
             return headers
-        before = self._history.tokens()
+        before = self._history.tokens
         numbers = {
             b"x-offload-tokens-before": before,
             b"x-offload-tokens-after": self._ready.tokens if self._ready else before,
@@ -261,14 +261,14 @@ class _Request:
 
 def _planned(history: History) -> dict[str, Any]:
     events = history.plan.events
-    tokens = history.tokens()
+    tokens = history.tokens
     return {
         "mode": history.policy.offload.mode.value,
-        "messages": len(history.items),
+        "messages": len(history.past.items),
         "tokens_before": tokens,
         "tokens_after": tokens,
         "events": len(events),
-        "new_event": bool(events) and events[-1].point == len(history.items),
+        "new_event": bool(events) and events[-1].point == len(history.past.items),
     }
 
 

@@ -11,7 +11,8 @@ from msgspec import Raw
 
 from proxy.core import compress, rawjson, render, tools
 from proxy.core.files import Files, moved_files, piece_loader
-from proxy.core.plan import Cut, Item, Plan, Role, Room, fold, live
+from proxy.core.past import Past, Terms
+from proxy.core.plan import Cut, Plan, Role, Room, live
 from proxy.core.policy import Inject, Mode, Policy
 from proxy.core.render import Round, Shown
 from proxy.core.request import ChatRequest, function_tool, has_tools, with_tools
@@ -38,10 +39,9 @@ class History(msgspec.Struct, frozen=True):
     request: ChatRequest
     policy: Policy
     transcript: Transcript
-    items: list[Item]
+    past: Past
     plan: Plan
     room: Room
-    chain: list[bytes]
     names: tuple[str, str]
 
     @property
@@ -53,9 +53,15 @@ class History(msgspec.Struct, frozen=True):
         """Whether anything may have to be changed."""
         return self.policy.tools.inject is Inject.ALWAYS or not self.plan.empty
 
+    @property
     def tokens(self) -> int:
         """The messages as the client sent them."""
-        return sum(message.tokens for message in self.transcript.messages)
+        return self.past.tokens
+
+    @property
+    def chain(self) -> list[bytes]:
+        """Entry *i* identifies what the first *i* messages mean."""
+        return self.past.links
 
     def reply_links(self) -> dict[int, bytes]:
         """Where a reply may have hidden rounds from the client: its index → the digest of the history that it ends."""
@@ -93,15 +99,11 @@ async def plan(asked: ChatRequest, policy: Policy, window: int | None, reader: R
     names = asked.our_names()
     if policy.offload.mode is Mode.OFF or names is None or asked.obstacle():
         return None
-    messages = await reader.read(asked.messages, Reading.of(policy.offload), asked.model)
-    transcript = Transcript(asked.messages, messages)
     defined = await reader.tool_tokens(asked.known.tools, asked.model)
     room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
-    items = transcript.items(policy.offload)
     entering = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
-    planned = fold(items, policy.offload, room, entering)
-    chain = transcript.chain() if not planned.empty or policy.tools.inject is Inject.ALWAYS else []
-    return History(asked, policy, transcript, items, planned, room, chain, names)
+    past = await reader.past(asked.messages, Terms(asked.model, policy.offload, room, entering))
+    return History(asked, policy, past.transcript(asked.messages), past, past.plan(), room, names)
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -222,7 +224,7 @@ def _size(history: History, plan: Plan, shown: Shown | None, rounds: Mapping[int
     total = sum(hidden.tokens for index, hidden in rounds.items() if index >= start)
     if shown:
         total += reader.count(render.shown_block(history.transcript, shown), history.request.model)
-    for index, item in enumerate(history.items):
+    for index, item in enumerate(history.past.items):
         if shown and index < shown.cut.end and not render.stays(history.transcript, shown.cut, index):
             continue
         total += live(item, plan.moves.get(index))

@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.core.compact import Shape
+from proxy.core.past import Past, Terms
 from proxy.core.render import Compacted
 from proxy.core.transcript import Message, Reading, Transcript, compacted, digest, read
 from proxy.lru import Lru
@@ -21,6 +22,10 @@ MESSAGES = 100_000
 MESSAGE_BYTES = 700
 """What a cached message takes, about: they are counted and not weighed."""
 COMPACTED_BYTES = 32 << 20
+
+PAST_BYTES = 32 << 20
+LONG = 4
+"""Messages of a history that is worth looking for. By these first ones it is found: a reply is among them."""
 
 Key = bytes
 """A message's digest, and that of all else that its measure depends on."""
@@ -38,11 +43,39 @@ class Reader:
         self._messages: Lru[Key, Message] = Lru(MESSAGES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
+        self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, Past]] = Lru(PAST_BYTES)
 
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Entries and bytes of each cache, for the metrics."""
-        read, made = self._messages, self._compacted
-        return {"messages": (len(read), len(read) * MESSAGE_BYTES), "compacted": (len(made), made.weight)}
+        read, made, pasts = self._messages, self._compacted, self._pasts
+        return {
+            "messages": (len(read), len(read) * MESSAGE_BYTES),
+            "compacted": (len(made), made.weight),
+            "histories": (len(pasts), pasts.weight),
+        }
+
+    async def past(self, raws: Sequence[Raw], terms: Terms) -> Past:
+        """A history, measured and folded. Of one that goes on from an earlier request's only what is new is read.
+
+        Raises Unplannable.
+        """
+        past = Past.beginning(terms)
+        if len(raws) < LONG:
+            return await self._extended(past, raws, terms)
+        seen = hashlib.sha256(_bytes(raws[:LONG]))
+        key = (seen.digest(), terms)
+        known, earlier = self._pasts.get(key) or (b"", past)
+        reached = max(len(earlier.messages), LONG)
+        seen.update(_bytes(raws[LONG:reached]))
+        if seen.digest() == known:
+            past = earlier
+        seen.update(_bytes(raws[reached:]))
+        past = await self._extended(past, raws[len(past.messages) :], terms)
+        self._pasts.put(key, (seen.digest(), past), past.size())
+        return past
+
+    async def _extended(self, past: Past, raws: Sequence[Raw], terms: Terms) -> Past:
+        return past.extended(await self.read(raws, Reading.of(terms.offload), terms.model))
 
     async def read(self, raws: Sequence[Raw], reading: Reading, model: str) -> list[Message]:
         """Every message's measure, in order. Raises Unplannable."""
@@ -96,6 +129,11 @@ class Reader:
 
     def _counter(self, model: str) -> Callable[[str], int]:
         return lambda text: self._tokens.count(text, model)
+
+
+def _bytes(raws: Sequence[Raw]) -> bytes:
+    """Messages as they stand in an array: what two of these make up is what both together do."""
+    return b",".join([*raws, b""])
 
 
 def _variant(*parts: object) -> bytes:

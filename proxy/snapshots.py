@@ -87,7 +87,7 @@ def _sizes(history: History, cut: Cut, shown: Shown | None) -> dict[int, int]:
     """Tokens of each message up to the cut as it was sent before the cut's event; those that a snapshot stood for count
     as that snapshot, at its first message."""
     moves = history.plan.before(cut.event).moves
-    sizes = {index: live(item, moves.get(index)) for index, item in enumerate(history.items[: cut.end])}
+    sizes = {index: live(item, moves.get(index)) for index, item in enumerate(history.past.items[: cut.end])}
     before = render.taken(history.transcript, shown.cut) if shown else []
     sizes |= dict.fromkeys(before, 0)
     return sizes | dict.fromkeys(before[:1], history.policy.offload.compress.snapshot_tokens)

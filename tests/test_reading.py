@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Raw
 
 from proxy.core.compact import Shape
-from proxy.core.transcript import Reading, Transcript, Unplannable
+from proxy.core.past import Past, Terms
+from proxy.core.plan import Room
+from proxy.core.policy import Offload
+from proxy.core.transcript import Message, Reading, Transcript, Unplannable
 from proxy.reading import INLINE_BYTES, Reader
 
 READING = Reading(Shape("/s", 5, 0), 100)
@@ -54,6 +62,61 @@ async def test_another_model_or_shape_is_read_anew(reading: Reading, model: str)
     for how, which in ((READING, "m"), (reading, model)):
         await reader.read([raw("one")], how, which)
         assert tokens.taken() == {"one"}
+
+
+WORDS = st.sampled_from(["", "a", "bb " * 40, "word " * 400])
+TERMS = Terms("m", Offload(max_total_tokens=500, min_saved_tokens=0, max_tool_message_tokens=100), Room(), 400)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Raw]:
+    """A user message and its answer, or a call and its result."""
+    if draw(st.booleans()):
+        return [raw(draw(WORDS)), raw(draw(WORDS), "assistant")]
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    asks = Raw(json.dumps({"role": "assistant", "tool_calls": [call]}).encode())
+    return [asks, raw(draw(WORDS), "tool", tool_call_id="c")]
+
+
+@given(st.lists(st.lists(steps(), max_size=6), min_size=2, max_size=6), st.data())
+def test_a_history_that_goes_on_is_what_it_were_read_at_once(parts: list[list[list[Raw]]], data: st.DataObject) -> None:
+    """Whatever came before: it goes on, begins anew, is cut short, or differs in the middle."""
+
+    async def run() -> None:
+        reader, raws = Reader(Counting()), [raw("You are."), raw("Begin."), raw("Yes?", "assistant")]
+        for part in parts:
+            kept = data.draw(st.integers(3, len(raws)))
+            raws = [*raws[:kept], *[one for step in part for one in step]]
+            try:
+                found = await reader.past(raws, TERMS)
+            except Unplannable:
+                with pytest.raises(Unplannable):
+                    await Reader(Counting()).past(raws, TERMS)
+            else:
+                assert seen(found) == seen(await Reader(Counting()).past(raws, TERMS))
+
+    def seen(past: Past) -> tuple[object, ...]:
+        return past.messages, past.tools, past.links, past.items, past.tokens, past.plan()
+
+    asyncio.run(run())
+
+
+async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(Counting())
+    raws = [raw(f"message {number}", "user" if number % 2 else "assistant") for number in range(101)]
+    read: list[int] = []
+    measure = reader.read
+
+    async def counted(some: Sequence[Raw], reading: Reading, model: str) -> list[Message]:
+        read.append(len(some))
+        return await measure(some, reading, model)
+
+    monkeypatch.setattr(reader, "read", counted)
+    for size in (3, 99, 99, 101, 100):
+        await reader.past(raws[:size], TERMS)
+    await reader.past(raws, msgspec.structs.replace(TERMS, model="other"))
+    assert read == [3, 99, 0, 2, 100, 101]
+    assert reader.sizes()["histories"][0] == 2
 
 
 async def test_much_of_it_is_read_in_a_thread_to_the_same_end() -> None:

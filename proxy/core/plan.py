@@ -180,7 +180,8 @@ class Fold:
         self._keep = offload.keep_for_compaction() if compacting else offload.keep_for_compression()
         self._snapshot = offload.compress.snapshot_tokens
         self._enough = max(offload.min_saved_tokens, 1)
-        self._items: list[Item] = []
+        self.items: list[Item] = []
+        """Those taken so far."""
         self._live: list[int] = []  # per message, after the decisions so far; 0 for what a cut has taken
         self._step: list[int] = []  # per message, where its step begins
         self._moves: dict[int, Move] = {}
@@ -204,9 +205,9 @@ class Fold:
 
     def add(self, item: Item) -> None:
         """Take the history's next message; an assistant message shows that the client had asked before it."""
-        index = len(self._items)
+        index = len(self.items)
         if item.role is Role.ASSISTANT:
-            if index and self._items[-1].role is not Role.ASSISTANT:
+            if index and self.items[-1].role is not Role.ASSISTANT:
                 self._request_point()
             self._unanswered = index + 1
         elif item.role is Role.USER:
@@ -214,10 +215,25 @@ class Fold:
         self._append(index, item)
 
     def plan(self) -> Plan:
-        """The plan for a request that ends here. Nothing may be added afterwards."""
-        if self._items and self._items[-1].role is not Role.ASSISTANT:
-            self._request_point()
-        # Else a prefill ends the history, and its request point, the one before it, is already behind us.
+        """The plan for a request that ends here. The fold itself can go on."""
+        if not self.items or self.items[-1].role is Role.ASSISTANT:
+            return self._decided()  # a prefill ends the history: its request point, the one before it, is behind us
+        if not self._events and self._total <= self._offload.max_total_tokens and self._room.holds(self._total):
+            return self._decided()  # nothing is too much
+        ended = self.copy()
+        ended._request_point()
+        return ended._decided()
+
+    def copy(self) -> Fold:
+        """Another one in the same state."""
+        other = object.__new__(Fold)
+        other.__dict__.update(self.__dict__)
+        other.items, other._live, other._step = self.items.copy(), self._live.copy(), self._step.copy()
+        other._moves, other._cuts, other._events = self._moves.copy(), self._cuts.copy(), self._events.copy()
+        other._gains, other._pins = self._gains.copy(), self._pins.copy()
+        return other
+
+    def _decided(self) -> Plan:
         return Plan(
             moves=dict(self._moves),
             cuts=tuple(self._cuts),
@@ -235,7 +251,7 @@ class Fold:
             self._moves[index] = Move(glimpse=True, event=0)
         in_step = item.role is Role.TOOL and index > 0
         self._step.append(self._step[-1] if in_step else index)
-        self._items.append(item)
+        self.items.append(item)
         self._live.append(live)
         self._total += live
         if item.role is Role.SYSTEM and not self._head:
@@ -254,7 +270,7 @@ class Fold:
 
     def _window(self, keep: int) -> int:
         """Where the recent window begins: `keep` messages or all that is unanswered, widened to whole steps."""
-        size = len(self._items)
+        size = len(self.items)
         start = min(size - min(keep, size), self._unanswered)
         return self._step[start] if start < size else size
 
@@ -265,7 +281,7 @@ class Fold:
 
     def _leave_behind(self, index: int) -> None:
         """Message `index` is no longer recent: count it among what can be moved."""
-        item, live = self._items[index], self._live[index]
+        item, live = self.items[index], self._live[index]
         if self._compactable(index):
             self._gain_from = self._gain_from if self._gains else self._before
             self._gain += live - item.brief
@@ -279,7 +295,7 @@ class Fold:
             self._pins.add(index, live)
 
     def _compactable(self, index: int) -> bool:
-        item = self._items[index]
+        item = self.items[index]
         return (
             item.role is Role.TOOL
             and self._offload.mode is not Mode.COMPRESS
@@ -337,8 +353,8 @@ class Fold:
     def _fit(self) -> None:
         """The request is above the window: move all that was seen, then compress all before what was not."""
         unseen = self._window(0)
-        moved = [index for index in range(self._fitted, unseen) if self._live[index] > self._items[index].brief]
-        freed = sum(self._live[index] - self._items[index].brief for index in moved)
+        moved = [index for index in range(self._fitted, unseen) if self._live[index] > self.items[index].brief]
+        freed = sum(self._live[index] - self.items[index].brief for index in moved)
         self._advance(unseen)
         self._fitted = unseen
         cut = not self._room.holds(self._total - freed) and self._cut_helps(freed)
@@ -358,7 +374,7 @@ class Fold:
     # -- events -------------------------------------------------------------------------------------------------
 
     def _event(self, moved: Iterable[int], cut: bool) -> None:
-        self._events.append(Event(len(self._items), self._turn, self._unanswered))
+        self._events.append(Event(len(self.items), self._turn, self._unanswered))
         self._waited = 0
         for index in moved:
             self._shrink(index)
@@ -367,7 +383,7 @@ class Fold:
             self._cut()
 
     def _shrink(self, index: int) -> None:
-        item = self._items[index]
+        item = self.items[index]
         freed = self._live[index] - item.brief
         self._live[index] = item.brief
         self._total -= freed
@@ -381,12 +397,12 @@ class Fold:
         pins = self._pins.settle()
         freed = self._compressible
         for index in range(self._cuts[-1].end if self._cuts else 0, self._border):
-            if self._items[index].role is not Role.SYSTEM and index not in pins:
+            if self.items[index].role is not Role.SYSTEM and index not in pins:
                 self._live[index] = 0
         self._total -= freed
         self._before -= freed
         self._movable = self._pins.tokens
-        self._fixed = sum(self._items[index].fixed for index in pins)
+        self._fixed = sum(self.items[index].fixed for index in pins)
         self._cuts.append(Cut(end=self._border, pins=pins, event=len(self._events)))
 
 
@@ -414,6 +430,12 @@ class Pins:
         while self.tokens > self._budget:
             self.tokens -= self._others.popleft()[1]
 
+    def copy(self) -> Pins:
+        other = object.__new__(Pins)
+        other.__dict__.update(self.__dict__)
+        other._others = self._others.copy()
+        return other
+
     def settle(self) -> frozenset[int]:
         """The indexes of those pinned now. What fell out before is taken by the cut and does not come back."""
         first = [] if self._first is None else [self._first]
@@ -426,10 +448,6 @@ def fold(items: Iterable[Item], offload: Offload, room: Room, entering: int = 0)
     `entering`: tokens of the tool definitions that come with the first event and stand before everything else, so that
     nothing of the prefix survives it; 0 where they are there from the start.
     """
-    items = list(items)
-    total = sum(item.tokens for item in items)
-    if total <= min(offload.max_total_tokens, offload.max_unseen_tool_tokens) and room.holds(total):
-        return Plan(moves={}, cuts=(), events=(), live=total, fits=True)  # as the fold would say: nothing is too much
     state = Fold(offload, room, entering)
     for item in items:
         state.add(item)

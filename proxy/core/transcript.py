@@ -303,28 +303,43 @@ def _canonical(arguments: str) -> str:
 class Transcript:
     """A whole history: raw messages and what is known of each. Raises Unplannable where calls lack results."""
 
-    def __init__(self, raws: Sequence[bytes | Raw], messages: Sequence[Message]) -> None:
+    def __init__(
+        self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str] | None = None
+    ) -> None:
         self.raws = raws
         self.messages = messages
-        self.tools = _answered_tools(messages)
+        self.tools = answered_tools(messages) if tools is None else tools
         """Per message, the name of the tool whose result it is."""
 
     def items(self, offload: Offload) -> list[Item]:
-        excluded = {tool for tool in set(self.tools) if tool and offload.excludes(tool)}
-        if not excluded:
-            return [message.item for message in self.messages]
-        pairs = zip(self.messages, self.tools, strict=True)
-        return [message.unmovable() if tool in excluded else message.item for message, tool in pairs]
+        return items(self.messages, self.tools, offload)
 
     def chain(self) -> list[bytes]:
         """The history's digests: entry *i* identifies what the first *i* messages mean."""
-        link = bytes(16)
-        links = [link]
-        for message in self.messages:
-            if message.meaning:
-                link = extend(link, message.meaning)
-            links.append(link)
-        return links
+        return [BEGINNING, *links(BEGINNING, self.messages)]
+
+
+def items(messages: Sequence[Message], tools: Sequence[str], offload: Offload) -> list[Item]:
+    """The messages as the plan sees them."""
+    excluded = {tool for tool in set(tools) if tool and offload.excludes(tool)}
+    if not excluded:
+        return [message.item for message in messages]
+    pairs = zip(messages, tools, strict=True)
+    return [message.unmovable() if tool in excluded else message.item for message, tool in pairs]
+
+
+BEGINNING = bytes(16)
+"""The digest of a history without messages."""
+
+
+def links(link: bytes, messages: Sequence[Message]) -> list[bytes]:
+    """The history's digest behind each of these messages; before them it is `link`."""
+    found: list[bytes] = []
+    for message in messages:
+        if message.meaning:
+            link = extend(link, message.meaning)
+        found.append(link)
+    return found
 
 
 def extend(link: bytes, meaning: bytes) -> bytes:
@@ -341,7 +356,8 @@ def reply_meaning(content: str, calls: Sequence[Call]) -> bytes:
     return read(raw, Reading(Shape("", 0, 0), 0), len).meaning
 
 
-def _answered_tools(messages: Sequence[Message]) -> list[str]:
+def answered_tools(messages: Sequence[Message]) -> list[str]:
+    """Per message, the name of the tool whose result it is. Raises Unplannable where calls lack results."""
     tools: list[str] = []
     open_calls: dict[str, str] = {}
     for message in messages:

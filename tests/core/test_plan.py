@@ -344,13 +344,17 @@ def test_what_is_unseen_is_sent_whole(items: list[Item], offload: Offload) -> No
             assert items[index].tokens > offload.max_unseen_tool_tokens
 
 
-@given(histories(), offloads, rooms)
-def test_a_short_history_has_the_plan_that_the_fold_makes(items: list[Item], offload: Offload, room: Room) -> None:
-    items = items[:4]
-    state = Fold(offload, room)
-    for one in items:
+@given(histories(), offloads, rooms, st.integers(0, 3000), st.data())
+def test_a_fold_that_was_asked_goes_on_as_if_it_had_not_been(
+    items: list[Item], offload: Offload, room: Room, entering: int, data: st.DataObject
+) -> None:
+    state = Fold(offload, room, entering)
+    for number, one in enumerate(items):
+        if data.draw(st.booleans()):
+            assert state.plan() == fold(items[:number], offload, room, entering)
+            state = data.draw(st.sampled_from([state, state.copy()]))
         state.add(one)
-    assert fold(items, offload, room) == state.plan()
+    assert state.plan() == state.plan() == fold(items, offload, room, entering)
 
 
 @given(histories(), offloads, rooms)
@@ -373,10 +377,8 @@ def test_work_is_linear_in_the_history() -> None:
             touched += 1
             return super().__getitem__(index)
 
-    from proxy.core.plan import Fold
-
     state = Fold(offload, Room())
-    state._items = Counting()
+    state.items = Counting()
     for one in items:
         state.add(one)
     assert len(state.plan().events) > 4000
