@@ -97,8 +97,8 @@ class App:
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
         self._reader = Reader(self._tokens)
-        self._metrics.watch_cache("messages", lambda: self._reader.sizes()["messages"])
-        self._metrics.watch_cache("compacted", lambda: self._reader.sizes()["compacted"])
+        for cache, size in self._reader.caches().items():
+            self._metrics.watch_cache(cache, size)
         self._summarizer = Summarizer(self._recall_snapshot, self._keep_snapshot, self._reader.count, self._summarized)
         self._chat: Handler = Chat(
             Services(

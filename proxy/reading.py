@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from msgspec import Raw
@@ -45,13 +46,12 @@ class Reader:
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
         self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, Past]] = Lru(PAST_BYTES)
 
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Entries and bytes of each cache, for the metrics."""
-        read, made, pasts = self._messages, self._compacted, self._pasts
+    def caches(self) -> dict[str, Callable[[], tuple[int, int]]]:
+        """What tells the entries and bytes of each cache, for the metrics."""
         return {
-            "messages": (len(read), len(read) * MESSAGE_BYTES),
-            "compacted": (len(made), made.weight),
-            "histories": (len(pasts), pasts.weight),
+            "messages": lambda: (len(self._messages), len(self._messages) * MESSAGE_BYTES),
+            "compacted": lambda: (len(self._compacted), self._compacted.weight),
+            "histories": lambda: (len(self._pasts), self._pasts.weight),
         }
 
     async def past(self, raws: Sequence[Raw], terms: Terms) -> Past:
@@ -136,6 +136,7 @@ def _bytes(raws: Sequence[Raw]) -> bytes:
     return b",".join([*raws, b""])
 
 
-def _variant(*parts: object) -> bytes:
-    """A digest of values of ours. Made once a request: as a part of each key they took longer than the bytes."""
+@lru_cache(256)
+def _variant(*parts: Hashable) -> bytes:
+    """A digest of values of ours. As a part of each key they themselves took longer than the bytes."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).digest()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
-from proxy.protocol import without_offer
+from proxy.protocol import HeldHead, without_offer
 
 
 @pytest.mark.parametrize(
@@ -20,5 +23,52 @@ from proxy.protocol import without_offer
         (b"", b""),
     ],
 )
-def testwithout_offer(data: bytes, parsed: bytes) -> None:
+def test_without_offer(data: bytes, parsed: bytes) -> None:
     assert without_offer(data) == parsed
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+class Written(asyncio.Transport):
+    """What goes out, a write each; None for the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[bytes | None] = []
+
+    def write(self, data: Any) -> None:
+        self.seen.append(bytes(data))
+
+    def close(self) -> None:
+        self.seen.append(None)
+
+
+async def test_a_head_goes_out_with_what_is_behind_it() -> None:
+    written = Written()
+    held = HeldHead(written, asyncio.get_running_loop())
+    for data in (HEAD, b"one", b"two"):
+        held.write(data)
+    assert written.seen == [HEAD + b"one", b"two"]
+    await asyncio.sleep(0)
+    assert written.seen == [HEAD + b"one", b"two"]
+
+
+async def test_a_head_waits_for_no_more_than_a_turn_of_the_loop() -> None:
+    written = Written()
+    held = HeldHead(written, asyncio.get_running_loop())
+    held.write(HEAD)
+    assert written.seen == []
+    await asyncio.sleep(0)
+    assert written.seen == [HEAD]
+    held.write(b"late")
+    assert written.seen == [HEAD, b"late"]
+
+
+async def test_nothing_is_lost_at_the_end() -> None:
+    written = Written()
+    held = HeldHead(written, asyncio.get_running_loop())
+    held.write(HEAD)
+    held.close()
+    await asyncio.sleep(0)
+    assert written.seen == [HEAD, None]

@@ -50,7 +50,7 @@ async def test_only_what_is_new_is_counted() -> None:
     again = await reader.read([raw("one"), raw("three")], READING, "m")
     assert (again[0], again[1].tokens) == (first[0], 9)
     assert tokens.taken() == {"three"}
-    assert reader.sizes()["messages"][0] == 3
+    assert reader.caches()["messages"]()[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: 
         await reader.past(raws[:size], TERMS)
     await reader.past(raws, msgspec.structs.replace(TERMS, model="other"))
     assert read == [3, 99, 0, 2, 100, 101]
-    assert reader.sizes()["histories"][0] == 2
+    assert reader.caches()["histories"]()[0] == 2
 
 
 async def test_much_of_it_is_read_in_a_thread_to_the_same_end() -> None:
@@ -140,7 +140,7 @@ async def test_a_compacted_message_is_made_once() -> None:
     made = make(1, False)
     assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/tool_call_c_")
     assert make(1, False) is made
-    assert reader.sizes()["compacted"] == (1, len(made))
+    assert reader.caches()["compacted"]() == (1, len(made))
     assert make(1, True) != made
 
 
