@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from proxy.core.plan import Role
 from proxy.core.policy import Offload
 from proxy.tokens import Tokens
-from tests.bench.caches import Segment
+from tests.bench.caches import Prompt, Segment
 from tests.bench.replay import (
     SUMMARY,
     SUMMARY_OUTPUT,
@@ -27,6 +28,7 @@ from tests.bench.replay import (
     prompt,
     whole,
 )
+from tests.transcripts import Json
 
 PLACEHOLDER = 20
 """Tokens of a message that says that its text was left out, its frame included."""
@@ -49,35 +51,77 @@ def window(results: int) -> Way:
     return calls
 
 
-ROOT = Path(__file__).parents[2]
-HEADROOM = ROOT / ".peers/headroom/bin/python"
-"""The interpreter of headroom's own environment, once it is installed (`make bench-peers`)."""
+PEERS = Path(__file__).parents[2] / ".peers"
+"""Where `make bench-peers` installs them, each in an environment of its own."""
+
+
+def missing(peers: Iterable[str] = ("headroom", "awecompress")) -> list[str]:
+    """Those of them that are not installed."""
+    return [peer for peer in peers if not _interpreter(peer).exists()]
 
 
 @contextmanager
 def headroom(tokens: Tokens) -> Iterator[Way]:
     """The library of headroom-ai, called by a client with its whole history before each request; offline."""
+    settings = {"HEADROOM_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    with _library("headroom", settings) as ask:
+        segment = _segments(tokens)
 
+        def calls(run: Recorded) -> Iterator[Call]:
+            for point in run.points:
+                yield Call(prompt(run, map(segment, ask(run.messages[:point]))))
+
+        yield calls
+
+
+@contextmanager
+def awecompress(tokens: Tokens) -> Iterator[Way]:
+    """What awecompress makes of each request by its own plan and defaults, its summaries canned.
+
+    A summary's call holds its own task and a transcript, so that nothing of it is cached.
+    """
+    with _library("awecompress", {}) as ask:
+        segment = _segments(tokens)
+
+        def calls(run: Recorded) -> Iterator[Call]:
+            for point in run.points:
+                answer = ask({"run": run.id, "messages": run.messages[:point]})
+                if answer["transcript"]:
+                    task = (("transcript", point), tokens.count(answer["transcript"], "gpt-4o"), 1)
+                    yield Call(Prompt([task], head=0), output=SUMMARY, kind=Kind.SUMMARY)
+                yield Call(prompt(run, map(segment, answer["messages"])))
+
+        yield calls
+
+
+def _segments(tokens: Tokens) -> Callable[[Json], Segment]:
     @cache
     def segment(raw: bytes) -> Segment:
         return raw, measured(raw, tokens).tokens, content_blocks(json.loads(raw))
 
-    with TemporaryDirectory(prefix="offload-headroom-") as home:
-        environment = {"HOME": home, "HEADROOM_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        command = [str(HEADROOM), str(Path(__file__).with_name("headroom_library.py"))]
+    return lambda message: segment(json.dumps(message).encode())
+
+
+@contextmanager
+def _library(peer: str, settings: dict[str, str]) -> Iterator[Callable[[Any], Any]]:
+    """What asks a peer's library, in a process of its own: JSON in, JSON out."""
+    with TemporaryDirectory(prefix="offload-peer-") as home:
+        command = [str(_interpreter(peer)), str(Path(__file__).with_name(f"{peer}_library.py"))]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
+        with subprocess.Popen(command, env={"HOME": home, **settings}, text=True, **pipes) as process:
             asked, answers = process.stdin, process.stdout
             assert asked and answers
 
-            def calls(run: Recorded) -> Iterator[Call]:
-                for point in run.points:
-                    asked.write(json.dumps(run.messages[:point]) + "\n")
-                    asked.flush()
-                    messages = json.loads(answers.readline())
-                    yield Call(prompt(run, [segment(json.dumps(message).encode()) for message in messages]))
+            def ask(question: Any) -> Any:
+                asked.write(json.dumps(question) + "\n")
+                asked.flush()
+                return json.loads(answers.readline())
 
-            yield calls
+            yield ask
+
+
+def _interpreter(peer: str) -> Path:
+    return PEERS / peer / "bin/python"
 
 
 def redeciding(offload: Offload) -> Way:

@@ -1,6 +1,6 @@
 """What the proxy saves on recorded runs, in tokens and in cost under five kinds of cache, beside what else is done.
 
-    python -m tests.bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--headroom] [--png-dir DIR]
+    python -m tests.bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--peers] [--png-dir DIR]
 
 Every request of a run is planned and priced on paper: no server and no model are asked. A summary is canned; its input
 is counted through the same cache as the rest, its output (and that of the calls that read back) at 5 input tokens each.
@@ -28,7 +28,7 @@ from proxy.tokens import Tokens
 from tests.bench import chart
 from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE
 from tests.bench.replay import Call, Kind, Recorded, Way, breaks, cost, plainly, proxied, recorded
-from tests.bench.rivals import HEADROOM, headroom, redeciding, window
+from tests.bench.rivals import PEERS, awecompress, headroom, missing, redeciding, window
 from tests.transcripts import FOLDER, Run, absence, load
 
 OURS = "proxy: auto (default)"
@@ -43,6 +43,8 @@ WAYS: dict[str, Way] = {
     "last 10 results": window(10),
     "decided at every request": redeciding(Offload()),
 }
+LIBRARIES = {"headroom-ai 0.42.0": headroom, "awecompress 0.2.0": awecompress}
+"""What runs without weights, as its own code decides."""
 READ_BACK = (0.0, 0.05, 0.2)
 """The chance of each moved result to be read back once."""
 MAX_TOTAL, KEEP = (10_000, 20_000, 40_000, 80_000), (None, 6, 12)
@@ -221,13 +223,13 @@ def draw(folder: Path, bench: Bench, found: dict[str, list[Figures]], sweep: Swe
             axes.plot(MAX_TOTAL, [median(bench.costs(one, model)) for one in rows], marker="o", label=f"cost, {model}")
 
 
-def report(runs: Sequence[Recorded], folder: Path | None, peer: bool = False) -> None:
-    """Every table, and the charts if there is a folder for them. `peer`: with headroom's library among the rest."""
+def report(runs: Sequence[Recorded], folder: Path | None, peers: bool = False) -> None:
+    """Every table, and the charts if there is a folder for them. `peers`: with other people's libraries."""
     bench = Bench(runs)
     found = {name: bench.figures(way) for name, way in WAYS.items()}
-    if peer:
-        with headroom(Tokens()) as way:
-            found["headroom-ai 0.42.0"] = bench.figures(way)
+    for name, peer in (LIBRARIES if peers else {}).items():
+        with peer(Tokens()) as way:
+            found[name] = bench.figures(way)
     reading = bench.figures(proxied(Offload(), reading=True))
     ours, sweep = found[OURS], swept(bench)
     tables = [
@@ -260,16 +262,16 @@ def main() -> int:
     parser.add_argument("--transcripts", type=Path, default=FOLDER, help="where the recorded runs are")
     parser.add_argument("--above", type=int, default=30_000, help="tokens that a run must have [30000]")
     parser.add_argument("--smoke", action="store_true", help="two runs only, to see that it works")
-    parser.add_argument("--headroom", action="store_true", help=f"with headroom-ai's library, of {HEADROOM} (minutes)")
+    parser.add_argument("--peers", action="store_true", help=f"with other libraries, of {PEERS} (minutes)")
     parser.add_argument("--png-dir", type=Path, help="where charts are to be written")
     options = parser.parse_args()
     if absence(options.transcripts):
         print(absence(options.transcripts))
         return 0
-    if options.headroom and not HEADROOM.exists():
-        parser.error(f"{HEADROOM} is not there: `make bench-peers`")
+    if options.peers and missing():
+        parser.error(f"not installed: {', '.join(missing())}; `make bench-peers`")
     loaded = load(options.above, folder=options.transcripts)
-    report(list(islice(plannable(loaded), 2 if options.smoke else None)), options.png_dir, options.headroom)
+    report(list(islice(plannable(loaded), 2 if options.smoke else None)), options.png_dir, options.peers)
     return 0
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +30,7 @@ from tests.bench.replay import (
     plainly,
     proxied,
 )
-from tests.bench.rivals import HEADROOM, PLACEHOLDER, headroom, redeciding, window
+from tests.bench.rivals import PLACEHOLDER, awecompress, headroom, missing, redeciding, window
 from tests.transcripts import load, needed
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
@@ -284,13 +285,25 @@ def test_long_runs_are_reduced_by_four_fifths() -> None:
 
 
 @needed
-@pytest.mark.skipif(not HEADROOM.exists(), reason="headroom is not installed (make bench-peers)")
-def test_headroom_answers_every_request() -> None:
+@pytest.mark.skipif(bool(missing()), reason="libraries of others are not installed (make bench-peers)")
+@pytest.mark.parametrize("library", [headroom, awecompress])
+def test_a_library_answers_every_request(library: Callable[[Tokens], AbstractContextManager[Way]]) -> None:
     [short, *_] = (one for one in savings.plannable(load()) if 3 <= len(one.points) <= 6)
-    with headroom(Tokens()) as way:
+    with library(Tokens()) as way:
         calls = list(way(short))
     assert len(calls) == len(short.points)
     assert all(call.prompt.tokens > 0 for call in calls)
+
+
+@pytest.mark.skipif("awecompress" in missing(), reason="awecompress is not installed (make bench-peers)")
+def test_awecompress_has_a_long_chat_summarised_once() -> None:
+    said = [{"role": role, "content": "word " * 9_000} for role in ("user", "assistant")]
+    messages = [message | {"content": f"{number} {message['content']}"} for number in range(6) for message in said]
+    run = Recorded("chat", "", [], [], 0, [*messages, {"role": "user", "content": "And?"}], [13, 13])
+    with awecompress(Tokens()) as way:
+        calls = list(way(run))
+    assert [call.kind for call in calls] == [Kind.SUMMARY, Kind.CLIENT, Kind.CLIENT]
+    assert calls[1].prompt.tokens == calls[2].prompt.tokens < 80_000
 
 
 @needed
