@@ -1,4 +1,4 @@
-"""Run by the interpreter of awecompress's environment: lines of `{"run": …, "messages": […]}` in, and out what it sends.
+"""Run by the interpreter of awecompress's environment: lines of `{"run": …, "messages": […]}` in, what it sends out.
 
 That is `messages`, and in `transcript` what it would have a model summarise first, or null. Its defaults; each summary
 is canned, 800 words long.
