@@ -7,13 +7,12 @@ no route may come between a client's bytes and upstream.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import hmac
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -232,23 +231,19 @@ class App:
             if not expires_by_itself(self._store_url):
                 sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
                 await held.enter_async_context(_running(sweeper.run()))
-            if any(policy.may_offload for policy in self._book.current.all()):
-                await asyncio.to_thread(self._tokens.load)
             held.enter_context(_settled())
             yield
 
 
 @contextmanager
 def _settled() -> Iterator[None]:
-    """Spare the garbage collector what start-up has made, which stays for good, and give back what it has freed.
+    """Spare the garbage collector what start-up has made, which stays for good.
 
     The collector went through all of that again and again: without, the 99th percentile of 64 requests at once was
-    half as long again. The C library would keep 10 MB in which the tokens' table was built.
+    half as long again.
     """
     gc.collect()
     gc.freeze()
-    with suppress(AttributeError):  # another C library than glibc has none
-        ctypes.CDLL(None).malloc_trim(0)
     try:
         yield
     finally:

@@ -35,6 +35,10 @@ Key = bytes
 class Counter(Protocol):
     def count(self, text: str, model: str = "") -> int: ...
 
+    def loaded(self, model: str = "") -> bool:
+        """Whether `count` begins at once."""
+        ...
+
 
 class Reader:
     """Reads messages by their bytes. A message is a pure function of them, so nothing here is ever wrong."""
@@ -93,7 +97,8 @@ class Reader:
             return {key: read(raw, reading, self._counter(model)) for key, raw in unread.items()}
 
         small = sum(len(memoryview(raw)) for raw in unread.values()) <= INLINE_BYTES
-        fresh = work() if small else await asyncio.to_thread(work)
+        inline = small and self._tokens.loaded(model)
+        fresh = work() if inline else await asyncio.to_thread(work)
         for key, message in fresh.items():
             self._messages.put(key, message)
         return fresh

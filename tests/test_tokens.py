@@ -89,6 +89,13 @@ def test_the_facts_are_tiktoken_s(encoding: Encoding, monkeypatch: pytest.Monkey
     assert hashes == [encoding.sha256]
 
 
+def test_an_encoding_is_loaded_when_it_is_first_needed() -> None:
+    made = Tokens()
+    assert not made.loaded("gpt-4")
+    made.count("hello", "gpt-4")
+    assert (made.loaded("gpt-4"), made.loaded("gpt-3.5-turbo"), made.loaded("gpt-4o")) == (True, True, False)
+
+
 def test_counts_that_are_known() -> None:
     """The Japanese example is from the OpenAI cookbook, "How to count tokens with tiktoken"."""
     assert [TOKENS.count("hello world", model) for model in MODELS.values()] == [2, 2]

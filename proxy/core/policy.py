@@ -179,11 +179,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     relay: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
 
-    @property
-    def may_offload(self) -> bool:
-        """Whether there is a model whose requests are planned, so that tokens have to be counted."""
-        return any(offload.mode is not Mode.OFF for offload in (self.offload, *(rule.offload for rule in self.rules)))
-
     def for_model(self, model: str) -> Policy:
         """The policy as the first rule that matches this model leaves it."""
         for rule in self.rules:

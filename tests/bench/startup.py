@@ -1,0 +1,167 @@
+"""How fast the proxy is up and what it holds then: `python -m tests.bench.startup`.
+
+Measured on a child process: from its start to the first answer of /health; its memory while nobody has asked yet, and
+once a first chat has brought the vocabulary in that tokens are counted with; what that first chat waits for it, and how
+long the event loop stands still meanwhile; and the imports that take longest. Shown are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import httpx
+import msgspec
+
+from tests.serving import Proxy, spawned
+from tests.upstream import StrictUpstream, text
+
+MIB = 2**20
+SERVING = "import proxy.cli, proxy.settings, proxy.server"
+"""What `offload-proxy serve` imports."""
+LONGEST = 10
+"""Imports that are shown."""
+SETTLED = 1.0
+"""Seconds that a process is left alone before its memory is read."""
+CHAT = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "What is new?"}]}
+
+IMPORT = re.compile(r"import time:\s+(?P<own>\d+) \|\s+(?P<all>\d+) \| (?P<indent> *)(?P<name>\S+)")
+
+
+class Import(msgspec.Struct, frozen=True):
+    """One module. Microseconds: its own, and with those that it was the first to import."""
+
+    name: str
+    own: int
+    total: int
+
+
+class Start(msgspec.Struct, frozen=True):
+    """One process. Seconds and bytes."""
+
+    healthy: float
+    """From the start to the first answer of /health."""
+    idle: int
+    """RSS, before the first chat."""
+    first: float
+    """The first chat, which waits for the vocabulary."""
+    held: float
+    """The longest that /health had to wait beside it."""
+    second: float
+    loaded: int
+    """RSS, after these chats."""
+
+
+def imports(seen: str) -> list[Import]:
+    """What `-X importtime` says, the longest first by a module's own time."""
+    found = [Import(one["name"], int(one["own"]), int(one["all"])) for one in IMPORT.finditer(seen)]
+    return sorted(found, key=lambda one: -one.own)
+
+
+def import_times() -> list[Import]:
+    """Of a fresh process that imports what serving needs, compiled before."""
+    command = [sys.executable, "-X", "importtime", "-c", SERVING]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    return imports(done.stderr)
+
+
+def started(upstream: str) -> Start:
+    """Start one and take its figures."""
+    begun = time.perf_counter()
+    with spawned({"default": {"upstream": {"base_url": upstream}}}) as proxy:
+        healthy = time.perf_counter() - begun
+        time.sleep(SETTLED)
+        idle = rss(proxy)
+        with httpx.Client(base_url=proxy.url, trust_env=False, timeout=30) as client:
+            held: list[float] = []
+            with _watching(proxy, held):
+                first = _chat(client)
+            second = _chat(client)
+        time.sleep(SETTLED)
+        return Start(healthy, idle, first, max(held, default=0.0), second, rss(proxy))
+
+
+def rss(proxy: Proxy) -> int:
+    """What the process holds, in bytes."""
+    assert proxy.process
+    status = Path(f"/proc/{proxy.process.pid}/status").read_text()
+    return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) * 1024
+
+
+def _chat(client: httpx.Client) -> float:
+    begun = time.perf_counter()
+    client.post("/chat/completions", json=CHAT).raise_for_status()
+    return time.perf_counter() - begun
+
+
+@contextmanager
+def _watching(proxy: Proxy, held: list[float]) -> Iterator[None]:
+    """Ask for /health again and again meanwhile; `held` gets how long each took."""
+    over = threading.Event()
+
+    def watch() -> None:
+        with httpx.Client(base_url=proxy.root, trust_env=False, timeout=30) as client:
+            while not over.wait(0.001):
+                begun = time.perf_counter()
+                client.get("/health").raise_for_status()
+                held.append(time.perf_counter() - begun)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def table(starts: list[Start], found: list[Import]) -> str:
+    def middle(name: str, unit: float) -> float:
+        return median(getattr(start, name) for start in starts) / unit
+
+    lines = [
+        f"medians of {len(starts)} starts; Python {sys.version.split()[0]}",
+        f"{'up: start to /health':44}{middle('healthy', 1e-3):9.0f} ms",
+        f"{'of this, imports':44}{sum(one.own for one in found) / 1000:9.0f} ms",
+        f"{'RSS idle':44}{middle('idle', MIB):9.0f} MiB",
+        f"{'RSS after the first chat (vocabulary loaded)':44}{middle('loaded', MIB):9.0f} MiB",
+        f"{'first chat, which loads the vocabulary':44}{middle('first', 1e-3):9.0f} ms",
+        f"{'  longest that /health waited beside it':44}{middle('held', 1e-3):9.0f} ms",
+        f"{'second chat':44}{middle('second', 1e-3):9.1f} ms",
+        "",
+        f"{'imports that take longest by themselves':44}{'own ms':>9}{'in all':>9}",
+    ]
+    return "\n".join(
+        lines + [f"  {one.name:42}{one.own / 1000:9.1f}{one.total / 1000:9.1f}" for one in found[:LONGEST]]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench.startup", description=(__doc__ or "").partition(":")[0]
+    )
+    parser.add_argument("--runs", type=int, default=7, help="starts [7]")
+    parser.add_argument("--smoke", action="store_true", help="one start: only to see that it works")
+    options = parser.parse_args()
+    if not Path("/proc/self/status").exists():
+        print("needs /proc: left out")
+        return 0
+    import_times()  # compiles what is not yet
+    found = import_times()
+    with StrictUpstream() as up:
+        up.respond(lambda _: text("Nothing."))
+        starts = [started(up.url) for _ in range(1 if options.smoke else options.runs)]
+    print(table(starts, found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
