@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core.plan import Fold, Item, Plan, Room
+from proxy.core.plan import Fold, Item, Plan, Room, folded
 from proxy.core.policy import Offload
 from proxy.core.transcript import BEGINNING, Message, Transcript, answered_tools, items, links
 
@@ -20,42 +20,58 @@ class Terms(msgspec.Struct, frozen=True):
     room: Room
     entering: int
 
+    def leave_alone(self, tokens: int) -> bool:
+        """Whether that is so little that nothing can happen to any of it."""
+        return tokens <= min(self.offload.max_total_tokens, self.offload.max_unseen_tool_tokens) and self.room.holds(
+            tokens
+        )
+
 
 class Past(msgspec.Struct, frozen=True):
     """The messages of a history, measured and folded. `links`: entry *i* identifies what the first *i* of them mean."""
 
-    offload: Offload
-    fold: Fold
+    terms: Terms
+    fold: Fold | None
+    """None as long as there is too little for anything to have happened."""
     messages: list[Message]
     tools: list[str]
     """Per message, the name of the tool whose result it is."""
+    items: list[Item]
     links: list[bytes]
     tokens: int
 
     @classmethod
     def beginning(cls, terms: Terms) -> Past:
-        fold = Fold(terms.offload, terms.room, terms.entering)
-        return cls(terms.offload, fold, messages=[], tools=[], links=[BEGINNING], tokens=0)
-
-    @property
-    def items(self) -> list[Item]:
-        return self.fold.items
+        return cls(terms, fold=None, messages=[], tools=[], items=[], links=[BEGINNING], tokens=0)
 
     def extended(self, messages: Sequence[Message]) -> Past:
         """The history with these behind it. Raises Unplannable where calls lack results."""
         if not messages:
             return self
-        tools, fold = answered_tools(messages), self.fold.copy()
-        for item in items(messages, tools, self.offload):
-            fold.add(item)
+        tools = answered_tools(messages)
+        new = items(messages, tools, self.terms.offload)
+        tokens = self.tokens + sum(message.tokens for message in messages)
         return Past(
-            offload=self.offload,
-            fold=fold,
+            terms=self.terms,
+            fold=self._folded(new, tokens),
             messages=[*self.messages, *messages],
             tools=[*self.tools, *tools],
+            items=[*self.items, *new],
             links=[*self.links, *links(self.links[-1], messages)],
-            tokens=self.tokens + sum(message.tokens for message in messages),
+            tokens=tokens,
         )
+
+    def _folded(self, new: Sequence[Item], tokens: int) -> Fold | None:
+        if self.fold is None and self.terms.leave_alone(tokens):
+            return None
+        fold = (
+            self.fold.copy()
+            if self.fold
+            else folded(self.items, self.terms.offload, self.terms.room, self.terms.entering)
+        )
+        for item in new:
+            fold.add(item)
+        return fold
 
     def size(self) -> int:
         """Bytes that it takes, about, without the messages' measures."""
@@ -63,6 +79,8 @@ class Past(msgspec.Struct, frozen=True):
 
     def plan(self) -> Plan:
         """For a request that ends here."""
+        if self.fold is None:
+            return Plan(moves={}, cuts=(), events=(), live=self.tokens, fits=True)
         return self.fold.plan()
 
     def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:

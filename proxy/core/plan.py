@@ -218,8 +218,6 @@ class Fold:
         """The plan for a request that ends here. The fold itself can go on."""
         if not self.items or self.items[-1].role is Role.ASSISTANT:
             return self._decided()  # a prefill ends the history: its request point, the one before it, is behind us
-        if not self._events and self._total <= self._offload.max_total_tokens and self._room.holds(self._total):
-            return self._decided()  # nothing is too much
         ended = self.copy()
         ended._request_point()
         return ended._decided()
@@ -448,7 +446,12 @@ def fold(items: Iterable[Item], offload: Offload, room: Room, entering: int = 0)
     `entering`: tokens of the tool definitions that come with the first event and stand before everything else, so that
     nothing of the prefix survives it; 0 where they are there from the start.
     """
+    return folded(items, offload, room, entering).plan()
+
+
+def folded(items: Iterable[Item], offload: Offload, room: Room, entering: int = 0) -> Fold:
+    """The fold over these items, for a history that goes on."""
     state = Fold(offload, room, entering)
     for item in items:
         state.add(item)
-    return state.plan()
+    return state
