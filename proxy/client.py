@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 
 
 class Raw(TypedDict):
-    """A request as the client wrote it."""
+    """A request as the client wrote it, and word of the client when it hangs up."""
 
     target: bytes
     headers: Headers
+    watch: Callable[[Callable[[], object]], Callable[[], object]]
+    """Have this called when the client hangs up, or soon if it has; what comes back takes that back."""
 
 
 RAW = "offload_proxy.raw"
 """The ASGI extension by which our server hands over what the protocol loses: the request's target as it was written
-(ASGI cannot tell `/x?` from `/x`), and the headers' names in the client's case."""
+(ASGI cannot tell `/x?` from `/x`), the headers' names in the client's case, and the connection's end, which ASGI tells
+only to who waits for it: a task for each request."""
 
 
 class ClientGone(Exception):
@@ -60,6 +63,7 @@ class Client:
         self.sent: float | None = None
         """When the request first went upstream, on the clock of `began`: set by whoever sends it."""
         self.receive = receive
+        self._watch_connection = raw["watch"] if raw else None
         self._first_byte: float | None = None
         self._send = send
         self._heard_out = asyncio.Event()
@@ -99,12 +103,15 @@ class Client:
     def present(self) -> Iterator[None]:
         """Run a block for as long as the client is there, and raise ClientGone out of it otherwise.
 
-        The server tells us only when asked, so somebody has to be waiting for it (Starlette's StreamingResponse does
-        so only while it sends).
+        A server that is not ours tells us only when asked, so somebody has to be waiting for it (Starlette's
+        StreamingResponse does so only while it sends).
         """
         task = asyncio.current_task()
         assert task is not None
-        watcher = asyncio.create_task(self._watch(task))
+        if self._watch_connection is not None:
+            forget = self._watch_connection(lambda: self._left(task))
+        else:
+            forget = asyncio.create_task(self._watch(task)).cancel
         try:
             yield
         except asyncio.CancelledError:
@@ -112,13 +119,17 @@ class Client:
                 raise ClientGone from None
             raise
         finally:
-            watcher.cancel()
+            forget()
+
+    def _left(self, task: asyncio.Task[Any]) -> None:
+        self.gone = True
+        task.cancel()
 
     async def _watch(self, task: asyncio.Task[Any]) -> None:
         await self._heard_out.wait()
         while not self.gone:
             self._take(await self.receive())
-        task.cancel()
+        self._left(task)
 
     async def _next(self) -> tuple[bytes, bool]:
         """The body's next piece, and whether there are more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -15,14 +16,36 @@ if TYPE_CHECKING:
 
 _H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
 
+JOINED = 64 * 1024
+"""Bytes of a body that are copied behind their head; a larger one is not worth the copy."""
+
 
 class ExactProtocol(HttpToolsProtocol):
     """uvicorn's, that also hands over what ASGI's scope loses of a request; see `client.RAW`."""
 
     raw_headers: Headers
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._watching: set[Callable[[], object]] = set()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast("asyncio.Transport", HeldHead(transport, self.loop)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._tell()
+
+    def watch(self, left: Callable[[], object]) -> Callable[[], object]:
+        """Have `left` called when the client hangs up, or soon if it has; what comes back takes that back."""
+        self._watching.add(left)
+        if self.transport.is_closing():
+            self.loop.call_soon(self._tell)
+        return lambda: self._watching.discard(left)
+
+    def _tell(self) -> None:
+        for left in tuple(self._watching):
+            left()
 
     def data_received(self, data: bytes) -> None:
         if self.cycle is None or self.cycle.response_complete:
@@ -38,8 +61,14 @@ class ExactProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self.scope["extensions"] = {RAW: {"target": self.url, "headers": self.raw_headers}}
+        self.scope["extensions"] = {RAW: {"target": self.url, "headers": self.raw_headers, "watch": self.watch}}
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if not self.pipeline:
+            # Paused for a body that is whole now; but only while it reads does it hear that the client hangs up.
+            self.flow.resume_reading()
 
     def _unsupported_upgrade_warning(self) -> None:
         """The application refuses it, or ignores it; either is no news."""
@@ -60,12 +89,15 @@ class HeldHead:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        if self._head or not data.startswith(b"HTTP/1.1 "):
-            held, self._head = self._head, b""
-            self._transport.write(held + data if held else data)
-        else:
+        if not self._head and data.startswith(b"HTTP/1.1 "):
             self._head = data
             self._loop.call_soon(self._flush)
+        elif self._head and len(data) <= JOINED:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        else:
+            self._flush()
+            self._transport.write(data)
 
     def close(self) -> None:
         self._flush()

@@ -1,15 +1,10 @@
-"""Requests to upstream and their replies, as raw bytes: one pool of connections per process.
-
-Driven is aiohttp's session. httpx-aiohttp's transport stands on the same session and was tried first, but it quotes
-paths anew (`|` to `%7C`), drops an empty query, and joins repeated headers; a relay has to leave all three alone.
-"""
+"""Requests to upstream and their replies, as raw bytes: how long they may take, and whose fault it is if they fail."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Self
-from weakref import WeakSet
 
 import aiohttp
 import msgspec
@@ -25,22 +20,10 @@ from proxy.errors import (
 )
 from proxy.headers import Headers
 from proxy.outgoing import Routes, certificates
+from proxy.pool import Answer, Content, Pool, Stale
 
 if TYPE_CHECKING:
-    from aiohttp.client import ClientTimeout
-    from aiohttp.client_proto import ResponseHandler
-    from aiohttp.connector import Connection
-    from aiohttp.tracing import Trace
-
     from proxy.settings import Settings
-
-_HEAD_LIMIT = 256 * 1024
-"""Bytes that one line of a reply's head may have. aiohttp's 8 KiB are below what gateways in front of models send."""
-
-_MAX_HEADERS = 1_000
-
-_KEPT_ALIVE = 15.0
-"""Seconds that an idle connection stays in the pool."""
 
 _STALE_WITHIN = 2.0
 """Seconds within which a pooled connection has to break for its request to be sent once more. A server that closes
@@ -71,20 +54,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Reply:
     """A reply whose body has yet to be read. It has to be closed, read to its end or not."""
 
-    def __init__(self, response: aiohttp.ClientResponse, idle_timeout: float) -> None:
-        self.status = response.status
-        self.headers: Headers = list(response.raw_headers)
-        self._response = response
+    def __init__(self, answer: Answer, idle_timeout: float) -> None:
+        self.status = answer.status
+        self.headers = answer.headers
+        self._answer = answer
         self._idle_timeout = idle_timeout
 
     @property
     def ended(self) -> bool:
         """Whether no chunk is left, as far as is known: what has been read may have been the last."""
-        return self._response.content.at_eof()
+        return self._answer.content.at_eof()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it arrives, neither decoded nor empty. Raises UpstreamSilent or UpstreamBroken."""
-        content = self._response.content
+        content = self._answer.content
         try:
             while not content.at_eof():
                 if chunk := content.read_nowait() or await self._next():
@@ -95,13 +78,13 @@ class Reply:
     async def _next(self) -> bytes:
         try:
             async with asyncio.timeout(self._idle_timeout):
-                return await self._response.content.readany()
+                return await self._answer.content.readany()
         except TimeoutError as error:
             raise UpstreamSilent(f"Upstream sent nothing for {self._idle_timeout:g} s") from error
 
     async def aclose(self) -> None:
         """Let go of the connection: back to the pool after the last byte, closed at once before."""
-        self._response.close()
+        self._answer.close()
 
 
 async def decoded(reply: Reply) -> AsyncGenerator[bytes, None]:
@@ -127,27 +110,14 @@ class Upstream:
 
     def __init__(self, settings: Settings) -> None:
         self._routes = Routes(settings.environment)
-        self._ssl = certificates(settings.environment)
-        self._max_connections = settings.max_connections
-        self._session: aiohttp.ClientSession
+        self._pool = Pool(certificates(settings.environment), settings.max_connections)
 
     async def __aenter__(self) -> Self:
-        connector = _Connector(limit=self._max_connections, keepalive_timeout=_KEPT_ALIVE, ssl=self._ssl)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            request_class=_Request,
-            middlewares=(_tell_stale,),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
-            max_line_size=_HEAD_LIMIT,
-            max_field_size=_HEAD_LIMIT,
-            max_headers=_MAX_HEADERS,
-        )
+        await self._pool.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        await self._pool.__aexit__()
 
     async def send(self, request: Request) -> Reply:
         """The reply, as soon as its head is there.
@@ -158,48 +128,41 @@ class Upstream:
         started = asyncio.get_running_loop().time()
         try:
             return await self._attempt(request, body)
-        except _Stale as stale:
+        except Stale as stale:
             if body.spent or asyncio.get_running_loop().time() - started > _STALE_WITHIN:
                 raise _translated(stale) from stale
         try:
             return await self._attempt(request, body)
-        except _Stale as stale:
+        except Stale as stale:
             raise _translated(stale) from stale
 
     async def _attempt(self, request: Request, body: _Body) -> Reply:
-        """Send once. Raises _Stale, untranslated, where a pooled connection turned out to be gone."""
+        """Send once. Raises Stale, untranslated, where a pooled connection turned out to be gone."""
         try:
             async with asyncio.timeout(None) as deadline:
-                response = await self._exchange(request, body.attempt(deadline))
+                answer = await self._exchange(request, body.attempt(deadline))
                 body.settle()
-        except _Stale:
+        except Stale:
             raise
         except aiohttp.ClientError as error:
             raise _translated(error) from error
         except TimeoutError as error:
             raise UpstreamSilent(f"Upstream did not begin to reply: {body.waited_for}") from error
         except ValueError as error:
-            # Neither ASCII nor UTF-8, or a control character (RFC 9110, 5.5): aiohttp cannot or will not send it.
+            # Neither ASCII nor UTF-8, or a control character (RFC 9110, 5.5): nothing that may stand in a head.
             raise ClientFault("A header or the path has characters that cannot be sent on") from error
-        reply = Reply(response, request.idle_timeout)
+        reply = Reply(answer, request.idle_timeout)
         if not 200 <= reply.status < 600:
             await reply.aclose()
             raise UpstreamBroken(f"Upstream replied with status {reply.status}")
         return reply
 
-    async def _exchange(self, request: Request, content: bytes | AsyncIterator[bytes] | None) -> aiohttp.ClientResponse:
+    async def _exchange(self, request: Request, content: Content) -> Answer:
         scheme, _, rest = request.url.partition("://")
         authority, _, target = rest.partition("/")
         route = self._routes.to(scheme, authority)
-        return await self._session.request(
-            request.method,
-            # The query is left in the path, where nobody looks for it: taken apart, an empty one would be lost.
-            route.origin.with_path("/" + target, encoded=True),
-            headers=_spelled(request.headers),
-            data=content,
-            allow_redirects=False,
-            proxy=route.proxy,
-            timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_timeout),
+        return await self._pool.ask(
+            route, request.method, "/" + target, request.headers, content, request.connect_timeout
         )
 
 
@@ -219,12 +182,12 @@ class _Body:
         """Whether the body's beginning is gone and it cannot be sent again."""
         return self._size > _REPLAY_LIMIT
 
-    def attempt(self, deadline: asyncio.Timeout) -> bytes | AsyncIterator[bytes] | None:
-        """The body from its beginning, under a new deadline. None: there is none."""
+    def attempt(self, deadline: asyncio.Timeout) -> Content:
+        """The body from its beginning, under a new deadline."""
         self._deadline = deadline
         if isinstance(self._request.content, bytes):
             self._await_reply(self._request.connect_timeout)
-            return self._request.content or None
+            return self._request.content
         return self._stream(self._request.content)
 
     def settle(self) -> None:
@@ -266,46 +229,6 @@ class _Body:
             now = asyncio.get_running_loop().time()
             self._deadline.reschedule(None if seconds is None else now + seconds)
             self.waited_for = waited_for
-
-
-class _Stale(aiohttp.ClientError):
-    """A connection from the pool broke before it gave a byte of the reply."""
-
-
-class _Request(aiohttp.ClientRequest):
-    reused = False
-    """Whether the connection has carried another request before."""
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Tells each request whether its connection is new."""
-
-    def __init__(self, **options: object) -> None:
-        super().__init__(**options)  # type: ignore[arg-type]
-        self._used: WeakSet[ResponseHandler] = WeakSet()
-
-    async def connect(self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:  # noqa: ASYNC109
-        connection = await super().connect(req, traces, timeout)
-        protocol = connection.protocol
-        assert isinstance(req, _Request) and protocol is not None
-        req.reused = protocol in self._used
-        self._used.add(protocol)
-        return connection
-
-
-async def _tell_stale(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    try:
-        return await send(request)
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-        if isinstance(request, _Request) and request.reused:
-            raise _Stale(str(error)) from error
-        raise
-
-
-def _spelled(headers: Headers) -> list[tuple[str, str]]:
-    """As text, a repeated name in its first spelling: aiohttp takes `X-A` after `x-a` for its replacement."""
-    first: dict[bytes, bytes] = {}
-    return [(first.setdefault(name.lower(), name).decode(), value.decode()) for name, value in headers]
 
 
 _UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)

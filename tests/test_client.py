@@ -13,14 +13,26 @@ from proxy.errors import BodyTooLarge, Overloaded
 from tests.asgi import Exchange
 
 
+class Connection:
+    """What our own server hands over of one."""
+
+    def __init__(self, target: bytes = b"/", headers: Any = ()) -> None:
+        self.watching: list[Any] = []
+        self.raw = {"target": target, "headers": list(headers), "watch": self.watch}
+
+    def watch(self, left: Any) -> Any:
+        self.watching.append(left)
+        return lambda: self.watching.remove(left)
+
+
 @pytest.mark.parametrize(
     ("scope", "target", "path"),
     [
         ({}, b"/v1/x", b"/v1/x"),
         ({"query_string": b"a=1"}, b"/v1/x?a=1", b"/v1/x"),
         ({"raw_path": None, "path": "/v1/é"}, "/v1/é".encode(), "/v1/é".encode()),
-        ({"extensions": {RAW: {"target": b"/v1/x?", "headers": []}}}, b"/v1/x?", b"/v1/x"),
-        ({"extensions": {RAW: {"target": b"http://h/v1/x?", "headers": []}}}, b"/v1/x", b"/v1/x"),
+        ({"extensions": {RAW: Connection(b"/v1/x?").raw}}, b"/v1/x?", b"/v1/x"),
+        ({"extensions": {RAW: Connection(b"http://h/v1/x?").raw}}, b"/v1/x", b"/v1/x"),
         ({"extensions": None}, b"/v1/x", b"/v1/x"),
     ],
 )
@@ -31,7 +43,7 @@ def test_target(scope: dict[str, Any], target: bytes, path: bytes) -> None:
 
 def test_headers_in_the_clients_case_where_the_server_tells() -> None:
     headers = [(b"x-a", b"1")]
-    raw = {"target": b"/", "headers": [(b"X-A", b"1")]}
+    raw = Connection(headers=[(b"X-A", b"1")]).raw
     assert Exchange(headers=headers).client().headers == headers
     assert Exchange(headers=headers, extensions={RAW: raw}).client().headers == [(b"X-A", b"1")]
 
@@ -106,6 +118,16 @@ async def test_present_ends_with_the_client() -> None:
         await asyncio.sleep(5)
     task = asyncio.current_task()
     assert client.gone and task and not task.cancelling()
+
+
+async def test_present_ends_when_our_server_says_so_and_needs_no_task_for_it() -> None:
+    connection = Connection()
+    client = Exchange(extensions={RAW: connection.raw}).client()
+    with pytest.raises(ClientGone), client.present():
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        connection.watching[0]()
+        await asyncio.sleep(5)
+    assert client.gone and not connection.watching
 
 
 async def test_present_lets_a_cancellation_from_elsewhere_through() -> None:

@@ -20,6 +20,7 @@ LAYERS = [
         "patterns",
         "stores",
         "outgoing",
+        "pool",
         "upstream",
         "metrics",
         "logs",
@@ -35,7 +36,7 @@ LAYERS = [
 
 HOMES = {
     "httpx": {"outgoing", "upstream", "demo"},
-    "aiohttp": {"upstream"},
+    "aiohttp": {"pool", "upstream"},
     "yaml": {"policies"},
     "tiktoken": {"tokens"},
     "quicktok": {"tokens"},

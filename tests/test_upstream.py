@@ -97,10 +97,10 @@ async def test_headers_are_sent_as_written_and_none_are_added(pool: Upstream) ->
     assert wire.requests[0].headers == [host, *headers]
 
 
-async def test_a_repeated_header_in_another_spelling_is_still_repeated(pool: Upstream) -> None:
+async def test_a_repeated_header_keeps_each_of_its_spellings(pool: Upstream) -> None:
     async with upstream(replying(OK)) as wire:
         await body(pool, wire.url, headers=[(b"X-Odd", b"1"), (b"Accept", b"*"), (b"x-odd", b"2")])
-    assert wire.requests[0].headers[1:4] == [(b"X-Odd", b"1"), (b"Accept", b"*"), (b"X-Odd", b"2")]
+    assert wire.requests[0].headers[1:4] == [(b"X-Odd", b"1"), (b"Accept", b"*"), (b"x-odd", b"2")]
 
 
 @pytest.mark.parametrize("header", [(b"X", b"\xff\xfe"), (b"X", b"a\x01b"), (b"X", b"a\r\nY: b")])
@@ -126,6 +126,57 @@ async def test_bodies(pool: Upstream, content: Any, headers: Any, framing: tuple
         await body(pool, wire.url, headers=headers, content=content)
     asked = wire.requests[0]
     assert (asked.body, asked.headers[1:]) == (b"abcdef", [framing])
+
+
+async def test_a_body_larger_than_what_is_joined_to_its_head(pool: Upstream) -> None:
+    content = bytes(range(256)) * 4096
+    async with upstream(replying(OK)) as wire:
+        assert await body(pool, wire.url, content=content) == b"ok"
+    assert wire.requests[0].body == content
+
+
+async def test_a_body_that_breaks_off_ends_the_request(pool: Upstream) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"first"
+        raise LookupError("there is no second")
+
+    async with upstream(replying(OK)) as wire:
+        with pytest.raises(UpstreamBroken, match="no second"):
+            await pool.send(request(wire.url, content=content()))
+    assert not wire.requests
+
+
+async def test_a_reply_may_come_before_the_body_has_ended(pool: Upstream) -> None:
+    left = asyncio.Event()
+
+    async def content() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"more"
+                await asyncio.sleep(0.01)
+        finally:
+            left.set()
+
+    async def early(peer: Peer) -> None:
+        await peer.reader.readuntil(b"more")
+        await peer.send(OK)
+        await peer.gone()
+
+    async with upstream(early) as wire:
+        assert await body(pool, wire.url, content=content()) == b"ok"
+        await asyncio.wait_for(left.wait(), 1)
+
+
+async def test_a_connection_that_still_has_to_send_is_not_used_again(pool: Upstream) -> None:
+    async def early(peer: Peer) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.send(OK)
+        await asyncio.sleep(5)
+
+    async with upstream(early) as wire:
+        for content in (b"x" * (32 << 20), b"small"):
+            assert await asyncio.wait_for(body(pool, wire.url, method="POST", content=content), 2) == b"ok"
+        assert wire.connections == 2
 
 
 async def test_a_body_is_sent_as_it_comes(pool: Upstream) -> None:

@@ -407,6 +407,17 @@ async def test_client_gone_closes_upstream(handler: Handler, request_: bytes, un
     assert link.metric(page, 'offload_request_errors_total{fault="client_gone",tenant="default"}') == 1
 
 
+async def test_a_client_is_heard_to_go_although_much_of_its_body_came_at_once() -> None:
+    async with relay(mute) as link:
+        async with connection(link.port) as (_, writer):
+            whole = post(b" " * 600_000)
+            writer.write(whole[:1000])
+            await asyncio.sleep(0.1)  # so that the server waits for the rest, and stops reading with what comes
+            writer.write(whole[1000:])
+            await asyncio.sleep(0.1)
+        await asyncio.wait_for(link.wire.left.wait(), 1)
+
+
 async def test_unreachable() -> None:
     async with upstream(replying(OK)) as wire:
         pass
