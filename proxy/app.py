@@ -22,13 +22,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy import health, logs
+from proxy import health, logs, operations
 from proxy.background import Background
 from proxy.chat import Chat
 from proxy.client import Client, ClientGone
 from proxy.errors import ClientFault, Forbidden, Overloaded, ProxyError, Unsupported
 from proxy.learned import Learned
 from proxy.metrics import Metrics
+from proxy.operations import Operations
 from proxy.outcome import Outcome
 from proxy.policies import PolicyBook
 from proxy.reading import Reader
@@ -99,19 +100,19 @@ class App:
         for cache, size in self._reader.caches().items():
             self._metrics.watch_cache(cache, size)
         self._summarizer = Summarizer(self._recall_snapshot, self._keep_snapshot, self._reader.count, self._summarized)
-        self._chat: Handler = Chat(
-            Services(
-                settings=settings,
-                upstream=self._upstream,
-                relay=self._relay,
-                store=self._store,
-                reader=self._reader,
-                snapshots=Snapshots(self._summarizer, self._reader),
-                background=self._background,
-                learned=Learned(),
-                sink=self._record,
-            )
+        services = Services(
+            settings=settings,
+            upstream=self._upstream,
+            relay=self._relay,
+            store=self._store,
+            reader=self._reader,
+            snapshots=Snapshots(self._summarizer, self._reader),
+            background=self._background,
+            learned=Learned(),
+            sink=self._record,
         )
+        self._chat: Handler = Chat(services)
+        self._operations = Operations(services, self._summarizer)
         self._callers = Callers()
         self._drain = settings.drain_timeout
         self._under_way: Counter[str] = Counter()
@@ -127,6 +128,8 @@ class App:
 
     async def _guarded(self, client: Client) -> None:
         """The outermost edge: whatever happens inside, the client gets a whole reply or sees that it is not whole."""
+        if client.path in operations.PATHS:
+            client.fault_body = operations.refusal()
         try:
             if client.path in _OURS or client.path.startswith(_RESERVED):
                 await self._own(client.scope, client.receive, client.send)
@@ -143,14 +146,23 @@ class App:
         tenant = None
         try:
             tenant = self._tenant(client)
-            _check_path(client, tenant.policy)
+            handler = self._handler(client, tenant)
             with self._slot(tenant.policy), self._metrics.in_flight():
-                await (self._chat if _is_chat(client) else self._relay)(client, tenant)
+                await handler(client, tenant)
         except ProxyError as error:
+            await self._operations.hand_back(client)
             await _apologise(client, error)
             self._record(_refused(client, tenant, "overloaded" if isinstance(error, Overloaded) else "client"))
         except ClientGone:
             self._record(_refused(client, tenant, "client_gone"))
+
+    def _handler(self, client: Client, tenant: Tenant) -> Handler:
+        """Whose request it is to serve. Raises ClientFault where nobody's."""
+        if client.path in operations.PATHS:
+            operations.check_caller(tenant)
+            return self._operations
+        _check_path(client, tenant.policy)
+        return self._chat if _is_chat(client) else self._relay
 
     def _tenant(self, client: Client) -> Tenant:
         """Who asks. Raises ClientFault where they may not."""
@@ -195,6 +207,7 @@ class App:
             routes=[
                 Route("/health", self._health),
                 Route("/metrics", self._show_metrics),
+                Route("/openapi.json", self._describe),
             ],
             lifespan=self._lifespan,
             exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
@@ -206,6 +219,9 @@ class App:
         self._require_operator(request)
         well, page = await health.deep(self._store, self._upstream, self._book.current.all())
         return JSONResponse(page, 200 if well else 503)
+
+    async def _describe(self, request: Request) -> Response:
+        return Response(operations.description(), media_type="application/json")
 
     async def _show_metrics(self, request: Request) -> Response:
         self._require_operator(request)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from proxy import exchange, logs, prepare
 from proxy.client import ClientGone
-from proxy.codings import decode
+from proxy.codings import decoded
 from proxy.core import overflow
 from proxy.core.policy import Mode
 from proxy.core.request import ChatRequest, parse
@@ -120,19 +120,13 @@ class _Request:
     def _parse(self) -> None:
         """Look into the body, if it is one that we understand; the tenant's policy becomes that for its model."""
         try:
-            self._asked = parse(self._decoded())
+            self._asked = parse(decoded(self._body, self._client.headers, self._services.settings.body_limit))
         except (Unplannable, ClientFault):
             return  # upstream will say what is wrong with it
         policy = self._tenant.policy.for_model(self._asked.model)
         self._tenant = replace(self._tenant, policy=policy)
         said = {value.strip().lower() for name, value in self._client.headers if name.lower() == b"x-offload"}
         self._as_it_came = b"off" in said or policy.offload.mode is Mode.OFF
-
-    def _decoded(self) -> bytes:
-        codings = [value for name, value in self._client.headers if name.lower() == b"content-encoding"]
-        if not codings:
-            return self._body
-        return decode(self._body, b",".join(codings).decode("latin-1"), self._services.settings.body_limit)
 
     async def _planned(self) -> History | None:
         """The history and its plan; None where the request is to go as it came."""

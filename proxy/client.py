@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
-from proxy.errors import BodyTooLarge, ProxyError
-from proxy.headers import Headers, without
+from proxy.errors import BodyTooLarge, MethodNotAllowed, ProxyError
+from proxy.headers import Header, Headers, without
 from proxy.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Client:
         self.headers: Headers = list(raw["headers"] if raw else scope["headers"])
         """In the client's case, if the server tells."""
         self.request_id = f"req_{os.urandom(16).hex()}"
+        self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
+        """How an error of ours reads to this client: in OpenAI's shape, unless whoever serves it says otherwise."""
         self.gone = False
         self.status = 0
         """Of the reply; 0 as long as there is none."""
@@ -167,15 +169,21 @@ class Client:
 
     async def fail(self, error: ProxyError) -> None:
         """Reply with an error of our own. Nothing may have been sent before."""
-        body = error.body()
-        headers = [
+        headers = []
+        if error.retry_after is not None:
+            headers.append((b"retry-after", b"%d" % error.retry_after))
+        if isinstance(error, MethodNotAllowed):
+            headers.append((b"allow", error.allowed.encode()))
+        await self.reply(error.status, self.fault_body(error), headers)
+
+    async def reply(self, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
+        """Reply with JSON of our own, whole. Nothing may have been sent before."""
+        ours = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
             (b"x-request-id", self.request_id.encode()),
         ]
-        if error.retry_after is not None:
-            headers.append((b"retry-after", b"%d" % error.retry_after))
-        await self.start(error.status, headers)
+        await self.start(status, [*ours, *headers])
         await self.finish(body)
 
     def outcome(self, kind: str, tenant: str = "", namespace: str = "") -> Outcome:

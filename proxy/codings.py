@@ -147,6 +147,12 @@ class Decoder:
             raise BadEncoding("The compressed body stops before its end")
 
 
+def decoded(body: bytes, headers: Iterable[tuple[bytes, bytes]], limit: int) -> bytes:
+    """A request's body in the clear. Raises BadEncoding, and BodyTooLarge above `limit` bytes."""
+    codings = [value for name, value in headers if name.lower() == b"content-encoding"]
+    return decode(body, b",".join(codings).decode("latin-1"), limit) if codings else body
+
+
 def decode(body: bytes, content_encoding: str, limit: int) -> bytes:
     """A whole body decompressed. Raises BadEncoding, or BodyTooLarge above `limit` bytes."""
     decoder = Decoder(content_encoding)

@@ -46,6 +46,20 @@ class Forbidden(ClientFault):
     code = "path_not_allowed"
 
 
+class NotThere(ClientFault):
+    """No file or directory of this name."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(ClientFault):
+    status = 405
+    code = "method_not_allowed"
+    allowed = "POST"
+    """Sent as `Allow`."""
+
+
 class BodyTooLarge(ClientFault):
     status = 413
     code = "request_too_large"
@@ -99,6 +113,13 @@ class UpstreamBroken(UpstreamFault):
 
     code = "upstream_broken"
     fault = "broken"
+
+
+class NoSummary(UpstreamFault):
+    """The model's answer was no summary."""
+
+    code = "no_summary"
+    fault = "summary"
 
 
 class StoreFault(ProxyError):

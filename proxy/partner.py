@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from proxy.client import Client
     from proxy.services import Services
     from proxy.tenants import Tenant
-    from proxy.upstream import Reply
+    from proxy.upstream import Reply, Request, Upstream
 
 REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding")
 ANOTHER = (*REWRITTEN, b"idempotency-key")
 """What does not go along with a second body: its key stands for the first one's reply."""
+
+SEARCH_SECONDS = 5.0
+"""Of a processor, that one call of grep may take."""
 
 
 class Partner:
@@ -63,13 +66,10 @@ class Partner:
         """A rewritten body, to the same address with the same headers. Raises UpstreamFault."""
         first = self._client.sent is None
         self._client.sent = self._client.sent or time.perf_counter()
-        return await self._send(body, REWRITTEN if first else ANOTHER)
+        return await self._services.upstream.send(self._request(body, REWRITTEN if first else ANOTHER))
 
-    async def _send(self, body: bytes, dropped: Collection[bytes]) -> Reply:
-        request = self._services.relay.request(self._client, self._tenant, body)
-        kept = without(request.headers, dropped)
-        headers = [*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))]
-        return await self._services.upstream.send(msgspec.structs.replace(request, headers=headers))
+    def _request(self, body: bytes, dropped: Collection[bytes]) -> Request:
+        return rewritten(self._services.relay.request(self._client, self._tenant, body), body, dropped)
 
     def headers(self, turn: Turn) -> Headers:
         """Ours; in a reply that is not a stream with the number of internal rounds, which is known by then."""
@@ -103,7 +103,7 @@ class Partner:
             self._history.policy.offload.store_dir,
             budget,
             lambda text: self._services.reader.count(text, model),
-            patterns.compile,
+            lambda pattern: patterns.compile(pattern, patterns.Budget(SEARCH_SECONDS)),
             names,
         )
 
@@ -127,8 +127,20 @@ class Partner:
 
     async def ask(self, body: bytes) -> Answer:
         """A summary call: by the request's own upstream and credentials. Raises UpstreamFault."""
-        async with aclosing(await self._send(body, ANOTHER)) as reply:
-            return _read(reply.status, await exchange.body(reply))
+        return await ask(self._services.upstream, self._request(body, ANOTHER))
+
+
+def rewritten(request: Request, body: bytes, dropped: Collection[bytes]) -> Request:
+    """The client's own request with another body; headers that told of the old one, and `dropped`, are left out."""
+    kept = without(request.headers, dropped)
+    headers = [*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))]
+    return msgspec.structs.replace(request, content=body, headers=headers)
+
+
+async def ask(upstream: Upstream, request: Request) -> Answer:
+    """A summary call's answer. Raises UpstreamFault."""
+    async with aclosing(await upstream.send(request)) as reply:
+        return _read(reply.status, await exchange.body(reply))
 
 
 def answers_used(calls: Sequence[Call], answers: Sequence[tools.Answer], names: tuple[str, str]) -> list[ToolUse]:

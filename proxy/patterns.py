@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
 
 import re2  # type: ignore[import-untyped]
+
+from proxy.core.search import Find, TooSlow
 
 MAX_LENGTH = 1_000
 """Characters of a pattern. Nobody greps for more."""
@@ -12,27 +15,87 @@ MAX_LENGTH = 1_000
 MAX_MEM = 1 << 20
 """Bytes. RE2's default of 8 MiB lets a 720-character pattern compile for 10 s; this refuses it in 20 ms."""
 
+STEPS = 1 << 29
+"""The most that one call of RE2, which nothing can stop, may come to: a pattern's instructions times a line's bytes.
 
-def compile(pattern: str) -> Callable[[bytes, int], int]:
+Where a pattern has too many states RE2 keeps to its slow engine, in which each of these takes a nanosecond.
+"""
+
+PIECES = 8
+"""A call is to take an eighth of that, unless a line is longer."""
+
+
+class Budget:
+    """Seconds of processor time for one search, in whatever threads it runs."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = self._seconds = seconds
+
+    def end(self) -> None:
+        """Nobody waits any more: whoever still searches is to stop."""
+        self._left = 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Raises TooSlow where nothing is left."""
+        self._left -= seconds
+        if self._left <= 0:
+            raise TooSlow(f"searching for the pattern took more than {self._seconds:g} seconds")
+
+
+def compile(pattern: str, budget: Budget | None = None) -> Find:
     """A matcher of `pattern` over UTF-8: `find(data, start)` is the offset of the first match from `start` on, or -1.
 
     Case-insensitive; `^` and `$` are a line's ends and no match goes beyond its line. RE2 runs without the
     interpreter's lock, and threads may share a matcher. Raises ValueError with a text for the pattern's author.
     """
+    return _matcher("(?m)", pattern, _options(), budget)
+
+
+def literal(text: str, budget: Budget | None = None) -> Find:
+    """The same for the text itself, whatever its characters."""
+    options = _options()
+    options.literal = True
+    return _matcher("", text, options, budget)
+
+
+def _matcher(flags: str, pattern: str, options: re2.Options, budget: Budget | None) -> Find:
     if len(pattern) > MAX_LENGTH:
         raise ValueError(f"the pattern has {len(pattern)} characters; at most {MAX_LENGTH} are allowed")
     try:
-        search = re2.compile("(?m)" + pattern, _options()).search
+        program = re2.compile(flags + pattern, options)
     except (re2.error, UnicodeEncodeError) as error:
         raise ValueError(_reason(error)) from error
     finally:
         re2.purge()  # its cache would keep the automata of 128 patterns that are never asked for again
+    return _Matcher(program, budget or Budget(math.inf))
 
-    def find(data: bytes, start: int) -> int:
-        match = search(data, start)
-        return match.start() if match else -1
 
-    return find
+class _Matcher:
+    """Searches some whole lines at a time, so that the budget can be looked at now and then."""
+
+    def __init__(self, program: re2._Regexp, budget: Budget) -> None:
+        self._search = program.search
+        self._budget = budget
+        self._most = STEPS // program.programsize
+
+    def __call__(self, data: bytes, start: int) -> int:
+        while True:
+            stop = self._stop(data, start)
+            begun = time.thread_time()
+            match = self._search(data, start, stop)
+            self._budget.spend(time.thread_time() - begun)
+            if match:
+                return int(match.start())
+            if stop == len(data):
+                return -1
+            start = stop
+
+    def _stop(self, data: bytes, start: int) -> int:
+        """How far to search at once: to the end of a line. Raises TooSlow for one that is too long."""
+        stop = data.find(b"\n", start + self._most // PIECES) + 1 or len(data)
+        if stop - start > self._most:
+            raise TooSlow(f"the pattern is too large for a line of {stop - start} bytes")
+        return stop
 
 
 def _options() -> re2.Options:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from proxy.client import Client, ClientGone
-from proxy.errors import ProxyError, UpstreamFault
+from proxy.errors import ClientFault, ProxyError, UpstreamFault
 from proxy.headers import Header, reply_headers, request_headers, url_for
 from proxy.outcome import Outcome
 from proxy.upstream import Reply, Request
@@ -98,4 +98,6 @@ async def failed(client: Client, error: ProxyError) -> str:
         return "client_gone"
     if not client.status:
         await client.fail(error)
-    return error.fault if isinstance(error, UpstreamFault) else "client"
+    if isinstance(error, UpstreamFault):
+        return error.fault
+    return "client" if isinstance(error, ClientFault) else "proxy"

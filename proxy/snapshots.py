@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from proxy.core import render
 from proxy.core.plan import Cut, live
-from proxy.core.policy import Source, Wait
+from proxy.core.policy import Compress, Source, Wait
 from proxy.core.render import Shown
 from proxy.prepare import History, Prepared, prepared, riding, summary_members
 from proxy.summarizer import Answer, Job, Snapshot, Summarizer
@@ -72,7 +72,7 @@ class Snapshots:
             replaced_tokens=replaced,
             store_dir=offload.store_dir,
             timeout=offload.compress.timeout,
-            group_tokens=_group_tokens(history),
+            group_tokens=group_tokens(offload.compress, history.room.window),
             riding=riding(history, cut, shown, ready.rounds, self._reader, left)
             if rides and left >= 2 * snapshot_tokens
             else None,
@@ -93,13 +93,12 @@ def _sizes(history: History, cut: Cut, shown: Shown | None) -> dict[int, int]:
     return sizes | dict.fromkeys(before[:1], history.policy.offload.compress.snapshot_tokens)
 
 
-def _group_tokens(history: History) -> int:
+def group_tokens(compress: Compress, window: int | None) -> int:
     """Most history for one summary call; 0 where neither the policy nor upstream says."""
-    compress_ = history.policy.offload.compress
-    if compress_.group_token_threshold or history.room.window is None:
-        return compress_.group_token_threshold
+    if compress.group_token_threshold or window is None:
+        return compress.group_token_threshold
     # Besides the history, the call holds the snapshot so far, the task, and the answer with its scratchpad.
-    return max(int(history.room.window * 0.8) - 4 * compress_.snapshot_tokens - 1_000, 500)
+    return max(int(window * 0.8) - 4 * compress.snapshot_tokens - 1_000, 500)
 
 
 def _shown(history: History, cut: Cut, snapshot: Snapshot) -> Shown:

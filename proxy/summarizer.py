@@ -148,6 +148,14 @@ class Summarizer:
         flight = self._flights.get(job.key) or self._started(job)
         return await asyncio.shield(flight) if flight else None
 
+    async def once(self, job: Job, spent: Spent) -> Snapshot:
+        """A snapshot for a caller who waits for it and keeps it: no record, no flight, no back-off.
+
+        Raises Failed, UpstreamFault and TimeoutError; `spent` is what it has cost by then.
+        """
+        async with self._places[job.tenant], asyncio.timeout(job.timeout):
+            return await self._make(job, spent)
+
     def used(self, conversation: str) -> None:
         """A later request shows a snapshot of this conversation: its past stands still, so the next is worth it."""
         if health := self._health.get(conversation):

@@ -14,6 +14,7 @@ import pytest
 
 from proxy import __version__
 from proxy.cli import main
+from proxy.core.names import key_part
 from proxy.policies import schema
 from proxy.stores import open_store
 from tests.stores.engines import redis_server
@@ -203,10 +204,18 @@ def test_ls_counts_by_namespace_and_kind(store: Path, capsys: pytest.CaptureFixt
 def test_ls_lists_one_namespace_the_newest_last(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "ls", "--store", str(store), "default-0123456789abcdef"]) == 0
     assert columns(capsys.readouterr().out) == [
-        ["KIND", "SIZE", "LAST", "USED", "KEY"],
+        ["KIND", "SIZE", "LAST", "USED", "KEY", "PATH"],
         ["original", "29", "B", "40d", "default-0123456789abcdef/original/a.txt"],
         ["round", "4", "KiB", "1d", "default-0123456789abcdef/round/r1"],
     ]
+
+
+def test_ls_names_files_as_their_owner_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = f"acme/files/{key_part('workspace/é ~.txt')}"
+    (tmp_path / "acme" / "files").mkdir(parents=True)
+    (tmp_path / key).write_bytes(b"1")
+    assert main(["store", "ls", "--store", str(tmp_path), "acme"]) == 0
+    assert columns(capsys.readouterr().out)[1] == ["files", "1", "B", "0s", key, "workspace/é", "~.txt"]
 
 
 def test_ls_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.client import RAW, ClientGone
-from proxy.errors import BodyTooLarge, Overloaded
+from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded
 from tests.asgi import Exchange
 
 
@@ -162,6 +162,15 @@ async def test_fail() -> None:
     assert headers[b"x-request-id"] == client.request_id.encode()
     assert int(headers[b"content-length"]) == len(exchange.body)
     assert json.loads(exchange.body)["error"]["message"] == "full"
+
+
+async def test_who_serves_a_client_says_how_an_error_reads() -> None:
+    exchange = Exchange()
+    client = exchange.client()
+    client.fault_body = lambda error: error.message.upper().encode()
+    await client.fail(MethodNotAllowed("post it"))
+    headers = dict(exchange.headers)
+    assert (exchange.status, headers[b"allow"], exchange.body) == (405, b"POST", b"POST IT")
 
 
 async def test_outcome() -> None:

@@ -10,7 +10,7 @@ import brotli
 import pytest
 import zstandard
 
-from proxy.codings import Decoder, decode
+from proxy.codings import Decoder, decode, decoded
 from proxy.errors import BadEncoding, BodyTooLarge
 
 TEXT = b'{"messages": []}' * 20_000
@@ -97,3 +97,9 @@ def test_a_bomb_is_met_piece_by_piece(coding: str, body: bytes) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 << 20
+
+
+def test_a_request_in_the_clear() -> None:
+    headers = [(b"Content-Encoding", b"deflate"), (b"x", b"y"), (b"content-encoding", b"gzip")]
+    assert decoded(gzip.compress(zlib.compress(TEXT)), headers, len(TEXT)) == TEXT
+    assert decoded(TEXT, headers[1:2], 0) == TEXT, "what is not compressed was measured when it was read"

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.search import TooSlow
 from proxy.core.tools import answer
-from proxy.patterns import MAX_LENGTH, compile
+from proxy.patterns import MAX_LENGTH, PIECES, STEPS, Budget, compile, literal
 
 
 @pytest.mark.parametrize(
@@ -108,3 +109,50 @@ def test_agrees_with_the_standard_library_within_lines(text: str, pattern: str) 
         expected = [number for number in expected if number <= text.count("\n")]
     told = answer("grep", f'{{"pattern": "{pattern}", "limit": 999}}', {"/s/f": text}, "/s", 10**6, len, compile)
     assert re.findall(r"^L(\d+): ", told.text, re.M) == [str(number) for number in expected]
+
+
+def test_a_literal_is_the_text_itself_in_either_case() -> None:
+    assert literal("a.[B")(b"ab[b a.[b", 0) == 5
+    with pytest.raises(ValueError, match="at most 1000"):
+        literal("x" * (MAX_LENGTH + 1))
+
+
+LARGE = ".{1000}"
+"""Of so many instructions that it is searched some thousand bytes at a time."""
+
+
+@pytest.mark.parametrize("pattern", [f"{LARGE}x$", f"^{LARGE}x", f"{LARGE}\\bx"])
+def test_in_pieces_or_at_once_the_same_is_found(pattern: str) -> None:
+    line = b"-" * 1000 + b"x\n"
+    data = (b"short\n" * 5_000 + line) * 3
+    find = compile(pattern)
+    found = [at := -1]
+    while (at := find(data, at + 1)) >= 0:
+        found.append(at)
+    assert found[1:] == [30_000 + number * (30_000 + len(line)) for number in range(3)]
+
+
+def test_a_line_that_cannot_be_searched_in_time_is_refused_at_once() -> None:
+    """Nothing stops RE2 once it is searching."""
+    began = time.perf_counter()
+    with pytest.raises(TooSlow, match="the pattern is too large for a line of 200000 bytes"):
+        compile(LARGE + "$")(b"a\n" + b"a" * 199_998, 0)
+    assert time.perf_counter() - began < 1
+
+
+def test_a_budget_ends_a_search() -> None:
+    find = compile(LARGE + "$", Budget(0.05))
+    data = (b"a" * 999 + b"\n") * (STEPS // PIECES // 1000)
+    began = time.perf_counter()
+    with pytest.raises(TooSlow, match=r"took more than 0\.05 seconds"):
+        find(data, 0)
+    assert time.perf_counter() - began < 2
+
+
+def test_a_search_that_nobody_waits_for_ends() -> None:
+    budget = Budget(60)
+    find = compile("a", budget)
+    assert find(b"a", 0) == 0
+    budget.end()
+    with pytest.raises(TooSlow):
+        find(b"a", 0)

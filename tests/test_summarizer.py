@@ -22,6 +22,7 @@ from proxy.summarizer import (
     UNUSED_LIMIT,
     UNUSED_PAUSE,
     Answer,
+    Failed,
     Job,
     Snapshot,
     Spent,
@@ -221,6 +222,24 @@ async def test_bounded_in_time() -> None:
     world.gate.clear()
     assert await world.made(timeout=0.01) is None
     assert world.reported[0][2] == "no answer in time"
+
+
+async def test_once_is_for_its_caller_alone() -> None:
+    world, spent = World(Answer(500, b"")), Spent()
+    job = world.job(key="", riding=None)
+    with pytest.raises(Failed, match="upstream answered 500"):
+        await world.summarizer.once(job, spent)
+    made = [await world.summarizer.once(job, spent) for _ in range(2)]
+    assert made == [Snapshot("the record", 2, "m")] * 2, "no back-off, and nothing is remembered"
+    assert spent == Spent(200, 40, 160, 3)
+    assert (world.stored, world.reported, world.summarizer.under_way) == ({}, [], 0)
+
+
+async def test_once_is_bounded_in_time() -> None:
+    world = World()
+    world.gate.clear()
+    with pytest.raises(TimeoutError):
+        await world.summarizer.once(world.job(timeout=0.01), Spent())
 
 
 async def test_a_request_that_goes_away_does_not_take_its_summary_along() -> None:

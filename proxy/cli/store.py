@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from proxy import patterns
+from proxy.core.names import name_of
+from proxy.core.search import TooSlow
 from proxy.errors import UserMistake
 from proxy.policies import builtin, duration, load
 from proxy.settings import Settings
@@ -100,10 +102,13 @@ def grep(pattern: str, prefix: str) -> Command:
 
     async def command(store: Store) -> int:
         found = False
-        async for entry in store.list(prefix):
-            for number, text in _matches(find, await store.get(entry.key) or b""):
-                found = True
-                sys.stdout.write(f"{entry.key}:{number}:{text}\n")
+        try:
+            async for entry in store.list(prefix):
+                for number, text in _matches(find, await store.get(entry.key) or b""):
+                    found = True
+                    sys.stdout.write(f"{entry.key}:{number}:{text}\n")
+        except TooSlow as error:
+            raise UserMistake(str(error)) from error
         return 0 if found else 1
 
     return command
@@ -165,11 +170,16 @@ def _counted(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
 
 
 def _listed(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
-    """A line for each record, the newest last, where a terminal's reader looks first."""
+    """A line for each record, the newest last, where a terminal's reader looks first.
+
+    `PATH` is how the caller of the operations knows a file.
+    """
     now = time.time()
-    yield "KIND", "SIZE", "LAST USED", "KEY"
+    yield "KIND", "SIZE", "LAST USED", "KEY", "PATH"
     for entry in sorted(entries, key=lambda entry: (entry.modified, entry.key)):
-        yield entry.key.split("/")[1], _size(entry.size), _age(now - entry.modified), entry.key
+        _, kind, part = entry.key.split("/")
+        path = _shown((name_of(part) or "").encode()) if kind == "files" else ""
+        yield kind, _size(entry.size), _age(now - entry.modified), entry.key, path
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> None:

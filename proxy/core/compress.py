@@ -102,8 +102,12 @@ def neutral(text: str) -> str:
 
 def block(text: str, messages: int, path: str) -> str:
     """The snapshot as it stands in the context, `messages` and `path` saying what it stands for."""
-    stored = f"(Original {messages} messages are stored in: {path})"
-    return f"{NOTICE}\n\n{_OPEN}\n{text}\n{_CLOSE}\n{stored}"
+    return f"{NOTICE}\n\n{framed(text, messages, path)}"
+
+
+def framed(text: str, messages: int, path: str) -> str:
+    """The same without the sentence before it."""
+    return f"{_OPEN}\n{text}\n{_CLOSE}\n(Original {messages} messages are stored in: {path})"
 
 
 def file_name(link: bytes) -> str:

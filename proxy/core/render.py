@@ -11,7 +11,7 @@ from proxy.core import compress, rawjson
 from proxy.core.compress import Turn
 from proxy.core.plan import Cut, Plan, Role
 from proxy.core.policy import SnapshotRole
-from proxy.core.transcript import Call, Transcript, reasoning, text_message, tool_calls
+from proxy.core.transcript import Call, Message, Transcript, reasoning, text_message, tool_calls
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: S
     if role is SnapshotRole.USER:
         return [*messages[:leading], text_message("user", block), *messages[leading:]]
     for place, raw in enumerate(messages):
-        if _is_system(raw):
+        if is_system(raw):
             return [*messages[:place], appended(raw, "\n\n" + block), *messages[place + 1 :]]
     return [text_message("system", block), *messages]
 
@@ -128,7 +128,8 @@ def _pointer(members: dict[str, Raw], call: Call, raw: bytes | Raw) -> bytes | R
     return shorter if len(shorter) < len(bytes(raw)) else raw
 
 
-def _is_system(raw: bytes | Raw) -> bool:
+def is_system(raw: bytes | Raw) -> bool:
+    """Whether the message is a system message, by either name."""
     return rawjson.string(rawjson.members(raw)["role"]) in ("system", "developer")
 
 
@@ -150,17 +151,21 @@ def originals(transcript: Transcript, cut: Cut, since: Cut | None = None) -> lis
 
 
 def _turns(transcript: Transcript, index: int) -> list[Turn]:
-    members = rawjson.members(transcript.raws[index])
-    message = transcript.messages[index]
+    return turns(transcript.raws[index], index, transcript.messages[index], transcript.tools[index])
+
+
+def turns(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Turn]:
+    """One message for a reader; `tool` is whose result it is. Raises NotJson."""
+    members = rawjson.members(raw)
     title = f"{index + 1} {message.role.name.lower()}"
     if message.role is Role.TOOL:
-        title = f"{title} {_one_line(message.answers)} {_one_line(transcript.tools[index])}"
+        title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
     thought = reasoning(members)
-    turns = [Turn(f"{title} reasoning", thought)] if thought else []
-    turns += [Turn(title, text) for text in _contents(members.get("content"))]
+    made = [Turn(f"{title} reasoning", thought)] if thought else []
+    made += [Turn(title, text) for text in _contents(members.get("content"))]
     calls = tool_calls(members)
-    turns += [Turn(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments) for call in calls]
-    return turns or [Turn(title, "")]
+    made += [Turn(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments) for call in calls]
+    return made or [Turn(title, "")]
 
 
 def _contents(content: Raw | None) -> list[str]:

@@ -14,13 +14,17 @@ Files = Mapping[str, str]
 """Path → whole text. May be lazy: a text is looked up only when it is read or searched."""
 
 Find = Callable[[bytes, int], int]
-"""Like `bytes.find` over UTF-8: the offset of the first match from a given offset on, or -1."""
+"""Like `bytes.find` over UTF-8: the offset of the first match from a given offset on, or -1. May raise TooSlow."""
 
 LONG_LINE = 500
 """Characters. Of longer lines only windows of this size around their matches are shown."""
 
 LEAD = 150
 """Characters of a window that stand before its match."""
+
+
+class TooSlow(ValueError):
+    """Looking for a pattern takes more time than there is; the text says so, for the pattern's author."""
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -64,7 +68,7 @@ def relative(path: str, directory: str) -> str:
 def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[Match]:
     """Every match in the files of these paths, file by file, line by line."""
     for path in paths:
-        yield from _in_text(path, files[path], find)
+        yield from in_data(path, files[path].encode("utf-8", "replace"), find)
 
 
 def _bare(path: str) -> str:
@@ -77,9 +81,8 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _in_text(path: str, text: str, find: Find) -> Iterator[Match]:
-    """One pass over the whole text as bytes; lines that do not match are never looked at one by one."""
-    data = text.encode("utf-8", "replace")
+def in_data(path: str, data: bytes, find: Find) -> Iterator[Match]:
+    """Every match in a file's UTF-8, in one pass; lines that do not match are never looked at one by one."""
     number, start = 1, 0
     while start < len(data) and (found := find(data, start)) >= 0:
         line_start = data.rfind(b"\n", start, found) + 1 or start

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.core import pages
-from proxy.core.search import Files, Find, Match, below, fitting, matches, named, relative
+from proxy.core.search import Files, Find, Match, TooSlow, below, fitting, matches, named, relative
 
 Tool = Literal["grep", "read_file"]
 Result = Literal["ok", "empty", "refused", "budget"]
@@ -111,7 +111,10 @@ def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find])
     limit = _number(given, "limit", DEFAULT_MATCHES, least=1)
     find = _compiled(pattern, matcher)
     about = f'for pattern "{pattern}" in path "{_brief(path)}"' + (f' (filter: "{_brief(glob)}")' if glob else "")
-    found = list(islice(matches(room.files, _searched(path, glob, room), find), MAX_MATCHES + 1))
+    try:
+        found = list(islice(matches(room.files, _searched(path, glob, room), find), MAX_MATCHES + 1))
+    except TooSlow as error:
+        raise _Short(f"This pattern cannot be used: {error}.") from error
     if not found:
         raise _Short(f"No matches {about}.", "empty", listing=True)
     most = min(limit, len(found), MAX_MATCHES)

@@ -193,7 +193,7 @@ def with_cache_breakpoint(raw: bytes, breakpoint: Raw) -> bytes:
 
 def _call(members: dict[str, Raw]) -> Call:
     kind = "custom" if "custom" in members else "function"
-    inner = rawjson.members(members[kind]) if kind in members else {}
+    inner = rawjson.members(members[kind]) if kind in members else members
     arguments = inner.get("input" if kind == "custom" else "arguments")
     return Call(_optional(members.get("id")), _optional(inner.get("name")), _optional(arguments))
 

@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from enum import Enum
 from typing import Literal, TypeVar
 
 from proxy.errors import StoreFault
-from proxy.stores.base import Retention, Store
+from proxy.stores.base import Entry, Retention, Store
 from proxy.stores.breaker import Breaker
 from proxy.stores.keys import namespace_of
 from proxy.stores.memory import Absent, Memory, Missing
@@ -133,9 +133,12 @@ class Visit:
         """Remember for a while that this record, or all that this key stands for, was put."""
         self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
 
-    async def put(self, key: str, value: bytes, *, keep: bool = True) -> Put:
-        """Write the record if nobody has. `keep`: it will be read again, so remember it; False for originals."""
-        if self._memory.was_put(key):
+    async def put(self, key: str, value: bytes, *, keep: bool = True, sure: bool = False) -> Put:
+        """Write the record if nobody has. `keep`: it will be read again, so remember it; False for originals.
+
+        `sure`: ask the engine even if a put was made lately, as the record may have been deleted since.
+        """
+        if not sure and self._memory.was_put(key):
             return Put.EXISTED
         written = await self._ask("put", lambda: self._store.put(key, value))
         if written is Missing.FAILED:
@@ -144,6 +147,19 @@ class Visit:
         if written and keep:
             self._memory.keep(key, value)
         return Put.WRITTEN if written else Put.EXISTED
+
+    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | Literal[Missing.FAILED]:
+        """The records as the engine has them now, None where absent. They push nothing out of what is remembered."""
+        return await self._ask("get", lambda: self._store.get_many(keys))
+
+    async def list(self, prefix: str) -> Sequence[Entry] | Literal[Missing.FAILED]:
+        """Every record whose key begins with `prefix`, in the engine's order."""
+
+        async def collected() -> Sequence[Entry]:
+            async with aclosing(self._store.list(prefix)) as entries:
+                return [entry async for entry in entries]
+
+        return await self._ask("list", collected)
 
     async def _fetch(self, keys: Sequence[str], final: bool) -> Mapping[str, bytes | Missing]:
         values = await self._ask("get", lambda: self._store.get_many(keys))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.search import Find
+from proxy.core.search import Find, TooSlow
 from proxy.core.tools import (
     BUDGET_USED_UP,
     MAX_MATCHES,
@@ -309,3 +309,11 @@ def test_definitions(names: tuple[str, str]) -> None:
         assert list(tool["parameters"]["properties"]) == properties
         assert tool["parameters"]["required"] == [required]
         assert {value["type"] for value in tool["parameters"]["properties"].values()} == {"string", "integer"}
+
+
+def test_a_pattern_that_takes_too_long_is_refused() -> None:
+    def slow(data: bytes, start: int) -> int:
+        raise TooSlow("searching took long")
+
+    told = answer("grep", '{"pattern": "x"}', FILES, STORE, 1_000, len, lambda pattern: slow)
+    assert (told.result, told.text) == ("refused", "This pattern cannot be used: searching took long.")

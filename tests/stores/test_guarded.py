@@ -145,6 +145,29 @@ async def test_what_was_written_need_not_be_read(guarded: Guarded, store: Script
     assert store.asked == [f"put {KEY}"]
 
 
+async def test_who_must_be_sure_asks_again(guarded: Guarded, store: Scripted) -> None:
+    assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
+    assert await guarded.visit().put(KEY, b"1", keep=False, sure=True) is Put.EXISTED
+    del store.records[KEY]
+    assert await guarded.visit().put(KEY, b"1", keep=False, sure=True) is Put.WRITTEN
+
+
+async def test_what_is_read_is_as_the_engine_has_it_and_pushes_nothing_out(guarded: Guarded, store: Scripted) -> None:
+    await guarded.visit().get(KEY, final=True)
+    store.records[KEY] = b"1"
+    assert await guarded.visit().read([KEY, OTHER]) == [b"1", None]
+    assert guarded.memory.recall([KEY, OTHER]) == {KEY: Missing.ABSENT}
+
+
+async def test_lists_and_reads_say_that_they_failed(guarded: Guarded, store: Scripted) -> None:
+    assert await guarded.visit().list("acme-1/") == [Entry("acme-1/", 0, 0)]
+    store.trouble = "away"
+    visit = guarded.visit()
+    assert await visit.list("acme-1/") is Missing.FAILED
+    assert await visit.read([KEY]) is Missing.FAILED
+    assert visit.errors == {"list:failed": 1, "get:failed": 1}
+
+
 async def test_originals_do_not_fill_the_memory(guarded: Guarded) -> None:
     assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
     assert guarded.memory.size == (0, 0)

@@ -1,0 +1,142 @@
+"""The operations that a client calls itself: one handler for all of their paths, one envelope for all of their replies.
+
+body ──parameters──> operation (offload, search, read) over the caller's shelf ──> envelope
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from proxy.client import ClientGone
+from proxy.codings import decoded
+from proxy.errors import MethodNotAllowed, Overloaded, ProxyError, Unauthorized
+from proxy.operations import offload, openapi, parameters, read, search
+from proxy.operations.call import Call
+from proxy.operations.envelope import Reply, refusal
+from proxy.operations.parameters import Body
+from proxy.operations.shelf import Shelf
+from proxy.relay import failed
+
+if TYPE_CHECKING:
+    from proxy.client import Client
+    from proxy.outcome import Outcome
+    from proxy.services import Services
+    from proxy.summarizer import Summarizer
+    from proxy.tenants import Tenant
+
+__all__ = ["PATHS", "Operations", "check_caller", "description", "refusal"]
+
+STORE_SECONDS = 30.0
+"""What a call waits for the store in all: nobody else answers instead, and a search may read much."""
+
+SECONDS = 600.0
+"""What a call may take in all, its summaries included."""
+
+SEARCHING = 2
+"""Threads that search, of the five or more that a process has for everything (Python's default executor)."""
+
+HANDED_BACK = 4 << 20
+"""Bytes of a body that is read only to be handed back, to somebody who is not served."""
+
+HAND_BACKS = 16
+"""Such bodies at once: strangers are to get no more memory than that."""
+
+HAND_BACK_SECONDS = 5.0
+
+_OFFLOADS = frozenset((b"/context_offload", b"/context_compact", b"/context_compress"))
+"""Those of the paths whose replies always hold messages."""
+
+PATHS: Mapping[bytes, Callable[[Call], Awaitable[Reply]]] = {
+    b"/context_offload": offload.offload,
+    b"/context_compact": offload.compact,
+    b"/context_compress": offload.compress,
+    b"/grep": search.grep,
+    b"/read_file": read.read_file,
+}
+
+description = openapi.description
+
+
+def check_caller(tenant: Tenant) -> None:
+    """Raises Unauthorized for callers without a key, whom nothing tells apart: they would read each other's files."""
+    if tenant.anonymous:
+        raise Unauthorized("The operations keep files for you, so they need your key: `Authorization: Bearer KEY`")
+
+
+def _body(client: Client, body: bytes, limit: int) -> Body:
+    """Raises ClientFault."""
+    return parameters.body(decoded(body, client.headers, limit))
+
+
+class Operations:
+    """Serves every operation of this process."""
+
+    def __init__(self, services: Services, summarizer: Summarizer) -> None:
+        self._services = services
+        self._summarizer = summarizer
+        self._searching = asyncio.Semaphore(SEARCHING)
+        self._handing_back = asyncio.Semaphore(HAND_BACKS)
+
+    async def __call__(self, client: Client, tenant: Tenant) -> None:
+        """Reply, and record one outcome whatever happens."""
+        visit = self._services.store.visit(STORE_SECONDS)
+        shelf = Shelf(visit, tenant.namespace, tenant.policy)
+        call = Call(self._services, self._summarizer, client, tenant, shelf, self._searching)
+        fault = ""
+        try:
+            await self._serve(call)
+        except ClientGone:
+            fault = "client_gone"
+        except ProxyError as error:
+            fault = await failed(client, error)
+        except asyncio.CancelledError:
+            fault = "proxy"
+            raise
+        finally:
+            self._services.sink(client.completed(_outcome(call), fault))
+
+    async def hand_back(self, client: Client) -> None:
+        """Let a refusal before anything was read carry the caller's own messages, if there are some and not too many.
+
+        `client` may be anybody, who calls anything.
+        """
+        if client.path not in _OFFLOADS:
+            return
+        with suppress(ProxyError, ClientGone, TimeoutError):
+            async with asyncio.timeout(HAND_BACK_SECONDS), self._handing_back:
+                body = await client.read(HANDED_BACK)
+                given = await asyncio.to_thread(_body, client, body, HANDED_BACK)
+            client.fault_body = refusal(given.messages)
+
+    async def _serve(self, call: Call) -> None:
+        """Raises ProxyError and ClientGone."""
+        client = call.client
+        if client.method != "POST":
+            raise MethodNotAllowed(f"This operation takes POST, not {client.method}")
+        limit = self._services.settings.body_limit
+        body = await client.read(limit)
+        with client.present():
+            call.given = await asyncio.to_thread(_body, client, body, limit)
+            if client.path in _OFFLOADS:
+                client.fault_body = refusal(call.given.messages)
+            await client.reply(200, await _answered(call))
+
+
+async def _answered(call: Call) -> bytes:
+    """The reply's body. Raises ProxyError."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            reply = await PATHS[call.client.path](call)
+            return await asyncio.to_thread(reply.body)
+    except TimeoutError as error:
+        raise Overloaded(f"This took longer than {SECONDS:g} seconds; ask for less at once") from error
+
+
+def _outcome(call: Call) -> Outcome:
+    outcome = call.client.outcome("operation", call.tenant.name, call.tenant.namespace)
+    return replace(outcome, **call.noted, store_errors=call.shelf.errors)

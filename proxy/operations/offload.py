@@ -1,0 +1,173 @@
+"""`/context_offload` and its older names: carries out what `core/offloading` decides.
+
+Nothing is written before every summary is there, and nothing is replied before everything is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import names, offloading
+from proxy.core.names import BadName
+from proxy.core.offloading import Offloaded, Options
+from proxy.core.policy import Mode
+from proxy.core.transcript import Message
+from proxy.errors import ClientFault
+from proxy.operations import parameters, summaries
+from proxy.operations.envelope import Reply
+
+if TYPE_CHECKING:
+    from proxy.core.policy import Policy
+    from proxy.operations.call import Call
+    from proxy.operations.shelf import Shelf
+
+KEEP_RECENT = 5
+"""What `/context_compress` keeps unless it is told otherwise, as it always did."""
+
+NOTHING = "Nothing was above the thresholds: the messages are as they came, and no file was written."
+
+
+async def offload(call: Call) -> Reply:
+    """The call's mode decides. Raises ProxyError."""
+    return await _offload(call, await asyncio.to_thread(parameters.taken, call.given, parameters.Offload))
+
+
+async def compact(call: Call) -> Reply:
+    """The same in compact mode."""
+    given = await asyncio.to_thread(parameters.taken, call.given, parameters.Offload)
+    return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compact"))
+
+
+async def compress(call: Call) -> Reply:
+    """The same in compress mode."""
+    given = await asyncio.to_thread(parameters.taken, call.given, parameters.Offload)
+    keep = KEEP_RECENT if given.keep_recent_count is None else given.keep_recent_count
+    return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compress", keep_recent_count=keep))
+
+
+async def _offload(call: Call, given: parameters.Offload) -> Reply:
+    options, chat_id = _options(given), given.chat_id or str(uuid.uuid4())
+    policy = call.tenant.policy.for_model(given.model or "")
+    model = given.model or policy.offload.compress.model or ""
+    raws = call.given.messages
+    counter = _counter(call, model)
+    messages = await asyncio.to_thread(lambda: [offloading.measured(raw, options, counter) for raw in raws])
+    stored = await _stored(call.shelf, await asyncio.to_thread(offloading.references, raws, messages, options))
+    decided = await asyncio.to_thread(offloading.offload, raws, messages, options, stored)
+    _note(call, options, model, decided)
+    texts = await _summarised(call, policy, model, decided, messages, options) if decided.groups else []
+    files = dict(decided.files)
+    await call.shelf.put_all({names.canonical(path): _bytes(text) for path, text in files.items()})
+    paths = []
+    for group in decided.groups:
+        content = offloading.group_file(raws[index] for index in group)
+        paths.append(await _put_group(call.shelf, options.store_dir, chat_id, content))
+        files[paths[-1]] = content.decode()
+    pairs = list(zip(texts, paths, strict=True))
+    kept = offloading.with_snapshots(decided, pairs, role=policy.offload.compress.snapshot_role)
+    after = await asyncio.to_thread(_tokens, kept, decided, options, counter)
+    call.noted["tokens_after"] = after
+    return Reply(_answer(files), kept, _metadata(decided, after, chat_id, files, paths))
+
+
+def _options(given: parameters.Offload) -> Options:
+    return Options(
+        mode=Mode(given.context_manage_mode),
+        store_dir=given.store_dir,
+        max_total_tokens=given.max_total_tokens,
+        max_tool_message_tokens=given.max_tool_message_tokens,
+        compact_ratio_threshold=given.compact_ratio_threshold,
+        group_token_threshold=given.group_token_threshold or 0,
+        keep_recent_count=given.keep_recent_count,
+        preview_chars=given.preview_char_length,
+        compress_system_message=given.compress_system_message,
+    )
+
+
+def _counter(call: Call, model: str) -> Callable[[str], int]:
+    return lambda text: call.services.reader.count(text, model)
+
+
+async def _stored(shelf: Shelf, paths: Sequence[str]) -> dict[str, str]:
+    """The texts of those paths that lead to a file."""
+    named: dict[str, str] = {}
+    for path in paths:
+        try:
+            name = names.canonical(path)
+            names.key_part(name)
+        except BadName:
+            continue  # no reference of ours
+        if name:
+            named[path] = name
+    found = await shelf.read_many(list(named.values()))
+    pairs = zip(named, found, strict=True)
+    return {path: content.decode("utf-8", "surrogatepass") for path, content in pairs if content is not None}
+
+
+async def _summarised(
+    call: Call, policy: Policy, model: str, decided: Offloaded, messages: Sequence[Message], options: Options
+) -> list[str]:
+    if not model:
+        raise ClientFault(
+            "No model for summaries: give `model`, or have `offload.compress.model` set in this tenant's policy"
+        )
+    turns = [await asyncio.to_thread(offloading.group_turns, decided, messages, group) for group in decided.groups]
+    tokens = [sum(decided.tokens[index] for index in group) for group in decided.groups]
+    groups = list(zip(turns, tokens, strict=True))
+    return await summaries.made(call, policy, model, groups, names.stem(options.store_dir))
+
+
+async def _put_group(shelf: Shelf, store_dir: str, chat_id: str, content: bytes) -> str:
+    stem = names.joined(store_dir, offloading.group_stem(chat_id))
+    name = await shelf.put_next(names.canonical(stem), ".json", content)
+    return names.joined(store_dir, name.rpartition("/")[2])
+
+
+def _tokens(kept: Sequence[bytes | Raw], decided: Offloaded, options: Options, count: Callable[[str], int]) -> int:
+    """Of what the caller gets: all of it is measured already but what carries the snapshots."""
+    known = {id(raw): tokens for raw, tokens in zip(decided.raws, decided.tokens, strict=True)}
+    return sum(known[id(raw)] if id(raw) in known else offloading.measured(raw, options, count).tokens for raw in kept)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _answer(files: dict[str, str]) -> str:
+    return "\n".join(f"Successfully created and wrote to new file: {path}" for path in files) or NOTHING
+
+
+def _metadata(
+    decided: Offloaded, after: int, chat_id: str, files: dict[str, str], paths: Sequence[str]
+) -> dict[str, Any]:
+    before = decided.tokens_before
+    metadata: dict[str, Any] = {
+        "write_file_dict": files,
+        "tokens_before": before,
+        "tokens_after": after,
+        "compact_ratio": after / before if before else 1.0,
+        "chat_id": chat_id,
+    }
+    if paths:
+        metadata["original_messages_path"] = paths[0]
+        metadata["original_messages_paths"] = list(paths)
+        metadata["compressed_message_count"] = len(decided.taken)
+    return metadata
+
+
+def _note(call: Call, options: Options, model: str, decided: Offloaded) -> None:
+    call.noted |= {
+        "mode": options.mode.value,
+        "model": model,
+        "messages": len(decided.raws),
+        "tokens_before": decided.tokens_before,
+        "tokens_after": decided.tokens_before,
+        "compacted": decided.compacted,
+        "compressed": len(decided.taken),
+    }

@@ -1,0 +1,196 @@
+"""What the operations take: one struct each, from which the OpenAPI document is made as well.
+
+Older names of a parameter stand in `ALIASES`. An error names the place of the fault by the name that the caller used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Raw
+
+from proxy.core import names, rawjson
+from proxy.core.names import BadName
+from proxy.core.offloading import LONGEST_NAME
+from proxy.core.rawjson import NotJson
+from proxy.errors import ClientFault
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_PATH = 1_000
+MAX_PATTERN = 1_000
+
+Tokens = Annotated[int, Meta(ge=0)]
+Path = Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
+
+ALIASES: Mapping[str, str] = {
+    "working_summary_mode": "context_manage_mode",
+    "all_token_threshold": "max_total_tokens",
+    "keep_recent": "keep_recent_count",
+    "storage_path": "store_dir",
+    "file_path": "absolute_path",
+}
+"""Older name → name; `file_path` of a search is a parameter of its own."""
+
+
+PATHS: Mapping[str, str] = {
+    "store_dir": "/" + "x" * LONGEST_NAME,
+    "path": "/x",
+    "file_path": "",
+    "absolute_path": "",
+}
+"""What are names of files and directories, each with the longest that will stand behind it."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of a message's content."""
+
+    text: str | None = None
+
+
+class Function(msgspec.Struct, frozen=True):
+    """What a tool call calls."""
+
+    name: str | None = None
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool call of the model."""
+
+    id: str | None = None
+    function: Function | None = None
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A chat message as far as it must be one; whatever else it has is kept."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Offload(msgspec.Struct, frozen=True, kw_only=True):
+    """Moves old content of a conversation out of its messages; the caller goes on with the messages of the reply."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, description="the conversation, every field of it is kept")]
+    store_dir: Annotated[Path, Meta(description="directory, a name among your own files, that references will carry")]
+    context_manage_mode: Annotated[
+        Literal["compact", "compress", "auto"],
+        Meta(
+            description="compact: tool results to files; compress: old messages to summaries; auto: the former, and "
+            "the latter where that leaves too much"
+        ),
+    ] = "auto"
+    compact_ratio_threshold: Annotated[
+        float, Meta(ge=0, description="auto: compress where compaction leaves more than this share")
+    ] = 0.75
+    max_total_tokens: Annotated[Tokens, Meta(description="nothing happens unless there is more than this")] = 20_000
+    max_tool_message_tokens: Annotated[
+        Tokens, Meta(description="tool results are moved when they are larger than this")
+    ] = 2_000
+    group_token_threshold: Annotated[
+        Tokens | None, Meta(description="messages for one summary, in tokens; 0 or null: all of them")
+    ] = None
+    keep_recent_count: Annotated[
+        Tokens | None, Meta(description="last messages that stay; null: 1 when compacting, 2 when compressing")
+    ] = None
+    chat_id: Annotated[
+        Annotated[str, Meta(max_length=1_000)] | None,
+        Meta(description="stands in the names of the files of compressed messages; null: a new UUID"),
+    ] = None
+    preview_char_length: Annotated[int, Meta(ge=0, description="characters of a moved result that stay")] = 100
+    compress_system_message: Annotated[bool, Meta(description="whether system messages are compressed too")] = False
+    model: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="the model that writes summaries; null: the policy's `compress.model`"),
+    ] = None
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines that match a regular expression (RE2, whatever the case) in the files below a directory."""
+
+    pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="RE2 syntax")]
+    path: Annotated[Path | None, Meta(description="directory; null: all of your files")] = None
+    glob: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=MAX_PATH)] | None,
+        Meta(description="which files; one with a slash is held against the path below the directory"),
+    ] = None
+    limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="matches at most; null: no limit")] = None
+
+
+class Find(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of one file that contain a text, whatever its case."""
+
+    pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="the text itself")]
+    file_path: Annotated[Path, Meta(description="the file")]
+    limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="matches at most")] = 50
+
+
+class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file's content, or some lines of it."""
+
+    absolute_path: Annotated[Path, Meta(description="the file")]
+    offset: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="first line, from 0")] = None
+    limit: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="number of lines; null: all")] = None
+
+
+class Body(msgspec.Struct, frozen=True):
+    """A request's body: its members as they came, and of these the messages; none where there is no array of them."""
+
+    members: dict[str, Raw] = {}
+    messages: list[Raw] = []
+
+
+def body(raw: bytes) -> Body:
+    """Raises ClientFault where it is no JSON object."""
+    try:
+        raw.decode()
+        members = rawjson.members(raw)
+        return Body(members, rawjson.elements(members["messages"]) if rawjson.is_array(members.get("messages")) else [])
+    except UnicodeDecodeError as error:
+        raise ClientFault(f"The body is not UTF-8: {error.reason} at byte {error.start}") from error
+    except NotJson as error:
+        raise ClientFault(f"The body is not a JSON object: {error}") from error
+
+
+def taken(given: Body, kind: type[T]) -> T:
+    """The parameters of this kind, whatever else there is. Raises ClientFault that says where and what."""
+    fields = {field.name for field in msgspec.structs.fields(kind)}
+    spelled = {ALIASES[name]: name for name in given.members if name not in fields and ALIASES.get(name) in fields}
+    older = {name: given.members[alias] for name, alias in spelled.items()}
+    newer = {name: given.members[name] for name in fields if name in given.members}
+    if newer.keys() & older.keys():
+        _checked(newer | older, kind, spelled)  # the newer name counts, but both must be right
+    return _checked(older | newer, kind, {name: alias for name, alias in spelled.items() if name not in newer})
+
+
+def _checked(members: Mapping[str, Raw], kind: type[T], spelled: Mapping[str, str]) -> T:
+    try:
+        made = _decoded(rawjson.encode(members), kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ClientFault(_in_callers_words(str(error), spelled)) from error
+    for field, behind in PATHS.items():
+        try:
+            names.key_part(names.canonical(getattr(made, field, None) or "") + behind)
+        except BadName as error:
+            raise ClientFault(f"`$.{spelled.get(field, field)}` is no path of yours: {error}") from error
+    return made
+
+
+def _decoded(raw: bytes, kind: type[T]) -> T:
+    """msgspec refuses half a surrogate pair, which JavaScript's `slice` leaves in text; `json` takes it."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.convert(json.loads(raw), kind)
+
+
+def _in_callers_words(text: str, spelled: Mapping[str, str]) -> str:
+    return re.sub(r"`\$\.(\w+)", lambda match: f"`$.{spelled.get(match[1], match[1])}", text)

@@ -1,0 +1,46 @@
+"""`/read_file`: a file's content and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from proxy.core import names, pages
+from proxy.errors import NotThere
+from proxy.operations import parameters
+from proxy.operations.envelope import Reply
+
+if TYPE_CHECKING:
+    from proxy.operations.call import Call
+    from proxy.operations.shelf import Shelf
+
+
+async def read_file(call: Call) -> Reply:
+    """Raises ProxyError."""
+    given = parameters.taken(call.given, parameters.ReadFile)
+    path, content = await _found(call.shelf, given.absolute_path)
+    return await asyncio.to_thread(shown, path, content, given.offset or 0, given.limit)
+
+
+async def _found(shelf: Shelf, path: str) -> tuple[str, bytes]:
+    """The file of this path; or the only one whose path ends like this, as `File:` lines name them from a directory."""
+    name = names.canonical(path)
+    content = await shelf.read(name) if name else None
+    if content is not None:
+        return path, content
+    ending = [file.name for file in await shelf.below("") if name and file.name.endswith(f"/{name}")]
+    if len(ending) == 1 and (content := await shelf.read(ending[0])) is not None:
+        return ending[0], content
+    several = ": " + ", ".join(ending[:5]) if ending else ""
+    raise NotThere(
+        f"There is no file {path!r} among your files{several and '; there are several that end so' + several}"
+    )
+
+
+def shown(path: str, content: bytes, offset: int, limit: int | None) -> Reply:
+    """`limit` lines from the 0-based line `offset` on; what is past the end is empty."""
+    text = content.decode("utf-8", "surrogatepass")
+    lines = pages.line_count(text)
+    start = pages.line_start(text, min(offset, lines))
+    stop = len(text) if limit is None else pages.line_start(text, min(limit, lines), start)
+    return Reply(text[start:stop], metadata={"path": path, "size_bytes": len(content), "lines": lines})

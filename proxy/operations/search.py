@@ -1,0 +1,205 @@
+"""`/grep`: lines in the caller's own files, found in threads, some files at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from proxy import patterns
+from proxy.core import names, search
+from proxy.core.search import Find, Match, TooSlow
+from proxy.errors import ClientFault, NotThere
+from proxy.operations import parameters
+from proxy.operations.envelope import Reply
+from proxy.patterns import Budget
+
+if TYPE_CHECKING:
+    from proxy.operations.call import Call
+    from proxy.operations.shelf import File, Shelf
+
+SECONDS = 10.0
+"""Of a processor, that one search may take: 10 GB in a pattern's usual speed."""
+
+BATCH_BYTES = 4 << 20
+"""Read and searched at a time, or one file that is larger."""
+
+SIDE_BY_SIDE = 4
+"""Batches: while one is searched another is read."""
+
+MATCHES = 100_000
+CHARACTERS = 16 << 20
+"""What one answer holds at most, whatever the limit."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Matches by their files' names, and whether there may be more."""
+
+    matches: list[Match]
+    more: bool
+
+
+async def grep(call: Call) -> Reply:
+    """Raises ProxyError."""
+    budget = Budget(SECONDS)
+    try:
+        if "file_path" in call.given.members:
+            return await _in_one(call, parameters.taken(call.given, parameters.Find), budget)
+        return await _below(call, parameters.taken(call.given, parameters.Search), budget)
+    except TooSlow as error:
+        raise _unusable(error) from error
+    finally:
+        budget.end()  # a thread goes on searching when nobody waits for it
+
+
+async def _below(call: Call, given: parameters.Search, budget: Budget) -> Reply:
+    directory = names.canonical(given.path or ".")
+    find = await asyncio.to_thread(_compiled, patterns.compile, given.pattern, budget)
+    files = await call.shelf.below(directory)
+    if not files and directory:
+        raise NotThere(f"There is nothing in {given.path!r} among your files")
+    wanted = await asyncio.to_thread(_fitting, given.glob, files, directory) if given.glob else files
+    found = await searched(call.shelf, wanted, find, given.limit, call.searching)
+    return await asyncio.to_thread(_shown_below, given, directory, found)
+
+
+async def _in_one(call: Call, given: parameters.Find, budget: Budget) -> Reply:
+    find = await asyncio.to_thread(_compiled, patterns.literal, given.pattern, budget)
+    [content] = await call.shelf.read_many([names.canonical(given.file_path)])
+    if content is None:
+        raise NotThere(f"There is no file {given.file_path!r} among your files")
+    async with call.searching:
+        return await asyncio.to_thread(_shown_of_one, given, content, find)
+
+
+async def searched(
+    shelf: Shelf, files: Sequence[File], find: Find, limit: int | None, searching: asyncio.Semaphore
+) -> Found:
+    """Matches in these files, in their order, at most so many. Raises StoreFault and TooSlow.
+
+    `searching`: the threads that all searches have together, since others need some too.
+    """
+    matches: list[Match] = []
+    most, characters = _most(limit), 0
+    batches = _batches(files)
+
+    async def in_batch(batch: Sequence[File]) -> list[Match]:
+        wanted = [file.name for file in batch]
+        contents = await shelf.read_many(wanted)
+        # A file can have outlived its retention since it was listed.
+        there = [(name, content) for name, content in zip(wanted, contents, strict=True) if content is not None]
+        async with searching:
+            return await asyncio.to_thread(_in_files, there, find, most)
+
+    while len(matches) <= most and characters <= CHARACTERS and (wave := list(islice(batches, SIDE_BY_SIDE))):
+        for part in await asyncio.gather(*map(in_batch, wave)):
+            matches += part
+            characters += sum(len(match.text) for match in part)
+    return _bounded(matches, most)
+
+
+def _in_files(files: Sequence[tuple[str, bytes]], find: Find, most: int) -> list[Match]:
+    """Matches, up to one more than `most` and a little more than `CHARACTERS`, so that it shows that there are more."""
+    matches: list[Match] = []
+    characters = 0
+    for match in islice(_each(files, find), most + 1):
+        matches.append(match)
+        characters += len(match.text)
+        if characters > CHARACTERS:
+            break
+    return matches
+
+
+def _each(files: Sequence[tuple[str, bytes]], find: Find) -> Iterator[Match]:
+    for name, content in files:
+        if find(content, 0) >= 0:
+            yield from search.in_data(name, _valid(content), find)
+
+
+def _valid(content: bytes) -> bytes:
+    """UTF-8 as it is; half surrogate pairs, which files keep, as U+FFFD."""
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return content.decode("utf-8", "replace").encode()
+    return content
+
+
+def _bounded(matches: Sequence[Match], most: int) -> Found:
+    kept: list[Match] = []
+    characters = 0
+    for match in matches[:most]:
+        characters += len(match.text)
+        if characters > CHARACTERS:
+            break
+        kept.append(match)
+    return Found(kept, len(kept) < len(matches))
+
+
+def _batches(files: Sequence[File]) -> Iterator[list[File]]:
+    batch: list[File] = []
+    size = 0
+    for file in files:
+        if batch and size + file.size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(file)
+        size += file.size
+    if batch:
+        yield batch
+
+
+def _most(limit: int | None) -> int:
+    return MATCHES if limit is None else min(limit, MATCHES)
+
+
+def _compiled(matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
+    try:
+        return matcher(pattern, budget)
+    except ValueError as error:
+        raise _unusable(error) from error
+
+
+def _unusable(error: ValueError) -> ClientFault:
+    return ClientFault(f"`$.pattern` cannot be used: {error}")
+
+
+def _fitting(glob: str, files: Sequence[File], directory: str) -> list[File]:
+    fitting = set(search.fitting(glob, [file.name for file in files], directory))
+    return [file for file in files if file.name in fitting]
+
+
+def _shown_below(given: parameters.Search, directory: str, found: Found) -> Reply:
+    """A block for each file, between lines of dashes."""
+    path = given.path or "."
+    about = f'pattern "{given.pattern}" in path "{path}"' + (f' (filter: "{given.glob}")' if given.glob else "")
+    lines = [f"Found {len(found.matches)} matches for {about}:"]
+    paths: list[str] = []
+    for name, group in groupby(found.matches, key=lambda match: match.path):
+        relative = search.relative(name, directory)
+        shown = [f"L{match.line}: {match.text}" for match in group]
+        lines += ["---", f"File: {relative}", *shown]
+        paths += [names.joined(path, relative)] * len(shown)
+    answer = "\n".join([*lines, "---"]) if paths else f"No matches found for {about}"
+    return Reply(answer, metadata=_metadata(found, paths))
+
+
+def _shown_of_one(given: parameters.Find, content: bytes, find: Find) -> Reply:
+    """A line for each match. Raises TooSlow."""
+    path, most = given.file_path, _most(given.limit)
+    found = _bounded(_in_files([(path, content)], find, most), most)
+    lines = [f"{path}:{match.line}:{match.text}" for match in found.matches]
+    answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{path}"'
+    return Reply(answer, metadata=_metadata(found, [path] * len(lines)))
+
+
+def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
+    """`column` is a 0-based character; `truncated` says that there are more matches than are shown."""
+    matches = [
+        {"path": path, "line": match.line, "column": match.column, "text": match.text}
+        for path, match in zip(paths, found.matches, strict=True)
+    ]
+    return {"matches": matches, "truncated": found.more}

@@ -1,0 +1,91 @@
+"""The summaries of one call, made one after the other by the tenant's upstream, each knowing those before it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from proxy import partner
+from proxy.core import rawjson
+from proxy.core.compress import Turn
+from proxy.errors import NoSummary, UpstreamSilent
+from proxy.headers import url_for
+from proxy.snapshots import group_tokens
+from proxy.summarizer import Answer, Failed, Job, Spent
+
+if TYPE_CHECKING:
+    from proxy.core.policy import Policy
+    from proxy.operations.call import Call
+
+LEAST = 200
+"""Tokens of a summary that are asked for, however small the group: below, models do not keep to it."""
+
+TARGET = b"/v1/chat/completions"
+
+BEFORE = "earlier records, which are kept beside yours: do not repeat them"
+
+
+async def made(
+    call: Call, policy: Policy, model: str, groups: Sequence[tuple[list[Turn], int]], store_dir: str
+) -> list[str]:
+    """A text for each group, from its messages and the tokens that they have. Raises UpstreamFault."""
+    spent, texts = Spent(), list[str]()
+    call.client.sent = time.perf_counter()
+    try:
+        for turns, tokens in groups:
+            before = [Turn(BEFORE, "\n\n".join(texts))] if texts else []
+            job = _job(call, policy, model, [*before, *turns], tokens, store_dir)
+            texts.append((await call.summarizer.once(job, spent)).text)
+    except Failed as error:
+        raise NoSummary(f"No summary was made: {error}") from error
+    except TimeoutError as error:
+        seconds = policy.offload.compress.timeout
+        raise UpstreamSilent(f"No summary was made: no answer within {seconds:g} seconds") from error
+    finally:
+        call.noted |= {
+            "summary_prompt_tokens": spent.prompt_tokens,
+            "summary_completion_tokens": spent.completion_tokens,
+            "cached_tokens": spent.cached_tokens,
+        }
+    return texts
+
+
+def _job(call: Call, policy: Policy, model: str, turns: list[Turn], tokens: int, store_dir: str) -> Job:
+    """The caller asked for a summary whatever it saves; so it need not, but it is to be half as long as the group."""
+    compress = policy.offload.compress
+    window = call.services.learned.window(policy, model)
+
+    async def ask(body: bytes) -> Answer:
+        return await _asked(call, policy, body)
+
+    return Job(
+        key="",
+        tenant=call.tenant.name,
+        conversation="",
+        model=model,
+        snapshot_tokens=min(compress.snapshot_tokens, max(tokens // 2, LEAST)),
+        replaced_tokens=sys.maxsize,
+        store_dir=store_dir,
+        timeout=compress.timeout,
+        group_tokens=group_tokens(replace(compress, group_token_threshold=0), window),
+        riding=None,
+        members={"model": Raw(rawjson.encode(model))},
+        history=lambda: turns,
+        earlier="",
+        ask=ask,
+    )
+
+
+async def _asked(call: Call, policy: Policy, body: bytes) -> Answer:
+    """By the caller's own credentials, or those that the tenant has in their place."""
+    tenant = replace(call.tenant, policy=policy)
+    request = call.services.relay.request(call.client, tenant, body)
+    request = partner.rewritten(request, body, (*partner.ANOTHER, b"content-type"))
+    headers = [*request.headers, (b"content-type", b"application/json")]
+    url = url_for(policy.upstream.base_url, TARGET)
+    return await partner.ask(call.services.upstream, replace(request, url=url, headers=headers))

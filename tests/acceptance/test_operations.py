@@ -1,0 +1,232 @@
+"""The HTTP operations as their documents show them: offload, adopt, go on, find, read, page, reload."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests import transcripts
+from tests.acceptance.operations import (
+    MODEL,
+    STORE,
+    WRITTEN,
+    Caller,
+    World,
+    assistant,
+    page,
+    research,
+    step,
+    system,
+    tokens,
+    user,
+)
+from tests.strict import check
+from tests.transcripts import Run
+
+Json = dict[str, Any]
+
+
+def without_systems(messages: list[Json]) -> list[Json]:
+    return [message for message in messages if message["role"] != "system"]
+
+
+def size(messages: list[Json]) -> int:
+    return sum(map(tokens, messages))
+
+
+# -- offload 95,000 tokens in auto mode, adopt the messages, go on -----------------------------------------------------
+
+
+def test_95_000_tokens_in_auto_mode(caller: Caller) -> None:
+    history = research(95_000)
+    reply = caller.offload(history, context_manage_mode="auto", model=MODEL)
+    assert reply.metadata["tokens_before"] == size(history) >= 95_000
+    assert reply.metadata["tokens_after"] == size(reply.messages) < 15_000
+    assert len(reply.messages) == len(history), "compaction was enough"
+    assert reply.messages[-2:] == history[-2:]
+    assert without_systems(caller.restored(reply.messages)) == without_systems(history)
+
+
+def test_compaction_is_not_enough_so_old_history_becomes_a_snapshot(world: World, caller: Caller) -> None:
+    talk = [message for _ in range(10) for message in (user(page("question", 2_000)), assistant(page("answer", 2_500)))]
+    history = [*research(5_000), *talk, user("And now?")]
+    before = len(world.model.asked)
+    reply = caller.offload(history, context_manage_mode="auto", model=MODEL)
+    assert len(world.model.asked) == before + 1
+    assert reply.metadata["tokens_after"] == size(reply.messages) < 6_000
+    [original_path] = reply.groups
+    assert reply.metadata["original_messages_path"] == original_path
+    assert reply.metadata["compressed_message_count"] == len(history) - len(reply.messages)
+    assert without_systems(caller.restored(reply.messages)) == without_systems(history)
+
+
+def test_going_on_with_the_adopted_messages(caller: Caller) -> None:
+    """Sixty more searches, after each tenth the offload: the context stays small and nothing is ever lost."""
+    whole = adopted = research(30_000)
+    chat = uuid.uuid4().hex
+    for turn in range(6):
+        for number in range(10):
+            more = step(f"call_{turn}_{number}", page(f"turn {turn}, result {number}", 3_000))
+            whole, adopted = [*whole, *more], [*adopted, *more]
+        adopted = caller.offload(adopted, context_manage_mode="auto", model=MODEL, chat_id=chat).messages
+        assert size(adopted) < 20_000
+        check({"model": MODEL, "messages": adopted})
+    assert size(whole) > 200_000
+    assert without_systems(caller.restored(adopted)) == without_systems(whole)
+
+
+@transcripts.needed
+@pytest.mark.parametrize("name", transcripts.names(90_000))
+def test_a_recorded_run_in_auto_mode(caller: Caller, name: str) -> None:
+    run: Run = transcripts.one(name)
+    history = [*run.messages, user("Go on.")]  # so that the last result is not recent
+    reply = caller.offload(history, model=MODEL)
+    assert reply.metadata["tokens_after"] <= reply.metadata["tokens_before"] * 0.75
+    assert without_systems(caller.restored(reply.messages)) == without_systems(history)
+    again = caller.offload([*reply.messages, assistant("Yes."), user("And?")], model=MODEL)
+    assert without_systems(caller.restored(again.messages)) == without_systems(
+        [*history, assistant("Yes."), user("And?")]
+    )
+
+
+# -- find a stored result by grep, read it with read_file --------------------------------------------------------------
+
+
+def test_find_a_stored_result_and_read_it(caller: Caller) -> None:
+    results = [page(f"page {number}", 3_000) for number in range(8)]
+    results[5] += "\nThe answer is heliotrope-7291.\n"
+    steps = (message for number, text in enumerate(results) for message in step(f"c{number}", text))
+    history = [user(), *steps, user()]
+    store = "./cache_file/"
+    caller.offload(history, context_manage_mode="compact", store_dir=store)
+    found = caller.grep("heliotrope-[0-9]+", path=store, glob="*.txt", limit=100)
+    [name] = re.findall(r"^File: (.*)$", found.answer, re.MULTILINE)
+    assert caller.read(store + name).answer == results[5]
+    [match] = found.metadata["matches"]
+    assert caller.read(match["path"]).answer == results[5]
+    assert results[5].split("\n")[match["line"] - 1] == match["text"] == "The answer is heliotrope-7291."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        page("log", 9_000) + "\n",
+        page("log", 4_000),
+        "\r\n".join(f"line {number}" for number in range(950)),
+        "no newline " * 3_000,
+        "\n" * 1_234 + "\u2028 and \x0b\x0c\x85 end no line\n" * 333,
+        "".join(f"Zeile {number} - Ärger ☃ 🌍\n" for number in range(401)),
+    ],
+    ids=["lines", "no last newline", "CRLF", "one line", "separators that are none", "not ASCII"],
+)
+def test_paging_by_100_lines_gives_the_file_byte_for_byte(caller: Caller, text: str) -> None:
+    [path] = caller.compact([user(), *step("c", text), user()]).files
+    pages = []
+    for offset in count(0, 100):
+        pages.append(caller.read(path, offset=offset, limit=100).answer)
+        if not pages[-1]:
+            break
+    assert "".join(pages).encode() == text.encode()
+    assert all(one.count("\n") == 100 for one in pages[:-2])
+
+
+# -- reload a session by its chat_id -----------------------------------------------------------------------------------
+
+
+def test_reload_a_session_by_its_chat_id(caller: Caller) -> None:
+    chat = "research_session_001"
+    whole = adopted = [system(), user()]
+    for turn in range(3):
+        more = [user(f"Question {turn}. " + page("q", 300)), assistant(f"Answer {turn}. " + page("a", 300))]
+        whole, adopted = [*whole, *more], [*adopted, *more]
+        adopted = caller.compress(adopted, chat_id=chat, keep_recent_count=0).messages
+    caller.compress([user("Somebody else's. " * 50), assistant()], chat_id="another", keep_recent_count=0)
+    found = caller.grep(".", path=STORE, glob=f"compressed_group_{chat}_*.json")
+    names = sorted(set(re.findall(r"^File: (.*)$", found.answer, re.MULTILINE)))
+    assert len(names) == 3
+    groups = [json.loads(caller.text(f"{STORE}/{name}")) for name in names]
+    assert [message for group in groups for message in group] == without_systems(whole)
+
+
+def test_a_chat_id_is_made_where_there_is_none(caller: Caller) -> None:
+    reply = caller.compress([system(), user(page("q", 300)), assistant(), user(), assistant()])
+    made = uuid.UUID(reply.metadata["chat_id"])
+    assert str(made) in reply.groups[0] or made.hex in reply.groups[0]
+    assert caller.compact([user()]).metadata["chat_id"] != caller.compact([user()]).metadata["chat_id"]
+
+
+# -- re-feed the result ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["compact", "compress", "auto"])
+def test_the_result_is_fed_back_in_ten_times(caller: Caller, mode: str) -> None:
+    history = [*research(12_000, 2_500), user(page("question", 500)), assistant("Let me see."), user("Go on.")]
+    messages = history
+    given = {"context_manage_mode": mode, "max_total_tokens": 3_000, "model": MODEL, "chat_id": "one"}
+    for _ in range(10):
+        messages = caller.offload(messages, **given).messages
+        assert without_systems(caller.restored(messages)) == without_systems(history)
+    assert messages == caller.offload(messages, **given).messages, "it comes to rest"
+
+
+def test_ten_times_with_everything_at_its_tightest(caller: Caller) -> None:
+    """Thresholds so low that references and snapshots are themselves above them."""
+    history = [system(), user(), *step("a", page("a", 900)), *step("b", page("b", 800), page("b2", 700)), user("And?")]
+    messages, chat = history, "tight"
+    for turn in range(10):
+        tight = {"max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 1, "preview_char_length": 10}
+        messages = caller.offload(messages, model=MODEL, chat_id=chat, compact_ratio_threshold=0, **tight).messages
+        assert without_systems(caller.restored(messages)) == without_systems(history)
+        more = step(f"new{turn}", page(f"new {turn}", 400))
+        history, messages = [*history, *more], [*messages, *more]
+
+
+# -- the older names ---------------------------------------------------------------------------------------------------
+
+
+def test_context_compact_is_simple_truncation(caller: Caller) -> None:
+    result = page("result", 3_000)
+    history = [user(), *step("c1", result), assistant()]
+    reply = caller.post(
+        "/context_compact",
+        {"messages": history, "all_token_threshold": 1_000, "max_tool_message_tokens": 500, "storage_path": "old/x"},
+    )
+    [(path, content)] = reply.files.items()
+    assert path.startswith("old/x/tool_call_c1_") and content == result
+    assert reply.answer == WRITTEN + path
+    assert reply.messages[2]["content"].startswith(f"{result[:100]}... (detailed result is stored in {path}")
+
+
+def test_context_compress_keeps_its_originals_traceable(caller: Caller) -> None:
+    talk = [message for n in range(5) for message in (user(page(f"q{n}", 300)), assistant(page(f"a{n}", 300)))]
+    history = [system(), user("First."), *talk]
+    reply = caller.post(
+        "/context_compress",
+        {"messages": history, "all_token_threshold": 1_000, "storage_path": STORE, "model": MODEL},
+    )
+    assert reply.messages[1:] == history[-5:], "keep_recent is 5"
+    path = reply.metadata["original_messages_path"]
+    assert f"(Original 6 messages are stored in: {path})" in reply.messages[0]["content"]
+    assert reply.metadata["compressed_message_count"] == 6
+    assert json.loads(caller.text(path)) == history[1:-5]
+
+
+@pytest.mark.parametrize("name", ["/context_compact", "/context_compress"])
+def test_the_older_names_do_nothing_below_the_threshold(caller: Caller, name: str) -> None:
+    history = [user(page("short", 100)), assistant(), *[user()] * 6]
+    reply = caller.post(name, {"messages": history, "storage_path": STORE, "model": MODEL})
+    assert (reply.messages, reply.files) == (history, {})
+    assert reply.answer and WRITTEN not in reply.answer
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+
+def test_health(world: World, caller: Caller) -> None:
+    assert caller.http.get("/health").json() == {"status": "healthy"}
+    assert caller.http.get("/health?deep=1").status_code == 200

@@ -1,0 +1,254 @@
+"""Known faults of the original, each with the test that would have caught it; and a store or a process that fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.operations import (
+    MODEL,
+    REFERENCE,
+    STORE,
+    WRITTEN,
+    Caller,
+    Summaries,
+    assistant,
+    operated,
+    page,
+    step,
+    strays,
+    system,
+    user,
+    words,
+)
+from tests.serving import served, spawned
+from tests.stores.engines import redis_server
+from tests.strict import check
+from tests.upstream import StrictUpstream
+
+Json = dict[str, Any]
+
+TEXT = page("result", 3_000)
+
+
+# -- the original's ----------------------------------------------------------------------------------------------------
+
+
+def test_fault_auto_mode_threw_the_compaction_away(caller: Caller) -> None:
+    """Where it went on to compress, it began again from the whole messages."""
+    history = [user(words(9_000)), assistant(words(9_000)), *step("recent", TEXT), assistant("Read it.")]
+    reply = caller.offload(history, context_manage_mode="auto", max_total_tokens=8_000, model=MODEL)
+    assert len(reply.groups) == 1, "compaction was not enough"
+    [path] = reply.references
+    assert caller.text(path) == TEXT
+    assert reply.messages[2]["content"].startswith(TEXT[:100] + "... (detailed result is stored in ")
+    assert {WRITTEN + one for one in (path, *reply.groups)} == set(reply.answer.splitlines())
+    assert set(reply.files) == {path, *reply.groups}
+
+
+def test_fault_auto_mode_lost_what_it_had_compacted_in_a_group(caller: Caller) -> None:
+    history = [user(words(20_000)), *step("old", TEXT), user(), assistant(), user()]
+    reply = caller.offload(history, context_manage_mode="auto", model=MODEL)
+    [group] = reply.groups
+    assert json.loads(caller.text(group)) == history[:-2], "the untouched messages"
+
+
+def test_fault_re_fed_references_overwrote_the_originals(caller: Caller) -> None:
+    first = caller.compact([user(), *step("c", TEXT), user()], chat_id="fixed")
+    again = caller.compact(first.messages, chat_id="fixed", preview_char_length=5)
+    assert (again.messages, again.files) == (first.messages, {})
+    assert caller.text(first.references[0]) == TEXT
+
+
+def test_fault_a_fixed_chat_id_overwrote_earlier_groups(caller: Caller) -> None:
+    talks = [[user(page(name, 300)), assistant(page(name, 300)), user(), assistant()] for name in ("one", "two", "3")]
+    paths = [caller.compress(talk, chat_id="fixed").groups[0] for talk in talks]
+    assert len(set(paths)) == 3
+    assert [json.loads(caller.text(path)) for path in paths] == [talk[:2] for talk in talks]
+
+
+def test_fault_groups_written_at_once_overwrote_each_other(caller: Caller) -> None:
+    def group(number: int) -> tuple[list[Json], str]:
+        talk = [user(page(f"talk {number}", 300)), assistant(), user(), assistant()]
+        with Caller(caller.proxy, caller.key) as same:
+            return talk[:2], same.compress(talk, chat_id="fixed").groups[0]
+
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(group, range(16)))
+    assert len({path for _, path in made}) == 16
+    assert all(json.loads(caller.text(path)) == talk for talk, path in made)
+
+
+HOSTILE = ["../../x", "/etc/cron.d/x", "a/b\\..\\c", "..", "\x00", "x\n---\nFile: y", "é" * 300, ""]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_fault_a_tool_call_id_wrote_outside_the_directory(caller: Caller, hostile: str) -> None:
+    history = [user(), *step(hostile, TEXT + hostile), user()]
+    [path] = caller.compact(history).files
+    assert path.removeprefix(f"{STORE}/").isascii()
+    assert "/" not in path.removeprefix(f"{STORE}/") and ".." not in path and "\n" not in path
+    assert caller.text(path) == TEXT + hostile
+    assert strays(caller.proxy) == []
+
+
+def test_fault_a_chat_id_wrote_outside_the_directory(caller: Caller) -> None:
+    history = [user(TEXT), assistant(), user(), assistant()]
+    for hostile in ("../../x", "/etc/x", "..", "a\x00b", "é" * 300, "-" * 5_000, "x\ny"):
+        reply = caller.compress(history, chat_id=hostile)
+        assert reply.status in (200, 400)
+        assert reply.status == 200 or reply.messages == history
+        assert all(json.loads(caller.text(path)) == history[:2] for path in reply.groups)
+    assert strays(caller.proxy) == []
+
+
+def test_fault_any_file_of_the_server_was_readable(caller: Caller, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("heliotrope\n")
+    caller.compact([user(), *step("c", TEXT), user()])
+    on_disk = [str(path) for path in caller.proxy.stored()]
+    assert on_disk
+    relative = "../" * 12 + str(secret)
+    for path in ("/etc/passwd", str(secret), relative, f"{STORE}/{relative}", f"file://{secret}", *on_disk):
+        assert caller.read(path).status in (400, 404), path
+        assert caller.post("/grep", {"pattern": "heliotrope", "file_path": path}).status in (400, 404), path
+    for path in ("/etc", str(tmp_path), "/", relative, f"{STORE}/../../..", str(caller.proxy.store)):
+        assert not caller.grep("heliotrope|root:", path=path).metadata.get("matches"), path
+
+
+def test_fault_a_directory_of_the_server_was_written(caller: Caller, tmp_path: Path) -> None:
+    reply = caller.compact([user(), *step("c", TEXT), user()], store_dir=str(tmp_path / "out"))
+    [path] = reply.files
+    assert path.startswith(f"{tmp_path}/out/") and caller.text(path) == TEXT
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fault_null_content_failed_the_call(caller: Caller) -> None:
+    nulls = [{"role": role, "content": None} for role in ("system", "user", "assistant")]
+    history = [*nulls, *step("a", None), *step("b", TEXT), {"role": "assistant", "tool_calls": []}, user(), user()]
+    del history[3]["content"]
+    assert len(caller.compact(history).files) == 1
+    reply = caller.compress(history)
+    assert [message for message in caller.restored(reply.messages) if message["role"] != "system"] == history[1:]
+    assert caller.offload(history, model=MODEL).messages == history
+
+
+def test_fault_tool_pairs_were_cut(caller: Caller) -> None:
+    """Whatever N is, and also where groups are made, no call is parted from its results."""
+    history = [user(words(96))]
+    for number in range(4):
+        history += step(f"c{number}", words(200), words(150), words(100))
+    for keep in range(len(history)):
+        for group in (0, 100, 500):
+            reply = caller.compress(history, keep_recent_count=keep, group_token_threshold=group)
+            check({"model": MODEL, "messages": reply.messages})
+            for path in reply.groups:
+                check({"model": MODEL, "messages": json.loads(caller.text(path))})
+
+
+def test_fault_fields_were_dropped_on_the_way(caller: Caller) -> None:
+    extra = {"name": "ada", "annotations": [{"n": 1}], "reasoning_content": "so", "x_unknown": {"deep": [None, 1.5]}}
+    call, result = step("c", TEXT)
+    call = {**call, "refusal": None, "reasoning": "hm", "tool_calls": [{**call["tool_calls"][0], "index": 0}]}
+    result = {**result, **extra}
+    cached = {"type": "text", "text": "Hi.", "cache_control": {"type": "ephemeral"}}
+    history = [{**system(), **extra}, {"role": "user", "content": [cached], **extra}, call, result, {**user(), **extra}]
+    reply = caller.compact(history)
+    content = reply.messages[3]["content"]
+    assert REFERENCE.search(content)
+    assert reply.messages == [*history[:3], {**result, "content": content}, history[4]]
+    compressed = caller.compress(history)
+    assert {**compressed.messages[0], "content": ""} == {**history[0], "content": ""}
+    assert caller.restored(compressed.messages)[0] == history[1]
+    assert [message for message in caller.restored(compressed.messages) if message["role"] != "system"] == history[1:]
+
+
+def test_fault_untouched_messages_lost_their_bytes(caller: Caller) -> None:
+    """Numbers' spelling, order of keys, escapes: what is not touched comes back as it was written."""
+    odd = rb'{"content":"\u00e9\/","n":[1.0,1e2,12345678901234567890,0.10],  "role":"user" ,"z":{"b":1,"a":2}}'
+    moved = json.dumps(step("c", TEXT)).encode()[1:-1]
+    body = b'{"store_dir":"/s","max_total_tokens":0,"max_tool_message_tokens":0,"messages":['
+    reply = caller.post("/context_compact", body + odd + b"," + moved + b"," + odd + b"]}")
+    assert len(reply.files) == 1
+    assert reply.raw.count(odd) == 2
+
+
+# -- references that are none ------------------------------------------------------------------------------------------
+
+
+def test_look_alikes_are_content_like_any_other(caller: Caller) -> None:
+    real = caller.compact([user(), *step("c", TEXT), user()]).messages[2]["content"]
+    path = REFERENCE.findall(real)[0]
+    unknown = real.replace(path, f"{STORE}/tool_call_none_0123456789ab.txt")
+    for look_alike in (unknown, page("padding", 500) + real, real + page("padding", 500)):
+        history = [user(), *step("d", look_alike), user()]
+        reply = caller.compact(history, preview_char_length=10)
+        assert caller.restored(reply.messages) == history or REFERENCE.findall(look_alike) == reply.references
+        if reply.files:
+            assert list(reply.files.values()) == [look_alike]
+    assert caller.text(path) == TEXT
+
+
+def test_a_reference_to_somebody_elses_file_is_content(caller: Caller) -> None:
+    theirs = caller.compact([user(), *step("c", TEXT), user()]).messages
+    with Caller(caller.proxy) as other:
+        reply = other.compact(theirs, preview_char_length=10)
+        assert [other.text(path) for path in reply.files] == [theirs[2]["content"]]
+
+
+# -- a store that fails, a process that ends ---------------------------------------------------------------------------
+
+HISTORY = [user(), *step("c", TEXT), user(words(96)), assistant(), user()]
+
+
+def test_the_store_is_down_and_the_messages_come_back() -> None:
+    """A file where its directory was: a disk that is gone."""
+    with operated() as (proxy, _, _), Caller(proxy) as caller:
+        [path] = caller.compact(HISTORY).files
+        shutil.rmtree(proxy.store)
+        proxy.store.write_text("no directory")
+        history = [*HISTORY, user("new")]
+        reply = caller.compact(history)
+        assert (reply.status, reply.messages) == (503, history)
+        assert not reply.metadata.get("write_file_dict")
+        assert caller.grep("result").status == 503
+        proxy.store.unlink()
+        proxy.store.mkdir()
+        assert caller.read(path).status == 404
+        assert caller.compact(HISTORY).status == 200
+
+
+def test_redis_is_down_and_the_messages_come_back(tmp_path: Path) -> None:
+    with redis_server(tmp_path) as redis, StrictUpstream() as up:
+        up.respond(Summaries())
+        policies = {"default": {"upstream": {"base_url": up.url}}}
+        with served(policies, store=f"redis://127.0.0.1:{redis.port}/0") as proxy, Caller(proxy) as caller:  # type: ignore[arg-type]
+            [path] = caller.compact(HISTORY).files
+            assert caller.text(path) == TEXT
+            assert caller.grep("line 77:", path=STORE).metadata["matches"][0]["path"] == path
+            redis.stop()
+            for reply in (caller.compact(HISTORY, chat_id="another"), caller.compress(HISTORY)):
+                assert (reply.status, reply.messages) == (503, HISTORY)
+            assert caller.grep("line 77:").status == caller.read("/context_store/other.txt").status == 503
+
+
+def test_a_killed_process_has_kept_everything_it_answered_for(tmp_path: Path) -> None:
+    """Durable before the reply: SIGKILL right behind it, and the next process has all of it."""
+    with StrictUpstream() as up:
+        policies = {"default": {"upstream": {"base_url": up.url}}}
+        with spawned(policies, tmp_path / "store") as proxy, Caller(proxy, "the key") as caller:
+            adopted = caller.compact(HISTORY)
+            assert proxy.process
+            proxy.process.send_signal(signal.SIGKILL)
+            proxy.process.wait(10)
+        with spawned(policies, tmp_path / "store") as proxy, Caller(proxy, "the key") as caller:
+            assert caller.restored(adopted.messages) == HISTORY
+            assert caller.grep("line 77:", path=STORE).metadata["matches"][0]["path"] == adopted.references[0]
+            again = caller.compact(adopted.messages)
+            assert (again.messages, again.files) == (adopted.messages, {})

@@ -1,0 +1,173 @@
+"""Fuzz: JSON of the right and of the wrong shape. No 500, no traceback, nothing outside of the store, nothing lost."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from tests.acceptance.operations import (
+    ALL,
+    MODEL,
+    OFFLOADS,
+    STORE,
+    Caller,
+    assistant,
+    page,
+    step,
+    strays,
+    user,
+)
+
+Json = dict[str, Any]
+
+TEXT = page("result", 1_000)
+HISTORY = [user(), *step("c", TEXT), user("And?")]
+
+
+FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+
+# -- JSON of any shape -------------------------------------------------------------------------------------------------
+
+scalars = some.one_of(
+    some.none(),
+    some.booleans(),
+    some.integers(-(2**70), 2**70),
+    some.floats(allow_nan=False, allow_infinity=False),
+    some.text(max_size=20),
+    some.sampled_from(["../../x", "/etc/passwd", "\x00", STORE, "(a+)+$", "*", "a" * 300, "auto", "tool", "\ud800"]),
+)
+anything = some.recursive(
+    scalars,
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+# -- what the operations take ------------------------------------------------------------------------------------------
+
+texts = some.sampled_from([TEXT, "words " * 200, "brief", ""]) | some.text(max_size=30)
+parts = some.lists(some.fixed_dictionaries({"type": some.just("text"), "text": texts}, optional={"x": anything}))
+contents = texts | parts
+ids = some.sampled_from(["a", "b", "../../x", "\x00", "é"])
+
+
+def messages_of(*roles: str) -> some.SearchStrategy[Json]:
+    """With a text or parts, and perhaps a field of nobody's."""
+    return some.fixed_dictionaries({"role": some.sampled_from(roles), "content": contents}, optional={"x": anything})
+
+
+said = messages_of("user", "assistant")
+orphans = some.fixed_dictionaries({"role": some.just("tool"), "tool_call_id": ids, "content": contents})
+steps = some.builds(lambda one, results: step(one, *results), ids, some.lists(contents, min_size=1, max_size=3))
+turns = steps | steps | some.lists(said, min_size=1, max_size=2) | some.lists(orphans, max_size=1)
+leading = some.lists(messages_of("system", "developer"), max_size=2)
+histories = some.builds(
+    lambda first, made: [*first, *chain.from_iterable(made)], leading, some.lists(turns, max_size=6)
+)
+offloads = some.fixed_dictionaries(
+    {
+        "messages": histories,
+        "store_dir": some.sampled_from([STORE, "./cache_file/", "~/x", "../../x", "a/../b"]),
+        "max_total_tokens": some.sampled_from([0, 300, 2_000]),
+        "max_tool_message_tokens": some.sampled_from([0, 100, 2_000]),
+        "model": some.just(MODEL),
+    },
+    optional={
+        "context_manage_mode": some.sampled_from(["compact", "compress", "auto"]),
+        "compact_ratio_threshold": some.floats(0, 1),
+        "group_token_threshold": some.none() | some.integers(0, 3_000),
+        "keep_recent_count": some.none() | some.integers(0, 8),
+        "chat_id": some.none() | some.sampled_from(["one", "../../x", "", "\x00"]),
+        "preview_char_length": some.integers(0, 3_000),
+    },
+)
+questions = some.fixed_dictionaries(
+    {"pattern": some.text(max_size=12) | some.sampled_from(["result", "(a+)+$", "[", "."])},
+    optional={
+        "path": some.sampled_from([STORE, "/", "..", "x"]),
+        "glob": some.text(max_size=6) | some.sampled_from(["*.txt", "[!", "**/*"]),
+        "limit": some.none() | some.integers(-3, 2**65),
+    },
+)
+spans = some.fixed_dictionaries(
+    {}, optional={"offset": some.integers(-3, 2**65), "limit": some.none() | some.integers(-3, 2**65)}
+)
+reads = spans.map(lambda span: {**span, "absolute_path": f"{STORE}/none.txt"})
+RIGHT = {**dict.fromkeys(OFFLOADS, offloads), "/grep": questions, "/read_file": reads}
+PARAMETERS = [
+    "messages", "context_manage_mode", "working_summary_mode", "compact_ratio_threshold", "max_total_tokens",
+    "all_token_threshold", "max_tool_message_tokens", "group_token_threshold", "keep_recent_count", "keep_recent",
+    "store_dir", "storage_path", "chat_id", "preview_char_length", "compress_system_message", "model", "pattern",
+    "path", "glob", "limit", "file_path", "absolute_path", "offset",
+]  # fmt: skip
+values = anything | some.lists(said | orphans | anything, max_size=3)
+spoils = some.dictionaries(some.sampled_from(PARAMETERS), values, max_size=2)
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_fuzz_of_the_wrong_shape(caller: Caller, path: str) -> None:
+    """A right request that is spoiled, members of any kind, or anything at all."""
+    spoiled = some.builds(lambda body, changes: {**body, **changes}, RIGHT[path], spoils)
+
+    @FUZZ
+    @given(spoiled | spoils | anything)
+    def fuzz(body: Any) -> None:
+        reply = caller.post(path, body)
+        assert reply.status in (200, 400, 404), reply.answer
+        sent = body.get("messages") if isinstance(body, dict) else None
+        if path in OFFLOADS and reply.status != 200 and isinstance(sent, list):
+            assert reply.messages == sent
+
+    fuzz()
+    assert strays(caller.proxy) == []
+
+
+def test_fuzz_of_the_right_shape(caller: Caller) -> None:
+    """Whatever the history is, it is all there afterwards, in the reply or behind its references; twice."""
+
+    @FUZZ
+    @given(offloads)
+    def fuzz(body: Any) -> None:
+        history = messages = body["messages"]
+        for _ in range(2):
+            reply = caller.post("/context_offload", {**body, "messages": messages})
+            assert reply.status in (200, 400), reply.answer
+            assert reply.status == 200 or reply.messages == messages
+            assert reply.groups or reply.metadata.get("tokens_after", 0) <= reply.metadata.get("tokens_before", 0)
+            messages = reply.messages
+            assert spoken(caller.restored(messages)) == spoken(history)
+
+    fuzz()
+    assert strays(caller.proxy) == []
+
+
+def spoken(history: list[Json]) -> list[Json]:
+    """Without what `Caller.restored` does not restore."""
+    return [message for message in history if message["role"] not in ("system", "developer")]
+
+
+def test_fuzz_of_what_is_asked_of_files(caller: Caller) -> None:
+    [path] = caller.compact(HISTORY).files
+
+    @FUZZ
+    @given(questions, some.sampled_from([path, path, "/etc/passwd", "x"]), spans)
+    def fuzz(question: Json, file: str, span: Json) -> None:
+        below = caller.post("/grep", question)
+        inside = caller.post("/grep", {**question, "file_path": file})
+        assert below.status in (200, 400, 404) and inside.status in (200, 400, 404)
+        assert all(match["path"].endswith(path) for match in below.metadata.get("matches", []))
+        assert {match["path"] for match in inside.metadata.get("matches", [])} <= {path}
+        reply = caller.read(path, **span)
+        assert reply.status in (200, 400)
+        assert reply.status == 400 or reply.answer in TEXT
+
+    fuzz()
+
+
+def test_after_all_this_the_proxy_is_well(caller: Caller) -> None:
+    assert httpx.get(f"{caller.proxy.root}/health", trust_env=False).json() == {"status": "healthy"}
+    assert caller.compact([user(), *step("c", TEXT), assistant()]).files

@@ -1,0 +1,77 @@
+"""/openapi.json describes the operations, and what the proxy answers is what it describes: schemathesis asks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import ignored_auth
+
+from tests.acceptance.operations import World
+
+OPERATIONS = {"/context_offload", "/context_compact", "/context_compress", "/grep", "/read_file"}
+EXAMPLES = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module")
+def document(world: World) -> Any:
+    response = httpx.get(f"{world.proxy.root}/openapi.json", trust_env=False)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("application/json")
+    return response.json()
+
+
+def test_it_describes_every_operation(document: Any) -> None:
+    assert document["openapi"].startswith("3.")
+    assert {path for path, item in document["paths"].items() if "post" in item} == OPERATIONS
+    assert "get" in document["paths"]["/health"]
+
+
+def test_it_is_valid(document: Any) -> None:
+    schemathesis.openapi.from_dict(document).validate()
+
+
+def test_it_names_every_parameter_with_its_default(document: Any) -> None:
+    known = set(_names(document))
+    assert known >= {
+        "messages", "context_manage_mode", "working_summary_mode", "compact_ratio_threshold", "max_total_tokens",
+        "all_token_threshold", "max_tool_message_tokens", "group_token_threshold", "keep_recent_count", "keep_recent",
+        "store_dir", "storage_path", "chat_id", "preview_char_length", "compress_system_message", "model", "pattern",
+        "path", "glob", "limit", "file_path", "absolute_path", "offset",
+    }  # fmt: skip
+
+
+def _names(value: Any) -> Iterator[str]:
+    """The names of all properties of all schemas in the document."""
+    if isinstance(value, dict):
+        if isinstance(value.get("properties"), dict):
+            yield from value["properties"]
+        for inner in value.values():
+            yield from _names(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _names(inner)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
+@pytest.mark.parametrize("path", sorted(OPERATIONS))
+def test_replies_are_as_described(world: World, document: Any, path: str, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=world.proxy.root)
+    key = {"authorization": f"Bearer {uuid.uuid4().hex}"}
+
+    @EXAMPLES
+    @given(schema[path]["POST"].as_strategy(generation_mode=mode))
+    def ask(case: Any) -> None:
+        # What a schema cannot say is refused too: paths that climb, patterns that are none, numbers like 2.0. And under
+        # default.yaml every key is somebody's, also those that are made up to see whether keys are looked at.
+        case.call_and_validate(headers=key, excluded_checks=[positive_data_acceptance, ignored_auth])
+
+    ask()

@@ -1,0 +1,320 @@
+"""/grep in both shapes and /read_file: formats to the letter, borders, and whose files they see."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance.operations import ALL, STORE, Caller, Summaries, World, assistant, page, step, user
+from tests.acceptance.test_openai_client import TOOL, history
+from tests.serving import Proxy, tight
+from tests.upstream import StrictUpstream, text
+
+Json = dict[str, Any]
+
+TOOLS = {
+    "alpha": "tool one\nnothing here\ntool two, tool too\n",
+    "beta": "no match at all\n",
+    "gamma": "a tool\r\nand more\r\nthe last tool",
+}
+
+
+def put(caller: Caller, texts: dict[str, str], store_dir: str = STORE) -> dict[str, str]:
+    """Store these through the front door: call id → path. Short ones too: a last line makes them worth moving."""
+    padded = {name: value + "\n" + "~ " * 150 for name, value in texts.items()}
+    messages = [user(), *(message for name, value in padded.items() for message in step(name, value)), assistant()]
+    reply = caller.compact(messages, store_dir=store_dir, preview_char_length=1)
+    by_text = {value: path for path, value in reply.files.items()}
+    return {name: by_text[value] for name, value in padded.items()}
+
+
+# -- grep below a directory --------------------------------------------------------------------------------------------
+
+
+def test_the_answer_of_grep_to_the_letter(caller: Caller) -> None:
+    paths = put(caller, TOOLS, "./cache_file/")
+    reply = caller.grep("tool", path="./cache_file/", glob="*.txt")
+    names = {name: path.removeprefix("./cache_file/") for name, path in paths.items()}
+    blocks = {
+        names["alpha"]: "L1: tool one\nL3: tool two, tool too",
+        names["gamma"]: "L1: a tool\nL3: the last tool",
+    }
+    body = "".join(f"---\nFile: {name}\n{lines}\n" for name, lines in sorted(blocks.items()))
+    assert reply.answer == f'Found 4 matches for pattern "tool" in path "./cache_file/" (filter: "*.txt"):\n{body}---'
+    assert reply.messages == []
+
+
+def test_without_a_glob_no_filter_is_named(caller: Caller) -> None:
+    put(caller, TOOLS)
+    assert caller.grep("tool", path=STORE).answer.startswith(f'Found 4 matches for pattern "tool" in path "{STORE}":\n')
+
+
+def test_matches_are_data_too(caller: Caller) -> None:
+    paths = put(caller, TOOLS)
+    found = {(one["path"], one["line"]): one for one in caller.grep("too", path=STORE).metadata["matches"]}
+    assert set(found) == {(paths["alpha"], 1), (paths["alpha"], 3), (paths["gamma"], 1), (paths["gamma"], 3)}
+    assert all(set(one) >= {"path", "line", "column", "text"} for one in found.values())
+    assert found[paths["alpha"], 3]["text"] == "tool two, tool too"
+    assert found[paths["gamma"], 3]["text"][found[paths["gamma"], 3]["column"] :].startswith("tool")
+
+
+def test_no_match_is_a_success(caller: Caller) -> None:
+    put(caller, TOOLS)
+    reply = caller.grep("heliotrope", path=STORE)
+    assert (reply.status, reply.metadata["matches"]) == (200, [])
+    assert "heliotrope" in reply.answer and "File:" not in reply.answer
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lines"),
+    [
+        ("^tool", 2),
+        ("one$", 1),
+        ("t.o[a-l]", 4),
+        (r"tool (one|two)", 2),
+        (r"\btoo\b", 1),
+        (r"\d", 0),
+        (r"too.{6,}", 1),
+    ],
+)
+def test_grep_takes_regular_expressions(caller: Caller, pattern: str, lines: int) -> None:
+    put(caller, TOOLS)
+    assert len(caller.grep(pattern, path=STORE, glob="tool_call_*").metadata["matches"]) == lines
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 100, 2**31, 2**53])
+def test_limit_of_grep(caller: Caller, limit: int) -> None:
+    put(caller, TOOLS)
+    reply = caller.grep("tool", path=STORE, limit=limit)
+    assert len(reply.metadata["matches"]) == min(limit, 4)
+    assert len(re.findall(r"^L\d+: ", reply.answer, re.MULTILINE)) == min(limit, 4)
+
+
+def test_grep_has_no_limit_by_default(caller: Caller) -> None:
+    put(caller, {"many": "tool\n" * 3_000})
+    assert len(caller.grep("^tool$", path=STORE).metadata["matches"]) == 3_000
+    assert len(caller.grep("^tool$", path=STORE, limit=None).metadata["matches"]) == 3_000
+
+
+def test_without_a_path_all_of_the_callers_files_are_searched(caller: Caller) -> None:
+    put(caller, TOOLS, "one/place")
+    put(caller, TOOLS, "/another")
+    assert len(caller.grep("tool").metadata["matches"]) == 8
+
+
+def test_a_directory_is_searched_with_all_below_it_and_nothing_beside(caller: Caller) -> None:
+    for store in ("/a", "/a/b", "/a/b/c", "/ab", "/b"):
+        put(caller, {"x": f"here is {store};"}, store)
+    below = {"/a": {"/a", "/a/b", "/a/b/c"}, "/a/": {"/a", "/a/b", "/a/b/c"}, "/a/b": {"/a/b", "/a/b/c"}}
+    for path, stores in below.items():
+        found = {one["text"] for one in caller.grep("here is", path=path).metadata["matches"]}
+        assert found == {f"here is {store};" for store in stores}
+
+
+def test_glob_is_held_against_the_relative_path(caller: Caller) -> None:
+    put(caller, {"x": "here"}, "/a")
+    put(caller, {"x": "here"}, "/a/sub")
+    caller.compress([user("here, " * 400), assistant()], store_dir="/a", keep_recent_count=0)
+    counts = {
+        glob: len({match["path"] for match in caller.grep("here", path="/a", glob=glob).metadata["matches"]})
+        for glob in ("*.json", "*.md", "sub/*", "sub/*.txt", "compressed_*.json", "**/*.json")
+    }
+    assert counts == {"*.json": 1, "*.md": 0, "sub/*": 1, "sub/*.txt": 1, "compressed_*.json": 1, "**/*.json": 1}
+    assert len(caller.grep("here", path="/a", glob="*.txt").metadata["matches"]) >= 1
+
+
+def test_file_names_below_the_directory_are_relative_to_it(caller: Caller) -> None:
+    [path] = put(caller, {"x": "here"}, "/a/sub").values()
+    [name] = re.findall(r"^File: (.*)$", caller.grep("here", path="/a").answer, re.MULTILINE)
+    assert f"/a/{name}" == path
+
+
+# -- grep in one file --------------------------------------------------------------------------------------------------
+
+
+def test_grep_in_one_file_to_the_letter(caller: Caller) -> None:
+    path = put(caller, TOOLS)["alpha"]
+    reply = caller.post("/grep", {"pattern": "TOOL", "file_path": path})
+    assert reply.answer == f"{path}:1:tool one\n{path}:3:tool two, tool too"
+    assert [(one["path"], one["line"], one["text"]) for one in reply.metadata["matches"]] == [
+        (path, 1, "tool one"),
+        (path, 3, "tool two, tool too"),
+    ]
+
+
+def test_there_the_pattern_is_literal(caller: Caller) -> None:
+    path = put(caller, {"x": "a.c\nabc\n(a+)+$\n[x\n"})["x"]
+    lines = {p: [m["line"] for m in caller.post("/grep", {"pattern": p, "file_path": path}).metadata["matches"]]
+             for p in ("a.c", "(a+)+$", "[x", "B")}  # fmt: skip
+    assert lines == {"a.c": [1], "(a+)+$": [3], "[x": [4], "B": [2]}
+
+
+def test_there_the_limit_is_50_by_default(caller: Caller) -> None:
+    path = put(caller, {"x": "hit\n" * 200})["x"]
+    counts = [
+        len(caller.post("/grep", {"pattern": "hit", "file_path": path, **given}).answer.splitlines())
+        for given in ({}, {"limit": 7}, {"limit": 150}, {"limit": 10_000})
+    ]
+    assert counts == [50, 7, 150, 200]
+
+
+def test_no_such_file_to_grep_in(caller: Caller) -> None:
+    reply = caller.post("/grep", {"pattern": "x", "file_path": "/context_store/none.txt"})
+    assert reply.status == 404
+    assert "/context_store/none.txt" in reply.answer
+
+
+# -- read_file ---------------------------------------------------------------------------------------------------------
+
+LINES = "".join(f"line {number}\n" for number in range(250)) + "the end, unended"
+
+
+@pytest.fixture
+def lines(caller: Caller) -> str:
+    [path] = caller.compact([user(), *step("c", LINES), user()]).files
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "start", "stop"),
+    [
+        ({}, 0, None),
+        ({"offset": 0}, 0, None),
+        ({"offset": None, "limit": None}, 0, None),
+        ({"limit": 1}, 0, 1),
+        ({"offset": 3}, 3, None),
+        ({"offset": 3, "limit": 2}, 3, 5),
+        ({"offset": 249, "limit": 100}, 249, None),
+        ({"offset": 250}, 250, None),
+        ({"offset": 251}, 251, None),
+        ({"offset": 10**6, "limit": 10**6}, 10**6, None),
+        ({"offset": 0, "limit": 2**53}, 0, None),
+    ],
+)
+def test_offset_and_limit(caller: Caller, lines: str, given: Json, start: int, stop: int | None) -> None:
+    assert caller.read(lines, **given).answer == "".join(LINES.splitlines(keepends=True)[start:stop])
+
+
+def test_both_names_of_the_path(caller: Caller, lines: str) -> None:
+    assert caller.post("/read_file", {"file_path": lines}).answer == LINES
+    assert caller.post("/read_file", {"absolute_path": lines}).answer == LINES
+
+
+def test_the_metadata_of_a_file(caller: Caller) -> None:
+    wide = "Ärger ☃ 🌍\n" * 300
+    [path] = caller.compact([user(), *step("c", wide), user()]).files
+    reply = caller.read(path, offset=5, limit=2)
+    assert reply.answer == "Ärger ☃ 🌍\n" * 2
+    assert reply.messages == []
+    assert {name: reply.metadata[name] for name in ("path", "size_bytes", "lines")} == {
+        "path": path,
+        "size_bytes": len(wide.encode()),
+        "lines": 300,
+    }
+
+
+@pytest.mark.parametrize("path", ["/context_store/none.txt", "none", "/", ".", STORE, "/etc/passwd"])
+def test_no_such_file_to_read(caller: Caller, lines: str, path: str) -> None:
+    reply = caller.read(path)
+    assert reply.status == 404
+    assert path in reply.answer
+    assert LINES not in reply.answer
+
+
+# -- whose files -------------------------------------------------------------------------------------------------------
+
+
+def test_two_callers_never_see_each_others_files(caller: Caller) -> None:
+    """Both on default.yaml, with the same directory, chat and call id."""
+    with Caller(caller.proxy) as other:
+        never_meet(caller, other)
+
+
+def test_two_tenants_never_see_each_others_files(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    """Nor does the default tenant see theirs; two keys of one tenant do where its policy says so."""
+    up.respond(Summaries())
+    shared = {**tenant(up, "acme", "a1", "a2"), "share_namespace": True}
+    proxy = serve({"acme": shared, "beta": tenant(up, "beta", "b"), "default": {"upstream": {"base_url": up.url}}})
+    with Caller(proxy, "a1") as acme, Caller(proxy, "a2") as same, Caller(proxy, "b") as beta, Caller(proxy) as other:
+        never_meet(acme, beta, other)
+        assert same.grep("heliotrope").metadata == acme.grep("heliotrope").metadata
+
+
+def tenant(up: StrictUpstream, name: str, *keys: str) -> Json:
+    """The policy of a tenant with these keys."""
+    known = [{"sha256": hashlib.sha256(key.encode()).hexdigest()} for key in keys]
+    return {"tenant": name, "api_keys": known, "upstream": {"base_url": up.url}}
+
+
+def never_meet(*callers: Caller) -> None:
+    """Each finds and opens what it wrote, and nothing of the others'."""
+    secrets = dict(zip(callers, ("heliotrope", "chartreuse", "periwinkle"), strict=False))
+    for one, secret in secrets.items():
+        one.compact([user(), *step("same", page(secret, 300)), user()])
+        one.compress([user(page(secret, 300)), assistant()], chat_id="same", keep_recent_count=0)
+    for (one, own), (other, others) in permutations(secrets.items(), 2):
+        assert not one.grep(others).metadata["matches"]
+        paths = {match["path"] for match in one.grep(own).metadata["matches"]}
+        assert len(paths) == 2
+        assert all(own in one.text(path) and others not in one.text(path) for path in paths)
+        [path] = {match["path"] for match in one.grep(own, glob="*.txt").metadata["matches"]}
+        assert other.read(path).status == other.post("/grep", {"pattern": own, "file_path": path}).status == 404
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_401_without_a_key(world: World, path: str) -> None:
+    messages = [user()]
+    body = {"messages": messages, "store_dir": STORE, "pattern": "x", "absolute_path": "x"}
+    response = httpx.post(world.proxy.root + path, json=body, trust_env=False)
+    assert response.status_code == 401
+    envelope = response.json()
+    assert set(envelope) == {"success", "answer", "messages", "metadata"}
+    assert envelope["success"] is False and "key" in envelope["answer"]
+    assert envelope["messages"] == (messages if path.startswith("/context") else [])
+
+
+def test_a_stranger_where_only_known_keys_are_served(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    with Caller(serve({"acme": tenant(up, "acme", "another")})) as stranger:
+        assert stranger.offload([user()]).status == 401
+        assert stranger.offload([user()]).messages == [user()]
+        assert stranger.grep("x").status == stranger.read("x").status == 401
+
+
+def test_the_proxys_originals_open_by_exact_path_and_are_never_listed(
+    up: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
+    proxy = serve({"default": tight(up.url)})
+    up.script(text("Yes."))
+    with Caller(proxy) as caller, Caller(proxy) as other:
+        body = {"model": "m", "messages": history(), "tools": [TOOL]}
+        assert caller.http.post("/v1/chat/completions", json=body).status_code == 200
+        sent = json.dumps(up.chats[0].messages)
+        paths = re.findall(r"detailed result is stored in (/context_store/[^;]+);", sent)
+        assert paths
+        whole = {message.get("content") for message in history()}
+        assert all(opened(caller, path) in whole for path in paths)
+        assert all(other.read(path).status == 404 for path in paths)
+        mine = put(caller, {"mine": "code is mine"})["mine"]
+        assert {opened(caller, match["path"]) for match in caller.grep(".").metadata["matches"]} == {
+            opened(caller, mine)
+        }
+        assert {match["path"] for match in caller.grep(".", path=STORE).metadata["matches"]} == {mine}
+        assert caller.read(paths[0].removeprefix("/context_store/")).status == 404, "not by a part of its path"
+        assert all(caller.post("/grep", {"pattern": "a", "file_path": path}).status == 404 for path in paths)
+
+
+def opened(caller: Caller, path: str) -> str:
+    """The file, which the proxy writes beside the request and not before it."""
+    deadline = time.monotonic() + 5
+    while (reply := caller.read(path)).status != 200:
+        assert time.monotonic() < deadline, reply.answer
+        time.sleep(0.02)
+    return reply.answer

@@ -1,0 +1,39 @@
+"""The operations' description is made from what reads their parameters."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.operations import PATHS, description
+from proxy.operations.parameters import ALIASES
+
+DOCUMENT: dict[str, Any] = json.loads(description())
+SCHEMAS = DOCUMENT["components"]["schemas"]
+
+
+def test_every_path_is_described() -> None:
+    assert {path.encode() for path, item in DOCUMENT["paths"].items() if "post" in item} == set(PATHS)
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_an_older_name_takes_what_the_name_does(alias: str, name: str) -> None:
+    [schema] = [schema for kind in ("Offload", "ReadFile") if name in (schema := SCHEMAS[kind])["properties"]]
+    older = schema["properties"][alias]
+    kept = {"type", "anyOf", "enum", "default", "minLength", "maxLength", "minimum"}
+    assert {key: older[key] for key in older if key in kept} == {
+        key: value for key, value in schema["properties"][name].items() if key in kept
+    }
+    assert older["deprecated"]
+
+
+def test_either_name_of_what_is_required_is_enough() -> None:
+    assert SCHEMAS["Offload"]["required"] == ["messages"]
+    assert SCHEMAS["Offload"]["allOf"] == [{"anyOf": [{"required": ["store_dir"]}, {"required": ["storage_path"]}]}]
+    assert SCHEMAS["Find"]["required"] == ["pattern", "file_path"], "a name of its own there"
+
+
+def test_who_names_the_mode_needs_no_parameter_for_it() -> None:
+    assert not {"context_manage_mode", "working_summary_mode"} & set(SCHEMAS["Compact"]["properties"])

@@ -1,0 +1,92 @@
+"""What an operation leaves behind in logs and metrics, and that it ends when its caller goes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy import operations
+from tests.serving import Proxy
+from tests.upstream import StrictUpstream, text
+
+KEY = {"authorization": "Bearer key-of-4711"}
+SECRET = "heliotrope"
+HISTORY = [
+    {"role": "user", "content": SECRET},
+    {"role": "assistant", "tool_calls": [{"id": f"call_{SECRET}", "type": "function", "function": {"name": "f"}}]},
+    {"role": "tool", "tool_call_id": f"call_{SECRET}", "content": f"{SECRET} " * 500},
+    {"role": "user", "content": "Go on."},
+]
+OFFLOAD = {"messages": HISTORY, "store_dir": f"/{SECRET}", "max_total_tokens": 0, "max_tool_message_tokens": 100}
+
+
+def logged(proxy: Proxy) -> list[dict[str, Any]]:
+    lines = (line for line in proxy.log().splitlines() if line.startswith("{"))
+    return [line for line in map(json.loads, lines) if line.get("kind") == "operation"]
+
+
+@pytest.fixture
+def proxy(spawn: Callable[..., Proxy], up: StrictUpstream) -> Proxy:
+    up.respond(lambda request: text("<state_snapshot>a record</state_snapshot>"))
+    return spawn({"default": {"tenant": "acme", "upstream": {"base_url": up.url}}})
+
+
+def test_logs_and_metrics_tell_what_was_done_and_nothing_of_what_was_said(proxy: Proxy) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/context_offload", OFFLOAD | {"context_manage_mode": "compact"}),
+        ("/context_offload", OFFLOAD | {"context_manage_mode": "compress", "model": "m", "chat_id": SECRET}),
+        ("/grep", {"pattern": SECRET}),
+        ("/read_file", {"file_path": f"/{SECRET}/none"}),
+        ("/context_offload", OFFLOAD | {"store_dir": f"../{SECRET}"}),
+    ]
+    with httpx.Client(base_url=proxy.root, headers=KEY, trust_env=False) as caller:
+        statuses = [caller.post(path, json=body).status_code for path, body in asked]
+        metrics = caller.get("/metrics").text
+    lines = logged(proxy)
+    assert statuses == [line["status"] for line in lines] == [200, 200, 200, 404, 400]
+    assert [line["path"] for line in lines] == [path for path, _ in asked]
+    assert {(line["tenant"], line["method"]) for line in lines} == {("acme", "POST")}
+    assert [line["fault"] for line in lines] == ["", "", "", "client", "client"]
+    compacted, compressed = lines[:2]
+    assert compacted["mode"] == "compact" and compacted["compacted"] == 1
+    assert compacted["tokens_after"] < 200 < 500 < compacted["tokens_before"]
+    assert compressed["model"] == "m" and compressed["compressed"] == 1
+    assert SECRET not in proxy.log() and "4711" not in proxy.log()
+    assert 'offload_requests_total{kind="operation",status="200",tenant="acme"} 3.0' in metrics
+    assert SECRET not in metrics
+
+
+def test_a_caller_who_leaves_is_no_longer_served(proxy: Proxy) -> None:
+    head = f"POST /grep HTTP/1.1\r\nhost: x\r\nauthorization: {KEY['authorization']}\r\ncontent-length: 100\r\n\r\n{{"
+    with socket.create_connection(("127.0.0.1", proxy.port)) as caller:
+        caller.sendall(head.encode())
+    deadline = time.monotonic() + 10
+    while not (lines := logged(proxy)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert [line["fault"] for line in lines] == ["client_gone"]
+
+
+def test_who_is_refused_is_not_waited_for_long(serve: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The messages of a refused caller are handed back if they come; a body that does not end holds nobody up."""
+    monkeypatch.setattr(operations, "HAND_BACK_SECONDS", 0.1)
+    proxy = serve(
+        {
+            "acme": {
+                "tenant": "acme",
+                "api_keys": [{"sha256": "0" * 64}],
+                "upstream": {"base_url": "http://127.0.0.1:9/v1"},
+            }
+        }
+    )
+    head = b"POST /context_offload HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as caller:
+        caller.sendall(head)
+        reply = caller.recv(65536)
+    assert reply.startswith(b"HTTP/1.1 401 ") and b'"messages":[]' in reply

@@ -1,0 +1,111 @@
+"""What the operations take: either name of a parameter, and errors that name the place as the caller spelled it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict
+
+from proxy.core.names import KEY_BYTES
+from proxy.errors import ClientFault
+from proxy.operations import parameters
+from proxy.operations.parameters import Find, Offload, ReadFile, Search
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def taken(kind: Any, given: dict[str, Any]) -> Any:
+    return parameters.taken(parameters.body(json.dumps(given).encode()), kind)
+
+
+def refused(kind: Any, given: dict[str, Any]) -> str:
+    with pytest.raises(ClientFault) as fault:
+        taken(kind, given)
+    return fault.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "field", "value"),
+    [
+        (Offload, {"working_summary_mode": "compact"}, "context_manage_mode", "compact"),
+        (Offload, {"all_token_threshold": 7}, "max_total_tokens", 7),
+        (Offload, {"keep_recent": 3}, "keep_recent_count", 3),
+        (Offload, {"storage_path": "./old"}, "store_dir", "./dir"),
+        (Offload, {"file_path": 7, "unknown": {}}, "store_dir", "./dir"),
+        (Offload, {"keep_recent": 3, "keep_recent_count": 4}, "keep_recent_count", 4),
+        (ReadFile, {"file_path": "f"}, "absolute_path", "f"),
+        (Find, {"file_path": "f", "pattern": "x"}, "file_path", "f"),
+    ],
+)
+def test_older_names(kind: Any, given: dict[str, Any], field: str, value: Any) -> None:
+    needed = {"messages": MESSAGES, "store_dir": "./dir"} if kind is Offload else {}
+    assert asdict(taken(kind, {**needed, **given}))[field] == value
+
+
+def test_an_older_name_is_enough() -> None:
+    assert taken(Offload, {"messages": MESSAGES, "storage_path": "~/x"}).store_dir == "~/x"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (Offload, {"keep_recent": "3"}, "Expected `int | null`, got `str` - at `$.keep_recent`"),
+        (Offload, {"max_total_tokens": 1, "all_token_threshold": -1}, "Expected `int` >= 0 - at `$.all_token_thresh"),
+        (Offload, {"max_total_tokens": -1, "all_token_threshold": 1}, "Expected `int` >= 0 - at `$.max_total_tokens"),
+        (Offload, {"storage_path": 7}, "Expected `str`, got `int` - at `$.storage_path`"),
+        (Offload, {"storage_path": ".."}, "`$.storage_path` is no path of yours: '..' leads out of your files"),
+        (Offload, {"store_dir": "a\0b"}, "`$.store_dir` is no path of yours: 'a\\x00b' has a control character in it"),
+        (Offload, {"store_dir": "x" * 140}, f"bytes when stored, of {KEY_BYTES}"),
+        (Search, {"path": "x" * 253}, "`$.path` is no path of yours"),
+        (Find, {"file_path": "x" * 255}, "`$.file_path` is no path of yours"),
+        (ReadFile, {"file_path": "x" * 255}, "`$.file_path` is no path of yours"),
+        (ReadFile, {"absolute_path": ""}, "at `$.absolute_path`"),
+        (Search, {"pattern": "\ud800" * 1_001}, "at `$.pattern`"),
+    ],
+)
+def test_an_error_names_the_place_by_the_callers_word(kind: Any, given: dict[str, Any], said: str) -> None:
+    needed = {"messages": MESSAGES, "store_dir": "./dir"} if kind is Offload else {"pattern": "x"}
+    assert said in refused(kind, {**needed, **given})
+
+
+def test_the_longest_paths_that_are_taken() -> None:
+    assert taken(Search, {"pattern": "x", "path": "x" * 251})
+    assert taken(ReadFile, {"absolute_path": "x" * 254})
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ({"content": [{"text": 1}]}, "$.messages[0].content[0].text"),
+        ({"tool_calls": [{"id": 1}]}, "$.messages[0].tool_calls[0].id"),
+        ({"tool_calls": [{"function": {"name": 1}}]}, "$.messages[0].tool_calls[0].function.name"),
+    ],
+)
+def test_a_messages_inside(message: dict[str, Any], place: str) -> None:
+    assert place in refused(Offload, {"messages": [{"role": "user", **message}], "store_dir": "x"})
+
+
+def test_half_a_surrogate_pair_is_text() -> None:
+    assert taken(Find, {"pattern": "\ud83d", "file_path": "f"}).pattern == "\ud83d"
+
+
+@pytest.mark.parametrize(
+    ("raw", "messages"),
+    [
+        (b"{}", []),
+        (b'{"messages": 3}', []),
+        (b'{"messages": [ 1.0, {"a":1} ], "x": 1e400}', [b"1.0", b'{"a":1}']),
+    ],
+)
+def test_the_callers_messages_as_they_came(raw: bytes, messages: list[bytes]) -> None:
+    assert [bytes(each) for each in parameters.body(raw).messages] == messages
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"), [(b"\xff{}", "The body is not UTF-8: invalid start byte at byte 0"), (b"[]", "not a JSON object")]
+)
+def test_a_body_that_is_none(raw: bytes, said: str) -> None:
+    with pytest.raises(ClientFault, match=said):
+        parameters.body(raw)
