@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal, TextIO
 
 import msgspec
@@ -30,6 +31,8 @@ _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 
 def configure(form: Format, stream: TextIO | None = None) -> None:
     """Send all logging of this process to `stream` (standard error), ours and the server's from INFO on."""
+    # What a record would find out for nothing: no line has it.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
@@ -40,7 +43,10 @@ def configure(form: Format, stream: TextIO | None = None) -> None:
 def request(outcome: Outcome) -> None:
     """The one line of a request."""
     if _log.isEnabledFor(logging.INFO):
-        _log.info("request", extra={"fields": bounded(outcome)})
+        # Not by `info`, which looks up the stack for the line of code that calls it.
+        record = logging.LogRecord(_log.name, logging.INFO, "", 0, "request", None, None)
+        record.fields = bounded(outcome)
+        _log.handle(record)
 
 
 def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object) -> None:
@@ -127,7 +133,13 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object] | Outcome:
 
 def _time(record: logging.LogRecord) -> str:
     """UTC, to the millisecond."""
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    second, milliseconds = divmod(int(record.created * 1000), 1000)
+    return f"{_second(second)}.{milliseconds:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _bounded(text: str) -> str:

@@ -2,6 +2,6 @@
 
 import sys
 
-from tests.bench import history, overhead, savings, startup
+from tests.bench import grep_speed, history, overhead, savings, startup
 
-sys.exit(overhead.main() or history.main() or savings.main() or startup.main())
+sys.exit(overhead.main() or history.main() or savings.main() or startup.main() or grep_speed.main())
