@@ -192,6 +192,7 @@ def operated(policy: Json | None = None, **settings: Any) -> Iterator[World]:
         with served(policies, Path(root, *DEPTH, "store"), **settings) as proxy:
             yield World(proxy, model, up)
             assert strays(proxy) == []
+            assert up.unused == 0
     assert logged == []
 
 

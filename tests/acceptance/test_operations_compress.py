@@ -260,18 +260,21 @@ def test_compaction_needs_no_model(caller: Caller) -> None:
     assert len(caller.offload(history, context_manage_mode="auto", **tight).files) == 1, "enough without a summary"
 
 
-def test_a_summary_that_fails_loses_nothing(caller: Caller, world: World, model: Summaries) -> None:
-    """Adopting whatever comes back, the caller has its history still."""
-    history = dialogue(6, 100)
-    world.up.script(error(500), error(500))
-    reply = caller.compress(history)
-    assert not reply.groups
-    assert caller.restored(reply.messages) == history
+@pytest.mark.parametrize("made", [0, 1, 2])
+def test_a_summary_that_fails_loses_nothing(caller: Caller, world: World, model: Summaries, made: int) -> None:
+    """Whichever group it is for, nothing is written; and adopting what comes back, the caller has its history still."""
+    history = dialogue(8, 500)
+    snapshot = text(f"<state_snapshot>{SUMMARY}</state_snapshot>")
+    world.up.script(*[snapshot] * made, error(500))
+    reply = caller.compress(history, group_token_threshold=1_000)
+    assert (reply.status, reply.messages) == (502, history)
+    assert caller.grep(".").metadata["matches"] == []
+    assert len(caller.compress(history, group_token_threshold=1_000).groups) == 3
 
 
 def test_an_answer_that_is_no_snapshot_is_not_taken(caller: Caller, world: World, model: Summaries) -> None:
     history = dialogue(6, 100)
     world.up.script(text("I'm sorry, I can't."), text("Hello! How can I help?"))
     reply = caller.compress(history)
-    assert not reply.groups
-    assert caller.restored(reply.messages) == history
+    assert (reply.status, reply.messages) == (502, history)
+    assert world.up.unused == 0
