@@ -28,6 +28,7 @@ from proxy.chat import Chat
 from proxy.client import Client, ClientGone
 from proxy.errors import ClientFault, Forbidden, Overloaded, ProxyError, Unsupported
 from proxy.learned import Learned
+from proxy.ledger import Ledger
 from proxy.metrics import Metrics
 from proxy.operations import Operations
 from proxy.outcome import Outcome
@@ -87,6 +88,8 @@ class App:
         self._admin_token = settings.admin_token
         self._book = PolicyBook(settings.policies, settings.environment, settings.upstream)
         self._metrics = Metrics()
+        self._ledger = Ledger(self._metrics.record, logs.request)
+        self._record = self._ledger.record
         self._store_url = settings.store
         store = open_store(settings.store, self._retention)
         self._store = Guarded(store, warn=logs.Limited(logger), retention=self._retention)
@@ -183,10 +186,6 @@ class App:
         finally:
             self._under_way[policy.tenant] -= 1
 
-    def _record(self, outcome: Outcome) -> None:
-        self._metrics.record(outcome)
-        logs.request(outcome)
-
     async def _recall_snapshot(self, key: str) -> bytes | None:
         return await Records(self._store.visit(), "").snapshot(key)
 
@@ -225,6 +224,7 @@ class App:
 
     async def _show_metrics(self, request: Request) -> Response:
         self._require_operator(request)
+        self._ledger.flush()
         kind, page = await asyncio.to_thread(self._metrics.render)
         return Response(page, media_type=kind)
 
@@ -239,6 +239,7 @@ class App:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
+            held.callback(self._ledger.flush)
             held.push_async_callback(self._store.close)
             await held.enter_async_context(self._upstream)
             held.push_async_callback(self._background.close, self._drain)

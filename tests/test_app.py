@@ -29,6 +29,7 @@ def handled_by(app: App, handler: Any) -> App:
 
 
 async def metrics(app: App) -> str:
+    app._ledger.flush()
     return app._metrics.render()[1].decode()
 
 

@@ -25,6 +25,7 @@ LAYERS = [
         "metrics",
         "logs",
         "learned",
+        "ledger",
         "background",
     },
     {"client", "tenants", "relay"},
