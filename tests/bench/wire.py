@@ -1,7 +1,7 @@
-"""The two ends of a measurement, each a process of its own: an upstream that only replies, and a client that only asks.
+"""The two ends of a measurement: an upstream that only replies, and a client that only asks.
 
-Both speak HTTP/1.1 by hand on uvloop, so that they take as little as can be of the machine that they share with what
-is measured. `python -m tests.bench.wire upstream PORT` and `… load PORT CONNECTIONS SECONDS`.
+Both speak HTTP/1.1 by hand on uvloop and keep nothing of what they receive, so that they take as little as can be of
+the machine that they share with what is measured. The upstream is `python -m tests.bench.wire PORT`.
 """
 
 from __future__ import annotations
@@ -10,101 +10,118 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import uvloop
 
-MESSAGE = "Please look at the traceback above and tell me what is wrong with it. " * 12
-REQUEST_BODY = json.dumps({"model": "gpt-4.1", "messages": [{"role": "user", "content": MESSAGE}]}).encode()
-REQUEST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\nAccept-Encoding: gzip\r\n"
-    b"Authorization: Bearer sk-bench\r\nContent-Type: application/json\r\nUser-Agent: OpenAI/Python 2.0.0\r\n"
-    b"X-Stainless-Lang: python\r\nX-Stainless-Retry-Count: 0\r\nContent-Length: %d\r\n\r\n%b"
-) % (len(REQUEST_BODY), REQUEST_BODY)
+EVENTS = 100
+"""Of a streamed reply, `[DONE]` aside."""
+WORDS = "It is the index. "
+SAID = b"It is the index."
+"""What every reply has in it."""
 
-CHOICE = {"index": 0, "message": {"role": "assistant", "content": "It is the index. " * 20}, "finish_reason": "stop"}
-REPLY_BODY = json.dumps({"id": "chatcmpl-1", "object": "chat.completion", "choices": [CHOICE]}).encode()
-REPLY = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Request-Id: req_1\r\nServer: bench\r\n"
-    b"Content-Length: %d\r\n\r\n%b"
-) % (len(REPLY_BODY), REPLY_BODY)
+NAMES = {"id": "chatcmpl-1", "created": 1_760_000_000, "model": "gpt-4.1"}
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": WORDS * 20}, "finish_reason": "stop"}
+USAGE = {"prompt_tokens": 200, "completion_tokens": 100, "total_tokens": 300}
+WHOLE = json.dumps({**NAMES, "object": "chat.completion", "choices": [CHOICE], "usage": USAGE}).encode()
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nX-Request-Id: req_1\r\nServer: bench\r\n%b\r\n\r\n"
+REPLY = HEAD % (b"application/json", b"Content-Length: %d" % len(WHOLE)) + WHOLE
+STREAM_HEAD = HEAD % (b"text/event-stream; charset=utf-8", b"Transfer-Encoding: chunked")
+
+STREAMS = (b'"stream": true', b'"stream":true')
+"""How serialisers spell it."""
+LAST_CHUNK = b"0\r\n\r\n"
+TAIL = max(map(len, (*STREAMS, LAST_CHUNK)))
+"""Bytes of what arrived last that are kept, as the next piece may go on with one of these."""
 
 
-class Messages(asyncio.Protocol):
-    """Counts the whole messages that arrive; all of them have a Content-Length or no body."""
+def _event(data: str) -> bytes:
+    """An SSE event as one HTTP chunk."""
+    event = f"data: {data}\n\n".encode()
+    return b"%x\r\n%b\r\n" % (len(event), event)
 
-    transport: asyncio.Transport
+
+def _delta(number: int) -> str:
+    delta = {"role": "assistant", "content": WORDS} if number == 0 else {"content": WORDS}
+    ends = "stop" if number == EVENTS - 1 else None
+    choice = {"index": 0, "delta": {} if ends else delta, "finish_reason": ends}
+    return json.dumps({**NAMES, "object": "chat.completion.chunk", "choices": [choice]})
+
+
+STREAM = [*(_event(_delta(number)) for number in range(EVENTS)), _event("[DONE]") + LAST_CHUNK]
+"""What goes out one by one, each in a write of its own."""
+
+
+class Message:
+    """One HTTP message as it arrives: where its head and its body end, and whether it asks for a stream."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._head = b""
+        self._length: int | None = None  # of the body; None: it has no Content-Length
+        self._chunked = False
+        self._tail = b""
+        self.start = b""
+        """The first line, once the head is there."""
+        self.closes = False
+        """Whether the connection ends with it."""
+        self.size = 0
+        """Bytes of the body so far."""
+        self.streams = False
+
+    def feed(self, data: bytes) -> bool:
+        """Take what arrived; whether the message is whole."""
+        if not self.start:
+            head, found, rest = (self._head + data).partition(b"\r\n\r\n")
+            if not found:
+                self._head = head
+                return False
+            self._begin(head)
+            data = rest
+        self.size += len(data)
+        across = self._tail + data[:TAIL]
+        self.streams = self.streams or any(spelling in data or spelling in across for spelling in STREAMS)
+        self._tail = (self._tail + data[-TAIL:])[-TAIL:]
+        if self._length is not None:
+            return self.size >= self._length
+        return self._chunked and self._tail.endswith(LAST_CHUNK)
+
+    def _begin(self, head: bytes) -> None:
+        self.start, _, rest = head.partition(b"\r\n")
+        fields = dict(line.lower().partition(b":")[::2] for line in rest.split(b"\r\n"))
+        self._chunked = b"chunked" in fields.get(b"transfer-encoding", b"")
+        self.closes = b"close" in fields.get(b"connection", b"")
+        # A request without either has no body. A reply without either would end with its connection: none here does.
+        length = fields.get(b"content-length", b"" if self._chunked or self.start.startswith(b"HTTP") else b"0")
+        self._length = int(length) if length else None
+
+
+class Replying(asyncio.Protocol):
+    """The upstream's end of a connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self._transport = cast(asyncio.Transport, transport)
+        self._loop = asyncio.get_running_loop()
+        self._message = Message()
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while (end := _end(self._buffer)) and len(self._buffer) >= end:
-            head, self._buffer = self._buffer[:12], self._buffer[end:]
-            self.message(head)
+        if self._message.feed(data):
+            streams, self._message = self._message.streams, Message()
+            if streams:
+                self._transport.write(STREAM_HEAD)
+                self._stream(0)
+            else:
+                self._transport.write(REPLY)
 
-    def message(self, start: bytes) -> None:
-        raise NotImplementedError
-
-
-def _end(data: bytes) -> int:
-    """Where the first message ends; 0 while its head is not there."""
-    head_end = data.find(b"\r\n\r\n")
-    if head_end < 0:
-        return 0
-    head = data[:head_end].lower()
-    _, found, rest = head.partition(b"content-length:")
-    return head_end + 4 + (int(rest.partition(b"\r")[0]) if found else 0)
-
-
-class Replying(Messages):
-    def message(self, start: bytes) -> None:
-        self.transport.write(REPLY)
-
-
-class Asking(Messages):
-    """Asks, waits for the reply, and asks again, until it is over."""
-
-    def __init__(self, seconds: list[float], until: float, over: asyncio.Future[None]) -> None:
-        super().__init__()
-        self._seconds = seconds
-        self._until = until
-        self._over = over
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._ask()
-
-    def message(self, start: bytes) -> None:
-        now = time.perf_counter()
-        if start != b"HTTP/1.1 200":
-            self._end(RuntimeError(f"a reply begins with {start!r}"))
+    def _stream(self, number: int) -> None:
+        """One event each time around the loop: as fast as they go, but none waits for the next."""
+        if self._transport.is_closing():
             return
-        self._seconds.append(now - self._asked)
-        if now < self._until:
-            self._ask()
-        else:
-            self._end(None)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end(exc or RuntimeError("the connection was closed"))
-
-    def _ask(self) -> None:
-        self._asked = time.perf_counter()
-        self.transport.write(REQUEST)
-
-    def _end(self, error: Exception | None) -> None:
-        self.transport.close()
-        if self._over.done():
-            return
-        if error:
-            self._over.set_exception(error)
-        else:
-            self._over.set_result(None)
+        self._transport.write(STREAM[number])
+        if number + 1 < len(STREAM):
+            self._loop.call_soon(self._stream, number + 1)
 
 
 async def serve(port: int) -> None:
@@ -112,22 +129,173 @@ async def serve(port: int) -> None:
     await server.serve_forever()
 
 
-async def load(port: int, connections: int, seconds: float) -> dict[str, float]:
-    """Requests a second, and the median and the 99th percentile of their time in seconds."""
+@dataclass(frozen=True)
+class Load:
+    """What one run showed. Times are seconds; `first` is the reply's first byte of body."""
+
+    rate: float
+    p50: float
+    p99: float
+    first: float
+    count: int
+    cut: int = 0
+    """Replies that took too long to be waited for."""
+
+
+class Failed(Exception):
+    """The contestant did not do what it was asked to."""
+
+
+class Silent(Failed):
+    """It does not even reply to a single request."""
+
+
+@dataclass
+class _Run:
+    """What the connections of one run share."""
+
+    request: bytes
+    port: int
+    began: float = field(default_factory=time.perf_counter)
+    stopping: bool = False
+    times: list[float] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
+    last: float = 0.0
+    fault: Failed | None = None
+
+    def done(self, asked: float, first: float, now: float) -> None:
+        self.times.append(now - asked)
+        self.firsts.append(first - asked)
+        self.last = now
+
+    def fail(self, reason: str) -> None:
+        self.fault = self.fault or Failed(reason)
+        self.stopping = True
+
+
+class _Asking(asyncio.Protocol):
+    """Asks, waits for the reply, and asks again, until the run is over or the connection ends."""
+
+    def __init__(self, run: _Run, ended: Callable[[], None]) -> None:
+        self._run = run
+        self._ended = ended
+        self._message = Message()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._ask()
+
+    def data_received(self, data: bytes) -> None:
+        whole = self._message.feed(data)
+        now = time.perf_counter()
+        if not self._first and self._message.size:
+            self._first = now
+        if whole:
+            self._answered(now)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._waiting and not self._run.stopping:
+            self._run.fail("the connection was closed before the reply ended")
+        self._ended()
+
+    def _ask(self) -> None:
+        self._message = Message()
+        self._first = 0.0
+        self._waiting = True
+        self._asked = time.perf_counter()
+        self._transport.write(self._run.request)
+
+    def _answered(self, now: float) -> None:
+        self._waiting = False
+        if not self._message.start.startswith(b"HTTP/1.1 200"):
+            self._run.fail(self._message.start.decode("latin-1").partition(" ")[2])
+        else:
+            self._run.done(self._asked, self._first, now)
+        if self._run.stopping or self._message.closes:
+            self._transport.close()
+        else:
+            self._ask()
+
+
+GRACE = 3.0
+"""Seconds that replies under way at the end of a run are waited for, then cut off."""
+
+
+async def load(port: int, request: bytes, connections: int, seconds: float) -> Load:
+    """Ask on so many connections at once for so long. Raises Failed for whatever is not a 200, or never comes."""
+    run = _Run(request, port)
     loop = asyncio.get_running_loop()
-    times: list[float] = []
-    began = time.perf_counter()
-    ends = [loop.create_future() for _ in range(connections)]
-    for over in ends:
-        await loop.create_connection(lambda over=over: Asking(times, began + seconds, over), "127.0.0.1", port)
-    await asyncio.gather(*ends)
-    took = time.perf_counter() - began
-    times.sort()
-    return {"rate": len(times) / took, "p50": times[len(times) // 2], "p99": times[len(times) * 99 // 100]}
+    stop = loop.call_later(seconds, setattr, run, "stopping", True)
+    asking = [asyncio.create_task(_connection(run)) for _ in range(connections)]
+    _, late = await asyncio.wait(asking, timeout=seconds + GRACE)
+    stop.cancel()
+    run.stopping = True
+    for task in late:
+        task.cancel()
+    ended = await asyncio.gather(*asking, return_exceptions=True)
+    broken = next((error for error in ended if isinstance(error, OSError)), None)
+    if run.fault or broken:
+        raise run.fault or Failed(str(broken))
+    if not run.times:
+        raise Failed(f"no reply within {seconds + GRACE:g} s")
+    return _figures(run, len(late))
+
+
+async def _connection(run: _Run) -> None:
+    """One connection after the other: most contestants keep theirs for good, some do not."""
+    loop = asyncio.get_running_loop()
+    while not run.stopping:
+        ended = asyncio.Event()
+        transport, _ = await loop.create_connection(lambda ended=ended: _Asking(run, ended.set), "127.0.0.1", run.port)
+        try:
+            await ended.wait()
+        finally:
+            transport.abort()
+
+
+PATIENCE = 30.0
+"""Seconds that a single reply is waited for."""
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    """One reply, head and body. Raises Silent where it does not come, and Failed where it is not whole."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await _asked(port, request)
+    except TimeoutError:
+        raise Silent(f"no reply within {PATIENCE:g} s") from None
+    except OSError as error:
+        raise Silent(str(error)) from error
+
+
+async def _asked(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    message, reply = Message(), b""
+    try:
+        while data := await reader.read(1 << 16):
+            reply += data
+            if message.feed(data):
+                return reply
+    finally:
+        writer.close()
+    raise Failed("the connection was closed before the reply ended")
+
+
+def _figures(run: _Run, cut: int) -> Load:
+    return Load(
+        rate=len(run.times) / (run.last - run.began),
+        p50=percentile(run.times, 50),
+        p99=percentile(run.times, 99),
+        first=percentile(run.firsts, 50),
+        count=len(run.times),
+        cut=cut,
+    )
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return sorted(values)[len(values) * percent // 100]
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "upstream":
-        uvloop.run(serve(int(sys.argv[2])))
-    else:
-        print(json.dumps(uvloop.run(load(int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))))
+    uvloop.run(serve(int(sys.argv[1])))
