@@ -260,6 +260,12 @@ def test_grep_by_prefix(
     assert [int(line.split(":")[1]) for line in capsys.readouterr().out.splitlines()] == numbers
 
 
+def test_grep_refuses_what_would_take_too_long(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (store / "default-anonymous" / "original" / "long.txt").write_bytes(b"x" * 200_000)
+    assert main(["store", "grep", "--store", str(store), ".{1000}$"]) == 2
+    assert "the pattern is too large for a line of 200000 bytes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said", "left"),
     [

@@ -62,18 +62,13 @@ async def _offload(call: Call, given: parameters.Offload) -> Reply:
     decided = await asyncio.to_thread(offloading.offload, raws, messages, options, stored)
     _note(call, options, model, decided)
     texts = await _summarised(call, policy, model, decided, messages, options) if decided.groups else []
-    files = dict(decided.files)
-    await call.shelf.put_all({names.canonical(path): _bytes(text) for path, text in files.items()})
-    paths = []
-    for group in decided.groups:
-        content = offloading.group_file(raws[index] for index in group)
-        paths.append(await _put_group(call.shelf, options.store_dir, chat_id, content))
-        files[paths[-1]] = content.decode()
-    pairs = list(zip(texts, paths, strict=True))
-    kept = offloading.with_snapshots(decided, pairs, role=policy.offload.compress.snapshot_role)
+    groups = await _written(call, decided, options.store_dir, chat_id)
+    snapshots = list(zip(texts, groups, strict=True))
+    kept = offloading.with_snapshots(decided, snapshots, role=policy.offload.compress.snapshot_role)
     after = await asyncio.to_thread(_tokens, kept, decided, options, counter)
     call.noted["tokens_after"] = after
-    return Reply(_answer(files), kept, _metadata(decided, after, chat_id, files, paths))
+    files = {**decided.files, **groups}
+    return Reply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
 
 
 def _options(given: parameters.Offload) -> Options:
@@ -121,6 +116,16 @@ async def _summarised(
     tokens = [sum(decided.tokens[index] for index in group) for group in decided.groups]
     groups = list(zip(turns, tokens, strict=True))
     return await summaries.made(call, policy, model, groups, names.stem(options.store_dir))
+
+
+async def _written(call: Call, decided: Offloaded, store_dir: str, chat_id: str) -> dict[str, str]:
+    """Write all that is moved; the groups' files, path → content, in their order."""
+    await call.shelf.put_all({names.canonical(path): _bytes(text) for path, text in decided.files.items()})
+    groups = {}
+    for group in decided.groups:
+        content = offloading.group_file(call.given.messages[index] for index in group)
+        groups[await _put_group(call.shelf, store_dir, chat_id, content)] = content.decode()
+    return groups
 
 
 async def _put_group(shelf: Shelf, store_dir: str, chat_id: str, content: bytes) -> str:
