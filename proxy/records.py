@@ -22,7 +22,8 @@ from proxy.summarizer import Snapshot
 T = TypeVar("T")
 
 LOOKUPS = 16
-"""Replies asked for at a time, newest first: most conversations have no hidden rounds, and then each is asked once."""
+"""Replies asked for at once, newest first, and then four times as many each time: most conversations have no hidden
+rounds, and then each reply is asked for once."""
 
 
 class _Hidden(msgspec.Struct, frozen=True):
@@ -122,12 +123,13 @@ class Records:
 
     async def _newest(self, links: Mapping[int, bytes], model: str) -> tuple[int, _Hidden] | None:
         indexes = sorted(links, reverse=True)
-        for start in range(0, len(indexes), LOOKUPS):
-            batch = indexes[start : start + LOOKUPS]
+        start, size = 0, LOOKUPS
+        while batch := indexes[start : start + size]:
             found = await self._hidden([links[index].hex() for index in batch], model)
             for index, record in zip(batch, found, strict=True):
                 if record is not None:
                     return index, record
+            start, size = start + size, 4 * size
         return None
 
     async def _hidden(self, links: Sequence[str], model: str) -> list[_Hidden | None]:
