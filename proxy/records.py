@@ -110,13 +110,14 @@ class Records:
     async def keep_originals(self, of: str, texts: Mapping[str, Callable[[], str]]) -> None:
         """Write moved texts for people to trace; the proxy itself reads them out of each request.
 
-        `of` stands for all of these texts together: every later request of the conversation has them again.
+        `of` stands for all of these texts together: every later request of the conversation has them again. Each has
+        the time of a whole visit: a long history has thousands, and nobody waits for them.
         """
         missing = 0
         for name, text in texts.items():
             key = self.key("originals", name)
             if not self._visit.was_put(key):
-                done = await self._visit.put(key, text().encode("utf-8", "surrogatepass"), keep=False)
+                done = await self._visit.anew().put(key, text().encode("utf-8", "surrogatepass"), keep=False)
                 missing += done is Put.FAILED
         if not missing:
             self._visit.note_put(self.key("originals", of))

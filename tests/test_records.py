@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import msgspec
@@ -90,6 +91,14 @@ async def test_originals_are_looked_at_again_until_all_are_kept(store: Guarded) 
     assert not records.has_originals("these")
     await records.keep_originals("these", {"x.txt": lambda: "a"})
     assert records.has_originals("these") and not records.has_originals("others")
+
+
+async def test_many_originals_may_take_longer_than_a_request_may_wait(tmp_path: Path) -> None:
+    ticks = itertools.count()
+    slow = Guarded(open_store(str(tmp_path)), warn=lambda *_: None, clock=lambda: next(ticks) / 10, budget_seconds=1)
+    records = Records(slow.visit(), "tenant-caller")
+    await records.keep_originals("these", {f"{number}.txt": lambda: "a" for number in range(50)})
+    assert records.has_originals("these")
 
 
 async def test_a_store_that_is_broken_is_empty_and_counted(store: Guarded) -> None:

@@ -113,6 +113,10 @@ class Visit:
         """Operations that failed so far, by `OPERATION:FAULT` such as `get:timeout`; for `Outcome.store_errors`."""
         return dict(self._errors)
 
+    def anew(self) -> Visit:
+        """Another one, with all of its time before it."""
+        return Visit(self._guarded, self._allowance.anew())
+
     async def get(self, key: str, *, final: bool = False) -> bytes | Missing:
         """The record. `final`: if it is absent now it will never be there, so do not ask again."""
         [value] = await self.get_many([key], final=final)
@@ -206,10 +210,14 @@ class Allowance:
     """Seconds that may be spent waiting. What is waited for side by side counts once, as it does for the client."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds = seconds
+        self._whole = self._seconds = seconds
         self._clock = clock
         self._waiting = 0
         self._since = 0.0
+
+    def anew(self) -> Allowance:
+        """As much again."""
+        return Allowance(self._whole, self._clock)
 
     @property
     def left(self) -> float:

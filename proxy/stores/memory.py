@@ -9,7 +9,7 @@ from typing import Literal
 
 from proxy.lru import Lru
 
-ENTRY_WEIGHT = 256
+ENTRY_WEIGHT = 300
 """Bytes that a remembered record costs besides its value."""
 
 PUTS = 50_000

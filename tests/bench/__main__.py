@@ -2,6 +2,8 @@
 
 import sys
 
-from tests.bench import grep_speed, history, overhead, savings, startup
+from tests.bench import fidelity, grep_speed, history, overhead, savings, scale, startup
 
-sys.exit(overhead.main() or history.main() or savings.main() or startup.main() or grep_speed.main())
+BENCHMARKS = (overhead, history, savings, fidelity, scale, startup, grep_speed)
+
+sys.exit(next((fault for benchmark in BENCHMARKS if (fault := benchmark.main())), 0))

@@ -1,19 +1,20 @@
-"""Two packages of other people judge one run, in the environment of `tests/bench/peers/fidelity.txt`.
+"""Two packages of other people judge runs, in the environment of `tests/bench/peers/fidelity.txt`.
 
-    .peers/fidelity/bin/python tests/bench/referees.py < RUN
+    .peers/fidelity/bin/python tests/bench/referees.py < RUNS
 
-RUN is JSON lines: first `{"canaries": […], "visible": "…", "stored": "…"}`, then one upstream body a line. Printed is
-one JSON object: `visible` and `stored`, canaries that survived by their type as compaction-conformance-kit counts them
-in the context alone and with what the tools can read back; `pairs` and `breaks`, consecutive requests and how many of
-them ctxdiff finds to have broken the prompt's prefix.
+A run is one line of JSON: `canaries`, as compaction-conformance-kit wants them; `visible`, the text of the last
+request; `stored`, what its tools can read back; `bodies`, of all its requests. One line answers it: `visible` and
+`both`, the share of the canaries of each type that survived in the context alone and with what is stored; `breaks`,
+how many of the requests ctxdiff finds to have broken the prefix of the one before.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,7 @@ from ctxdiff import trace
 from ctxdiff.analyze.cache import analyze_cache
 from ctxdiff.store.ctrace import CTrace
 
-MODEL = "recorded"
-"""No name that ctxdiff would want an encoding for, which it would have to fetch."""
+Json = dict[str, Any]
 
 
 class Client:
@@ -42,30 +42,38 @@ def survived(canaries: Path, text: str) -> dict[str, float]:
     return {finding.canary_type: finding.round1_survival for finding in report.findings}
 
 
-def breaks(bodies: Iterable[str], folder: Path) -> tuple[int, int]:
-    """Pairs of consecutive requests, and those of them whose prefix broke."""
+def breaks(bodies: Sequence[Json], folder: Path) -> int:
+    """How many of these requests broke the prefix of the one before."""
     tracer = trace.init("fidelity", path=str(folder / "run.ctrace"))
     client: Any = tracer.wrap(Client())
     for body in bodies:
-        sent = json.loads(body)
-        client.chat.completions.create(model=MODEL, messages=sent["messages"], tools=sent.get("tools") or [])
+        client.chat.completions.create(model=body["model"], messages=body["messages"], tools=body.get("tools") or [])
     tracer.close()
     recorded = CTrace.open(str(folder / "run.ctrace"))
-    report = analyze_cache(recorded)
-    recorded.close()
-    return report.pairs_analyzed, len(report.breaks)
+    try:
+        return len(analyze_cache(recorded).breaks)
+    finally:
+        recorded.close()
 
 
-def main() -> None:
-    given = json.loads(sys.stdin.readline())
+def judged(run: Json) -> Json:
     with tempfile.TemporaryDirectory(prefix="offload-referees-") as name:
         folder = Path(name)
         canaries = folder / "canaries.json"
-        canaries.write_text(json.dumps(given["canaries"]))
-        visible, both = given["visible"], given["visible"] + "\n" + given["stored"]
-        pairs, broken = breaks(sys.stdin, folder)
-        verdict = {"visible": survived(canaries, visible), "stored": survived(canaries, both)}
-        print(json.dumps({**verdict, "pairs": pairs, "breaks": broken}))
+        canaries.write_text(json.dumps(run["canaries"]))
+        return {
+            "visible": survived(canaries, run["visible"]),
+            "both": survived(canaries, run["visible"] + "\n" + run["stored"]),
+            "breaks": breaks(run["bodies"], folder),
+        }
+
+
+def main() -> None:
+    # It would fetch an encoding to count tokens with. Without, it estimates them, and breaks are found all the same.
+    sys.modules["tiktoken"] = None  # type: ignore[assignment]
+    logging.getLogger("ctxdiff").setLevel(logging.ERROR)
+    for line in sys.stdin:
+        print(json.dumps(judged(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

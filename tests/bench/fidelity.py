@@ -1,0 +1,315 @@
+"""Whether anything that the proxy moves is lost: `python -m tests.bench.fidelity [--transcripts DIR] [--png-dir DIR]`.
+
+Recorded runs are replayed request by request through the proxy's own preparation, under the default policy; snapshots
+are canned, hold nothing of what they replace, and are there at the next request. All that was ever left out of a
+request is then asked for with the tools that its last request carries:
+
+- *read back*: each file page by page, held against the client's own words;
+- *found*: each number, path and identifier of what was left out, by `grep`;
+- *visible*: how many of those stand in the last request itself.
+
+Where `make bench-peers` has installed them, compaction-conformance-kit counts what survives (in the context alone, and
+with what can be read back) and ctxdiff counts broken prefixes, which should be as many as the proxy knows of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from proxy import patterns
+from proxy.core.policy import Policy
+from proxy.core.tools import Answer, Tool, answer
+from proxy.core.transcript import Unplannable, texts
+from proxy.prepare import Prepared
+from proxy.reading import Reader
+from proxy.tokens import Tokens
+from tests.bench import chart
+from tests.bench.left_out import MODEL, Texts, replay, synthetic, words_of
+from tests.core.paging import undone
+from tests.transcripts import FOLDER, Json, Run, absence, load, requests_of
+
+KINDS = {
+    "numbers": re.compile(r"(?<![\w.,])\d+(?:[.,]\d+)*(?!\w)"),
+    "paths": re.compile(r"(?:\w+:/)?(?:[\w.~-]*/)+[\w.~-]+"),
+    "identifiers": re.compile(r"\b(?=\w*[A-Za-z])(?:\w*_\w+|\w*\d\w*|[a-z]+[A-Z]\w*)\b"),
+}
+LONGEST = 300
+"""Characters of a path or identifier: what is longer (base64, mostly) is nothing that anybody would grep for."""
+CANARIES = 200
+"""A run's, for compaction-conformance-kit: evenly chosen among the facts, as it goes through all text for each."""
+REFEREES = Path(__file__).parents[2] / ".peers/fidelity/bin/python"
+
+Facts = dict[str, dict[str, str]]
+"""Kind → fact → path of a file that must have it."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What came of one run."""
+
+    id: str
+    requests: int
+    files: int
+    moved: int
+    """Bytes of the client's that are not in its last request."""
+    facts: dict[str, int]
+    visible: dict[str, float]
+    """Share of each kind's facts."""
+    lost: list[str]
+    """What could not be read back or found, in words."""
+    changes: int
+    verdict: Json | None
+    """The referees', where they are installed."""
+
+
+# -- what the tools say ------------------------------------------------------------------------------------------------
+
+
+class Reading:
+    """The tools over a run's last request."""
+
+    def __init__(self, ready: Prepared, tokens: Tokens) -> None:
+        self._policy = ready.history.policy
+        self._names = ready.history.names
+        self._files = dict(ready.files())
+        self._tokens = tokens
+
+    def ask(self, tool: Tool, arguments: Json) -> Answer:
+        return answer(
+            tool,
+            json.dumps(arguments),
+            self._files,
+            self._policy.offload.store_dir,
+            self._policy.tools.max_answer_tokens,
+            lambda text: self._tokens.count(text, MODEL),
+            patterns.compile,
+            self._names,
+        )
+
+    def whole(self, path: str) -> str:
+        """A file as its pages give it; what is missing is missing."""
+        parts: list[str] = []
+        more: dict[str, int] | None = {}
+        while more is not None:
+            part, more = undone(self.ask("read_file", {"path": path, **more}).text)
+            parts.append(part)
+        return "".join(parts)
+
+    def finds(self, fact: str, path: str) -> bool:
+        """Whether grep shows it, once asked for it by its own words."""
+        for pattern in (re.escape(fact), rf"(?-i){re.escape(fact)}"):
+            lines = self.ask("grep", {"pattern": pattern, "path": path}).text.partition("\n---\n")[2]
+            if fact in lines:
+                return True
+        return False
+
+
+def unread(told: Texts, whole: Callable[[str], str]) -> list[str]:
+    """What of it the pages do not give."""
+    lost = []
+    for path, promised in told.items():
+        found = whole(path)
+        # A result's file is the result and nothing else; that of a snapshot has a header line before each message.
+        missing = [text for text in promised if (text not in found if "/compressed_group_" in path else text != found)]
+        lost += [f"{path}: {text[:60]!r} …, {len(text)} characters" for text in missing]
+    return lost
+
+
+def facts(told: Texts) -> Facts:
+    """Those of results first: a snapshot's originals have them again."""
+    found: Facts = {kind: {} for kind in KINDS}
+    for path, promised in sorted(told.items(), key=lambda entry: "/compressed_group_" in entry[0]):
+        for kind, fact in ((kind, fact) for text in promised for kind, fact in facts_in(text)):
+            found[kind].setdefault(fact, path)
+    return found
+
+
+def facts_in(text: str) -> Iterator[tuple[str, str]]:
+    """Kind and fact."""
+    for kind, pattern in KINDS.items():
+        for fact in set(pattern.findall(text)):
+            if len(fact) <= LONGEST:
+                yield kind, fact
+
+
+def visible(known: Facts, text: str) -> dict[str, float]:
+    """Of each kind, the share that stands in `text`; 1 where there is none."""
+    there = set(facts_in(text))
+    return {
+        kind: sum((kind, fact) in there for fact in found) / len(found) if found else 1.0
+        for kind, found in known.items()
+    }
+
+
+# -- the referees ------------------------------------------------------------------------------------------------------
+
+Judge = Callable[[Json], Json | None]
+
+
+@contextmanager
+def referees() -> Iterator[Judge]:
+    """Judges a run, as `referees.py` describes; with None where they are not installed."""
+    if not REFEREES.exists():
+        yield lambda _: None
+        return
+    command = [REFEREES, Path(__file__).with_name("referees.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        asked, answered = process.stdin, process.stdout
+        assert asked and answered
+
+        def judge(run: Json) -> Json:
+            asked.write(json.dumps(run) + "\n")
+            asked.flush()
+            verdict: Json = json.loads(answered.readline())
+            return verdict
+
+        yield judge
+
+
+def canaries(known: Facts, messages: Sequence[Json]) -> list[Json]:
+    """What is to survive: facts of what was moved, every word of the user's, every word of the system's."""
+    of_all = [fact for found in known.values() for fact in found]
+    chosen = [("fact", fact) for fact in of_all[:: len(of_all) // CANARIES + 1]]
+    kinds = {"user": "goal_state", "system": "hard_constraint"}
+    said = [(kinds[one["role"]], _text(one)) for one in messages if one["role"] in kinds]
+    return [
+        {"id": f"c{number}", "type": kind, "content": text, "required_tokens": [text]}
+        for number, (kind, text) in enumerate([*chosen, *said])
+        if text
+    ]
+
+
+def _text(message: Json) -> str:
+    return "\n".join(text for _, text in texts(json.dumps(message).encode()))
+
+
+# -- one run, all runs -------------------------------------------------------------------------------------------------
+
+
+def examined(run: Run, tokens: Tokens, judge: Judge) -> Found | None:
+    """None where nothing of it was moved. Raises Unplannable."""
+    sent = asyncio.run(replay(run, Policy(), Reader(tokens)))
+    if sent.last is None or not sent.told:
+        return None
+    tools, known = Reading(sent.last, tokens), facts(sent.told)
+    read = {path: tools.whole(path) for path in sent.told}
+    last = "\n".join(text for raw in sent.last.messages for text in words_of(raw))
+    lost = unread(sent.told, read.__getitem__)
+    lost += [f"{path}: grep does not find {fact!r}" for fact, path in _ungrepped(known, tools)]
+    stored = "\n".join(read.values())
+    asked = list(requests_of(run))[-1][0]
+    bodies = [msgspec.json.decode(body) for body in sent.bodies]
+    return Found(
+        id=run.id,
+        requests=len(sent.bodies),
+        files=len(sent.told),
+        moved=sum(len(text.encode()) for text in {text for promised in sent.told.values() for text in promised}),
+        facts={kind: len(found) for kind, found in known.items()},
+        visible=visible(known, last),
+        lost=lost,
+        changes=sent.changes,
+        verdict=judge({"canaries": canaries(known, asked), "visible": last, "stored": stored, "bodies": bodies}),
+    )
+
+
+def _ungrepped(known: Facts, tools: Reading) -> Iterator[tuple[str, str]]:
+    for found in known.values():
+        yield from ((fact, path) for fact, path in found.items() if not tools.finds(fact, path))
+
+
+def examine(runs: Iterable[Run]) -> Iterator[Found]:
+    """The runs of which anything was moved."""
+    tokens = Tokens()
+    with referees() as judge:
+        for run in runs:
+            try:
+                found = examined(run, tokens, judge)
+            except Unplannable as error:
+                print(f"{run.id}: left out, {error}")
+            else:
+                if found:
+                    yield found
+
+
+# -- table and chart ---------------------------------------------------------------------------------------------------
+
+
+def table(results: Sequence[Found]) -> str:
+    facts_in_all = ", ".join(f"{sum(one.facts[kind] for one in results):,} {kind}" for kind in KINDS)
+    lines = [
+        f"{len(results)} runs of which anything was moved, {sum(one.requests for one in results):,} requests",
+        f"left out of the last requests, or of one before: {sum(one.moved for one in results):,} bytes in "
+        f"{sum(one.files for one in results):,} files, with {facts_in_all}",
+        "",
+        f"{'':66}{'median':>9}{'worst':>9}",
+    ]
+    for kind in KINDS:
+        lines.append(_row(f"{kind} of it that the last request still shows", [one.visible[kind] for one in results]))
+    lines += _verdicts(results)
+    lost = [fault for one in results for fault in (f"{one.id}: {fault}" for fault in one.lost)]
+    return "\n".join([*lines, "", f"lost: {len(lost) or 'nothing'}", *lost[:20]])
+
+
+def _verdicts(results: Sequence[Found]) -> list[str]:
+    judged = [(one, one.verdict) for one in results if one.verdict]
+    if not judged:
+        return [f"compaction-conformance-kit and ctxdiff left out: {REFEREES} is not there (`make bench-peers`)"]
+    lines = []
+    for seen, said in (("visible", "visible"), ("both", "visible and stored")):
+        for kind in sorted({kind for _, verdict in judged for kind in verdict[seen]}):
+            shares = [verdict[seen][kind] for _, verdict in judged if kind in verdict[seen]]
+            lines.append(_row(f"compaction-conformance-kit: {kind}, {said}", shares))
+    broken = sum(verdict["breaks"] for _, verdict in judged)
+    unexplained = [one.id for one, verdict in judged if verdict["breaks"] != one.changes]
+    known = f"the proxy knows of {sum(one.changes for one, _ in judged)}"
+    return [
+        *lines,
+        f"prefix breaks by ctxdiff: {broken}, {known}; runs where they differ: {', '.join(unexplained[:9]) or 'none'}",
+    ]
+
+
+def _row(name: str, shares: Sequence[float]) -> str:
+    return f"{name:66}{median(shares):9.1%}{min(shares):9.1%}"
+
+
+def draw(path: Path, results: Sequence[Found]) -> None:
+    title = "What the last request shows of what was moved out of it; grep and read_file give all of it"
+    with chart.saved(path, title, x="share of the runs", y="share that is visible") as axes:
+        places = [place / len(results) for place in range(1, len(results) + 1)]
+        for kind in KINDS:
+            axes.plot(places, sorted(one.visible[kind] for one in results), label=kind)
+        axes.axhline(1, color="black", linewidth=0.8)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="where the recorded runs are")
+    parser.add_argument("--above", type=int, default=30_000, help="tokens that a run must have [30000]")
+    parser.add_argument("--smoke", action="store_true", help="two runs only, to see that it works")
+    parser.add_argument("--png-dir", type=Path, help="where a chart is to be written")
+    options = parser.parse_args()
+    if absence(options.transcripts):
+        print(f"{absence(options.transcripts)}: a synthetic one instead")
+        runs: Iterable[Run] = [synthetic()]
+    else:
+        runs = islice(load(options.above, folder=options.transcripts), 2 if options.smoke else None)
+    results = list(examine(runs))
+    print(table(results))
+    if options.png_dir:
+        draw(options.png_dir / "fidelity.png", results)
+    return 1 if any(one.lost for one in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

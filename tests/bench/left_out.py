@@ -1,0 +1,129 @@
+"""A recorded run as the proxy sends it upstream, request by request, and what of it a model no longer sees.
+
+The proxy's own preparation makes the requests. A snapshot is canned, holds nothing of what it replaces, and is there at
+the next request.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy import prepare
+from proxy.core import render
+from proxy.core.plan import Role
+from proxy.core.policy import Policy
+from proxy.core.rawjson import members
+from proxy.core.render import Shown
+from proxy.core.request import parse
+from proxy.core.transcript import reasoning, texts, tool_calls
+from proxy.core.turn import Asked, Turn
+from proxy.prepare import Prepared, prepared
+from proxy.reading import Reader
+from tests.transcripts import Json, Run, requests_of
+
+MODEL = "gpt-4o"
+SUMMARY = "The work goes on as it was agreed, step by step, and nothing was decided otherwise. " * 45
+"""A snapshot of about 800 tokens without any number, path or identifier."""
+REFERENCE = re.compile(r"stored in (/context_store/\S+?); complete, \d+ lines, \d+ tokens\)$")
+"""At the end of what stands for a result."""
+
+Texts = dict[str, list[str]]
+"""Path → the client's texts that a model was told are there."""
+
+
+class Sent(msgspec.Struct):
+    """A run as it went upstream."""
+
+    bodies: list[bytes] = []
+    told: Texts = {}
+    changes: int = 0
+    """Requests that did not begin with all messages of the one before, as the proxy knows itself."""
+    last: Prepared | None = None
+
+
+async def replay(run: Run, policy: Policy, reader: Reader) -> Sent:
+    """Raises Unplannable."""
+    sent, made, before = Sent(), set[str](), (False, 0, "")
+    for messages, _ in requests_of(run):
+        asked = parse(_body(run, messages))
+        history = await prepare.plan(asked, policy, None, reader)
+        if history is None or not history.concerns_us:
+            sent.bodies.append(asked.body)
+            continue
+        shown = _shown(history, made)
+        ready = sent.last = prepared(history, shown, {}, reader)
+        made |= {history.snapshot_name(cut) for cut in history.plan.cuts[-1:]}  # the next request has it
+        sent.bodies.append(Turn(_asked(ready)).request() if ready.changed else asked.body)
+        _note(sent.told, ready)
+        # Our tools enter in front of everything; an event and a snapshot change what stood there.
+        after = (ready.injecting, len(ready.plan.events), history.snapshot_name(shown.cut) if shown else "")
+        sent.changes += after != before and len(sent.bodies) > 1
+        before = after
+    return sent
+
+
+def _body(run: Run, messages: Sequence[Json]) -> bytes:
+    tools = {"tools": run.tools} if run.tools else {}
+    return json.dumps({"model": MODEL, "messages": messages, **tools}, ensure_ascii=False).encode()
+
+
+def _shown(history: prepare.History, made: set[str]) -> Shown | None:
+    """The latest snapshot that there is."""
+    cuts = [cut for cut in history.plan.cuts if history.snapshot_name(cut) in made]
+    return Shown(cuts[-1], SUMMARY, history.originals_path(cuts[-1])) if cuts else None
+
+
+def _asked(ready: Prepared) -> Asked:
+    history = ready.history
+    rounds = history.policy.tools.max_rounds
+    return Asked(history.request.members, ready.messages, ready.definitions(), history.names, rounds)
+
+
+def _note(told: Texts, ready: Prepared) -> None:
+    """What this request does not show, by the references in it."""
+    transcript = ready.history.transcript
+    gone = set(render.taken(transcript, ready.shown.cut)) if ready.shown else set[int]()
+    if ready.shown:
+        told[ready.shown.path] = [text for index in sorted(gone) for text in words_of(transcript.raws[index])]
+    stay = [index for index in range(len(transcript.raws)) if index not in gone]
+    for index, raw in zip(stay, ready.messages[len(ready.messages) - len(stay) :], strict=True):
+        client = transcript.raws[index]
+        if transcript.messages[index].role is Role.TOOL and bytes(raw) != bytes(client):
+            for (_, text), (_, instead) in zip(texts(client), texts(raw), strict=True):
+                if text != instead:
+                    told[REFERENCE.findall(instead)[-1]] = [text]
+
+
+def words_of(raw: bytes | msgspec.Raw) -> list[str]:
+    """All text of a message: content, reasoning, arguments of calls."""
+    inside = members(raw)
+    said = [text for _, text in texts(raw)]
+    return [text for text in (reasoning(inside), *said, *(call.arguments for call in tool_calls(inside))) if text]
+
+
+def synthetic() -> Run:
+    """What an agent might have read, where there are no recorded runs: 60 results of about 900 tokens."""
+    words = random.Random(7)
+    messages: list[Json] = [
+        {"role": "system", "content": "Answer from the logs."},
+        {"role": "user", "content": "Which hosts failed, and why?"},
+    ]
+    for number in range(60):
+        call = {
+            "id": f"call_{number}",
+            "type": "function",
+            "function": {"name": "logs", "arguments": f'{{"n": {number}}}'},
+        }
+        lines = (
+            f"/var/log/host_{words.randrange(900)}/app.log:{words.randrange(10**6)} took {words.random():.3f}"
+            for _ in range(45)
+        )
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": "\n".join(lines)})
+    messages.append({"role": "assistant", "content": "Those."})
+    return Run("synthetic", "synthetic", MODEL, [], messages, 0)

@@ -1,0 +1,101 @@
+"""What `fidelity` calls lost is lost, and of a run that it knows nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from proxy.core.policy import Policy
+from proxy.reading import Reader
+from proxy.tokens import Tokens
+from tests.bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, table, unread, visible
+from tests.bench.left_out import Sent, replay, synthetic
+
+TOKENS = Tokens()
+RESULT, GROUP = "/context_store/tool_call_1.txt", "/context_store/compressed_group_1.txt"
+
+
+@pytest.fixture(scope="module")
+def sent() -> Sent:
+    return asyncio.run(replay(synthetic(), Policy(), Reader(TOKENS)))
+
+
+def test_of_a_synthetic_run_nothing_is_lost_and_not_all_is_visible() -> None:
+    asked = []
+    found = examined(synthetic(), TOKENS, lambda run: asked.append(run))
+    assert found and not found.lost
+    assert found.facts["paths"] > 500 and found.moved > 50_000
+    assert all(0 < share < 1 for share in found.visible.values())
+    [run] = asked
+    assert len(run["bodies"]) == found.requests == 61
+    assert "lost: nothing" in table([found])
+    assert "lost: 1\nsynthetic: it" in table([msgspec.structs.replace(found, lost=["it"])])
+
+
+def test_the_proxy_knows_which_requests_broke_the_prefix(sent: Sent) -> None:
+    bodies = [msgspec.json.decode(body) for body in sent.bodies]
+    broken = sum(
+        later["messages"][: len(earlier["messages"])] != earlier["messages"]
+        or later.get("tools") != earlier.get("tools")
+        for earlier, later in pairwise(bodies)
+    )
+    assert sent.changes == broken > 0
+
+
+def test_a_text_that_was_never_moved_is_not_found(sent: Sent) -> None:
+    assert sent.last
+    tools, path = Reading(sent.last, TOKENS), next(iter(sent.told))
+    known = facts(sent.told)["numbers"]
+    assert tools.finds(next(iter(known)), known[next(iter(known))])
+    assert not tools.finds("host_of_nobody", path)
+    assert not tools.finds("host_1", "/context_store/elsewhere.txt")
+    assert unread({path: ["host_of_nobody"]}, tools.whole)
+    assert unread({"/context_store/elsewhere.txt": ["text"]}, tools.whole)
+
+
+@pytest.mark.parametrize(
+    ("path", "told", "file", "lost"),
+    [
+        (RESULT, ["one\n"], "one\n", 0),
+        (RESULT, ["one\n"], "one", 1),
+        (RESULT, ["one"], "one\n", 1),
+        (GROUP, ["one", "two"], "### 1 user\none\n### 2 user\ntwo", 0),
+        (GROUP, ["one", "two"], "### 1 user\none", 1),
+    ],
+)
+def test_what_a_file_does_not_give_is_lost(path: str, told: list[str], file: str, lost: int) -> None:
+    assert len(unread({path: told}, {path: file}.__getitem__)) == lost
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "expected"),
+    [
+        ("took 1,204.5 ms, 3 times; v1.2", "numbers", {"1,204.5", "3"}),
+        ("see /var/log/app.log and src/main.py", "paths", {"/var/log/app.log", "src/main.py"}),
+        ("https://example.org/a?b", "paths", {"https://example.org/a"}),
+        ("max_tokens of gpt4 by camelCase words", "identifiers", {"max_tokens", "gpt4", "camelCase"}),
+    ],
+)
+def test_facts(text: str, kind: str, expected: set[str]) -> None:
+    assert {fact for of, fact in facts_in(text) if of == kind} == expected
+
+
+def test_facts_are_looked_for_where_they_are_and_shares_are_of_all_of_a_kind() -> None:
+    known = facts({GROUP: ["1 2"], RESULT: ["2 3"]})
+    assert known == {kind: {} for kind in KINDS} | {"numbers": {"2": RESULT, "3": RESULT, "1": GROUP}}
+    shown = visible(known, "only 2, and 31")
+    assert shown["numbers"] == pytest.approx(1 / 3)
+    assert shown["paths"] == 1
+
+
+def test_canaries_are_facts_and_what_the_user_and_the_system_said() -> None:
+    messages = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Go."}, {"role": "assistant"}]
+    made = canaries(facts({RESULT: ["7"]}), messages)
+    assert [(one["type"], one["required_tokens"]) for one in made] == [
+        ("fact", ["7"]),
+        ("hard_constraint", ["Be."]),
+        ("goal_state", ["Go."]),
+    ]

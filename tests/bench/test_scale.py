@@ -1,0 +1,83 @@
+"""The arithmetic of `scale`, that what it sends is what it says, and that its meter reads the process that it means."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from proxy.core.transcript import answered_tools
+from proxy.tokens import Tokens
+from tests.bench.metering import Cost, answering, metered
+from tests.bench.replay import measured
+from tests.bench.scale import (
+    AUTO,
+    COMPACT,
+    MODES,
+    OFF,
+    SMALL,
+    Conversation,
+    Level,
+    Point,
+    conversation_table,
+    conversations,
+    histories,
+    history_table,
+    linearity,
+    request,
+    small,
+)
+
+
+def point(messages: int, size: int, warm: float) -> Point:
+    return Point(messages, messages * size, Cost(1.0, 1), Cost(warm, 3 << 20))
+
+
+POINTS = {
+    OFF: [point(10, 1_000, 0.001), point(1_010, 1_000, 0.002), point(1_010, 5_000, 9)],
+    COMPACT: [point(10, 1_000, 0.002), point(1_010, 1_000, 0.005), point(1_010, 5_000, 9)],
+    AUTO: [point(10, 1_000, 0.002), point(1_010, 1_000, 0.003), point(1_010, 5_000, 9)],
+}
+NEWS = {OFF: {2: 0.001, 102: 0.001}, COMPACT: {2: 0.001, 102: 0.021}, AUTO: {2: 0.001, 102: 0.011}}
+
+
+def test_a_known_message_and_a_new_one_are_held_against_what_passes_through() -> None:
+    compact, auto = linearity(POINTS, NEWS).splitlines()
+    assert compact == "compact: a known message adds 2.00 us, a new one 200 us: 100 times as much"
+    assert auto.endswith("a known message adds 0.00 us, a new one 100 us: the other nothing that could be measured")
+
+
+def test_the_tables_show_every_point() -> None:
+    shown = history_table(POINTS).splitlines()
+    assert len(shown) == 4
+    assert shown[2].split() == ["1,010", "1.01", "1000.0", "1000.0", "1000.0", "2.0", "5.0", "3.0", "3"]
+    levels = [Level(1, 0.01, 100 << 20, 0), Level(2, 0.002, 110 << 20, 1 << 20), Level(4, 0.002, 121 << 20, 2 << 20)]
+    assert conversation_table(levels).endswith("RSS at 4 is 1.100 of that at 2")
+
+
+@pytest.mark.parametrize("body", [request(Conversation(3, 1_000).messages(40)), small(3)])
+def test_what_is_sent_is_a_valid_chat(body: bytes) -> None:
+    sent = json.loads(body)
+    tokens = Tokens()
+    answered_tools([measured(json.dumps(message).encode(), tokens) for message in sent["messages"]])
+    assert len(sent["messages"]) in (12, 40)
+
+
+def test_a_conversation_goes_on_from_its_beginning_and_no_two_are_alike() -> None:
+    one = Conversation(1, 1_000)
+    assert one.messages(20) == one.messages(10) + one.steps(4, 9)
+    assert 900 < len(b"".join(one.messages(1_000))) / 1_000 < 1_100
+    assert not set(one.messages(20)[2:]) & set(Conversation(2, 1_000).messages(20)[2:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
+def test_figures_are_of_the_proxy_that_did_the_work() -> None:
+    with answering() as upstream:
+        with metered(upstream, MODES[COMPACT], small(0)) as meter:
+            [short, long] = histories(meter, [(10, 1_000), (400, 1_000)], steps=1)
+        with metered(upstream, SMALL, small(0)) as meter:
+            levels = conversations(meter, [1, 5])
+    assert long.cold.cpu > 3 * short.cold.cpu > 0
+    assert long.cold.peak >= long.bytes
+    assert levels[1].cached > levels[0].cached > 0
