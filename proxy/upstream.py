@@ -159,11 +159,12 @@ class Upstream:
 
     async def _exchange(self, request: Request, content: Content) -> Answer:
         scheme, _, rest = request.url.partition("://")
-        authority, _, target = rest.partition("/")
+        authority = rest.partition("/")[0].partition("?")[0]
+        target = rest.removeprefix(authority)
+        if not target.startswith("/"):
+            target = "/" + target  # a query may stand right behind the authority (RFC 3986, 3)
         route = self._routes.to(scheme, authority)
-        return await self._pool.ask(
-            route, request.method, "/" + target, request.headers, content, request.connect_timeout
-        )
+        return await self._pool.ask(route, request.method, target, request.headers, content, request.connect_timeout)
 
 
 class _Body:

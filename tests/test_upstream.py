@@ -82,6 +82,14 @@ async def test_target_is_sent_as_written(pool: Upstream, target: bytes) -> None:
     assert wire.requests[0].line == b"GET " + target + b" HTTP/1.1"
 
 
+async def test_a_query_may_stand_behind_the_authority(pool: Upstream) -> None:
+    async with upstream(replying(OK)) as wire:
+        for query in ("?", "?a=1", "?a=/b@c:1/"):
+            assert await body(pool, wire.url + query) == b"ok"
+    assert [asked.target for asked in wire.requests] == [b"/?", b"/?a=1", b"/?a=/b@c:1/"]
+    assert wire.connections == 1
+
+
 async def test_headers_are_sent_as_written_and_none_are_added(pool: Upstream) -> None:
     headers = [
         (b"X-Odd-CASE", b"1"),
