@@ -114,9 +114,7 @@ class Pool:
         """
         way = self._way(route)
         head = _head(way, method, target, headers, content)
-        connection = await self._connected(way, connect_timeout)
-        protocol = connection.protocol
-        assert protocol is not None
+        connection, protocol = await self._connected(way, connect_timeout)
         reused = protocol in self._used
         self._used.add(protocol)
         writing = None
@@ -140,11 +138,18 @@ class Pool:
             raise
         return Answer(connection, message, body, writing)
 
-    async def _connected(self, way: _Way, seconds: float) -> Connection:
-        try:
-            return await self._connector.connect(way.asked, [], _timeout(seconds))
-        except TimeoutError as error:
-            raise aiohttp.ConnectionTimeoutError(f"no connection within {seconds:g} s") from error
+    async def _connected(self, way: _Way, seconds: float) -> tuple[Connection, ResponseHandler]:
+        """A connection on which nothing was said that nobody asked for: it would be taken for the reply."""
+        while True:
+            try:
+                connection = await self._connector.connect(way.asked, [], _timeout(seconds))
+            except TimeoutError as error:
+                raise aiohttp.ConnectionTimeoutError(f"no connection within {seconds:g} s") from error
+            protocol = connection.protocol
+            assert protocol is not None
+            if protocol not in self._used or not protocol.should_close:
+                return connection, protocol
+            connection.close()
 
     def _way(self, route: Route) -> _Way:
         way = self._ways.get(route)

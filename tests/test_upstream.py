@@ -512,6 +512,21 @@ async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: Upstream
     assert wire.connections == 1
 
 
+async def test_what_comes_unasked_is_nobodys_reply(pool: Upstream) -> None:
+    async def poisoned(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await asyncio.sleep(0.05)
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nsomebodyelse")
+        await peer.gone()
+
+    async with upstream(poisoned) as wire:
+        for _ in range(2):
+            assert await body(pool, wire.url, content=b"x") == b"ok"
+            await asyncio.sleep(0.15)
+    assert wire.connections == 2
+
+
 async def test_a_body_too_large_to_remember_is_not_sent_again(pool: Upstream) -> None:
     async with upstream(breaks_on_second()) as wire:
         await body(pool, wire.url)
