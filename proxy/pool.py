@@ -49,7 +49,7 @@ Content = bytes | AsyncIterator[bytes]
 
 
 class Stale(aiohttp.ClientError):
-    """A connection from the pool broke before it gave a byte of the reply."""
+    """A connection from the pool broke before it gave a byte of the reply, as far as can be known."""
 
 
 class Answer:
@@ -237,10 +237,21 @@ def _broken_off(protocol: ResponseHandler, writing: asyncio.Task[None]) -> None:
 
 async def _reply(protocol: ResponseHandler) -> tuple[RawResponseMessage, StreamReader]:
     """The head, behind those that only say that it will come (RFC 9110, 15.2), and the body."""
+    begun = False
     while True:
         try:
             message, content = await protocol.read()
         except HttpProcessingError as error:
             raise aiohttp.ClientPayloadError(error.message) from error
+        except aiohttp.ClientConnectionError as error:
+            if begun or _within_head(error):
+                raise aiohttp.ClientPayloadError("its reply had begun") from error
+            raise
         if message.code == 101 or not 100 <= message.code < 200:
             return message, content
+        begun = True
+
+
+def _within_head(error: aiohttp.ClientConnectionError) -> bool:
+    """Of an end; of a reset it cannot be known."""
+    return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)

@@ -527,6 +527,21 @@ async def test_what_comes_unasked_is_nobodys_reply(pool: Upstream) -> None:
     assert wire.connections == 2
 
 
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 102 Processing\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"])
+async def test_what_upstream_began_to_answer_is_not_sent_again(pool: Upstream, begun: bytes) -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.request()
+        await peer.send(begun)
+
+    async with upstream(handle) as wire:
+        await body(pool, wire.url)
+        with pytest.raises(UpstreamBroken, match="begun"):
+            await pool.send(request(wire.url, content=b"costly"))
+    assert len(wire.requests) == 2
+
+
 async def test_a_body_too_large_to_remember_is_not_sent_again(pool: Upstream) -> None:
     async with upstream(breaks_on_second()) as wire:
         await body(pool, wire.url)
