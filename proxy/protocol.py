@@ -28,6 +28,7 @@ class ExactProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._watching: set[Callable[[], object]] = set()
+        self._head_ended = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast("asyncio.Transport", HeldHead(transport, self.loop)))
@@ -55,12 +56,16 @@ class ExactProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.raw_headers = []
+        self._head_ended = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_ended:
+            return  # a trailer must not pass for a header, and may be dropped (RFC 9110, 6.5.1)
         self.raw_headers.append((name, value))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._head_ended = True
         self.scope["extensions"] = {RAW: {"target": self.url, "headers": self.raw_headers, "watch": self.watch}}
         super().on_headers_complete()
 

@@ -178,6 +178,15 @@ async def test_chunked_request(shared: Shared) -> None:
     assert second.body == b""
 
 
+async def test_a_trailer_is_no_header(shared: Shared) -> None:
+    head = b"POST /v1/x HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n"
+    trailers = b"0\r\nAuthorization: Bearer another\r\nX-Trailer: 1\r\n\r\n"
+    async with shared.relay(replying(OK)) as link:
+        await link.ask(head + chunk(b"abc") + trailers)
+        names = [name for name, _ in link.wire.requests[0].headers]
+    assert names == [b"Host", b"Content-Length"]
+
+
 async def test_a_request_without_body_gets_none(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link:
         for method in (b"GET", b"DELETE", b"OPTIONS"):
