@@ -124,9 +124,13 @@ class Prepared(msgspec.Struct, frozen=True):
 
     @property
     def injecting(self) -> bool:
-        """Whether our tools go along. Decisions are final, so that once they do they always will."""
+        """Whether our tools go along. Decisions are final, so that once they do they always will.
+
+        An event that was shown while the request was too large may be waiting again: its calls of our tools are there.
+        """
         inject = self.history.policy.tools.inject
-        return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and not self.plan.empty)
+        offloading = not self.plan.empty or bool(self.rounds)
+        return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and offloading)
 
     @property
     def moves_name(self) -> str:
@@ -135,10 +139,11 @@ class Prepared(msgspec.Struct, frozen=True):
         return f"{self.history.chain[max(moves, default=-1) + 1].hex()}-{len(self.plan.events)}-{hash(tuple(moves)):x}"
 
     def files(self) -> Files:
+        """Those of an event that waits as well: it may have been shown before."""
         history = self.history
         cut = self.shown.cut if self.shown else None
         store_dir = history.policy.offload.store_dir
-        return moved_files(history.transcript, self.plan, store_dir, cut, history.chain)
+        return moved_files(history.transcript, history.plan, store_dir, cut, history.chain)
 
     def definitions(self) -> list[bytes]:
         return definitions(self.history) if self.injecting else []

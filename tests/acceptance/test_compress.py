@@ -456,6 +456,33 @@ def test_an_event_does_not_wait_for_ever(up: StrictUpstream, model: Model, serve
     assert "stored in /context_store" in str(turns(up)[-1].messages)
 
 
+def test_an_event_that_waits_again_leaves_its_calls_their_tools(up: StrictUpstream, model: Model, serve: Any) -> None:
+    """Its summary fails while the request is too large, so it is shown; then there is more room, and it can wait."""
+    waiting = policy(up, "auto", compress={"wait": "never"}, max_total_tokens=600, compact_ratio_threshold=0.0)
+    waiting["upstream"]["context_window"] = 6000
+    model.summary = lambda: error(400)
+    path = ""
+    call = {"type": "function", "function": {"name": "fetch", "arguments": "{}"}}
+    proxy = serve({"default": waiting})
+    talk = Talk(proxy, tools=[TOOL])
+    talk.messages.append({"role": "assistant", "tool_calls": [call | {"id": f"c{number}"} for number in range(10)]})
+    talk.messages += [{"role": "tool", "tool_call_id": f"c{n}", "content": f"{n} {WORDS}"} for n in range(10)]
+    talk.messages += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "Go on."}]
+    whole = Talk(proxy, talk.messages, tools=[TOOL], max_tokens=4500)
+
+    def answer(request: Recorded) -> Reply:
+        nonlocal path
+        path = next(iter(re.findall(r"/context_store/\S+?\.txt", str(request.messages))), path)
+        return text("ok") if request.messages[-1]["role"] == "tool" else calls(("read_file", {"path": path}))
+
+    model.answer = answer
+    whole.go()
+    talk.go()
+    assert [len(turn.messages) for turn in turns(up)] == [15, 17, 19, 21]
+    assert all("read_file" in turn.tool_names for turn in turns(up))
+    assert "no file" not in str(turns(up)[-1].messages[-1]).lower()
+
+
 def test_a_request_that_does_not_fit_waits(up: StrictUpstream, model: Model, serve: Any) -> None:
     small = policy(up, compress={"wait": "never"}, max_total_tokens=100_000)
     small["upstream"]["context_window"] = 3000
