@@ -232,10 +232,12 @@ class _Body:
             self.waited_for = waited_for
 
 
-_UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
+_UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 def _translated(error: aiohttp.ClientError) -> UpstreamFault:
+    if isinstance(error, aiohttp.ClientHttpProxyError):  # its own words have the proxy's address, password included
+        return UpstreamUnreachable(f"Upstream cannot be reached: the proxy on the way there answered {error.status}")
     if isinstance(error, _UNREACHABLE):
         return UpstreamUnreachable(f"Upstream cannot be reached: {error}")
     return UpstreamBroken(f"Upstream broke off: {error or type(error).__name__}")

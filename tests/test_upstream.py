@@ -618,6 +618,20 @@ async def test_own_certificates(pool: Upstream, certificate: Path) -> None:
             assert await body(trusting, url) == b"ok"
 
 
+async def test_what_the_proxy_refuses_does_not_tell_its_password() -> None:
+    async def refusing(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+
+    async with upstream(refusing) as wire:
+        settings = Settings(environment={"HTTPS_PROXY": f"http://user:secret@127.0.0.1:{wire.port}"})
+        async with Upstream(settings) as pool:
+            with pytest.raises(UpstreamUnreachable, match="407") as refused:
+                await pool.send(request("https://upstream.test/v1/x"))
+    assert "secret" not in refused.value.message
+    assert wire.requests[0].get(b"proxy-authorization") == [b"Basic dXNlcjpzZWNyZXQ="]
+
+
 async def test_https_proxy(certificate: Path) -> None:
     """CONNECT, and then TLS with upstream itself; a proxy that refuses is upstream out of reach."""
 
