@@ -93,6 +93,7 @@ def _kinds(proxy: Proxy, counters: Any) -> Iterator[Cost]:
 
         for _ in range(50):
             relay(0)
+        chat("first", 1)  # has the vocabulary loaded
         yield _cost("relayed", proxy, counters, relay, range(200))
         yield _cost("chat, nothing to do", proxy, counters, lambda n: chat(f"short {n // 6}", n % 6 + 1), range(120))
         for conversation in ("long", "search"):

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 
 from tests.bench.bodies import SIZES, Size, body
-from tests.bench.contestants import POLICIES, bare, proxy, start
+from tests.bench.contestants import POLICIES, Contestant, bare, proxy, start
 
 SMALL = Size("4 KB", 10, 285)
 
@@ -34,22 +34,21 @@ def main() -> int:
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
         relays = {"bare relay": bare, **{name: proxy(offload) for name, offload in POLICIES.items()}}
-        ports = {one.name: one.port for one in start(running, folder, relays)}
-        asyncio.run(_measure(ports, runs, size))
+        asyncio.run(_measure(start(running, folder, relays), runs, size))
     return 0
 
 
-async def _measure(ports: dict[str, int], runs: int, size: Size) -> None:
+async def _measure(relays: list[Contestant], runs: int, size: Size) -> None:
     print(f"{'':18}{'warm ms':>9}{'cold ms':>9}{'added warm':>12}{'added cold':>12}{'loop held ms':>14}")
-    figures = {name: await _one(port, runs, size) for name, port in ports.items()}
+    figures = {relay.name: await _one(relay, runs, size) for relay in relays}
     bare = figures["bare relay"]
     for name, (warm, cold, held) in figures.items():
         print(f"{name:18}{warm:9.1f}{cold:9.1f}{warm - bare[0]:12.1f}{cold - bare[1]:12.1f}{held:14.1f}")
 
 
-async def _one(port: int, runs: int, size: Size) -> tuple[float, float, float]:
+async def _one(relay: Contestant, runs: int, size: Size) -> tuple[float, float, float]:
     """Milliseconds: warm, cold, and the longest that a small request had to wait beside a cold one (median of runs)."""
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}/v1", timeout=60) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{relay.port}/v1", timeout=60) as client:
         await _post(client, body(SMALL, stream=False))
         cold, held = [], []
         for seed in range(runs):
@@ -57,8 +56,18 @@ async def _one(port: int, runs: int, size: Size) -> tuple[float, float, float]:
             large = asyncio.create_task(_post(client, asked))
             held.append(await _longest_wait(client, large))
             cold.append(await large)
+        await _at_rest(relay)
         warm = [await _post(client, asked) for _ in range(runs + 1)][1:]
     return statistics.median(warm), statistics.median(cold), statistics.median(held)
+
+
+async def _at_rest(relay: Contestant) -> None:
+    """Until what goes on beside the requests, such as writing originals, is done."""
+    used, before = relay.cpu(), -1.0
+    while used > before + 0.02:
+        before = used
+        await asyncio.sleep(0.5)
+        used = relay.cpu()
 
 
 async def _longest_wait(client: httpx.AsyncClient, task: asyncio.Task[float]) -> float:

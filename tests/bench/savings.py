@@ -37,6 +37,7 @@ WAYS: dict[str, Way] = {
     OURS: proxied(Offload()),
     "proxy: auto, wait: always": proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
     "proxy: auto, 3 later": proxied(Offload(), late=4),
+    "proxy: for free reads": proxied(Offload(cached_read=0.0, cache_write=1.0, max_total_tokens=60_000)),
     "proxy: compact": proxied(Offload(mode=Mode.COMPACT)),
     "proxy: compress": proxied(Offload(mode=Mode.COMPRESS)),
     "last 5 results": window(5),
