@@ -88,6 +88,7 @@ class _Request:
             raise
         finally:
             self._services.sink(self._client.completed(self._outcome(), fault))
+            self._partner = None  # knows us as well: bodies of megabytes would wait for the garbage collector
 
     async def _attempts(self) -> None:
         original: Refusal | None = None

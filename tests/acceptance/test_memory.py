@@ -1,0 +1,81 @@
+"""A request leaves nothing behind: what stands in a cycle keeps megabytes until the garbage collector comes by."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.client import Client
+from tests.serving import served, tight
+from tests.upstream import Recorded, Reply, StrictUpstream, calls, text
+
+Json = dict[str, Any]
+
+TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
+
+
+def history(results: int) -> list[Json]:
+    made: list[Json] = [{"role": "user", "content": "Look."}]
+    for number in range(results):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
+        made.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        made.append({"role": "tool", "tool_call_id": call["id"], "content": f"{number} many words " * 400})
+    return made
+
+
+def searching(request: Recorded) -> Reply:
+    """Searches before it replies, where it can."""
+    if "grep" in request.tool_names and request.messages[-1].get("tool_call_id", "").startswith("c"):
+        return calls(("grep", {"pattern": "1 many"}, "ours"))
+    return text("ok")
+
+
+ASKS: dict[str, tuple[str, Json]] = {
+    "untouched": ("/v1/chat/completions", {"messages": history(1)}),
+    "offloaded": ("/v1/chat/completions", {"messages": history(12), "tools": [TOOL]}),
+    "streamed": ("/v1/chat/completions", {"messages": history(12), "tools": [TOOL], "stream": True}),
+    "no chat": ("/v1/chat/completions", {"messages": "none"}),
+    "operation": ("/context_compact", {"messages": history(12), "store_dir": "s", "max_total_tokens": 500}),
+    "refused operation": ("/context_compact", {"messages": history(2), "store_dir": 7}),
+}
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("ask", ASKS)
+def test_a_request_leaves_nothing_behind(ask: str) -> None:
+    path, body = ASKS[ask]
+    with StrictUpstream() as up, served({"default": tight(up.url)}) as proxy:
+        up.respond(searching)
+        up.expect_refusals = True
+        with httpx.Client(base_url=proxy.root, headers={"authorization": "Bearer k"}, trust_env=False) as client:
+            client.post(path, json={"model": "gpt-4.1", **body})  # has loaded what stays
+            with without_collector():
+                for _ in range(5):
+                    client.post(path, json={"model": "gpt-4.1", **body})
+                assert _soon(lambda: not _living()), f"{_living()} of 5 requests are still there"
+
+
+def _living() -> int:
+    return sum(isinstance(one, Client) for one in gc.get_objects())
+
+
+def _soon(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 3
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
