@@ -41,10 +41,15 @@ def test_its_flags_and_headers_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for name in {*re.findall(r"x-offload-[a-z-]*[a-z]", README), *re.findall(r"offload_\w+_total", README)}:
         assert name.removeprefix("offload_").removesuffix("_total") in sources
+    benchmarks = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/bench").glob("*.py"))
     for flag in re.findall(r"(?<=`--)[a-z-]+", README):
-        assert flag in sources or flag.replace("-", "_") in sources, flag
+        assert flag in sources or flag.replace("-", "_") in sources or f'"--{flag}"' in benchmarks, flag
     for target in re.findall(r"`?make ([a-z-]+)", README):
         assert f"{target}:" in makefile
+
+
+def test_its_charts_are_there() -> None:
+    assert all((ROOT / path).is_file() for path in re.findall(r"\]\((docs/[^)]+)\)", README))
 
 
 def test_its_commands_are_modules() -> None:
