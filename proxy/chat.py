@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from proxy import exchange, logs, prepare
-from proxy.client import ClientGone
 from proxy.codings import decoded
 from proxy.core import overflow
 from proxy.core.policy import Mode
 from proxy.core.request import ChatRequest, parse
 from proxy.core.transcript import Unplannable
 from proxy.core.turn import Asked, Turn
-from proxy.errors import ClientFault, ProxyError
+from proxy.errors import ClientFault
 from proxy.exchange import Interrupted, Refusal
 from proxy.headers import Headers, reply_headers
 from proxy.outcome import Outcome
 from proxy.partner import Partner
 from proxy.prepare import History, Prepared, prepared
 from proxy.records import Records
-from proxy.relay import failed
+from proxy.relay import served
 
 if TYPE_CHECKING:
     from proxy.client import Client
@@ -71,24 +70,19 @@ class _Request:
         self._suspected = False  # that upstream will not have our tools, if only it takes the request without
 
     async def serve(self) -> None:
-        fault = ""
         try:
-            self._body = await self._client.read(self._services.settings.body_limit)
-            self._parse()
-            with self._client.present():
-                await self._attempts()
-        except ClientGone:
-            fault = "client_gone"
-        except Interrupted as interrupted:
-            fault = interrupted.fault.fault
-        except ProxyError as error:
-            fault = await failed(self._client, error)
-        except asyncio.CancelledError:
-            fault = "proxy"
-            raise
+            await served(self._client, self._services.sink, self._reply(), self._outcome)
         finally:
-            self._services.sink(self._client.completed(self._outcome(), fault))
             self._partner = None  # knows us as well: bodies of megabytes would wait for the garbage collector
+
+    async def _reply(self) -> None:
+        self._body = await self._client.read(self._services.settings.body_limit)
+        self._parse()
+        with self._client.present():
+            try:
+                await self._attempts()
+            except Interrupted as interrupted:
+                raise interrupted.fault from interrupted
 
     async def _attempts(self) -> None:
         original: Refusal | None = None

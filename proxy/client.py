@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
-from proxy.errors import BodyTooLarge, MethodNotAllowed, ProxyError
+from proxy.errors import BodyTooLarge, ProxyError
 from proxy.headers import Header, Headers, without
 from proxy.outcome import Outcome
 
@@ -169,12 +169,7 @@ class Client:
 
     async def fail(self, error: ProxyError) -> None:
         """Reply with an error of our own. Nothing may have been sent before."""
-        headers = []
-        if error.retry_after is not None:
-            headers.append((b"retry-after", b"%d" % error.retry_after))
-        if isinstance(error, MethodNotAllowed):
-            headers.append((b"allow", error.allowed.encode()))
-        await self.reply(error.status, self.fault_body(error), headers)
+        await self.reply(error.status, self.fault_body(error), error.headers())
 
     async def reply(self, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
         """Reply with JSON of our own, whole. Nothing may have been sent before."""

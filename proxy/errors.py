@@ -21,6 +21,10 @@ class ProxyError(Exception):
         self.retry_after = retry_after
         """Seconds, sent as `Retry-After`."""
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the reply has besides the usual."""
+        return [] if self.retry_after is None else [(b"retry-after", b"%d" % self.retry_after)]
+
     def body(self) -> bytes:
         """The reply's body, in the shape of OpenAI's API errors."""
         error = {"message": self.message, "type": self.kind, "param": None, "code": self.code}
@@ -56,8 +60,9 @@ class NotThere(ClientFault):
 class MethodNotAllowed(ClientFault):
     status = 405
     code = "method_not_allowed"
-    allowed = "POST"
-    """Sent as `Allow`."""
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"allow", b"POST")]
 
 
 class BodyTooLarge(ClientFault):

@@ -102,7 +102,7 @@ class Partner:
             self._files,
             self._history.policy.offload.store_dir,
             budget,
-            lambda text: self._services.reader.count(text, model),
+            self._services.reader.counter(model),
             lambda pattern: patterns.compile(pattern, patterns.Budget(SEARCH_SECONDS)),
             names,
         )

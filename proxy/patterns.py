@@ -39,7 +39,8 @@ class Budget:
         """Raises TooSlow where nothing is left."""
         self._left -= seconds
         if self._left <= 0:
-            raise TooSlow(f"searching for the pattern took more than {self._seconds:g} seconds")
+            said = f"searching for the pattern took more than {self._seconds:g} seconds"
+            raise TooSlow(f"{said}; make it simpler, or search fewer files")
 
 
 def compile(pattern: str, budget: Budget | None = None) -> Find:
@@ -94,7 +95,7 @@ class _Matcher:
         """How far to search at once: to the end of a line. Raises TooSlow for one that is too long."""
         stop = data.find(b"\n", start + self._most // PIECES) + 1 or len(data)
         if stop - start > self._most:
-            raise TooSlow(f"the pattern is too large for a line of {stop - start} bytes")
+            raise TooSlow(f"the pattern is too large for a line of {stop - start} bytes; make it shorter")
         return stop
 
 

@@ -94,7 +94,7 @@ class Reader:
 
     async def _fresh(self, unread: dict[Key, Raw], reading: Reading, model: str) -> dict[Key, Message]:
         def work() -> dict[Key, Message]:
-            return {key: read(raw, reading, self._counter(model)) for key, raw in unread.items()}
+            return {key: read(raw, reading, self.counter(model)) for key, raw in unread.items()}
 
         small = sum(len(memoryview(raw)) for raw in unread.values()) <= INLINE_BYTES
         inline = small and self._tokens.loaded(model)
@@ -132,7 +132,8 @@ class Reader:
     def count(self, text: str, model: str) -> int:
         return self._tokens.count(text, model)
 
-    def _counter(self, model: str) -> Callable[[str], int]:
+    def counter(self, model: str) -> Callable[[str], int]:
+        """What counts the tokens of texts for this model."""
         return lambda text: self._tokens.count(text, model)
 
 

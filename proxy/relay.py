@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -32,36 +32,9 @@ class Relay:
         self._sink = sink
 
     async def __call__(self, client: Client, tenant: Tenant) -> None:
-        """Relay a request of any path."""
-        await self.respond(client, tenant, client.outcome("relay", tenant.name, tenant.namespace))
-
-    async def respond(
-        self,
-        client: Client,
-        tenant: Tenant,
-        outcome: Outcome,
-        content: bytes | None = None,
-        ours: Sequence[Header] = (),
-    ) -> None:
-        """Relay the request; whatever client or upstream do, a reply and an outcome is what comes of it.
-
-        `outcome` is what is known so far; the sink gets it completed. `content` is the client's body, unchanged, where
-        it was read already; `ours` are headers to add to the reply. The upstream is that of `tenant.policy`.
-        """
-        fault = ""
-        try:
-            body = await client.body() if content is None else content
-            with client.present():
-                await self._exchange(client, self.request(client, tenant, body), ours)
-        except ClientGone:
-            fault = "client_gone"
-        except ProxyError as error:
-            fault = await failed(client, error)
-        except asyncio.CancelledError:
-            fault = "proxy"
-            raise
-        finally:
-            self._sink(client.completed(outcome, fault))
+        """Relay a request of any path. The upstream is that of `tenant.policy`."""
+        outcome = client.outcome("relay", tenant.name, tenant.namespace)
+        await served(client, self._sink, self._exchange(client, tenant), lambda: outcome)
 
     def request(self, client: Client, tenant: Tenant, content: bytes | AsyncIterator[bytes]) -> Request:
         upstream = tenant.policy.upstream
@@ -75,13 +48,34 @@ class Relay:
             idle_timeout=upstream.idle_timeout,
         )
 
-    async def _exchange(self, client: Client, request: Request, ours: Sequence[Header]) -> None:
-        client.sent = time.perf_counter()
-        async with aclosing(await self._upstream.send(request)) as reply:
-            await pass_on(reply, client, ours)
+    async def _exchange(self, client: Client, tenant: Tenant) -> None:
+        request = self.request(client, tenant, await client.body())
+        with client.present():
+            client.sent = time.perf_counter()
+            async with aclosing(await self._upstream.send(request)) as reply:
+                await pass_on(reply, client)
 
 
-async def pass_on(reply: Reply, client: Client, ours: Sequence[Header]) -> None:
+async def served(client: Client, sink: Sink, work: Awaitable[None], outcome: Callable[[], Outcome]) -> None:
+    """Have `work` reply; whatever it and the client do, a reply and one outcome is what comes of it.
+
+    `outcome` is what is known of the request in the end; the sink gets it completed.
+    """
+    fault = ""
+    try:
+        await work
+    except ClientGone:
+        fault = "client_gone"
+    except ProxyError as error:
+        fault = await _failed(client, error)
+    except asyncio.CancelledError:
+        fault = "proxy"
+        raise
+    finally:
+        sink(client.completed(outcome(), fault))
+
+
+async def pass_on(reply: Reply, client: Client, ours: Sequence[Header] = ()) -> None:
     await client.start(reply.status, reply_headers(reply.headers, ours))
     async with aclosing(reply.chunks()) as chunks:
         async for chunk in chunks:
@@ -92,7 +86,7 @@ async def pass_on(reply: Reply, client: Client, ours: Sequence[Header]) -> None:
     await client.finish()
 
 
-async def failed(client: Client, error: ProxyError) -> str:
+async def _failed(client: Client, error: ProxyError) -> str:
     """Say so, if that is still possible: a reply under way is left unfinished, which cuts it off. Returns the fault."""
     if client.gone:
         return "client_gone"

@@ -39,7 +39,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     A body that is an iterator is sent as it comes: under the `content-length` among the headers, or else chunked.
     Cancelling its `__anext__` must lose nothing, for the body may be taken up again on another connection.
-    Timeouts are seconds: to connect; from the body's end to the reply's first byte; and without any progress.
+    Timeouts are seconds: to connect; to the reply's first byte, from the end of a body that comes as it comes and else
+    from the connection; and without any progress.
     """
 
     method: str

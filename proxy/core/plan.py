@@ -5,7 +5,7 @@ its start and does at each *request point* (a place where the client asked) what
 A decision depends on nothing but the history before it and the policy: every later request reaches it again, on any
 replica, and the upstream's prefix cache stays warm. No clock, no record, no randomness may come in here.
 
-    items ──> Fold.add ──> at each request point: Fold._decide ──> events ──> Plan
+    items ──> Fold.add ──> at each request point: Fold._consider ──> events ──> Plan
 
 All sizes are tokens. Every comparison with a threshold is strict.
 """

@@ -311,13 +311,6 @@ class Transcript:
         self.tools = answered_tools(messages) if tools is None else tools
         """Per message, the name of the tool whose result it is."""
 
-    def items(self, offload: Offload) -> list[Item]:
-        return items(self.messages, self.tools, offload)
-
-    def chain(self) -> list[bytes]:
-        """The history's digests: entry *i* identifies what the first *i* messages mean."""
-        return [BEGINNING, *links(BEGINNING, self.messages)]
-
 
 def items(messages: Sequence[Message], tools: Sequence[str], offload: Offload) -> list[Item]:
     """The messages as the plan sees them."""

@@ -20,7 +20,7 @@ from proxy.operations.call import Call
 from proxy.operations.envelope import Reply, refusal
 from proxy.operations.parameters import Body
 from proxy.operations.shelf import Shelf
-from proxy.relay import failed
+from proxy.relay import served
 
 if TYPE_CHECKING:
     from proxy.client import Client
@@ -87,18 +87,7 @@ class Operations:
         visit = self._services.store.visit(STORE_SECONDS)
         shelf = Shelf(visit, tenant.namespace, tenant.policy)
         call = Call(self._services, self._summarizer, client, tenant, shelf, self._searching)
-        fault = ""
-        try:
-            await self._serve(call)
-        except ClientGone:
-            fault = "client_gone"
-        except ProxyError as error:
-            fault = await failed(client, error)
-        except asyncio.CancelledError:
-            fault = "proxy"
-            raise
-        finally:
-            self._services.sink(client.completed(_outcome(call), fault))
+        await served(client, self._services.sink, self._serve(call), lambda: _outcome(call))
 
     async def hand_back(self, client: Client) -> None:
         """Let a refusal before anything was read carry the caller's own messages, if there are some and not too many.

@@ -56,7 +56,7 @@ async def _offload(call: Call, given: parameters.Offload) -> Reply:
     policy = call.tenant.policy.for_model(given.model or "")
     model = given.model or policy.offload.compress.model or ""
     raws = call.given.messages
-    counter = _counter(call, model)
+    counter = call.services.reader.counter(model)
     messages = await asyncio.to_thread(lambda: [offloading.measured(raw, options, counter) for raw in raws])
     stored = await _stored(call.shelf, await asyncio.to_thread(offloading.references, raws, messages, options))
     decided = await asyncio.to_thread(offloading.offload, raws, messages, options, stored)
@@ -83,10 +83,6 @@ def _options(given: parameters.Offload) -> Options:
         preview_chars=given.preview_char_length,
         compress_system_message=given.compress_system_message,
     )
-
-
-def _counter(call: Call, model: str) -> Callable[[str], int]:
-    return lambda text: call.services.reader.count(text, model)
 
 
 async def _stored(shelf: Shelf, paths: Sequence[str]) -> dict[str, str]:

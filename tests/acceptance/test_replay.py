@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core.plan import Plan, Room, fold
+from proxy.core.past import Past, Terms
+from proxy.core.plan import Plan, Room
 from proxy.core.policy import Offload
-from proxy.core.transcript import Reading, Transcript, read
+from proxy.core.transcript import Reading, read
 from proxy.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.core.paging import undone
@@ -106,7 +107,7 @@ def planned(run: Run, offload: Offload) -> Plan:
     last = list(bodies(run))[-1]["messages"]
     raws = [json.dumps(message).encode() for message in last]
     measured = [read(raw, Reading.of(offload), lambda text: TOKENS.count(text, "gpt-4o")) for raw in raws]
-    return fold(Transcript(raws, measured).items(offload), offload, Room(), OUR_TOOLS_TOKENS)
+    return Past.beginning(Terms("gpt-4o", offload, Room(), OUR_TOOLS_TOKENS)).extended(measured).plan()
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -38,9 +38,9 @@ class Meter:
         assert proxy.process
         self._root = proxy.root
         self._writing = proxy.store / ".tmp"
-        self._folder = Path(f"/proc/{proxy.process.pid}")
+        self._pid = proxy.process.pid
         # The process's CPU clock to the nanosecond, as clock_getcpuclockid(3) makes it; /proc/PID/stat has only ticks.
-        self._clock = (~proxy.process.pid << 3) | 2
+        self._clock = (~self._pid << 3) | 2
         self._client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=120)
 
     def ask(self, body: bytes) -> None:
@@ -52,11 +52,11 @@ class Meter:
 
     def cost(self, body: bytes) -> Cost:
         """Of one request, until what it leaves to do in the background is done."""
-        (self._folder / "clear_refs").write_text("5")  # the highest RSS begins anew
+        Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # the highest RSS begins anew
         begun = self.cpu()
         self.ask(body)
         self.settle()
-        return Cost(self.cpu() - begun, self._status("VmHWM"))
+        return Cost(self.cpu() - begun, status(self._pid)["VmHWM"] * 1024)
 
     def settle(self) -> None:
         """Until nothing is done any more in three looks running, and no record is being written."""
@@ -75,16 +75,18 @@ class Meter:
 
     @property
     def rss(self) -> int:
-        return self._status("VmRSS")
+        return status(self._pid)["VmRSS"] * 1024
 
     def cached(self) -> int:
         """Bytes of in-process caches, as the metrics tell."""
         page = httpx.get(f"{self._root}/metrics", timeout=10, trust_env=False).text
         return int(sum(map(float, re.findall(r"^offload_cache_bytes\{.*?\} (\S+)$", page, re.MULTILINE))))
 
-    def _status(self, name: str) -> int:
-        [kilobytes] = re.findall(rf"^{name}:\s+(\d+)", (self._folder / "status").read_text(), re.MULTILINE)
-        return int(kilobytes) * 1024
+
+def status(pid: int) -> dict[str, int]:
+    """What Linux tells of a process by numbers: kilobytes of memory (`VmRSS`, `VmHWM`), `Threads`."""
+    said = Path(f"/proc/{pid}/status").read_text()
+    return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)", said, re.MULTILINE)}
 
 
 @contextmanager

@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import msgspec
 
+from proxy.core.past import Past, Terms
 from proxy.core.plan import Cut, Item, Plan, Role, Room, fold, live
 from proxy.core.policy import Inject, Offload, Tools, Wait
-from proxy.core.transcript import Message, Reading, Transcript, read
+from proxy.core.transcript import Message, Reading, read
 from proxy.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.bench.caches import Model, Prompt, Segment
@@ -71,7 +72,8 @@ Way = Callable[[Recorded], Iterable[Call]]
 def recorded(run: Run, tokens: Tokens) -> Recorded:
     """Raises Unplannable."""
     raws = [json.dumps(message, ensure_ascii=False).encode() for message in run.messages]
-    items = Transcript(raws, [measured(raw, tokens) for raw in raws]).items(Offload())
+    terms = Terms("gpt-4o", Offload(), Room(), OUR_TOOLS_TOKENS)
+    items = Past.beginning(terms).extended([measured(raw, tokens) for raw in raws]).items
     blocks = [content_blocks(message) for message in run.messages]
     points = [index for index, item in enumerate(items) if index and item.role is Role.ASSISTANT]
     defined = tokens.count(json.dumps(run.tools), "gpt-4o") if run.tools else 0

@@ -28,6 +28,7 @@ from typing import Any
 
 import httpx
 
+from tests.bench.metering import status
 from tests.core.paging import undone
 from tests.serving import Proxy, spawned, tight
 from tests.stores.engines import Process, redis_server
@@ -207,12 +208,12 @@ def _restarting(redis: Process, figures: Figures) -> Iterator[None]:
 def _held(proxy: Proxy) -> Held:
     """Once what goes on beside the requests has come to its end."""
     time.sleep(2)
-    folders = [Path(f"/proc/{pid}") for pid in _workers(proxy)]
-    status = [dict(re.findall(r"(\w+):\s+(\d+)", (folder / "status").read_text())) for folder in folders]
+    workers = _workers(proxy)
+    told = [status(pid) for pid in workers]
     return Held(
-        rss=sum(int(each["VmRSS"]) for each in status) * 1024,
-        descriptors=sum(len(list((folder / "fd").iterdir())) for folder in folders),
-        threads=sum(int(each["Threads"]) for each in status),
+        rss=sum(each["VmRSS"] for each in told) * 1024,
+        descriptors=sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in workers),
+        threads=sum(each["Threads"] for each in told),
         in_flight=int(sum(_samples(proxy, "offload_requests_in_flight"))),
         cached=int(sum(_samples(proxy, "offload_cache_bytes"))),
     )

@@ -21,6 +21,7 @@ from statistics import median
 import httpx
 import msgspec
 
+from tests.bench.metering import status
 from tests.serving import Proxy, spawned
 from tests.upstream import StrictUpstream, text
 
@@ -92,8 +93,7 @@ def started(upstream: str) -> Start:
 def rss(proxy: Proxy) -> int:
     """What the process holds, in bytes."""
     assert proxy.process
-    status = Path(f"/proc/{proxy.process.pid}/status").read_text()
-    return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) * 1024
+    return status(proxy.process.pid)["VmRSS"] * 1024
 
 
 def _chat(client: httpx.Client) -> float:

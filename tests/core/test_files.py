@@ -10,7 +10,7 @@ from proxy.core import compact, compress
 from proxy.core.files import moved_files
 from proxy.core.plan import Cut, Event, Move, Plan
 from proxy.core.policy import Offload
-from proxy.core.transcript import Reading, Transcript, read
+from proxy.core.transcript import BEGINNING, Reading, Transcript, links, read
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 PARTS = [{"type": "text", "text": "p" * 900}, {"type": "text", "text": "short"}, {"type": "text", "text": "q" * 900}]
@@ -27,7 +27,7 @@ RAWS = [
 ]
 OFFLOAD = Offload(store_dir="/store", max_unseen_tool_tokens=100)
 TRANSCRIPT = Transcript(RAWS, [read(raw, Reading.of(OFFLOAD), len) for raw in RAWS])
-CHAIN = TRANSCRIPT.chain()
+CHAIN = [BEGINNING, *links(BEGINNING, TRANSCRIPT.messages)]
 
 
 def plan(*cuts: int) -> Plan:

@@ -14,7 +14,7 @@ from proxy.core.files import moved_files
 from proxy.core.plan import Plan, Role, Room, fold
 from proxy.core.policy import Compress, Mode, Offload, SnapshotRole
 from proxy.core.render import Round, Shown
-from proxy.core.transcript import Reading, Transcript, compacted, moved_pieces, read
+from proxy.core.transcript import BEGINNING, Reading, Transcript, compacted, items, links, moved_pieces, read
 
 OFFLOAD = Offload(
     mode=Mode.AUTO,
@@ -50,8 +50,8 @@ class Case:
         self.offload = offload
         self.raws = list(raws)
         self.transcript = Transcript(raws, [read(one, Reading.of(offload), len) for one in raws])
-        self.plan: Plan = fold(self.transcript.items(offload), offload, Room())
-        self.chain = self.transcript.chain()
+        self.plan: Plan = fold(items(self.transcript.messages, self.transcript.tools, offload), offload, Room())
+        self.chain = [BEGINNING, *links(BEGINNING, self.transcript.messages)]
 
     def compacted(self, index: int, glimpse: bool) -> bytes:
         shape = Reading.of(self.offload).shape

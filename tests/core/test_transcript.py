@@ -16,6 +16,7 @@ from proxy.core.compact import MARK, Shape
 from proxy.core.plan import Role
 from proxy.core.policy import Offload
 from proxy.core.transcript import (
+    BEGINNING,
     MESSAGE_TOKENS,
     OTHER_PART_TOKENS,
     Call,
@@ -26,6 +27,8 @@ from proxy.core.transcript import (
     cache_breakpoint,
     compacted,
     extend,
+    items,
+    links,
     read,
     reply_meaning,
     texts,
@@ -275,21 +278,25 @@ def transcript(*raws: bytes) -> Transcript:
     return Transcript(raws, [read(raw, READING, words) for raw in raws])
 
 
+def chain(*raws: bytes) -> list[bytes]:
+    return links(BEGINNING, transcript(*raws).messages)
+
+
 SYSTEM, USER = b'{"role":"system","content":"be good"}', b'{"role":"user","content":"hi"}'
 ASKS = json.dumps({"role": "assistant", "tool_calls": [call("c1"), call("c2", "fetch")]}).encode()
 
 
 def test_the_chain_leaves_system_messages_out() -> None:
     noon, later = (b'{"role":"system","content":"it is %d"}' % hour for hour in (12, 13))
-    assert transcript(noon, USER).chain()[2] == transcript(later, USER).chain()[2] == transcript(USER).chain()[1]
+    assert chain(noon, USER)[1] == chain(later, USER)[1] == chain(USER)[0]
     known = read(USER, READING, words)
-    assert transcript(USER).chain() == [bytes(16), extend(bytes(16), known.meaning)]
+    assert chain(USER) == [extend(BEGINNING, known.meaning)]
 
 
 def test_results_know_their_tools() -> None:
     known = transcript(SYSTEM, USER, ASKS, tool("a", "c2"), tool("b", "c1"))
     assert known.tools == ["", "", "", "fetch", "search"]
-    assert [item.role for item in known.items(Offload())] == [
+    assert [item.role for item in items(known.messages, known.tools, Offload())] == [
         Role.SYSTEM,
         Role.USER,
         Role.ASSISTANT,
@@ -300,9 +307,10 @@ def test_results_know_their_tools() -> None:
 
 def test_excluded_tools_are_never_moved() -> None:
     raws = (ASKS, tool("a" * 5000, "c1"), tool("b" * 5000, "c2"))
-    items = transcript(*raws).items(Offload(exclude_tools=("fet*",)))
-    assert items[1].brief < items[1].tokens
-    assert items[2].brief == items[2].glimpse == items[2].tokens
+    known = transcript(*raws)
+    found = items(known.messages, known.tools, Offload(exclude_tools=("fet*",)))
+    assert found[1].brief < found[1].tokens
+    assert found[2].brief == found[2].glimpse == found[2].tokens
 
 
 @pytest.mark.parametrize(
