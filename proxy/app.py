@@ -43,6 +43,7 @@ from proxy.stores.guarded import Guarded
 from proxy.stores.retention import Sweeper
 from proxy.summarizer import Job, Spent, Summarizer, summary_outcome
 from proxy.tenants import Callers, Tenant, allowed, retention
+from proxy.threads import Threads
 from proxy.tokens import Tokens
 from proxy.upstream import Upstream
 
@@ -99,6 +100,7 @@ class App:
         self._upstream = Upstream(settings)
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
+        self._threads = Threads()
         self._reader = Reader(self._tokens)
         for cache, size in self._reader.caches().items():
             self._metrics.watch_cache(cache, size)
@@ -111,6 +113,7 @@ class App:
             reader=self._reader,
             snapshots=Snapshots(self._summarizer, self._reader),
             background=self._background,
+            threads=self._threads,
             learned=Learned(),
             sink=self._record,
         )
@@ -241,6 +244,7 @@ class App:
         async with AsyncExitStack() as held:
             held.callback(self._ledger.flush)
             held.push_async_callback(self._store.close)
+            held.callback(self._threads.close)
             await held.enter_async_context(self._upstream)
             held.push_async_callback(self._background.close, self._drain)
             held.push_async_callback(self._summarizer.close, self._drain)

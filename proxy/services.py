@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from proxy.settings import Settings
     from proxy.snapshots import Snapshots
     from proxy.stores.guarded import Guarded
+    from proxy.threads import Threads
     from proxy.upstream import Upstream
 
 
@@ -27,5 +28,6 @@ class Services:
     reader: Reader
     snapshots: Snapshots
     background: Background
+    threads: Threads
     learned: Learned
     sink: Sink

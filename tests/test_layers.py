@@ -27,6 +27,7 @@ LAYERS = [
         "learned",
         "ledger",
         "background",
+        "threads",
     },
     {"client", "tenants", "relay"},
     {"reading", "summarizer", "records", "prepare", "snapshots", "exchange"},
