@@ -104,7 +104,9 @@ class App:
         self._reader = Reader(self._tokens)
         for cache, size in self._reader.caches().items():
             self._metrics.watch_cache(cache, size)
-        self._summarizer = Summarizer(self._recall_snapshot, self._keep_snapshot, self._reader.count, self._summarized)
+        self._summarizer = Summarizer(
+            self._recall_snapshot, self._keep_snapshot, self._reader.count, self._summarized, self._threads.reading
+        )
         services = Services(
             settings=settings,
             upstream=self._upstream,

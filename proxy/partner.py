@@ -32,6 +32,10 @@ REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding")
 ANOTHER = (*REWRITTEN, b"idempotency-key")
 """What does not go along with a second body: its key stands for the first one's reply."""
 
+SUMMARY_BYTES = 4 << 20
+"""Of a summary call's reply, of which a record is a few thousand. A larger one is not parsed: that would take the event
+loop more than 10 ms."""
+
 SEARCH_SECONDS = 5.0
 """Of a processor, that one call of grep may take."""
 
@@ -181,6 +185,8 @@ class _Details(msgspec.Struct):
 
 
 def _read(status: int, body: bytes) -> Answer:
+    if len(body) > SUMMARY_BYTES:
+        return Answer(status, body)
     try:
         completion = msgspec.json.decode(body, type=_Completion)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -16,7 +16,7 @@ from proxy.core.plan import Cut, Plan, Role, Room, live
 from proxy.core.policy import Inject, Mode, Policy
 from proxy.core.render import Round, Shown
 from proxy.core.request import ChatRequest, function_tool, has_tools, with_tools
-from proxy.core.transcript import Reading, Transcript, cache_breakpoint, moved_pieces, with_cache_breakpoint
+from proxy.core.transcript import Reading, Transcript, cache_breakpoint, compacted, moved_pieces, with_cache_breakpoint
 from proxy.core.turn import LIMITS
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ IDENTITY = ("user", "safety_identifier")
 SUMMARY_MEMBERS = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
 """What a summary call takes over of the request that it is made for: who asks, how it is cached, how it thinks. Another
 model may know none of it but who asks."""
-SCRATCHPAD_TOKENS = 8_000
-"""What a summary may take besides itself, for its scratchpad and the model's reasoning. Said in the client's own terms
-(servers know one or the other limit); where the client sets none, only the summary's time is bounded."""
 
 
 class History(msgspec.Struct, frozen=True):
@@ -84,7 +81,7 @@ class History(msgspec.Struct, frozen=True):
     @property
     def summary_limit(self) -> int:
         """Most tokens that a summary's reply may have."""
-        return self.policy.offload.compress.snapshot_tokens + SCRATCHPAD_TOKENS
+        return self.policy.offload.compress.snapshot_tokens + compress.SCRATCHPAD_TOKENS
 
     @property
     def conversation(self) -> str:
@@ -169,23 +166,27 @@ def prepared(
 
 
 def riding(
-    history: History, cut: Cut, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader, left: int
+    history: History, cut: Cut, shown: Shown | None, rounds: Mapping[int, Round], left: int
 ) -> Callable[[bytes], bytes]:
     """The body of a summary call on the prefix that upstream has cached, which leaves `left` tokens for the reply.
 
     That is the conversation up to the cut as it was sent before the cut's event, byte for byte; the task stands behind.
     A cache that looks only where it is told to is told at the task, for the client's own words stand behind the cut.
+    For any thread: it leaves the reader's caches alone.
     """
+    transcript, shape = history.transcript, history.reading.shape
+
+    def shrunk(index: int, glimpse: bool) -> bytes:
+        return compacted(transcript.raws[index], transcript.messages[index], shape, glimpse)
+
     before = history.plan.before(cut.event)
     role = history.policy.offload.compress.snapshot_role
-    messages = render.render(
-        history.transcript, before, _compactor(history, reader), shown=shown, role=role, rounds=rounds, end=cut.end
-    )
+    messages = render.render(transcript, before, shrunk, shown=shown, role=role, rounds=rounds, end=cut.end)
     offered = not before.empty or history.policy.tools.inject is Inject.ALWAYS
     defined = with_tools(history.request.members.get("tools"), definitions(history) if offered else [])
     without_calls = {"tools": defined, "tool_choice": Raw(b'"none"')} if defined and has_tools(defined) else {}
     members = summary_members(history, left) | without_calls
-    marks = [mark for raw in history.transcript.raws[cut.end :] if (mark := cache_breakpoint(raw))]
+    marks = [mark for raw in transcript.raws[cut.end :] if (mark := cache_breakpoint(raw))]
 
     def body(task: bytes) -> bytes:
         last = with_cache_breakpoint(task, marks[-1]) if marks else task

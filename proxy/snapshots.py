@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from proxy.core import render
+from proxy.core.compress import shares
 from proxy.core.plan import Cut, live
 from proxy.core.policy import Compress, Source, Wait
 from proxy.core.render import Shown
@@ -61,7 +62,10 @@ class Snapshots:
         snapshot_tokens = offload.compress.snapshot_tokens
         sizes = _sizes(history, cut, shown)
         replaced = sum(sizes.get(index, 0) for index in render.taken(history.transcript, cut))
-        left = history.room.left(sum(sizes.values())) if history.room.window else history.summary_limit
+        window, left = history.room.window, history.summary_limit
+        limit, reply = group_limits(offload.compress, window, left)
+        if window:
+            left = history.room.left(sum(sizes.values()))
         rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
         return Job(
             key=records.key("snapshots", history.snapshot_name(cut)),
@@ -72,13 +76,15 @@ class Snapshots:
             replaced_tokens=replaced,
             store_dir=offload.store_dir,
             timeout=offload.compress.timeout,
-            group_tokens=group_tokens(offload.compress, history.room.window),
-            riding=riding(history, cut, shown, ready.rounds, self._reader, left)
+            group_tokens=limit,
+            max_calls=offload.compress.max_calls,
+            riding=(lambda task: riding(history, cut, shown, ready.rounds, left)(task))
             if rides and left >= 2 * snapshot_tokens
             else None,
-            members=summary_members(history),
+            members=summary_members(history, reply),
             history=lambda: render.originals(history.transcript, cut, shown.cut if shown else None),
             earlier=shown.text if shown else "",
+            originals=history.originals_path(cut),
             ask=ask,
         )
 
@@ -93,12 +99,13 @@ def _sizes(history: History, cut: Cut, shown: Shown | None) -> dict[int, int]:
     return sizes | dict.fromkeys(before[:1], history.policy.offload.compress.snapshot_tokens)
 
 
-def group_tokens(compress: Compress, window: int | None) -> int:
-    """Most history for one summary call; 0 where neither the policy nor upstream says."""
-    if compress.group_token_threshold or window is None:
-        return compress.group_token_threshold
-    # Besides the history, the call holds the snapshot so far, the task, and the answer with its scratchpad.
-    return max(int(window * 0.8) - 4 * compress.snapshot_tokens - 1_000, 500)
+def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tuple[int, int]:
+    """Most tokens of history for one summary call, 0 where neither the policy nor upstream says; and most of its reply,
+    which is `reply` where nothing is known of the window."""
+    if window is None:
+        return compress.group_token_threshold, reply
+    history, reply = shares(window, compress.snapshot_tokens)
+    return compress.group_token_threshold or history, reply
 
 
 def _shown(history: History, cut: Cut, snapshot: Snapshot) -> Shown:

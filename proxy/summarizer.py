@@ -1,4 +1,4 @@
-"""Asks a model for snapshots: one flight a record, few at a time, bounded in time. It never fails a request.
+"""Asks a model for snapshots: one flight a record, few at a time, bounded in time and calls. It never fails a request.
 
 A record is made once and by whoever comes first; the store's *put if absent* decides between two. What is paid for is
 stored even if the request that wanted it has gone.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
 
-from proxy.core import compress, rawjson
+from proxy.core import compress, overflow, rawjson
 from proxy.core.compress import Turn, Unusable
-from proxy.core.overflow import is_overflow
-from proxy.errors import UpstreamFault
+from proxy.errors import Overloaded, UpstreamFault
 from proxy.lru import Lru
 from proxy.outcome import Outcome
+from proxy.threads import Pool
+
+T = TypeVar("T")
 
 FLIGHTS_PER_TENANT, QUEUE_PER_TENANT = 4, 64
 """Calls at a time, and with those that wait for their turn: each holds its conversation in memory."""
@@ -27,9 +31,8 @@ FIRST_BACKOFF, LONGEST_BACKOFF = 60.0, 3600.0
 """Seconds that a conversation makes no summary after its first failure, doubling up to the longest."""
 UNUSED_LIMIT, UNUSED_PAUSE, UNUSED = 5, 3600.0, "snapshots of this conversation are never used; none for an hour"
 """So many snapshots in a row that nobody used mean a client that rewrites its past; then none for so long (s)."""
-UNKNOWN_WINDOW, LEAST_WINDOW = 64_000, 500
-"""Tokens of history for one call where nothing is known of the summary model's window (most have 128,000), and how few
-are still worth a call when that turns out to be too much."""
+UNKNOWN_WINDOW = 64_000
+"""Tokens of history for one call where nothing is known of the summary model's window (most have 128,000)."""
 CONVERSATIONS = 10_000
 """Whose health is remembered."""
 
@@ -67,14 +70,19 @@ class Job(msgspec.Struct, frozen=True):
     timeout: float
     group_tokens: int
     """Most history for one call in tokens; 0: nothing is known."""
+    max_calls: int
+    """Whatever upstream answers: tries that fail count."""
     riding: Callable[[bytes], bytes] | None
-    """The task's message → the body of a call on the cached prefix; None where another model is asked."""
+    """The task's message → the body of a call on the cached prefix; None where another model is asked. Any thread may
+    call it, as it may `history`."""
     members: dict[str, Raw]
     """What a call on originals carries besides its messages: the model, who asks."""
     history: Callable[[], list[Turn]]
     """What is to be recorded, from full originals."""
     earlier: str
     """The snapshot that this one replaces; empty if none."""
+    originals: str
+    """The path where all of the history can be read."""
     ask: Callable[[bytes], Awaitable[Answer]]
     """Sends one body by the request's own upstream and credentials."""
 
@@ -98,6 +106,48 @@ class Failed(Exception):
     """No usable snapshot; the text says why."""
 
 
+class TooLong(Exception):
+    """Upstream has no room for a call; `window` is what it says that it has in tokens, if it says so."""
+
+    def __init__(self, window: int | None) -> None:
+        super().__init__("upstream says that it is too long")
+        self.window = window
+
+
+class Calls:
+    """The calls for one snapshot, counted."""
+
+    def __init__(self, job: Job, spent: Spent) -> None:
+        self.job = job
+        self._left = job.max_calls
+        self.fault = ""
+        """Why the last answer cannot be used, for the next call to name."""
+        self._spent = spent
+
+    def left(self) -> int:
+        """How many more there may be. Raises Failed where that is none."""
+        if not self._left:
+            raise Failed(f"no usable record within {self.job.max_calls} calls (`compress.max_calls`)")
+        return self._left
+
+    async def ask(self, body: bytes) -> Answer:
+        """Raises Failed where there are none left or upstream refuses, TooLong and UpstreamFault."""
+        self._left = self.left() - 1
+        answer = await self.job.ask(body)
+        self._spent.add(answer)
+        if overflow.is_overflow(answer.status, answer.body):
+            raise TooLong(overflow.window(answer.body))
+        if answer.status != 200:
+            raise Failed(f"upstream answered {answer.status}")
+        return answer
+
+    def unusable(self, fault: str) -> None:
+        """Take note for the next call. Raises Failed where that makes two in a row, or there is no next call."""
+        if self.fault or not self._left:
+            raise Failed(f"the model's answer cannot be used: {fault}")
+        self.fault = fault
+
+
 Recall = Callable[[str], Awaitable[bytes | None]]
 """Key → the record; None where there is none."""
 Keep = Callable[[str, bytes], Awaitable[bytes | None]]
@@ -115,12 +165,16 @@ class Summarizer:
         keep: Keep,
         count: Callable[[str, str], int],
         report: Report,
+        threads: Pool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recall = recall
         self._keep = keep
         self._count = count
         self._report = report
+        self._threads = threads
+        # Requests are read by the same threads: however long the histories that are summarised, one stays free.
+        self._working = asyncio.Semaphore(1)
         self._clock = clock
         self._flights: dict[str, asyncio.Task[Snapshot | None]] = {}
         self._busy: dict[str, asyncio.Task[Snapshot | None]] = {}
@@ -151,7 +205,7 @@ class Summarizer:
     async def once(self, job: Job, spent: Spent) -> Snapshot:
         """A snapshot for a caller who waits for it and keeps it: no record, no flight, no back-off.
 
-        Raises Failed, UpstreamFault and TimeoutError; `spent` is what it has cost by then.
+        Raises Failed, UpstreamFault, Overloaded and TimeoutError; `spent` is what it has cost by then.
         """
         async with self._places[job.tenant], asyncio.timeout(job.timeout):
             return await self._make(job, spent)
@@ -185,7 +239,7 @@ class Summarizer:
                 stored = _decoded(await self._recall(job.key)) or await self._paid(job, spent)
             fault = ""
             return stored
-        except (Failed, UpstreamFault, TimeoutError) as error:
+        except (Failed, UpstreamFault, Overloaded, TimeoutError) as error:
             fault = str(error) or "no answer in time"
             return None
         finally:
@@ -208,57 +262,88 @@ class Summarizer:
         return _decoded(await self._keep(job.key, msgspec.json.encode(made))) or made
 
     async def _make(self, job: Job, spent: Spent) -> Snapshot:
-        text = await self._ride(job, spent) if job.riding else None
-        if text is None:
-            text = await self._from_originals(job, spent)
-        return Snapshot(text=text, tokens=self._count(text, job.model), model=job.model)
+        calls = Calls(job, spent)
+        limit = job.group_tokens or UNKNOWN_WINDOW
+        try:
+            text = await self._ride(calls, job.riding) if job.riding else await self._from_originals(calls, limit)
+        except TooLong as error:  # only of riding
+            text = await self._from_originals(calls, min(limit, _room(job, error.window) or limit))
+        return Snapshot(
+            text=text, tokens=await self._off_loop(job, lambda: self._count(text, job.model)), model=job.model
+        )
 
-    async def _ride(self, job: Job, spent: Spent) -> str | None:
-        """One call on the prefix that upstream has cached. None: that is too long for the model's window."""
-        riding = job.riding
-        assert riding is not None
+    async def _ride(self, calls: Calls, riding: Callable[[bytes], bytes]) -> str:
+        """One call on the prefix that upstream has cached. Raises TooLong."""
+        job = calls.job
 
-        def body(fault: str) -> bytes:
-            task = compress.task(job.snapshot_tokens, job.store_dir, fault)
+        def body() -> bytes:
+            task = compress.task(job.snapshot_tokens, job.store_dir, calls.fault)
             return riding(rawjson.encode({"role": "user", "content": task}))
 
-        return await self._asked(job, spent, body)
+        while True:
+            if (text := await self._asked(calls, body)) is not None:
+                return text
 
-    async def _from_originals(self, job: Job, spent: Spent) -> str:
-        """As much history at a time as fits, each call updating the snapshot so far. What does not fit is halved."""
-        limit, text = job.group_tokens or UNKNOWN_WINDOW, job.earlier
-        groups = deque([await asyncio.to_thread(job.history)])
-        while groups:
-            group, *behind = await asyncio.to_thread(compress.chunks, groups.popleft(), limit, self._counter(job.model))
-            groups.extendleft(reversed(behind))
-            made = await self._asked(job, spent, _group_body(job, group, text))
-            if made is not None:
-                text = made
+    async def _from_originals(self, calls: Calls, limit: int) -> str:
+        """As much history at a time as fits, each call updating the record so far, in as few calls as are left.
+
+        A try that fails is one call less: what is still to be recorded is then shortened to what the others can take.
+        """
+        job, record = calls.job, calls.job.earlier
+        count = self._counter(job.model)
+        rest = await self._off_loop(job, job.history)
+        while True:
+            limit = max(limit, compress.LEAST_HISTORY)
+            fit = partial(compress.fitted, rest, limit, calls.left(), count, job.originals)
+            group, *behind = await self._off_loop(job, fit)
+            try:
+                made = await self._asked(calls, partial(_group_body, job, group, record, calls.fault))
+            except TooLong as error:
+                if limit <= compress.LEAST_HISTORY:
+                    raise Failed(f"{limit} tokens of history are still too long for {job.model}") from error
+                limit = _smaller(job, limit, error.window)
                 continue
-            limit //= 2
-            if limit < LEAST_WINDOW:
-                raise Failed(f"{limit} tokens of history are still too long for {job.model}")
-            groups.appendleft(group)
+            if made is not None:
+                record, rest = made, [turn for turns in behind for turn in turns]
+                if not rest:
+                    return record
+
+    async def _asked(self, calls: Calls, body: Callable[[], bytes]) -> str | None:
+        """The record of one call; None: it is to be asked for once more. Raises TooLong and Failed."""
+        job = calls.job
+        answer = await calls.ask(await self._off_loop(job, body))
+        accept = partial(
+            compress.accept, answer.text, job.snapshot_tokens, job.replaced_tokens, self._counter(job.model)
+        )
+        try:
+            text = await self._off_loop(job, accept)
+        except Unusable as error:
+            calls.unusable(str(error))
+            return None
+        calls.fault = ""
         return text
 
-    async def _asked(self, job: Job, spent: Spent, body: Callable[[str], bytes]) -> str | None:
-        """Ask, and once more with the fault named. None: upstream says that it is too long."""
-        fault = ""
-        for _ in range(2):
-            answer = await job.ask(body(fault))
-            spent.add(answer)
-            if is_overflow(answer.status, answer.body):
-                return None
-            if answer.status != 200:
-                raise Failed(f"upstream answered {answer.status}")
-            try:
-                return compress.accept(answer.text, job.snapshot_tokens, job.replaced_tokens, self._counter(job.model))
-            except Unusable as error:
-                fault = str(error)
-        raise Failed(f"the model's answer cannot be used: {fault}")
+    async def _off_loop(self, job: Job, work: Callable[[], T]) -> T:
+        """Whatever takes longer the more a conversation or a model has said."""
+        async with self._working:
+            return await self._threads.run(job.key.partition("/")[0] or job.tenant, work)
 
     def _counter(self, model: str) -> Callable[[str], int]:
         return lambda text: self._count(text, model)
+
+
+def _room(job: Job, window: int | None) -> int:
+    """Tokens of history for one call in such a window; 0 where it is not known."""
+    return compress.shares(window, job.snapshot_tokens)[0] if window else 0
+
+
+def _smaller(job: Job, limit: int, window: int | None) -> int:
+    """What to try where `limit` tokens are too much: what upstream has room for, if it says so and that is less.
+
+    Else half of a limit that was worked out, and a quarter of one that was guessed, as there are few calls.
+    """
+    room = _room(job, window)
+    return room if 0 < room < limit else limit // (2 if job.group_tokens else 4)
 
 
 def _decoded(record: bytes | None) -> Snapshot | None:
@@ -311,11 +396,7 @@ class _Health:
         return True
 
 
-def _group_body(job: Job, group: list[Turn], earlier: str) -> Callable[[str], bytes]:
-    history = compress.originals(group)
-
-    def body(fault: str) -> bytes:
-        content = compress.fenced(history, earlier, compress.task(job.snapshot_tokens, job.store_dir, fault))
-        return rawjson.encode(job.members | {"messages": [{"role": "user", "content": content}]})
-
-    return body
+def _group_body(job: Job, group: list[Turn], earlier: str, fault: str) -> bytes:
+    task = compress.task(job.snapshot_tokens, job.store_dir, fault)
+    content = compress.fenced(compress.originals(group), earlier, task)
+    return rawjson.encode(job.members | {"messages": [{"role": "user", "content": content}]})

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 from msgspec import Raw
 
 from proxy.core.compress import Turn
+from proxy.core.plan import Role
 from proxy.errors import UpstreamBroken
 from proxy.summarizer import (
     FIRST_BACKOFF,
@@ -29,15 +33,16 @@ from proxy.summarizer import (
     Summarizer,
     summary_outcome,
 )
+from proxy.threads import Pool
 
 GOOD = Answer(200, b"", "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
-TOO_LONG = Answer(400, b"maximum context length is 1000 tokens")
+TOO_LONG = Answer(400, b"prompt is too long")
 
 
 class World:
     """Store, model and clock of one summarizer."""
 
-    def __init__(self, *answers: Answer | BaseException) -> None:
+    def __init__(self, *answers: Answer | BaseException, pool: Pool | None = None) -> None:
         self.answers = list(answers)
         self.asked: list[Any] = []
         self.stored: dict[str, bytes] = {}
@@ -47,8 +52,14 @@ class World:
         self.gate = asyncio.Event()
         self.gate.set()
         self.at_once = self.most_at_once = 0
+        self.pool = pool or Pool("reading", 2)
         self.summarizer = Summarizer(
-            self._recall, self._keep, lambda text, _: len(text.split()), self._report, lambda: self.now
+            self._recall,
+            self._keep,
+            lambda text, _: len(text.split()),
+            self._report,
+            self.pool,
+            lambda: self.now,
         )
 
     async def _recall(self, key: str) -> bytes | None:
@@ -84,10 +95,12 @@ class World:
             "store_dir": "/s",
             "timeout": 5.0,
             "group_tokens": 0,
+            "max_calls": 4,
             "riding": lambda task: b'{"ride":' + task + b"}",
             "members": {"model": Raw(b'"m"'), "user": Raw(b'"u"')},
             "history": lambda: [Turn("1 user", "word " * 900)],
             "earlier": "",
+            "originals": "/s/compressed_group_1.txt",
             "ask": self.ask,
         }
         return Job(**fields | changes)
@@ -280,7 +293,9 @@ async def test_too_long_is_halved_until_it_fits_each_call_updating_the_last() ->
     answers = [TOO_LONG, *(Answer(200, b"", f"<state_snapshot>part {n}</state_snapshot>") for n in range(9))]
     world = World(*answers)
     history = [Turn(f"{number} user", f"word{number} " * 1000) for number in range(4)]
-    made = await world.made(riding=None, group_tokens=2500, history=lambda: history, earlier="the one before")
+    made = await world.made(
+        riding=None, group_tokens=2500, history=lambda: history, earlier="the one before", max_calls=9
+    )
     contents = [body["messages"][0]["content"] for body in world.asked]
     assert made and made.text == f"part {len(contents) - 2}"
     assert "the one before" in contents[0] and "the one before" in contents[1]
@@ -293,3 +308,71 @@ async def test_what_is_too_long_whatever_we_do_fails() -> None:
     assert await world.made(group_tokens=2000) is None
     assert len(world.asked) < 6
     assert "too long" in world.reported[0][2]
+
+
+UNUSABLE = Answer(200, b"", "Hello!")
+
+
+@pytest.mark.parametrize("max_calls", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("rides", [True, False])
+async def test_a_snapshot_costs_at_most_so_many_calls_whatever_upstream_answers(max_calls: int, rides: bool) -> None:
+    history = [Turn(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(20)]
+    changes: dict[str, Any] = {"group_tokens": 1500, "history": lambda: history, "max_calls": max_calls}
+    changes |= {} if rides else {"riding": None}
+    for answers in itertools.product([GOOD, UNUSABLE, TOO_LONG], repeat=min(max_calls, 4)):
+        world = World(*answers)
+        made = await world.made(**changes)
+        assert 1 <= len(world.asked) <= max_calls
+        assert made or world.reported[-1][2]
+        assert not made or len(world.asked) > len(answers) or GOOD in answers
+
+
+async def test_what_is_left_is_shortened_to_the_calls_that_are_left() -> None:
+    """A try that fails costs a call; the last call covers all that no other has."""
+    history = [Turn(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(5)]
+    world = World(GOOD, UNUSABLE)
+    assert await world.made(riding=None, group_tokens=1500, history=lambda: history)
+    contents = [body["messages"][0]["content"] for body in world.asked]
+    assert len(contents) == 4
+    assert all(f"word{number} " in "".join([contents[0], *contents[2:]]) for number in range(5))
+    assert all(len(content.split()) < 1500 + 600 for content in contents)
+    assert "/s/compressed_group_1.txt" in contents[-1]
+    assert "no closed" in contents[2] and "no closed" not in contents[3]
+
+
+async def test_the_window_that_upstream_names_counts() -> None:
+    history = [Turn(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(30)]
+    world = World(Answer(400, b"maximum context length is 9000 tokens"))
+    assert await world.made(riding=None, history=lambda: history)
+    assert 1 < len(world.asked) <= 4
+    assert all(len(body["messages"][0]["content"].split()) < 8100 for body in world.asked[1:])
+
+
+async def test_reading_and_rendering_leave_the_loop_and_one_thread() -> None:
+    busy: list[str] = []
+    most: list[int] = []
+
+    def history() -> list[Turn]:
+        busy.append(threading.current_thread().name)
+        most.append(len(busy))
+        time.sleep(0.01)
+        busy.pop()
+        return [Turn("1 user", "word " * 900)]
+
+    world = World()
+    made = await asyncio.gather(
+        *(world.made(key=str(n), conversation=str(n), riding=None, history=history) for n in range(4))
+    )
+    assert all(made) and len(most) == 4
+    assert max(most) == 1, "one at a time"
+
+
+async def test_too_much_waiting_is_a_summary_that_failed() -> None:
+    world = World(pool=Pool("reading", 1, waiting=0))
+    held = threading.Event()
+    busy = asyncio.create_task(world.pool.run("another", held.wait))
+    await asyncio.sleep(0)
+    assert await world.made() is None
+    assert "pieces of work" in world.reported[0][2]
+    held.set()
+    await busy

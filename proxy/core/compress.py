@@ -5,19 +5,39 @@ Everything here is text in and text out. What a model returns is hostile input: 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from proxy.core.plan import Role
+
 PROMPT_VERSION = "1"
 """Part of a record's key: a summary made by other words is another summary."""
 
 _OPEN, _CLOSE = "<state_snapshot>", "</state_snapshot>"
-_snapshot = re.compile(r"<state_snapshot>(.*?)</state_snapshot>", re.DOTALL)
-_thoughts = re.compile(r"<(scratchpad|think)>.*?</\1>", re.DOTALL)
+_thought = re.compile(r"<(scratchpad|think)>")
+_markup = re.compile(r"<[^<>]*>")
 _tag = re.compile(r"<(?=/?\s*(?:state_snapshot|system|developer)\b)", re.IGNORECASE)
 _reference = re.compile(r"\((?=(?:detailed result is|original \d+ messages are) stored in)", re.IGNORECASE)
+
+THOUGHT_TOKENS, TOKEN_CHARS = 64_000, 8
+"""What a model may think aloud before its record, and characters of a token: twice what English has. An answer above
+that is one that never ends (a model that repeats itself), and is not looked at."""
+
+TASK_TOKENS = 500
+"""Of the task, with the fences and a fault that it names: 300 for the task itself."""
+WINDOW_SHARE = 0.9
+"""Of a window, that a call may plan with: other vocabularies than ours need more tokens for the same text."""
+LEAST_HISTORY = 500
+"""Tokens of history that are still worth a call."""
+SCRATCHPAD_TOKENS = 8_000
+"""What a reply may take besides the record, for its scratchpad and the model's reasoning. Said in the client's own
+terms (servers know one or the other limit); where the client sets none, only the summary's time is bounded."""
+
+LEAST_TURN = 100
+"""Tokens of a shortened text with its title: below, hardly more than the line that says so would be left of it."""
 
 NOTICE = (
     "Below is a record of the conversation so far. It was written from the conversation by a model; it is information "
@@ -55,6 +75,9 @@ class Turn(msgspec.Struct, frozen=True):
 
     title: str
     text: str
+    role: Role = Role.SYSTEM
+    missing: int = 0
+    """Characters that were left out of `text` to fit a summary call."""
 
 
 class Unusable(ValueError):
@@ -74,18 +97,33 @@ def task(snapshot_tokens: int, store_dir: str, fault: str = "") -> str:
 
 def fenced(history: str, earlier: str, instruction: str) -> str:
     """Rendered history in a fence that cannot end inside it, then the task: a model does what stands last."""
-    fence = "=" * (3 + max((len(run) for run in re.findall(r"=+", history + earlier)), default=0))
+    fence = _fence(history, earlier)
     before = f"The record so far:\n{fence}\n{earlier}\n{fence}\n\n" if earlier else ""
     return f"{before}A conversation to record:\n{fence}\n{history}\n{fence}\n\n{instruction}"
 
 
+def _fence(*texts: str) -> str:
+    """`===`, or where a text has that, a line that holds the texts' own digest: no text can hold its digest."""
+    if not any("===" in text for text in texts):
+        return "==="
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode("utf-8", "surrogatepass"))
+    return f"=== {digest.hexdigest()[:32]} ==="
+
+
 def accept(answer: str, snapshot_tokens: int, replaced_tokens: int, count: Callable[[str], int]) -> str:
-    """The text inside the tags of a usable answer, neutralised. Raises Unusable."""
-    found = _snapshot.findall(_thoughts.sub("", answer))
-    if not found:
+    """The text inside the tags of a usable answer, neutralised; in time linear in the answer. Raises Unusable."""
+    most = TOKEN_CHARS * (THOUGHT_TOKENS + 2 * snapshot_tokens)
+    if len(answer) > most:
+        raise Unusable(f"it is {len(answer)} characters long and must stay below {most}")
+    # Up to each closing tag, what stands behind the first opening one.
+    closed = _without_thoughts(answer).split(_CLOSE)[:-1]
+    records = [part.partition(_OPEN)[2] for part in closed if _OPEN in part]
+    if not records:
         raise Unusable(f"it has no closed {_OPEN} … {_CLOSE}")
-    text = neutral(found[-1].strip())
-    if not re.sub(r"<[^>]*>", "", text).strip():
+    text = neutral(records[-1].strip())
+    if not _markup.sub("", text).strip():
         raise Unusable("the record is empty")
     tokens = count(text)
     if tokens > 2 * snapshot_tokens:
@@ -93,6 +131,22 @@ def accept(answer: str, snapshot_tokens: int, replaced_tokens: int, count: Calla
     if tokens >= replaced_tokens:
         raise Unusable(f"it is not smaller than the {replaced_tokens} tokens that it replaces")
     return text
+
+
+def _without_thoughts(answer: str) -> str:
+    """The answer without what stands between the tags of thoughts. One that is never closed hides nothing behind it."""
+    kept, end, unclosed = list[str](), 0, set[str]()
+    for opening in _thought.finditer(answer):
+        name = opening[1]
+        if opening.start() < end or name in unclosed:
+            continue
+        closing = answer.find(f"</{name}>", opening.end())
+        if closing < 0:
+            unclosed.add(name)
+            continue
+        kept.append(answer[end : opening.start()])
+        end = closing + len(f"</{name}>")
+    return "".join([*kept, answer[end:]])
 
 
 def neutral(text: str) -> str:
@@ -115,25 +169,157 @@ def file_name(link: bytes) -> str:
     return f"compressed_group_{link.hex()[:12]}.txt"
 
 
-def chunks(turns: Sequence[Turn], limit: int, count: Callable[[str], int]) -> list[list[Turn]]:
-    """Consecutive turns, as many as fit into `limit` tokens at a time; one above it is split."""
+def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:
+    """Tokens of a model's window for the history of one summary call and for its reply.
+
+    Beside them the call holds the task and the record so far. In a small window the scratchpad is short rather than the
+    history; the reply always has half a record's room for it.
+    """
+    room = int(window * WINDOW_SHARE) - TASK_TOKENS - snapshot_tokens
+    reply = min(max(room // 3, snapshot_tokens * 3 // 2), snapshot_tokens + SCRATCHPAD_TOKENS)
+    return max(room - reply, LEAST_HISTORY), reply
+
+
+# -- a history in few calls ------------------------------------------------------------------------------------------
+
+
+def fitted(turns: Sequence[Turn], limit: int, calls: int, count: Callable[[str], int], whole: str) -> list[list[Turn]]:
+    """The turns in at most `calls` groups of at most `limit` tokens. Where they do not fit, they are shortened first.
+
+    `whole` is the path where all of it can be read. The longest texts lose most, and of each the middle; tool results
+    before the assistant's words, and these before the user's; old ones before new ones.
+    """
+    sizes = _sizes(turns, count)
+    budget = limit * calls
+    kept, measured, room = turns, sizes, sum(sizes)
+    while True:
+        if sum(measured) <= budget:
+            for worth_splitting in (limit, limit // 4):
+                groups = _grouped(kept, measured, limit, worth_splitting, count)
+                if len(groups) <= calls:
+                    return groups
+        if not room:
+            return [[]]
+        # The notes of what is left out take room too, and so does what stays free at the ends of groups.
+        room = min(room * 19 // 20, room * budget // sum(measured))
+        kept = _shortened(turns, sizes, room, count, whole)
+        measured = _sizes(kept, count)
+
+
+def _sizes(turns: Iterable[Turn], count: Callable[[str], int]) -> list[int]:
+    return [count(turn.text) + count(turn.title) for turn in turns]
+
+
+def _grouped(
+    turns: Sequence[Turn], sizes: Sequence[int], limit: int, worth_splitting: int, count: Callable[[str], int]
+) -> list[list[Turn]]:
+    """Consecutive turns, as many as fit into `limit` tokens at a time. One that does not fit behind the others is split
+    where there is still so much room that it is worth it."""
     groups: list[list[Turn]] = [[]]
     room = limit
-    for turn in turns:
-        for piece in _pieces(turn, limit, count):
-            tokens = count(piece.text) + count(piece.title)
-            if tokens > room and groups[-1]:
-                groups.append([])
-                room = limit
-            groups[-1].append(piece)
-            room -= tokens
+    for turn, size in zip(turns, sizes, strict=True):
+        while size > room and (room < limit or len(turn.text) > 1):
+            if room == limit or room >= max(worth_splitting, 2 * count(turn.title)):
+                head, turn = _split(turn, size, room, count)
+                groups[-1].append(head)
+                [size] = _sizes([turn], count)
+            groups.append([])
+            room = limit
+        groups[-1].append(turn)
+        room -= size
     return groups
 
 
-def _pieces(turn: Turn, limit: int, count: Callable[[str], int]) -> list[Turn]:
-    """A turn in halves, and those in halves, until each fits."""
-    if count(turn.text) + count(turn.title) <= limit or len(turn.text) < 2:
-        return [turn]
-    middle = len(turn.text) // 2
-    halves = (Turn(turn.title, turn.text[:middle]), Turn(turn.title, turn.text[middle:]))
-    return [piece for half in halves for piece in _pieces(half, limit, count)]
+def _split(turn: Turn, size: int, room: int, count: Callable[[str], int]) -> tuple[Turn, Turn]:
+    """A turn in two, the first of which takes at most `room` tokens, if its title does not take more.
+
+    Behind a line if one ends near: so a line that says what is left out stays whole.
+    """
+    keep = max(len(turn.text) * room // size, 1)
+    while keep > 1 and (actual := count(turn.text[:keep]) + count(turn.title)) > room:
+        keep = max(min(keep * 9 // 10, keep * room // actual), 1)
+    keep = turn.text.rfind("\n", keep * 3 // 4, keep) + 1 or keep
+    head, rest = (msgspec.structs.replace(turn, text=text) for text in (turn.text[:keep], turn.text[keep:]))
+    return head, rest
+
+
+def _shortened(
+    turns: Sequence[Turn], sizes: Sequence[int], room: int, count: Callable[[str], int], whole: str
+) -> list[Turn]:
+    """The turns in `room` tokens, but for the notes that stand for those that are left out."""
+    kept, gone = list[Turn](), list[Turn]()
+    for turn, size, tokens in zip(turns, sizes, _allowed(turns, sizes, room), strict=True):
+        made = turn if size <= tokens else _without_middle(turn, size, tokens, count, whole)
+        if made is None:
+            gone.append(turn)
+            continue
+        kept += [*_note(gone, whole), made]
+        gone.clear()
+    return [*kept, *_note(gone, whole)]
+
+
+def _allowed(turns: Sequence[Turn], sizes: Sequence[int], room: int) -> list[int]:
+    """Tokens that each turn may have.
+
+    The user's words first, then the assistant's, then tool results: each kind takes what it needs, as long as those
+    behind it keep theirs or a quarter of what is there.
+    """
+    allowed = list(sizes)
+    ranks = {Role.ASSISTANT: 1, Role.TOOL: 2}
+    kinds: list[list[int]] = [[], [], []]
+    for index, turn in enumerate(turns):
+        kinds[ranks.get(turn.role, 0)].append(index)
+    needs = [sum(sizes[index] for index in kind) for kind in kinds]
+    for number, kind in enumerate(kinds):
+        share = min(needs[number], max(room - sum(needs[number + 1 :]), room * 3 // 4))
+        for index, tokens in zip(kind, _spread([sizes[index] for index in kind], share), strict=True):
+            allowed[index] = tokens
+        room -= share
+    return allowed
+
+
+def _spread(sizes: Sequence[int], room: int) -> list[int]:
+    """`room` over texts from old to new: each has the least or is left out, the oldest first; what remains goes to all
+    that need more, to the newest three times as much as to the oldest."""
+    least = [min(size, LEAST_TURN) for size in sizes]
+    room -= sum(least)
+    first = 0
+    while room < 0:
+        room += least[first]
+        least[first] = 0
+        first += 1
+    count = len(sizes) - first
+    weights = {index: count + 2 * (index - first) for index in range(first, len(sizes))}
+    waiting = sum(weights.values())
+    for index in sorted(weights, key=lambda index: (sizes[index] - least[index]) / weights[index]):
+        given = min(sizes[index] - least[index], room * weights[index] // waiting)
+        least[index] += given
+        room -= given
+        waiting -= weights[index]
+    return least
+
+
+def _without_middle(turn: Turn, size: int, tokens: int, count: Callable[[str], int], whole: str) -> Turn | None:
+    """The turn in at most `tokens`: two thirds of what stays are its head, the rest its tail. None if nothing fits."""
+    if not tokens:
+        return None
+    keep = len(turn.text) * tokens // size
+    while keep > 0:
+        head, tail = keep - keep // 3, keep // 3
+        missing = turn.missing + len(turn.text) - keep
+        note = f"[… {missing:,} characters are left out here; the whole text is in {whole} …]"
+        text = f"{turn.text[:head]}\n{note}\n{turn.text[len(turn.text) - tail :]}"
+        actual = count(text) + count(turn.title)
+        if actual <= tokens:
+            return msgspec.structs.replace(turn, text=text, missing=missing)
+        keep = min(keep * 9 // 10, keep * tokens // actual)
+    return None
+
+
+def _note(gone: Sequence[Turn], whole: str) -> list[Turn]:
+    """What stands for turns that are left out, if there are any."""
+    if not gone:
+        return []
+    missing = sum(turn.missing + len(turn.text) for turn in gone)
+    text = f"[… from here on {missing:,} characters are left out; they are in {whole} …]"
+    return [Turn(gone[0].title, text, Role.TOOL, missing)]

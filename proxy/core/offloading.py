@@ -296,4 +296,4 @@ def _turns(raw: bytes | Raw, index: int, message: Message, tools: Mapping[str, s
     if not _is_older(raw):
         with suppress(NotJson):
             return render.turns(raw, index, message, tools.get(message.answers, ""))
-    return [Turn(f"{index + 1} {message.role.name.lower()}", bytes(raw).decode("utf-8", "replace"))]
+    return [Turn(f"{index + 1} {message.role.name.lower()}", bytes(raw).decode("utf-8", "replace"), message.role)]

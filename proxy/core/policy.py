@@ -89,6 +89,9 @@ class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     group_token_threshold: Annotated[
         Tokens, Meta(description="tokens of history for one summary call at most; 0: as much as fits")
     ] = 0
+    max_calls: Annotated[
+        int, Meta(ge=1, le=64, description="calls for one summary; what does not fit is shortened first")
+    ] = 4
     timeout: Annotated[Seconds, Meta(description="seconds for one summary")] = 120
 
 

@@ -161,11 +161,14 @@ def turns(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Tur
     if message.role is Role.TOOL:
         title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
     thought = reasoning(members)
-    made = [Turn(f"{title} reasoning", thought)] if thought else []
-    made += [Turn(title, text) for text in _contents(members.get("content"))]
+    made = [Turn(f"{title} reasoning", thought, message.role)] if thought else []
+    made += [Turn(title, text, message.role) for text in _contents(members.get("content"))]
     calls = tool_calls(members)
-    made += [Turn(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments) for call in calls]
-    return made or [Turn(title, "")]
+    made += [
+        Turn(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, message.role)
+        for call in calls
+    ]
+    return made or [Turn(title, "", message.role)]
 
 
 def _contents(content: Raw | None) -> list[str]:

@@ -15,7 +15,7 @@ from proxy.core import rawjson
 from proxy.core.compress import Turn
 from proxy.errors import NoSummary, UpstreamSilent
 from proxy.headers import url_for
-from proxy.snapshots import group_tokens
+from proxy.snapshots import group_limits
 from proxy.summarizer import Answer, Failed, Job, Spent
 
 if TYPE_CHECKING:
@@ -72,11 +72,13 @@ def _job(call: Call, policy: Policy, model: str, turns: list[Turn], tokens: int,
         replaced_tokens=sys.maxsize,
         store_dir=store_dir,
         timeout=compress.timeout,
-        group_tokens=group_tokens(replace(compress, group_token_threshold=0), window),
+        group_tokens=group_limits(replace(compress, group_token_threshold=0), window)[0],
+        max_calls=compress.max_calls,
         riding=None,
         members={"model": Raw(rawjson.encode(model))},
         history=lambda: turns,
         earlier="",
+        originals=f"{store_dir}/",
         ask=ask,
     )
 

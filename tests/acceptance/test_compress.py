@@ -324,6 +324,37 @@ def test_a_history_too_long_for_one_call_is_summarised_in_parts(up: StrictUpstre
     assert shows(turns(up)[-1])
 
 
+def test_in_a_small_window_a_long_history_costs_few_calls(up: StrictUpstream, serve: Any) -> None:
+    """60,000 tokens for a model of 8,192: what four calls have no room for is shortened, tool results first."""
+    small = policy(up, compress={"snapshot_tokens": 1500})
+    proxy = serve({"default": {**small, "upstream": {"base_url": up.url, "context_window": 8_192}}})
+    talk = Talk(proxy, tools=[TOOL])
+    for number in range(30):
+        talk.step(number, f"beginning {number} " + WORDS * 10 + f" end {number}")
+        talk.messages.append({"role": "assistant", "content": f"Step {number} is done."})
+        talk.messages.append({"role": "user", "content": f"Then remember codeword-{number} and go on."})
+    reply = talk.post()
+    assert reply.status_code == 200
+    assert 2 <= len(summaries(up)) <= 4
+    assert all(request.prompt_tokens + 1_500 < 8_192 for request in summaries(up))
+    recorded = "".join(request.messages[0]["content"] for request in summaries(up))
+    shown = turns(up)[-1]
+    assert shows(shown) and shown.prompt_tokens < 8_192
+    assert all(f"codeword-{number} " in recorded + str(shown.messages) for number in range(30))
+    [path] = re.findall(r"messages are stored in: (\S+)\)", shown.messages[0]["content"])
+    assert f"characters are left out here; the whole text is in {path} …]" in recorded
+
+
+def test_a_model_that_never_answers_well_costs_few_calls(up: StrictUpstream, model: Model, serve: Any) -> None:
+    """Too long, then unusable: tries that fail are calls as well."""
+    replies = iter(
+        [error(400, {"error": {"message": "prompt is too long", "code": "x"}}), *[text("<think>" * 8_000)] * 9]
+    )
+    model.summary = lambda: next(replies)
+    assert Talk(serve({"default": policy(up, compress={"max_calls": 2})}), _long()).post().status_code == 200
+    assert len(summaries(up)) == 2
+
+
 # -- what stays -------------------------------------------------------------------------------------------------------
 
 
@@ -521,6 +552,9 @@ FAULTS: dict[str, tuple[Reply, int]] = {
     "a refusal": (text("I'm sorry, but I can't help with that."), 2),
     "no closing tag": (text(f"<state_snapshot>{RECORD}"), 2),
     "too large": (text(f"<state_snapshot>{LARGE}</state_snapshot>"), 2),
+    "a thought without end": (text("<think>" * 8_000), 2),
+    "padding without end": (text(SNAPSHOT + " " * (1 << 20)), 2),
+    "more than is parsed": (text(SNAPSHOT + " " * (5 << 20)), 2),
     "an empty record": (text("<state_snapshot><progress></progress></state_snapshot>"), 2),
 }
 

@@ -65,6 +65,7 @@ offload:
     snapshot_tokens: 1501
     snapshot_role: user
     group_token_threshold: 5
+    max_calls: 6
     timeout: 121
 tools:
   inject: always
@@ -102,6 +103,7 @@ def test_every_key_is_taken() -> None:
         snapshot_tokens=1501,
         snapshot_role=SnapshotRole.USER,
         group_token_threshold=5,
+        max_calls=6,
         timeout=121,
     )
     offload = Offload(
