@@ -1,0 +1,105 @@
+"""A process that asks a proxy for /health, and for a small chat, again and again, and tells how long each took.
+
+    with Probe(port, key="k", interval=0.005) as probe:
+        …
+    probe.seen.health  # seconds
+
+A process of its own, because the one that attacks is busy and would measure its own stalls. Each kind of request has
+its own connection.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+PATIENCE = 120.0
+"""Seconds that one reply is waited for."""
+CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "What is new?"}]}).encode()
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Seconds of each request, in their order, and what went wrong. The last one may have been cut off by the end."""
+
+    health: list[float] = []
+    chat: list[float] = []
+    failed: list[str] = []
+
+
+class Probe:
+    """The child process; `seen` is there once the block is left."""
+
+    def __init__(self, port: int, key: str = "", interval: float = 0.005) -> None:
+        self._command = [sys.executable, "-m", "tests.probing", str(port), str(interval), key]
+        self.seen = Seen()
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
+        )
+        assert self._process.stdout
+        self._process.stdout.readline()  # it has begun
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: TracebackType | None) -> None:
+        said, _ignored = self._process.communicate()
+        self.seen = msgspec.json.decode(said, type=Seen)
+
+
+class _Asking(threading.Thread):
+    """One connection that asks the same again and again."""
+
+    def __init__(self, port: int, interval: float, request: tuple[str, str, bytes | None, dict[str, str]]) -> None:
+        super().__init__(daemon=True)
+        self._port, self._interval, self._request = port, interval, request
+        self._begun: float | None = None
+        self._took: list[float] = []
+        self.failed: list[str] = []
+
+    def run(self) -> None:
+        client = HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
+        while True:
+            self._begun = time.perf_counter()
+            try:
+                client.request(*self._request)
+                reply = client.getresponse()
+                said = reply.read()
+                if reply.status != 200:
+                    self.failed.append(f"{self._request[1]}: {reply.status} {said[:200]!r}")
+            except (OSError, HTTPException) as error:
+                self.failed.append(f"{self._request[1]}: {error!r}")
+                client.close()
+            self._took.append(time.perf_counter() - self._begun)
+            self._begun = None
+            time.sleep(self._interval)
+
+    def took(self) -> list[float]:
+        """Seconds of all requests; one that is still waiting has waited this long."""
+        begun = self._begun
+        return [*self._took, time.perf_counter() - begun] if begun else list(self._took)
+
+
+def main(port: int, interval: float, key: str) -> None:
+    headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+    health = _Asking(port, interval, ("GET", "/health", None, {}))
+    chat = _Asking(port, interval, ("POST", "/v1/chat/completions", CHAT, headers))
+    asking = [health, chat] if key else [health]
+    for one in asking:
+        one.start()
+    print(flush=True)
+    sys.stdin.read()
+    seen = Seen(health.took(), chat.took(), health.failed + chat.failed)
+    sys.stdout.buffer.write(msgspec.json.encode(seen))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

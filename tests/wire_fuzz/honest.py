@@ -1,0 +1,288 @@
+"""The client that must be served, whatever others do, and the book of what it has asked and what it must be told."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.wire import Message, read_message
+from tests.wire_fuzz import replies
+from tests.wire_fuzz.attacks import RESULT, called, through_a_front, user
+
+KEY = "honest-key"
+IDENTITY = b"Bearer " + KEY.encode()
+PATIENCE = 30.0
+"""Seconds that an honest reply is waited for: far above what the proxy owes, so that a loaded machine fails nothing."""
+COMMENT = re.compile(rb"(?m)^:[^\n]*\n\n?")
+"""What the proxy may say into a stream while it waits."""
+TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An honest request: what goes out, what has to arrive upstream (in order), and what has to come back.
+
+    `expected`: what arrives and what comes back; None: what did while nobody attacked.
+    """
+
+    kind: str
+    number: int
+    wire: bytes
+    target: str
+    expected: tuple[tuple[bytes, ...], bytes] | None
+
+
+@dataclass
+class Book:
+    """Honest requests under way by number, those done by kind, and what went wrong."""
+
+    violations: list[str] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+    shared: int = 0
+    """Of them, those on a connection that an attacker had used before."""
+    arrived: dict[int, list[bytes]] = field(default_factory=dict)
+    known: dict[str, tuple[tuple[bytes, ...], bytes]] = field(default_factory=dict)
+    """Kind → bodies upstream and reply, as they were while nobody attacked."""
+    numbers: int = 0
+
+    def fault(self, text: str) -> None:
+        self.violations.append(text)
+
+    def arrival(self, message: Message) -> None:
+        """A request reached upstream under the honest key."""
+        number = message.get(b"x-honest")
+        if len(number) != 1 or int(number[0]) not in self.arrived:
+            self.fault(
+                f"a request that nobody sent arrived under the honest key: {message.line!r} {message.body[:200]!r}"
+            )
+            return
+        self.arrived[int(number[0])].append(message.line.rpartition(b" ")[0] + b"\n" + message.body)
+
+    def check(self, asked: Asked, reply: Message) -> None:
+        """What came back and what had arrived are what they must be."""
+        arrived = tuple(self.arrived.pop(asked.number))
+        said = COMMENT.sub(b"", reply.body)
+        if asked.expected is None:
+            upstream, wanted = self.known.setdefault(asked.kind, (arrived, said))
+        else:
+            upstream, wanted = asked.expected
+        if reply.status != 200:
+            self.fault(f"honest {asked.kind} {asked.number}: {reply.line!r} {reply.body[:300]!r}")
+        elif said != wanted:
+            self.fault(f"honest {asked.kind} {asked.number}: was told {said[:300]!r} instead of {wanted[:300]!r}")
+        elif arrived != upstream:
+            self.fault(
+                f"honest {asked.kind} {asked.number}: upstream got {arrived!r:.600} instead of {upstream!r:.600}"
+            )
+        self.done[asked.kind] += 1
+
+
+# What it asks
+
+
+def _post(number: int, target: str, body: bytes, *fields: bytes) -> bytes:
+    lines = [f"POST {target} HTTP/1.1".encode(), b"Host: proxy", b"Authorization: " + IDENTITY]
+    lines += [b"X-Honest: %d" % number, b"Content-Type: application/json", b"Content-Length: %d" % len(body), *fields]
+    return b"\r\n".join([*lines, b"", b""]) + body
+
+
+def _chat(number: int, **members: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [user(f"number {number}")], **members}).encode()
+
+
+def _text(number: int) -> dict[str, Any]:
+    return {"content": f"This is said to number {number} alone."}
+
+
+CHAT = "/v1/chat/completions"
+
+
+def _direct(kind: str, number: int, body: bytes, reply: bytes, *fields: bytes) -> Asked:
+    arrives = f"POST {CHAT}\n".encode() + body
+    return Asked(kind, number, _post(number, CHAT, body, *fields), CHAT, ((arrives,), reply))
+
+
+def plain(number: int) -> Asked:
+    return _direct("plain", number, _chat(number), replies.completion(_text(number)))
+
+
+def streamed(number: int) -> Asked:
+    return _direct("streamed", number, _chat(number, stream=True), b"".join(replies.events(_text(number))))
+
+
+def zipped(number: int) -> Asked:
+    """With nothing to move, the client's bytes go through as they came."""
+    body = gzip.compress(_chat(number), mtime=0)
+    return _direct("zipped", number, body, replies.completion(_text(number)), b"Content-Encoding: gzip")
+
+
+def relayed(number: int) -> Asked:
+    target = f"/v1/models?number={number}"
+    wire = _post(number, target, b"").replace(b"POST", b"GET", 1).replace(b"Content-Length: 0\r\n", b"")
+    arrives = f"GET {target}\n".encode()
+    return Asked("relayed", number, wire, target, ((arrives,), replies.completion(_text(number))))
+
+
+def _history(**members: Any) -> bytes:
+    messages: list[Any] = [user("Fetch the logs.")]
+    for turn in range(6):
+        messages += called(f'{{"n": {turn}}}', f"log {turn}\n" + RESULT, f"call_{turn}")
+        messages += [{"role": "assistant", "content": "I have it."}]
+    return json.dumps(
+        {"model": "m", "messages": [*messages, user("What is the code?")], "tools": [TOOL], **members}
+    ).encode()
+
+
+def _same(kind: str, number: int, target: str, body: bytes) -> Asked:
+    return Asked(kind, number, _post(number, target, body), target, None)
+
+
+def offloaded(number: int) -> Asked:
+    """Results move, and the proxy answers a round of its tools."""
+    return _same("offloaded", number, CHAT, _history())
+
+
+def offloaded_stream(number: int) -> Asked:
+    return _same("offloaded stream", number, CHAT, _history(stream=True))
+
+
+def grep(number: int) -> Asked:
+    body = {"pattern": "code is 1[0-9]*7$", "path": "/kept"}
+    return _same("grep", number, "/grep", json.dumps(body).encode())
+
+
+def compact(number: int) -> bytes:
+    """What puts files there for `grep`, before anybody attacks."""
+    messages = json.loads(_history())["messages"]
+    limits = {"max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 0}
+    return _post(
+        number, "/context_compact", json.dumps({"messages": messages, "store_dir": "/kept", **limits}).encode()
+    )
+
+
+KINDS: tuple[Callable[[int], Asked], ...] = (
+    plain, streamed, zipped, relayed, offloaded, offloaded_stream, grep,
+)  # fmt: skip
+
+
+def answer(message: Message) -> list[replies.Piece]:
+    """What upstream says to it."""
+    number = int(message.get(b"x-honest")[0])
+    if message.line.startswith(b"GET"):
+        return [replies.whole(replies.completion(_text(number)))]
+    body = message.body
+    if message.get(b"content-encoding"):
+        return [replies.whole(replies.completion(_text(number)))]
+    asked = json.loads(body)
+    match asked["messages"][-1]:
+        case {"role": "tool"}:
+            return replies.fitting(message, {"content": "The code is what it was."})
+        case {"content": "What is the code?"}:
+            searched = [replies.call("grep", {"pattern": "line 7: .*"})]
+            return replies.fitting(message, {"tool_calls": searched})
+    return replies.fitting(message, _text(number))
+
+
+# How it asks
+
+
+@dataclass
+class Link:
+    """A connection to the proxy that is kept."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @staticmethod
+    async def open(port: int) -> Link:
+        return Link(*await asyncio.open_connection("127.0.0.1", port, limit=1 << 22))
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Client:
+    """Asks one thing after the other, on one connection as long as it lasts."""
+
+    def __init__(self, port: int, book: Book, chance: random.Random) -> None:
+        self._port, self._book, self._chance = port, book, chance
+        self._link: Link | None = None
+
+    async def first(self) -> None:
+        """Everything once while nobody attacks, and twice what is compared with the first time."""
+        await self._told(await self._free(), compact(self._next()))
+        await self.again()
+        await self.again()
+
+    async def again(self) -> None:
+        """Everything once."""
+        for kind in KINDS:
+            await self.ask(kind)
+
+    async def ask(self, kind: Callable[[int], Asked] | None = None) -> None:
+        """One request on the connection that it has."""
+        await self._asking(kind or self._chance.choice(KINDS), await self._free(), behind=None)
+
+    async def ask_behind(self, number: int) -> None:
+        """One request on a connection on which an attacker's has just been served, as behind a front."""
+        link = await Link.open(self._port)
+        try:
+            if await self._served(link, number):
+                self._book.shared += 1
+                await self._asking(self._chance.choice(KINDS), link, behind=number)
+        finally:
+            link.close()
+
+    def close(self) -> None:
+        if self._link:
+            self._link.close()
+
+    async def _free(self) -> Link:
+        """The kept connection; a new one where the proxy has closed it in between."""
+        if self._link is None or self._link.reader.at_eof() or self._link.writer.is_closing():
+            self.close()
+            self._link = await Link.open(self._port)
+        return self._link
+
+    async def _served(self, link: Link, number: int) -> bool:
+        """Pass an attacker's request on, whole; whether the connection may be used again by the reply to it."""
+        with suppress(OSError, asyncio.IncompleteReadError):
+            for step in through_a_front(random.Random(f"front/{number}"), number):
+                if isinstance(step, bytes):
+                    link.writer.write(step)
+                    await link.writer.drain()
+                elif isinstance(step, float):
+                    await asyncio.sleep(step)
+            async with asyncio.timeout(PATIENCE):
+                reply = await read_message(link.reader)
+            closes = any(b"close" in value.lower() for value in reply.get(b"connection"))
+            return not closes and not link.reader.at_eof()
+        return False
+
+    async def _asking(self, kind: Callable[[int], Asked], link: Link, behind: int | None) -> None:
+        asked = kind(self._next())
+        self._book.arrived[asked.number] = []
+        where = "" if behind is None else f", behind the front's case {behind}"
+        try:
+            self._book.check(asked, await self._told(link, asked.wire))
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
+            self._book.arrived.pop(asked.number, None)
+            self._book.fault(f"honest {asked.kind} {asked.number}{where}: {error!r}")
+            link.close()
+
+    async def _told(self, link: Link, wire: bytes) -> Message:
+        link.writer.write(wire)
+        async with asyncio.timeout(PATIENCE):
+            return await read_message(link.reader)
+
+    def _next(self) -> int:
+        self._book.numbers += 1
+        return self._book.numbers
