@@ -74,8 +74,11 @@ def fitting(message: Message, said: dict[str, Any]) -> list[Piece]:
 
 def well_behaved(chance: random.Random, message: Message) -> list[Piece]:
     """Text, now and then slowly, or calls of the proxy's tools where it offers them."""
-    last = (asked_of(message).get("messages") or [None])[-1]
-    answered = isinstance(last, dict) and last.get("role") == "tool"
+    match asked_of(message).get("messages"):
+        case [*_, {"role": "tool"}]:
+            answered = True
+        case _:
+            answered = False
     if b'"grep"' in message.body and not (answered and chance.random() < 0.8):
         return fitting(message, {"tool_calls": odd_calls(chance)})
     reply = fitting(message, {"content": "Said to somebody."})

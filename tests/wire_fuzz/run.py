@@ -171,7 +171,10 @@ async def _replying(peer: Peer, book: honest.Book, reply: Callable[[Any], list[r
             if len(framing) > 1:
                 book.fault(f"a request went upstream with two lengths: {message.line!r} {framing!r}")
                 return
-        except (ValueError, IndexError, asyncio.LimitOverrunError) as error:
+        except asyncio.LimitOverrunError:
+            book.fault("a head of more than 1 MiB went upstream")
+            return
+        except (ValueError, IndexError) as error:
             book.fault(f"what went upstream is no request: {error!r}")
             return
         if message.get(b"authorization") == [honest.IDENTITY]:
