@@ -33,7 +33,7 @@ import brotli  # type: ignore[import-untyped]
 import zstandard
 
 from tests.bench.metering import status
-from tests.bench.misbehaving import CODINGS, REPLIES
+from tests.bench.misbehaving import CODINGS
 from tests.probing import Probe, Seen
 from tests.serving import Proxy, spawned
 from tests.wire import read_message
@@ -159,7 +159,8 @@ BIG = 400_000
 REPLYING = {
     "12 greps of 9 nested runs in one reply": ("grep", lambda: history([lines(2 * MIB)] * 4, "grep")),
     "16 reads of a 20 MB result in one reply": ("read", lambda: history([lines(20_000_000)], "read")),
-    "tool call in 16,000 nameless pieces": ("pieces", lambda: history([lines(BIG)], "pieces", stream=True)),
+    "tool call in 16,000 pieces with its name": ("pieces", lambda: history([lines(BIG)], "pieces", stream=True)),
+    "the same without an index": ("pieces-loose", lambda: history([lines(BIG)], "pieces-loose", stream=True)),
     "summary: <think> 8,000 times": ("summary-think", lambda: conversation(BIG, "summary-think")),
     "summary: <state_snapshot> 20,000 times": ("summary-snapshots", lambda: conversation(BIG, "summary-snapshots")),
     "summary: 200,000 <": ("summary-angles", lambda: conversation(BIG, "summary-angles")),
@@ -184,7 +185,7 @@ ATTACKS: tuple[Attack, ...] = (
     ),
     Attack(
         "8 x 2 MB to /context_offload, wrong key",
-        lambda: [post("/context_offload", history([lines(2_000_000)]), WRONG)] * 8,
+        lambda: [post("/context_offload", gzip.compress(b"") * 100_000, WRONG, "Content-Encoding: gzip")] * 8,
         strangers=False,
     ),
     Attack(
@@ -425,5 +426,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    assert set(REPLIES) >= {attack.model for attack in ATTACKS if attack.model}
     sys.exit(main())

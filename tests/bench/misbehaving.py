@@ -65,11 +65,11 @@ def _members(data: bytes) -> bytes:
     return gzip.compress(b"") * 60_000 + gzip.compress(data)
 
 
-def _pieces() -> bytes:
+def _pieces(**numbered: int) -> bytes:
     """Arguments in 16,000 pieces, each with the name and without an id."""
     begun = event({"role": "assistant", "content": None})
-    piece = event({"tool_calls": [{"index": 0, "function": {"name": "fetch", "arguments": "x" * 8}}]})
-    return begun + piece * 16_000 + event({}, "tool_calls") + b"data: [DONE]\n\n"
+    piece = event({"tool_calls": [{**numbered, "function": {"name": "fetch", "arguments": "x" * 8}}]})
+    return _chunked(begun + piece * 16_000 + event({}, "tool_calls") + b"data: [DONE]\n\n")
 
 
 CODINGS: dict[str, tuple[bytes, Callable[[bytes], bytes], int]] = {
@@ -83,7 +83,8 @@ REPLIES: dict[str, Callable[[], bytes]] = {
     "read": lambda: _calls(
         *[("read_file", {"path": "PATH", "offset": 100_000 * n, "limit": 2_000}) for n in range(16)]
     ),
-    "pieces": lambda: _chunked(_pieces()),
+    "pieces": lambda: _pieces(index=0),
+    "pieces-loose": _pieces,
     "summary-think": lambda: sized(completion("<think>" * 8_000)),
     "summary-snapshots": lambda: sized(completion("<state_snapshot>" * 20_000)),
     "summary-angles": lambda: sized(completion("<state_snapshot>" + "<" * 200_000 + "</state_snapshot>")),

@@ -22,11 +22,20 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="how long; without --cases and --case 60")
     parser.add_argument("--cases", type=int, help="how many, at most")
     parser.add_argument("--case", type=int, nargs="+", default=[], help="just these")
+    parser.add_argument(
+        "--front", type=int, nargs="+", default=[], help="just these, and an honest request behind each"
+    )
     parser.add_argument("--connections", type=int, default=8, help="attackers at once [8]")
     options = parser.parse_args()
-    seconds = options.seconds if options.seconds or options.cases or options.case else 60.0
+    seconds = options.seconds if options.seconds or options.cases or options.case or options.front else 60.0
     plan = Plan(
-        options.seed, options.cases, seconds, tuple(options.case), options.connections, strangers=bool(options.seed % 2)
+        seed=options.seed,
+        cases=options.cases,
+        seconds=seconds,
+        only=tuple(options.case),
+        front=tuple(options.front),
+        connections=options.connections,
+        strangers=bool(options.seed % 2),
     )
     figures = asyncio.run(run(plan, lambda line: print(line, flush=True)))
     print("\n".join(figures.lines()))

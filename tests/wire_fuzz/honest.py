@@ -66,8 +66,9 @@ class Book:
             return
         self.arrived[int(number[0])].append(message.line.rpartition(b" ")[0] + b"\n" + message.body)
 
-    def check(self, asked: Asked, reply: Message) -> None:
+    def check(self, asked: Asked, reply: Message, where: str = "") -> None:
         """What came back and what had arrived are what they must be."""
+        name = f"honest {asked.kind} {asked.number}{where}"
         arrived = tuple(self.arrived.pop(asked.number))
         said = COMMENT.sub(b"", reply.body)
         if asked.expected is None:
@@ -75,13 +76,11 @@ class Book:
         else:
             upstream, wanted = asked.expected
         if reply.status != 200:
-            self.fault(f"honest {asked.kind} {asked.number}: {reply.line!r} {reply.body[:300]!r}")
+            self.fault(f"{name}: {reply.line!r} {reply.body[:300]!r}")
         elif said != wanted:
-            self.fault(f"honest {asked.kind} {asked.number}: was told {said[:300]!r} instead of {wanted[:300]!r}")
+            self.fault(f"{name}: was told {said[:300]!r} instead of {wanted[:300]!r}")
         elif arrived != upstream:
-            self.fault(
-                f"honest {asked.kind} {asked.number}: upstream got {arrived!r:.600} instead of {upstream!r:.600}"
-            )
+            self.fault(f"{name}: upstream got {arrived!r:.600} instead of {upstream!r:.600}")
         self.done[asked.kind] += 1
 
 
@@ -270,9 +269,9 @@ class Client:
     async def _asking(self, kind: Callable[[int], Asked], link: Link, behind: int | None) -> None:
         asked = kind(self._next())
         self._book.arrived[asked.number] = []
-        where = "" if behind is None else f", behind the front's case {behind}"
+        where = "" if behind is None else f", --front {behind}"
         try:
-            self._book.check(asked, await self._told(link, asked.wire))
+            self._book.check(asked, await self._told(link, asked.wire), where)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
             self._book.arrived.pop(asked.number, None)
             self._book.fault(f"honest {asked.kind} {asked.number}{where}: {error!r}")

@@ -46,18 +46,19 @@ BUG = re.compile(r"Traceback|a bug, at request|Task exception was never retrieve
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: so many `cases`, or for `seconds`, or just the cases `only`."""
+    """What to run: so many `cases`, or for `seconds`, or just the cases `only` and those of the `front`."""
 
     seed: int
     cases: int | None = None
     seconds: float | None = None
     only: tuple[int, ...] = ()
+    front: tuple[int, ...] = ()
     connections: int = 8
     strangers: bool = True
     """Whether callers with unknown keys are served (by the default policy), or refused with 401."""
 
     def numbers(self) -> Iterable[int]:
-        if self.only:
+        if self.only or self.front:
             return self.only
         return itertools.count() if self.cases is None else range(self.cases)
 
@@ -110,6 +111,8 @@ async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Figure
         await client.first()
         watch = Watch(proxy, figures)
         with Probe(proxy.port, interval=0.01) as probe:
+            for number in plan.front:
+                await client.ask_behind(number)
             await _attack(watch, plan, say)
             await client.again()
         figures.health = probe.seen.health
