@@ -1,4 +1,4 @@
-"""A process that asks a proxy for /health, and for a small chat, again and again, and tells how long each took.
+"""A process that asks a proxy for /health and for small chats again and again, and tells how long each took.
 
     with Probe(port, key="k", interval=0.005) as probe:
         …
@@ -10,11 +10,13 @@ its own connection.
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +26,10 @@ import msgspec
 
 PATIENCE = 120.0
 """Seconds that one reply is waited for."""
-CHAT = json.dumps({"model": "m", "messages": [{"role": "user", "content": "What is new?"}]}).encode()
+READ = 20_000
+"""Bytes of a chat that is read in a thread: above `reading.INLINE_BYTES`."""
+READ_INTERVAL = 0.05
+"""Seconds between two of them, as each takes a millisecond or two of CPU."""
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -32,6 +37,9 @@ class Seen(msgspec.Struct, frozen=True):
 
     health: list[float] = []
     chat: list[float] = []
+    """Of a few bytes."""
+    read: list[float] = []
+    """Of `READ` bytes, never the same: it needs a thread of the proxy's."""
     failed: list[str] = []
 
 
@@ -55,10 +63,14 @@ class Probe:
         self.seen = msgspec.json.decode(said, type=Seen)
 
 
+Request = tuple[str, str, bytes | None, dict[str, str]]
+"""Method, target, body, headers."""
+
+
 class _Asking(threading.Thread):
     """One connection that asks the same again and again."""
 
-    def __init__(self, port: int, interval: float, request: tuple[str, str, bytes | None, dict[str, str]]) -> None:
+    def __init__(self, port: int, interval: float, request: Callable[[], Request]) -> None:
         super().__init__(daemon=True)
         self._port, self._interval, self._request = port, interval, request
         self._begun: float | None = None
@@ -68,15 +80,16 @@ class _Asking(threading.Thread):
     def run(self) -> None:
         client = HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
         while True:
+            asked = self._request()
             self._begun = time.perf_counter()
             try:
-                client.request(*self._request)
+                client.request(*asked)
                 reply = client.getresponse()
                 said = reply.read()
                 if reply.status != 200:
-                    self.failed.append(f"{self._request[1]}: {reply.status} {said[:200]!r}")
+                    self.failed.append(f"{asked[1]}: {reply.status} {said[:200]!r}")
             except (OSError, HTTPException) as error:
-                self.failed.append(f"{self._request[1]}: {error!r}")
+                self.failed.append(f"{asked[1]}: {error!r}")
                 client.close()
             self._took.append(time.perf_counter() - self._begun)
             self._begun = None
@@ -88,16 +101,23 @@ class _Asking(threading.Thread):
         return [*self._took, time.perf_counter() - begun] if begun else list(self._took)
 
 
-def main(port: int, interval: float, key: str) -> None:
+def _chat(key: str, text: str) -> Request:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-    health = _Asking(port, interval, ("GET", "/health", None, {}))
-    chat = _Asking(port, interval, ("POST", "/v1/chat/completions", CHAT, headers))
-    asking = [health, chat] if key else [health]
+    return "POST", "/v1/chat/completions", body, headers
+
+
+def main(port: int, interval: float, key: str) -> None:
+    numbers = itertools.count()
+    health = _Asking(port, interval, lambda: ("GET", "/health", None, {}))
+    chat = _Asking(port, interval, lambda: _chat(key, "What is new?"))
+    read = _Asking(port, READ_INTERVAL, lambda: _chat(key, f"{next(numbers)} what is new? ".ljust(READ, "n")))
+    asking = [health, chat, read] if key else [health]
     for one in asking:
         one.start()
     print(flush=True)
     sys.stdin.read()
-    seen = Seen(health.took(), chat.took(), health.failed + chat.failed)
+    seen = Seen(health.took(), chat.took(), read.took(), health.failed + chat.failed + read.failed)
     sys.stdout.buffer.write(msgspec.json.encode(seen))
 
 

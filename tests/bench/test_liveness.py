@@ -26,9 +26,16 @@ def test_percentiles() -> None:
         (Seen([0.001] * 1000, [0.2] * 10), True),
         (Seen([0.001] * 1000 + [2.0], [0.001]), False),
         (Seen([0.001], [0.001] * 1000 + [2.0]), False),
-        (Seen([0.001], [0.001], ["503"]), False),
+        (Seen([0.001], [0.001], [0.3]), False),
+        (Seen([0.001], [0.001], [], ["503"]), False),
     ],
-    ids=["within the bounds", "one long stall of /health", "of the chat", "a failure"],
+    ids=[
+        "within the bounds",
+        "one long stall of /health",
+        "of the chat",
+        "of the one that needs a thread",
+        "a failure",
+    ],
 )
 def test_a_row_says_whether_the_bounds_hold(seen: Seen, holds: bool) -> None:
     row = Row("one", seen=seen)

@@ -21,6 +21,8 @@ KEY = "honest-key"
 IDENTITY = b"Bearer " + KEY.encode()
 PATIENCE = 30.0
 """Seconds that an honest reply is waited for: far above what the proxy owes, so that a loaded machine fails nothing."""
+KEPT = 100
+"""Violations whose texts are kept."""
 COMMENT = re.compile(rb"(?m)^:[^\n]*\n\n?")
 """What the proxy may say into a stream while it waits."""
 TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
@@ -53,8 +55,13 @@ class Book:
     """Kind → bodies upstream and reply, as they were while nobody attacked."""
     numbers: int = 0
 
+    faults: int = 0
+    """All violations; texts are kept of the first ones."""
+
     def fault(self, text: str) -> None:
-        self.violations.append(text)
+        self.faults += 1
+        if len(self.violations) < KEPT:
+            self.violations.append(text)
 
     def arrival(self, message: Message) -> None:
         """A request reached upstream under the honest key."""

@@ -41,6 +41,8 @@ CASE_SECONDS = 8.0
 HONEST = 2
 """Honest clients on their own connection, and as many behind the front."""
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
+LINE = 3_000
+"""Characters of a line of the log that are shown."""
 BUG = re.compile(r"Traceback|a bug, at request|Task exception was never retrieved|never awaited")
 
 
@@ -91,7 +93,7 @@ class Figures:
         yield f"seed {self.plan.seed}: {self.cases.total()} cases in {self.seconds:.0f} s"
         yield f"honest requests: {self.book.done.total()}, of these {self.book.shared} behind an attacker's"
         yield "  " + ", ".join(f"{kind} {count}" for kind, count in sorted(self.book.done.items()))
-        yield f"violations: {len(self.violations)}"
+        yield f"violations: {self.book.faults}"
         for kind, count in sorted(self.cases.items()):
             said = sorted((told, many) for (of, told), many in self.statuses.items() if of == kind)
             yield f"  {kind:14}{count:7} cases: " + ", ".join(f"{told or 'none'} x {many}" for told, many in said)
@@ -116,7 +118,8 @@ async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Figure
             await _attack(watch, plan, say)
             await client.again()
         figures.health = probe.seen.health
-        figures.violations.extend(f"/health: {fault}" for fault in probe.seen.failed[:5])
+        for fault in probe.seen.failed:
+            figures.book.fault(f"/health: {fault}")
         client.close()
         await watch.settle()
         await asyncio.to_thread(_end, proxy, figures)
@@ -214,9 +217,9 @@ class Watch:
 
     def look(self) -> bool:
         """Whether it is alive; what is wrong becomes a violation."""
-        if found := BUG.search(told := self._log.read()):
-            where = told[max(found.start() - 300, 0) : found.start() + 3000]
-            self.fault(f"the log has {found[0]!r}: {where}")
+        for line in self._log.read().splitlines():
+            if BUG.search(line):
+                self.fault(f"the log says: {line[:LINE]}")
         if self._process.poll() is not None:
             return False
         self.figures.rss[1:] = [max(self.figures.rss[1], self._rss()), self._rss()]
@@ -301,7 +304,7 @@ async def _reporting(figures: Figures, say: Callable[[str], None]) -> None:
         await asyncio.sleep(60)
         say(
             f"{time.monotonic() - begun:.0f} s: {figures.cases.total()} cases, {figures.book.done.total()} honest "
-            f"requests, {len(figures.violations)} violations, RSS {figures.rss[2] // MIB} MiB, "
+            f"requests, {figures.book.faults} violations, RSS {figures.rss[2] // MIB} MiB, "
             f"descriptors {figures.descriptors[2]}"
         )
 
