@@ -1,10 +1,11 @@
 """Whether one caller can stop the others: `python -m tests.bench.liveness [--only NAME ...] [--check] [--smoke]`.
 
 Each attack is made on a proxy of its own (a process, two tenants, an upstream that is a process as well). While its
-requests are under way, a third process asks for /health and for a tiny chat of another tenant every 5 ms, and for one of
-20 KB, which has to be read in a thread, every 50 ms, each on a connection of its own. A row is an attack: how long it took and what it was answered, all latencies, and the CPU time
-and the peak memory of the server. A request that waits hides those that would have been asked meanwhile, so each
-latency counts as all of those too (HdrHistogram's correction of coordinated omission).
+requests are under way, a third process asks for /health and for a tiny chat of another tenant every 5 ms, and every
+50 ms for one of 20 KB, which has to be read in a thread, each on a connection of its own. A row is an attack: how long
+it took and what it was answered, all latencies, and the CPU time and the peak memory of the server. A request that
+waits hides those that would have been asked meanwhile, so each latency counts as all of those too (HdrHistogram's
+correction of coordinated omission). The row "nothing" is the baseline.
 
 It measures and judges nothing by its exit code, unless --check is given: 1 where a row misses the bounds.
 """
@@ -73,7 +74,12 @@ class Attack:
 
 
 def post(target: str, body: bytes, key: str, *fields: str) -> Request:
-    lines = [f"POST {target} HTTP/1.1", "Host: proxy", f"Authorization: Bearer {key}", f"Content-Length: {len(body)}"]
+    lines = [
+        f"POST {target} HTTP/1.1",
+        "Host: 127.0.0.1",
+        f"Authorization: Bearer {key}",
+        f"Content-Length: {len(body)}",
+    ]
     head = "\r\n".join([*lines, "Content-Type: application/json", *fields, "", ""]).encode()
     return [head, body]
 
@@ -117,7 +123,7 @@ def conversation(size: int, model: str) -> bytes:
 
 def unfinished(number: int, size: int) -> Iterator[bytes]:
     """A body of which one byte is missing; no two keys alike."""
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\nAuthorization: Bearer junk-{number}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer junk-{number}\r\n"
     yield f"{head}Content-Length: {size + 1}\r\n\r\n".encode()
     for _ in range(size >> 20):
         yield b" " * MIB
@@ -125,7 +131,7 @@ def unfinished(number: int, size: int) -> Iterator[bytes]:
 
 
 def headers(count: int, size: int) -> Iterator[bytes]:
-    yield b"GET /health HTTP/1.1\r\nHost: proxy\r\n"
+    yield b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     for start in range(0, count, 1_000):
         yield b"".join(b"X-%d: %b\r\n" % (n, b"y" * size) for n in range(start, min(start + 1_000, count)))
     yield b"\r\n"

@@ -128,7 +128,7 @@ def dripped(chance: random.Random, data: bytes) -> Steps:
 
 def head(number: int, method: str, target: str, key: str | None, *fields: bytes) -> bytes:
     """A head that is right but for what `fields` say; `X-Fuzz` tells upstream which case it is."""
-    lines = [f"{method} {target} HTTP/1.1".encode(), b"Host: proxy", b"X-Fuzz: %d" % number]
+    lines = [f"{method} {target} HTTP/1.1".encode(), b"Host: 127.0.0.1", b"X-Fuzz: %d" % number]
     if key is not None:
         lines.append(b"Authorization: Bearer " + key.encode())
     return b"\r\n".join([*lines, *fields]) + b"\r\n\r\n"
@@ -153,7 +153,7 @@ def request_line(chance: random.Random, number: int) -> Steps:
     version = chance.choice(("HTTP/1.1", "HTTP/1.0", "HTTP/0.9", "HTTP/2.0", "HTTP/11", "HTTP/1.1 ", "", "http/1.1"))
     ends = chance.choice((b"\r\n", b"\n", b"\r", b"\r\r\n"))
     line = f"{method} {target} {version}".encode("latin-1")
-    fields = [b"Host: proxy", b"Authorization: Bearer loud-key", b"X-Fuzz: %d" % number]
+    fields = [b"Host: 127.0.0.1", b"Authorization: Bearer loud-key", b"X-Fuzz: %d" % number]
     return [ends.join([line, *fields, b"", b""])]
 
 
@@ -223,7 +223,7 @@ def fields(chance: random.Random, number: int) -> Steps:
 
 
 def large_heads(chance: random.Random, number: int) -> Steps:
-    begun = f"POST {CHAT} HTTP/1.1\r\nHost: proxy\r\nX-Fuzz: {number}\r\n".encode()
+    begun = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Fuzz: {number}\r\n".encode()
     match chance.randrange(4):
         case 0:
             return [begun, *(b"X-%d: y\r\n" % n * 100 for n in range(chance.choice((2, 30)))), b"\r\n"]

@@ -95,7 +95,7 @@ class Book:
 
 
 def _post(number: int, target: str, body: bytes, *fields: bytes) -> bytes:
-    lines = [f"POST {target} HTTP/1.1".encode(), b"Host: proxy", b"Authorization: " + IDENTITY]
+    lines = [f"POST {target} HTTP/1.1".encode(), b"Host: 127.0.0.1", b"Authorization: " + IDENTITY]
     lines += [b"X-Honest: %d" % number, b"Content-Type: application/json", b"Content-Length: %d" % len(body), *fields]
     return b"\r\n".join([*lines, b"", b""]) + body
 
