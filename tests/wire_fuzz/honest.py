@@ -224,7 +224,9 @@ class Client:
 
     async def first(self) -> None:
         """Everything once while nobody attacks, and twice what is compared with the first time."""
-        await self._told(await self._free(), compact(self._next()))
+        reply = await self._told(await self._free(), compact(self._next()))
+        if reply.status != 200:
+            self._book.fault(f"nothing was stored: {reply.line!r} {reply.body[:300]!r}")
         await self.again()
         await self.again()
 

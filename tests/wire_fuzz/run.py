@@ -124,6 +124,7 @@ async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Figure
         await watch.settle()
         await asyncio.to_thread(_end, proxy, figures)
         watch.look()
+        watch.close()
     figures.seconds = time.monotonic() - begun
     return figures
 
@@ -225,6 +226,9 @@ class Watch:
         self.figures.rss[1:] = [max(self.figures.rss[1], self._rss()), self._rss()]
         self.figures.descriptors[1:] = [max(self.figures.descriptors[1], self._descriptors()), self._descriptors()]
         return True
+
+    def close(self) -> None:
+        self._log.close()
 
     def fault(self, text: str) -> None:
         self.figures.book.fault(f"{text}\n  cases of late: {' '.join(map(str, self.recent))}")
