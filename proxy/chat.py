@@ -26,6 +26,7 @@ from proxy.exchange import Interrupted, Refusal
 from proxy.headers import Headers, reply_headers
 from proxy.outcome import Outcome
 from proxy.partner import Partner
+from proxy.patterns import Budget
 from proxy.prepare import History, Prepared, prepared
 from proxy.records import Records
 from proxy.relay import served
@@ -66,6 +67,7 @@ class _Request:
         self._partner: Partner | None = None
         self._turn: Turn | None = None
         self._records = Records(services.store.visit(), tenant.namespace)
+        self._searching = Budget(tenant.policy.tools.max_search_seconds)
         self._as_it_came = False
         self._suspected = False  # that upstream will not have our tools, if only it takes the request without
 
@@ -120,6 +122,7 @@ class _Request:
             return  # upstream will say what is wrong with it
         policy = self._tenant.policy.for_model(self._asked.model)
         self._tenant = replace(self._tenant, policy=policy)
+        self._searching = Budget(policy.tools.max_search_seconds)
         said = {value.strip().lower() for name, value in self._client.headers if name.lower() == b"x-offload"}
         self._as_it_came = b"off" in said or policy.offload.mode is Mode.OFF
 
@@ -176,7 +179,7 @@ class _Request:
         await exchange.converse(self._turn, self._client, self._partner)
 
     def _new_partner(self, ready: Prepared) -> Partner:
-        return Partner(self._services, self._client, self._tenant, ready, self._records, self._headers)
+        return Partner(self._services, self._client, self._tenant, ready, self._records, self._headers, self._searching)
 
     async def _pass_on(self, refusal: Refusal) -> None:
         """An upstream error reaches the client with its status, headers and body."""

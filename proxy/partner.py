@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
@@ -18,6 +18,7 @@ from proxy.core.transcript import Call, extend, reply_meaning
 from proxy.core.turn import Turn
 from proxy.headers import Headers, without
 from proxy.outcome import ToolUse
+from proxy.patterns import Budget, sliced
 from proxy.prepare import History, Prepared
 from proxy.records import Records
 from proxy.summarizer import Answer
@@ -36,12 +37,9 @@ SUMMARY_BYTES = 4 << 20
 """Of a summary call's reply, of which a record is a few thousand. A larger one is not parsed: that would take the event
 loop more than 10 ms."""
 
-SEARCH_SECONDS = 5.0
-"""Of a processor, that one call of grep may take."""
-
 
 class Partner:
-    """One request's. `ready` is what was made of it."""
+    """One request's. `ready` is what was made of it; `searching` is what all its searches may take together."""
 
     def __init__(
         self,
@@ -51,6 +49,7 @@ class Partner:
         ready: Prepared,
         records: Records,
         ours: Callable[[], Headers],
+        searching: Budget,
     ) -> None:
         self._services = services
         self._client = client
@@ -58,6 +57,7 @@ class Partner:
         self._ready = ready
         self._records = records
         self._ours = ours
+        self._searching = searching
         self._files: Files | None = None
         self.uses: list[ToolUse] = []
         """Calls of our tools so far, as the outcome reports them."""
@@ -83,11 +83,19 @@ class Partner:
     # -- our tools --
 
     async def resolve(self, calls: Sequence[Call]) -> list[str]:
-        """The answers, within what the turn may still read; side by side, each with its share."""
+        """The answers, within what the turn may still read; one after another, each with its share."""
         if self._files is None:
             self._files = self._ready.files()
-        share = min(self._history.policy.tools.max_answer_tokens, self._budget() // len(calls))
-        answers = await asyncio.gather(*(asyncio.to_thread(self._answer, call, max(share, 0)) for call in calls))
+        limits = self._history.policy.tools
+        first = calls[: limits.max_calls]
+        share = max(0, min(limits.max_answer_tokens, self._budget() // len(first)))
+        try:
+            answers = [await self._answer(call, self._files, share) for call in first]
+        finally:
+            self._files.forget()
+        if len(calls) > len(first):
+            too_many = tools.too_many(limits.max_calls, self._count)
+            answers += [too_many] * (len(calls) - len(first))
         self.uses += answers_used(calls, answers, self._history.names)
         return [answer.text for answer in answers]
 
@@ -97,19 +105,25 @@ class Partner:
         room = self._history.room
         return left if room.window is None else min(left, room.left(self._ready.tokens + read))
 
-    def _answer(self, call: Call, budget: int) -> tools.Answer:
-        names, model = self._history.names, self._history.request.model
-        assert self._files is not None
-        return tools.answer(
-            _tool(call, names),
+    async def _answer(self, call: Call, files: Files, budget: int) -> tools.Answer:
+        names, threads = self._history.names, self._services.threads
+        tool = _tool(call, names)
+        steps = tools.answering(
+            tool,
             call.arguments,
-            self._files,
+            files,
             self._history.policy.offload.store_dir,
             budget,
-            self._services.reader.counter(model),
-            lambda pattern: patterns.compile(pattern, patterns.Budget(SEARCH_SECONDS)),
+            self._count,
+            lambda pattern: patterns.compile(pattern, self._searching),
             names,
         )
+        if tool == "grep":
+            return await sliced(threads.searching, self._tenant.namespace, steps, self._searching)
+        return await sliced(threads.reading, self._tenant.namespace, steps, Budget(math.inf))
+
+    def _count(self, text: str) -> int:
+        return self._services.reader.count(text, self._history.request.model)
 
     # -- what the reply hid --
 
@@ -121,7 +135,10 @@ class Partner:
         model = self._history.request.model
         link = extend(self._history.chain[-1], reply_meaning(*turn.visible))
         raws = [*hidden.before, *hidden.after]
-        tokens = await asyncio.to_thread(self._services.reader.count, b"".join(raws).decode("utf-8", "replace"), model)
+        count = self._services.reader.count
+        tokens = await self._services.threads.reading.run(
+            self._tenant.namespace, lambda: count(b"".join(raws).decode("utf-8", "replace"), model)
+        )
         links = self._history.reply_links()
         earlier = [links[index] for index in sorted(self._ready.rounds)]
         round_ = Round(tuple(hidden.before), hidden.instead, tuple(hidden.after), tokens)

@@ -192,7 +192,10 @@ def _table(rows: Iterator[tuple[str, ...]]) -> None:
 def _matches(find: Callable[[bytes, int], int], value: bytes) -> Iterator[tuple[int, str]]:
     """The 1-based number and the text of each matching line; long ones around their first match."""
     at, number, counted = find(value, 0), 1, 0
-    while 0 <= at < len(value):
+    while at != -1 and at < len(value):
+        if at < 0:
+            at = find(value, ~at)
+            continue
         begin, end = value.rfind(b"\n", 0, at) + 1, value.find(b"\n", at)
         end = len(value) if end < 0 else end
         number, counted = number + value.count(b"\n", counted, begin), begin

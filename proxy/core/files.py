@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 from proxy.core import compress, render
 from proxy.core.plan import Cut, Plan
 from proxy.core.transcript import Transcript, moved_pieces, texts
 
+KEPT = 64 << 20
+"""Bytes of texts that are kept decoded while a round's calls are answered: as many as a body may have by default."""
+
 
 class Files(Mapping[str, str]):
-    """Path → whole text. There is nothing in here but this request's own messages, so nothing else can be reached."""
+    """Path → whole text. There is nothing in here but this request's own messages, so nothing else can be reached.
+
+    What was opened is kept, up to `KEPT` bytes or one larger text, until `forget`: many calls read the same few files.
+    """
 
     def __init__(self, loaders: Mapping[str, Callable[[], str]]) -> None:
         self._loaders = loaders
+        self._opened: dict[str, str] = {}
+        self._size = 0
 
     def __getitem__(self, path: str) -> str:
-        return self._loaders[path]()
+        text = self._opened.get(path)
+        if text is None:
+            text = self._loaders[path]()
+            if self._size + sys.getsizeof(text) > KEPT:
+                self.forget()
+            self._opened[path] = text
+            self._size += sys.getsizeof(text)
+        return text
+
+    def forget(self) -> None:
+        """Give back the memory of what was opened."""
+        self._opened.clear()
+        self._size = 0
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._loaders)

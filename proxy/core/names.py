@@ -14,7 +14,7 @@ KEY_BYTES = 255
 FIRST = "_"
 """Before every part: a key's part must not begin with a dot, and a name may."""
 
-_PLAIN = re.compile(rb"[A-Za-z0-9_-]")
+_SPECIAL = re.compile(rb"[^A-Za-z0-9_-]")
 _ESCAPED = re.compile(r"\.(\.|-|[0-9a-f]{2})")
 _ESCAPES = {b"/": b".-", b".": b".."}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -63,7 +63,7 @@ def key_part(name: str) -> str:
 
 def beginning(name: str) -> str:
     """How the key's part of every name begins that begins with `name`."""
-    return FIRST + b"".join(map(_escaped, re.findall(rb"(?s).", name.encode()))).decode()
+    return FIRST + _SPECIAL.sub(_escaped, name.encode()).decode()
 
 
 def name_of(part: str) -> str | None:
@@ -77,8 +77,8 @@ def name_of(part: str) -> str | None:
         return None
 
 
-def _escaped(byte: bytes) -> bytes:
-    return byte if _PLAIN.fullmatch(byte) else _ESCAPES.get(byte) or b".%02x" % byte[0]
+def _escaped(match: re.Match[bytes]) -> bytes:
+    return _ESCAPES.get(match[0]) or b".%02x" % match[0][0]
 
 
 def _unescaped(match: re.Match[str]) -> str:

@@ -151,6 +151,8 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_rounds: Annotated[int, Meta(ge=1, le=64, description="internal rounds of one turn")] = 8
     max_answer_tokens: Annotated[int, Meta(ge=100, description="tokens of one answer")] = 6_000
     max_retrieved_tokens: Annotated[int, Meta(ge=100, description="tokens of all answers of a turn")] = 18_000
+    max_calls: Annotated[int, Meta(ge=1, le=1_000, description="calls answered in a round; the rest are told so")] = 16
+    max_search_seconds: Annotated[Seconds, Meta(description="seconds of processor time for all searches of a turn")] = 5
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

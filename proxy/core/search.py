@@ -14,7 +14,11 @@ Files = Mapping[str, str]
 """Path → whole text. May be lazy: a text is looked up only when it is read or searched."""
 
 Find = Callable[[bytes, int], int]
-"""Like `bytes.find` over UTF-8: the offset of the first match from a given offset on, or -1. May raise TooSlow."""
+"""Like `bytes.find` over UTF-8: the offset of the first match from a given offset on, or -1. May raise TooSlow.
+
+One that has more to search than it should at once answers `~offset`: no match begins before `offset`, the start of a
+line; ask again from there.
+"""
 
 LONG_LINE = 500
 """Characters. Of longer lines only windows of this size around their matches are shown."""
@@ -65,10 +69,11 @@ def relative(path: str, directory: str) -> str:
     return _bare(path).removeprefix(_bare(directory) + "/")
 
 
-def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[Match]:
-    """Every match in the files of these paths, file by file, line by line."""
+def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[Match | None]:
+    """Every match in the files of these paths, file by file, line by line; None now and then as in `in_data`."""
     for path in paths:
         yield from in_data(path, files[path].encode("utf-8", "replace"), find)
+        yield None
 
 
 def _bare(path: str) -> str:
@@ -81,10 +86,17 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def in_data(path: str, data: bytes, find: Find) -> Iterator[Match]:
-    """Every match in a file's UTF-8, in one pass; lines that do not match are never looked at one by one."""
+def in_data(path: str, data: bytes, find: Find) -> Iterator[Match | None]:
+    """Every match in a file's UTF-8, in one pass; lines that do not match are never looked at one by one.
+
+    None stands for a while in which nothing was found: whoever iterates can let others have their turn.
+    """
     number, start = 1, 0
-    while start < len(data) and (found := find(data, start)) >= 0:
+    while start < len(data) and (found := find(data, start)) != -1:
+        if found < 0:
+            yield None
+            number, start = number + data.count(b"\n", start, ~found), ~found
+            continue
         line_start = data.rfind(b"\n", start, found) + 1 or start
         if line_start == len(data):
             return  # an empty match behind the last line

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby, islice
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
@@ -29,6 +29,9 @@ OTHER_NAMES: Names = ("offload_grep", "offload_read_file")
 
 BUDGET_USED_UP = "budget used up: answer with what you have"
 """The one answer that is given whatever it costs."""
+
+TOO_MANY = "not answered: at most {most} calls are answered at once; send this call again if it is still needed"
+"""The answer to calls beyond those."""
 
 DEFAULT_MATCHES = 50
 
@@ -88,17 +91,37 @@ def answer(
     matcher: Callable[[str], Find],
     names: Names = NAMES,
 ) -> Answer:
+    """What `answering` comes to, all at once."""
+    steps = answering(tool, arguments, files, store_dir, budget_tokens, count, matcher, names)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            told: Answer = stop.value
+            return told
+
+
+def answering(
+    tool: Tool,
+    arguments: str | bytes,
+    files: Files,
+    store_dir: str,
+    budget_tokens: int,
+    count: Callable[[str], int],
+    matcher: Callable[[str], Find],
+    names: Names = NAMES,
+) -> Generator[None, None, Answer]:
     """Answer a call with these JSON arguments out of `files`, in at most `budget_tokens` as `count` counts them.
 
-    `matcher` compiles a pattern and raises ValueError, with a text, where it refuses one. Never raises for anything
-    that a model or a file's text may contain.
+    It stops many times on the way, so that others can have their turn. `matcher` compiles a pattern and raises
+    ValueError, with a text, where it refuses one. Never raises for anything that a model or a file's text may contain.
     """
     room = _Room(names, files, store_dir, budget_tokens, count)
     result: Result = "ok"
     text: str | None
     try:
         given = _parsed(tool, arguments, names)
-        text = _grep(given, room, matcher) if tool == "grep" else _read(given, room)
+        text = (yield from _grep(given, room, matcher)) if tool == "grep" else _read(given, room)
     except _Short as short:
         text, result = next(filter(room.fits, _wordings(short, list(files))), None), short.result
     if text is None:
@@ -106,13 +129,19 @@ def answer(
     return Answer(text, result, count(text))
 
 
-def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find]) -> str | None:
+def too_many(most: int, count: Callable[[str], int]) -> Answer:
+    """The answer to a call beyond the first `most` of a round."""
+    text = TOO_MANY.format(most=most)
+    return Answer(text, "refused", count(text))
+
+
+def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find]) -> Generator[None, None, str | None]:
     pattern, path, glob = _string(given, "pattern"), _string(given, "path") or room.store_dir, _string(given, "glob")
     limit = _number(given, "limit", DEFAULT_MATCHES, least=1)
-    find = _compiled(pattern, matcher)
     about = f'for pattern "{pattern}" in path "{_brief(path)}"' + (f' (filter: "{_brief(glob)}")' if glob else "")
     try:
-        found = list(islice(matches(room.files, _searched(path, glob, room), find), MAX_MATCHES + 1))
+        find = _compiled(pattern, matcher)
+        found = yield from _found(matches(room.files, _searched(path, glob, room), find))
     except TooSlow as error:
         raise _Short(f"This pattern cannot be used: {error}.") from error
     if not found:
@@ -126,11 +155,25 @@ def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find])
     return report(shown) if shown or room.fits(report(0)) else None
 
 
+def _found(searching: Iterator[Match | None]) -> Generator[None, None, list[Match]]:
+    """The first matches, up to one more than are counted."""
+    found: list[Match] = []
+    for match in searching:
+        yield
+        if match is not None:
+            found.append(match)
+        if len(found) > MAX_MATCHES:
+            break
+    return found
+
+
 def _compiled(pattern: str, matcher: Callable[[str], Find]) -> Find:
     if not pattern:
         raise _Short('"pattern" is missing or empty: send a regular expression, such as {"pattern": "error"}.')
     try:
         return matcher(pattern)
+    except TooSlow:
+        raise
     except ValueError as error:
         raise _Short(
             f"This pattern cannot be used: {error}. The syntax is RE2's, without look-ahead, look-behind and"

@@ -37,9 +37,6 @@ STORE_SECONDS = 30.0
 SECONDS = 600.0
 """What a call may take in all, its summaries included."""
 
-SEARCHING = 2
-"""Threads that search, of the five or more that a process has for everything (Python's default executor)."""
-
 HANDED_BACK = 4 << 20
 """Bytes of a body that is read only to be handed back, to somebody who is not served."""
 
@@ -79,14 +76,13 @@ class Operations:
     def __init__(self, services: Services, summarizer: Summarizer) -> None:
         self._services = services
         self._summarizer = summarizer
-        self._searching = asyncio.Semaphore(SEARCHING)
         self._handing_back = asyncio.Semaphore(HAND_BACKS)
 
     async def __call__(self, client: Client, tenant: Tenant) -> None:
         """Reply, and record one outcome whatever happens."""
         visit = self._services.store.visit(STORE_SECONDS)
-        shelf = Shelf(visit, tenant.namespace, tenant.policy)
-        call = Call(self._services, self._summarizer, client, tenant, shelf, self._searching)
+        shelf = Shelf(visit, tenant.namespace, tenant.policy, self._services.threads)
+        call = Call(self._services, self._summarizer, client, tenant, shelf)
         await served(client, self._services.sink, self._serve(call), lambda: _outcome(call))
 
     async def hand_back(self, client: Client) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from proxy.operations.parameters import Body
 from proxy.operations.shelf import Shelf
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from proxy.services import Services
     from proxy.summarizer import Summarizer
     from proxy.tenants import Tenant
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass
@@ -25,9 +28,11 @@ class Call:
     client: Client
     tenant: Tenant
     shelf: Shelf
-    searching: asyncio.Semaphore
-    """The threads that all searches of this process have together."""
     given: Body = field(default_factory=Body)
     """What the client sent, once it is read."""
     noted: dict[str, Any] = field(default_factory=dict)
     """Fields of the outcome."""
+
+    async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The result of `work`, in a thread for reading when it is this caller's turn."""
+        return await self.services.threads.reading.run(self.tenant.namespace, lambda: work(*args, **kwargs))

@@ -5,7 +5,6 @@ Nothing is written before every summary is there, and nothing is replied before 
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,18 +34,18 @@ NOTHING = "Nothing was above the thresholds: the messages are as they came, and 
 
 async def offload(call: Call) -> Reply:
     """The call's mode decides. Raises ProxyError."""
-    return await _offload(call, await asyncio.to_thread(parameters.taken, call.given, parameters.Offload))
+    return await _offload(call, await call.read(parameters.taken, call.given, parameters.Offload))
 
 
 async def compact(call: Call) -> Reply:
     """The same in compact mode."""
-    given = await asyncio.to_thread(parameters.taken, call.given, parameters.Offload)
+    given = await call.read(parameters.taken, call.given, parameters.Offload)
     return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compact"))
 
 
 async def compress(call: Call) -> Reply:
     """The same in compress mode."""
-    given = await asyncio.to_thread(parameters.taken, call.given, parameters.Offload)
+    given = await call.read(parameters.taken, call.given, parameters.Offload)
     keep = KEEP_RECENT if given.keep_recent_count is None else given.keep_recent_count
     return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compress", keep_recent_count=keep))
 
@@ -57,15 +56,15 @@ async def _offload(call: Call, given: parameters.Offload) -> Reply:
     model = given.model or policy.offload.compress.model or ""
     raws = call.given.messages
     counter = call.services.reader.counter(model)
-    messages = await asyncio.to_thread(lambda: [offloading.measured(raw, options, counter) for raw in raws])
-    stored = await _stored(call.shelf, await asyncio.to_thread(offloading.references, raws, messages, options))
-    decided = await asyncio.to_thread(offloading.offload, raws, messages, options, stored)
+    messages = await call.read(lambda: [offloading.measured(raw, options, counter) for raw in raws])
+    stored = await _stored(call.shelf, await call.read(offloading.references, raws, messages, options))
+    decided = await call.read(offloading.offload, raws, messages, options, stored)
     _note(call, options, model, decided)
     texts = await _summarised(call, policy, model, decided, messages, options) if decided.groups else []
     groups = await _written(call, decided, options.store_dir, chat_id)
     snapshots = list(zip(texts, groups, strict=True))
     kept = offloading.with_snapshots(decided, snapshots, role=policy.offload.compress.snapshot_role)
-    after = await asyncio.to_thread(_tokens, kept, decided, options, counter)
+    after = await call.read(_tokens, kept, decided, options, counter)
     call.noted["tokens_after"] = after
     files = {**decided.files, **groups}
     return Reply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
@@ -108,7 +107,7 @@ async def _summarised(
         raise ClientFault(
             "No model for summaries: give `model`, or have `offload.compress.model` set in this tenant's policy"
         )
-    turns = [await asyncio.to_thread(offloading.group_turns, decided, messages, group) for group in decided.groups]
+    turns = [await call.read(offloading.group_turns, decided, messages, group) for group in decided.groups]
     tokens = [sum(decided.tokens[index] for index in group) for group in decided.groups]
     groups = list(zip(turns, tokens, strict=True))
     return await summaries.made(call, policy, model, groups, names.stem(options.store_dir))

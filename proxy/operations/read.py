@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from proxy.core import names, pages
@@ -19,7 +18,7 @@ async def read_file(call: Call) -> Reply:
     """Raises ProxyError."""
     given = parameters.taken(call.given, parameters.ReadFile)
     path, content = await _found(call.shelf, given.absolute_path)
-    return await asyncio.to_thread(shown, path, content, given.offset or 0, given.limit)
+    return await call.read(shown, path, content, given.offset or 0, given.limit)
 
 
 async def _found(shelf: Shelf, path: str) -> tuple[str, bytes]:

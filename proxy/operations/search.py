@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import codecs
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from proxy.core.search import Find, Match, TooSlow
 from proxy.errors import ClientFault, NotThere
 from proxy.operations import parameters
 from proxy.operations.envelope import Reply
-from proxy.patterns import Budget
+from proxy.patterns import Budget, sliced
 
 if TYPE_CHECKING:
     from proxy.operations.call import Call
@@ -27,12 +28,21 @@ SECONDS = 10.0
 BATCH_BYTES = 4 << 20
 """Read and searched at a time, or one file that is larger."""
 
+BATCH_FILES = 200
+"""As many at most: their keys are made on the event loop, in 2 ms."""
+
+DECODED_BYTES = 1 << 20
+"""Bytes that are decoded at a time: it holds the interpreter."""
+
 SIDE_BY_SIDE = 4
 """Batches: while one is searched another is read."""
 
 MATCHES = 100_000
 CHARACTERS = 16 << 20
 """What one answer holds at most, whatever the limit."""
+
+
+Steps = Generator[None, None, list[Match]]
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -52,35 +62,44 @@ async def grep(call: Call) -> Reply:
     except TooSlow as error:
         raise _unusable(error) from error
     finally:
-        budget.end()  # a thread goes on searching when nobody waits for it
+        budget.end()  # batches side by side go on when one of them fails
 
 
 async def _below(call: Call, given: parameters.Search, budget: Budget) -> Reply:
     directory = names.canonical(given.path or ".")
-    find = await asyncio.to_thread(_compiled, patterns.compile, given.pattern, budget)
+    find = await _matcher(call, patterns.compile, given.pattern, budget)
     files = await call.shelf.below(directory)
     if not files and directory:
         raise NotThere(f"There is nothing in {given.path!r} among your files")
-    wanted = await asyncio.to_thread(_fitting, given.glob, files, directory) if given.glob else files
-    found = await searched(call.shelf, wanted, find, given.limit, call.searching)
-    return await asyncio.to_thread(_shown_below, given, directory, found)
+    wanted = await call.read(_fitting, given.glob, files, directory) if given.glob else files
+
+    async def run(steps: Steps) -> list[Match]:
+        return await sliced(call.services.threads.searching, call.tenant.namespace, steps, budget)
+
+    matches = await searched(call.shelf, wanted, find, given.limit, run)
+    return await call.read(_shown_below, given, directory, matches)
 
 
 async def _in_one(call: Call, given: parameters.Find, budget: Budget) -> Reply:
-    find = await asyncio.to_thread(_compiled, patterns.literal, given.pattern, budget)
+    find = await _matcher(call, patterns.literal, given.pattern, budget)
     [content] = await call.shelf.read_many([names.canonical(given.file_path)])
     if content is None:
         raise NotThere(f"There is no file {given.file_path!r} among your files")
-    async with call.searching:
-        return await asyncio.to_thread(_shown_of_one, given, content, find)
+    steps = _in_files([(given.file_path, content)], find, _most(given.limit))
+    matches = await sliced(call.services.threads.searching, call.tenant.namespace, steps, budget)
+    return await call.read(_shown_of_one, given, matches)
+
+
+async def _matcher(call: Call, matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
+    return await call.services.threads.searching.run(call.tenant.namespace, lambda: _compiled(matcher, pattern, budget))
 
 
 async def searched(
-    shelf: Shelf, files: Sequence[File], find: Find, limit: int | None, searching: asyncio.Semaphore
-) -> Found:
-    """Matches in these files, in their order, at most so many. Raises StoreFault and TooSlow.
+    shelf: Shelf, files: Sequence[File], find: Find, limit: int | None, run: Callable[[Steps], Awaitable[list[Match]]]
+) -> list[Match]:
+    """Matches in these files, in their order, `limit` or more where there are. Raises StoreFault and TooSlow.
 
-    `searching`: the threads that all searches have together, since others need some too.
+    `run` searches a batch in the threads that all searches share.
     """
     matches: list[Match] = []
     most, characters = _most(limit), 0
@@ -91,41 +110,50 @@ async def searched(
         contents = await shelf.read_many(wanted)
         # A file can have outlived its retention since it was listed.
         there = [(name, content) for name, content in zip(wanted, contents, strict=True) if content is not None]
-        async with searching:
-            return await asyncio.to_thread(_in_files, there, find, most)
+        return await run(_in_files(there, find, most))
 
     while len(matches) <= most and characters <= CHARACTERS and (wave := list(islice(batches, SIDE_BY_SIDE))):
         for part in await asyncio.gather(*map(in_batch, wave)):
             matches += part
             characters += sum(len(match.text) for match in part)
-    return _bounded(matches, most)
-
-
-def _in_files(files: Sequence[tuple[str, bytes]], find: Find, most: int) -> list[Match]:
-    """Matches, up to one more than `most` and a little more than `CHARACTERS`, so that it shows that there are more."""
-    matches: list[Match] = []
-    characters = 0
-    for match in islice(_each(files, find), most + 1):
-        matches.append(match)
-        characters += len(match.text)
-        if characters > CHARACTERS:
-            break
     return matches
 
 
-def _each(files: Sequence[tuple[str, bytes]], find: Find) -> Iterator[Match]:
+def _in_files(files: Sequence[tuple[str, bytes]], find: Find, most: int) -> Steps:
+    """Matches, up to one more than `most` and a little more than `CHARACTERS`, so that it shows that there are more."""
+    matches: list[Match] = []
+    characters = 0
     for name, content in files:
-        if find(content, 0) >= 0:
-            yield from search.in_data(name, _valid(content), find)
+        for match in _in_file(name, content, find):
+            yield
+            if match is None:
+                continue
+            matches.append(match)
+            characters += len(match.text)
+            if len(matches) > most or characters > CHARACTERS:
+                return matches
+        yield
+    return matches
+
+
+def _in_file(name: str, content: bytes, find: Find) -> Iterator[Match | None]:
+    """As `in_data`. Most files hold no match, and whether those are valid does not matter."""
+    start = 0
+    while (found := find(content, start)) < -1:
+        yield None
+        start = ~found
+    if found >= 0:
+        yield from search.in_data(name, _valid(content), find)
 
 
 def _valid(content: bytes) -> bytes:
     """UTF-8 as it is; half surrogate pairs, which files keep, as U+FFFD."""
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return content.decode("utf-8", "replace").encode()
-    return content
+    if content.isascii():
+        return content
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    starts = range(0, len(content), DECODED_BYTES)
+    parts = [decoder.decode(content[start : start + DECODED_BYTES]).encode() for start in starts]
+    return b"".join([*parts, decoder.decode(b"", final=True).encode()])
 
 
 def _bounded(matches: Sequence[Match], most: int) -> Found:
@@ -143,7 +171,7 @@ def _batches(files: Sequence[File]) -> Iterator[list[File]]:
     batch: list[File] = []
     size = 0
     for file in files:
-        if batch and size + file.size > BATCH_BYTES:
+        if batch and (size + file.size > BATCH_BYTES or len(batch) == BATCH_FILES):
             yield batch
             batch, size = [], 0
         batch.append(file)
@@ -172,8 +200,9 @@ def _fitting(glob: str, files: Sequence[File], directory: str) -> list[File]:
     return [file for file in files if file.name in fitting]
 
 
-def _shown_below(given: parameters.Search, directory: str, found: Found) -> Reply:
+def _shown_below(given: parameters.Search, directory: str, matches: Sequence[Match]) -> Reply:
     """A block for each file, between lines of dashes."""
+    found = _bounded(matches, _most(given.limit))
     path = given.path or "."
     about = f'pattern "{given.pattern}" in path "{path}"' + (f' (filter: "{given.glob}")' if given.glob else "")
     lines = [f"Found {len(found.matches)} matches for {about}:"]
@@ -187,10 +216,9 @@ def _shown_below(given: parameters.Search, directory: str, found: Found) -> Repl
     return Reply(answer, metadata=_metadata(found, paths))
 
 
-def _shown_of_one(given: parameters.Find, content: bytes, find: Find) -> Reply:
-    """A line for each match. Raises TooSlow."""
-    path, most = given.file_path, _most(given.limit)
-    found = _bounded(_in_files([(path, content)], find, most), most)
+def _shown_of_one(given: parameters.Find, matches: Sequence[Match]) -> Reply:
+    """A line for each match."""
+    path, found = given.file_path, _bounded(matches, _most(given.limit))
     lines = [f"{path}:{match.line}:{match.text}" for match in found.matches]
     answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{path}"'
     return Reply(answer, metadata=_metadata(found, [path] * len(lines)))

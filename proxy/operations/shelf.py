@@ -18,6 +18,7 @@ from proxy.stores.base import Entry
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.keys import is_part
 from proxy.stores.memory import Missing
+from proxy.threads import Threads
 
 KIND, ORIGINALS = "files", "originals"
 
@@ -35,8 +36,9 @@ class File(msgspec.Struct, frozen=True):
 class Shelf:
     """One request's dealings with its caller's files. Everything raises StoreFault where the store does not answer."""
 
-    def __init__(self, visit: Visit, namespace: str, policy: Policy) -> None:
+    def __init__(self, visit: Visit, namespace: str, policy: Policy, threads: Threads) -> None:
         self._visit = visit
+        self._threads = threads
         self._namespace = namespace
         offloads = [policy.offload, *(rule.offload for rule in policy.rules)]
         self._store_dirs = {names.canonical(offload.store_dir) for offload in offloads}
@@ -99,7 +101,7 @@ class Shelf:
         found = await self._visit.list(self._key(names.key_part(text)))
         if found is Missing.FAILED:
             _failed("list files")
-        return await asyncio.to_thread(_beginning, text, found)
+        return await self._threads.reading.run(self._namespace, lambda: _beginning(text, found))
 
     async def _read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         found = await self._visit.read(keys)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.search import LEAD, LONG_LINE, Find, Match, below, fitting, matches, named, relative
+from proxy.core import search
+from proxy.core.search import LEAD, LONG_LINE, Files, Find, Match, below, fitting, named, relative
 
 FILES = ("/context_store/a.txt", "/context_store/b.json", "/context_store/sub/a.json", "/other/c.txt")
+
+
+def matches(files: Files, paths: list[str], find: Find) -> list[Match]:
+    return [match for match in search.matches(files, paths, find) if match is not None]
 
 
 def find_in(pattern: str) -> Find:
@@ -192,3 +198,39 @@ def test_every_needle_of_a_long_line_is_in_a_window(parts: list[str]) -> None:
     windows = [(max(0, match.column - LEAD), max(0, match.column - LEAD) + LONG_LINE) for match in found]
     for column in (index for index, character in enumerate(line) if character == "x"):
         assert any(start <= column < stop for start, stop in windows)
+
+
+def test_a_search_that_pauses_finds_the_same() -> None:
+    """`~offset`: nothing up to there, ask again."""
+    data = "".join(f"{number} {'x' if number % 7 == 0 else 'y'}\n" for number in range(100))
+    whole = find_in("x")
+
+    def pausing(data: bytes, start: int) -> int:
+        stop = data.find(b"\n", start) + 1
+        found = whole(data[:stop], start)
+        return found if found >= 0 or stop == len(data) else ~stop
+
+    assert matches({"f": data}, ["f"], pausing) == matches({"f": data}, ["f"], whole)
+    assert sum(match is None for match in search.matches({"f": data}, ["f"], pausing)) > 80
+
+
+MANY_LINES = {"f": "ab\n" * 300_000}
+LONG = {"f": "é" * 300_000 + "ab" * 300_000}
+MANY_FILES = {f"{number}": "ab\n" * 3 for number in range(20_000)}
+
+
+@pytest.mark.parametrize("files", [MANY_LINES, LONG, MANY_FILES], ids=["lines", "one line", "files"])
+@pytest.mark.parametrize("pattern", ["b", "x*", "c"])
+def test_twice_the_text_takes_twice_the_time(files: dict[str, str], pattern: str) -> None:
+    find = find_in(pattern)
+    if len(files) > 1:
+        twice = files | {f"{path}'": text for path, text in files.items()}
+    else:
+        twice = {"f": files["f"] * 2}
+
+    def cost(files: dict[str, str]) -> float:
+        begun = time.thread_time()
+        matches(files, list(files), find)
+        return time.thread_time() - begun
+
+    assert min(cost(twice) / max(cost(files), 0.003) for _ in range(4)) <= 2.3

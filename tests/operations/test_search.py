@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from proxy import patterns
 from proxy.core.policy import Policy
-from proxy.core.search import Find, TooSlow
+from proxy.core.search import Find, Match, TooSlow
 from proxy.operations import search
-from proxy.operations.search import BATCH_BYTES, SIDE_BY_SIDE, Found, searched
+from proxy.operations.search import (
+    BATCH_BYTES,
+    BATCH_FILES,
+    SIDE_BY_SIDE,
+    Found,
+    Steps,
+    _batches,
+    _bounded,
+    _most,
+    _valid,
+    searched,
+)
 from proxy.operations.shelf import File, Shelf
-from proxy.patterns import Budget
+from proxy.patterns import Budget, sliced
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
+from proxy.threads import Threads
 
 FIND = patterns.compile("needle")
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(Guarded(open_store(str(tmp_path)), warn=lambda kind, message: None).visit(30), "acme", Policy())
+async def shelf(tmp_path: Path) -> AsyncIterator[Shelf]:
+    guarded, threads = Guarded(open_store(str(tmp_path)), warn=lambda kind, message: None), Threads()
+    yield Shelf(guarded.visit(30), "acme", Policy(), threads)
+    threads.close()
 
 
 async def stored(shelf: Shelf, contents: dict[str, bytes], sizes: int | None = None) -> list[File]:
@@ -32,7 +46,10 @@ async def stored(shelf: Shelf, contents: dict[str, bytes], sizes: int | None = N
 
 
 async def found_in(shelf: Shelf, files: list[File], find: Find, limit: int | None) -> Found:
-    return await searched(shelf, files, find, limit, asyncio.Semaphore(2))
+    async def run(steps: Steps) -> list[Match]:
+        return await sliced(shelf._threads.searching, "acme", steps, Budget(10))
+
+    return _bounded(await searched(shelf, files, find, limit, run), _most(limit))
 
 
 async def test_batches_keep_the_files_order(shelf: Shelf) -> None:
@@ -84,5 +101,25 @@ async def test_half_a_surrogate_pair_is_shown_as_what_is_no_character(shelf: She
 
 async def test_one_that_takes_too_long_ends_the_search(shelf: Shelf) -> None:
     files = await stored(shelf, {"a": b"needle", "b": b"hay"})
+    budget = Budget(1)
+    find = patterns.compile("needle", budget)
+    budget.end()
     with pytest.raises(TooSlow):
-        await found_in(shelf, files, patterns.compile("needle", Budget(0)), None)
+        await found_in(shelf, files, find, None)
+
+
+def test_few_files_at_a_time_however_small() -> None:
+    sizes = [len(batch) for batch in _batches([File(f"{number}", 1) for number in range(2 * BATCH_FILES + 1)])]
+    assert sizes == [BATCH_FILES, BATCH_FILES, 1]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 1000])
+def test_what_is_no_character_is_replaced_wherever_it_is_cut(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "DECODED_BYTES", cut)
+    for content in (
+        b"plain",
+        "é中😀x".encode(),
+        b"a\xff\xed\xa0\xbdb\xe4\xb8",
+        "x\ud83dy".encode("utf-8", "surrogatepass"),
+    ):
+        assert _valid(content) == content.decode("utf-8", "replace").encode()

@@ -14,6 +14,7 @@ from proxy.errors import StoreFault
 from proxy.operations.shelf import File, Shelf
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
+from proxy.threads import Threads
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
 
 
@@ -33,7 +34,7 @@ def shelf(guarded: Guarded) -> Iterator[Shelf]:
 
 
 def of(guarded: Guarded, namespace: str) -> Shelf:
-    return Shelf(guarded.visit(30), namespace, Policy())
+    return Shelf(guarded.visit(30), namespace, Policy(), Threads())
 
 
 async def test_what_is_put_is_listed_below_its_directory_by_name_and_read(shelf: Shelf) -> None:
