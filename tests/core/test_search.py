@@ -223,10 +223,8 @@ MANY_FILES = {f"{number}": "ab\n" * 3 for number in range(20_000)}
 @pytest.mark.parametrize("pattern", ["b", "x*", "c"])
 def test_twice_the_text_takes_twice_the_time(files: dict[str, str], pattern: str) -> None:
     find = find_in(pattern)
-    if len(files) > 1:
-        twice = files | {f"{path}'": text for path, text in files.items()}
-    else:
-        twice = {"f": files["f"] * 2}
+    more = {f"{path}'": text for path, text in files.items()}
+    twice = files | more if len(files) > 1 else {"f": files["f"] * 2}
 
     def cost(files: dict[str, str]) -> float:
         begun = time.thread_time()

@@ -1,0 +1,137 @@
+"""What calls of our tools may cost: nobody else waits for them, and they end with the turn and the process."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving import Proxy, spawned, tight
+from tests.upstream import Recorded, StrictUpstream, calls, text
+
+Json = dict[str, Any]
+
+NASTY = "(?:.{0,99}m){9}zq"
+"""RE2 takes microseconds for each byte of a text that is full of m."""
+
+TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
+
+
+def history(content: str) -> list[Json]:
+    """One call with this result, and a next question."""
+    call = {"id": "call_0", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
+    return [
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0", "content": content},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "And now?"},
+    ]
+
+
+def asked(content: str) -> Json:
+    return {"model": "m", "messages": history(content), "tools": [TOOL]}
+
+
+def searching(request: Recorded, times: int = 12) -> Any:
+    """Nasty calls as long as there is somebody who answers them; nothing but text for who has no history."""
+    if len(request.messages) < 5 or request.messages[-1]["role"] == "tool":
+        return text("Hello.")
+    return calls(*((request.tool_names[-2], {"pattern": NASTY}, f"call_n{number}") for number in range(times)))
+
+
+@pytest.fixture
+def up() -> Iterator[StrictUpstream]:
+    with StrictUpstream() as made:
+        yield made
+
+
+def ask(proxy: Proxy, body: Json, key: str = "a") -> httpx.Response:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=120, trust_env=False)
+
+
+def test_calls_beyond_the_limit_are_told_so(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    proxy = serve({"default": tight(up.url, tools={"max_calls": 3})})
+    read = ("grep", {"pattern": "heliotrope"})
+    up.script(calls(*((*read, f"call_n{number}") for number in range(5))), text("Done."))
+    assert ask(proxy, asked("a line of nothing\n" * 300 + "heliotrope\n")).status_code == 200
+    answers = [message["content"] for message in up.chats[1].messages[-5:]]
+    assert all("L301: heliotrope" in answer for answer in answers[:3])
+    assert all("at most 3 calls are answered at once" in answer for answer in answers[3:])
+
+
+def test_a_turn_of_nasty_searches_has_one_budget(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    proxy = serve({"default": tight(up.url, tools={"max_search_seconds": 0.3})})
+    up.respond(lambda request: searching(request, 30))
+    begun = time.process_time()
+    assert ask(proxy, asked(("m" * 2_000 + "\n") * 1_000)).status_code == 200
+    assert time.process_time() - begun < 5, "seconds of processor time; without the budget it is a minute"
+    answers = [message["content"] for message in up.chats[1].messages[-30:]]
+    assert all("searching took more than 0.3 seconds" in answer for answer in answers[:16])
+    assert all("at most 16 calls" in answer for answer in answers[16:])
+
+
+def test_a_search_does_not_outlive_its_process(up: StrictUpstream) -> None:
+    up.respond(lambda request: searching(request, 16))
+    policy = tight(up.url, tools={"max_search_seconds": 600})
+    body = asked(("m" * 2_000 + "\n") * 5_000)
+    with spawned({"default": policy}, flags=["--drain-timeout=1"]) as proxy:
+        assert proxy.process is not None
+        client = threading.Thread(target=lambda: ask(proxy, body))
+        client.start()
+        while not up.chats or spent(proxy) < 1.5:
+            time.sleep(0.05)
+        proxy.process.terminate()
+        begun = spent(proxy)
+        while proxy.process.poll() is None:
+            last, _ = spent(proxy), time.sleep(0.05)
+        client.join()
+    assert last - begun < 5, "seconds of processor time; the search alone would take minutes"
+
+
+def spent(proxy: Proxy) -> float:
+    """Seconds of processor time that the proxy has taken so far."""
+    assert proxy.process is not None
+    try:
+        with open(f"/proc/{proxy.process.pid}/stat", encoding="ascii") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        pytest.skip("only where there is /proc")
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+def main() -> None:
+    """The attack, measured: twelve nasty searches in one reply, beside another tenant's small chat."""
+    with StrictUpstream() as up, spawned({"default": tight(up.url)}, flags=["--drain-timeout=1"]) as proxy:
+        up.respond(searching)
+        small = {"model": "m", "messages": [{"role": "user", "content": "Hi."}]}
+        one = {"model": "m", **asked("needle in a line of words\n" * 200)}
+        ask(proxy, small, "b")
+        base, body, took = spent(proxy), asked(("m" * 2_000 + "\n") * 400), list[float]()
+        attack = threading.Thread(target=lambda: took.append(timed(lambda: ask(proxy, body))))
+        attack.start()
+        time.sleep(0.3)
+        waits = []
+        while attack.is_alive():
+            waits.append(timed(lambda: ask(proxy, small, "b")))
+            time.sleep(0.05)
+        waits.sort()
+        print(json.dumps({"cpu": spent(proxy) - base, "attack": took, "chat p50": waits[len(waits) // 2],
+                          "chat max": waits[-1], "chats": len(waits)}))  # fmt: skip
+        del one
+
+
+def timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main()
