@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from proxy.core import compact, compress
-from proxy.core.files import moved_files
+from proxy.core.files import Files, moved_files
 from proxy.core.plan import Cut, Event, Move, Plan
 from proxy.core.policy import Offload
 from proxy.core.transcript import BEGINNING, Reading, Transcript, links, read
@@ -72,3 +73,19 @@ def test_cuts_up_to_the_one_shown_have_theirs() -> None:
         ]
     )
     assert path("p" * 900) in moved_files(TRANSCRIPT, both, "/store", both.cuts[1], CHAIN)
+
+
+def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def loader(path: str) -> Callable[[], str]:
+        return lambda: (opened.append(path), path * 1_000)[1]
+
+    files = Files({path: loader(path) for path in "abc"})
+    assert files["a"] == files["a"] == "a" * 1_000
+    assert opened == ["a"]
+    files.forget()
+    assert files["a"] and opened == ["a", "a"]
+    monkeypatch.setattr("proxy.core.files.KEPT", 2_500)
+    assert all(files[path] for path in "abcca")
+    assert opened == ["a", "a", "b", "c", "a"], "more than are kept"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,9 @@ from proxy.core.tools import (
     Result,
     Tool,
     answer,
+    answering,
     definitions,
+    too_many,
 )
 from tests.core.paging import undone
 
@@ -317,3 +320,28 @@ def test_a_pattern_that_takes_too_long_is_refused() -> None:
 
     told = answer("grep", '{"pattern": "x"}', FILES, STORE, 1_000, len, lambda pattern: slow)
     assert (told.result, told.text) == ("refused", "This pattern cannot be used: searching took long.")
+
+
+def test_what_is_told_to_calls_beyond_the_limit() -> None:
+    told = too_many(16, len)
+    assert (told.result, told.tokens) == ("refused", len(told.text))
+    assert "at most 16 calls" in told.text
+
+
+def test_a_search_stops_on_the_way() -> None:
+    """So that others get their turn: at each match and after each file."""
+    files = {f"{STORE}/{number}.txt": "x\ny\n" for number in range(10)}
+    steps = answering("grep", '{"pattern": "x"}', files, STORE, 10_000, len, matcher)
+    assert len(list(steps)) == 20
+
+
+@pytest.mark.parametrize("text", ["word of text " * 100_000, "ab\n" * 400_000], ids=["one line", "lines"])
+def test_twice_the_text_takes_twice_the_time_to_read(text: str) -> None:
+    def cost(text: str) -> float:
+        begun = time.thread_time()
+        for number in range(30):
+            place = {"column": len(text) // 2 + number} if text[2] != "\n" else {"offset": len(text) // 6 + number}
+            assert ask("read_file", {F: text}, 1_000, path=F, **place).result == "ok"
+        return time.thread_time() - begun
+
+    assert min(cost(text * 2) / max(cost(text), 0.003) for _ in range(4)) <= 2.3
