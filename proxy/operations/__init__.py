@@ -117,7 +117,7 @@ async def _answered(call: Call) -> bytes:
     try:
         async with asyncio.timeout(SECONDS):
             reply = await PATHS[call.client.path](call)
-            return await asyncio.to_thread(reply.body)
+            return await call.read(reply.body)
     except TimeoutError as error:
         raise Overloaded(f"This took longer than {SECONDS:g} seconds; ask for less at once") from error
 
