@@ -64,6 +64,9 @@ BACKGROUND = 1_000
 SNAPSHOT_BUDGET = 10.0
 """Seconds that storing a snapshot may take: it was paid for, and nobody waits for it."""
 
+OLDER = "gpt-4"
+"""A model of the family whose vocabulary is loaded once the proxy serves: few ask for it, and start-up is to be short."""
+
 _COME_BACK = 1
 """Seconds that a client is told to wait when there is too much at once: requests end all the time."""
 
@@ -158,7 +161,6 @@ class App:
             with self._slot(tenant.policy), self._metrics.in_flight():
                 await handler(client, tenant)
         except ProxyError as error:
-            await self._operations.hand_back(client)
             await _apologise(client, error)
             self._record(_refused(client, tenant, "overloaded" if isinstance(error, Overloaded) else "client"))
         except ClientGone:
@@ -244,6 +246,7 @@ class App:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
+            self._tokens.load()
             held.callback(self._ledger.flush)
             held.push_async_callback(self._store.close)
             held.callback(self._threads.close)
@@ -255,6 +258,7 @@ class App:
                 sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
                 await held.enter_async_context(_running(sweeper.run()))
             held.enter_context(_settled())
+            await held.enter_async_context(_running(asyncio.to_thread(self._tokens.load, OLDER)))
             yield
 
 
@@ -274,7 +278,7 @@ def _settled() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _running(work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
     """`work` in the background, cancelled at the end. Its failure is a bug that must not go unseen."""
     task = asyncio.create_task(work)
     task.add_done_callback(_report)
@@ -285,7 +289,7 @@ async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def _report(task: asyncio.Task[object]) -> None:
     if not task.cancelled() and (error := task.exception()):
         logger.error("background work ended", exc_info=error)
 

@@ -60,6 +60,9 @@ class Client:
         self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
         """How an error of ours reads to this client: in OpenAI's shape, unless whoever serves it says otherwise."""
         self.gone = False
+        """Whether the client left before the reply's last byte was on its way to it."""
+        self.replied = False
+        """Whether that byte is: from then on the client closes when it likes."""
         self.status = 0
         """Of the reply; 0 as long as there is none."""
         self.sent: float | None = None
@@ -124,27 +127,30 @@ class Client:
             forget()
 
     def _left(self, task: asyncio.Task[Any]) -> None:
-        self.gone = True
-        task.cancel()
+        if not self.replied:
+            self.gone = True
+            task.cancel()
 
     async def _watch(self, task: asyncio.Task[Any]) -> None:
         await self._heard_out.wait()
-        while not self.gone:
-            self._take(await self.receive())
+        while not self._take(await self.receive()):
+            pass
         self._left(task)
 
     async def _next(self) -> tuple[bytes, bool]:
         """The body's next piece, and whether there are more."""
         message = await self.receive()
-        self._take(message)
-        if self.gone:
+        if self._take(message):
             raise ClientGone
         return message.get("body", b""), message.get("more_body", False)
 
-    def _take(self, message: Message) -> None:
-        self.gone = message["type"] == "http.disconnect"
-        if self.gone or not message.get("more_body", False):
+    def _take(self, message: Message) -> bool:
+        """Whether this is word that the client has left; the server also says so once the reply is complete."""
+        left: bool = message["type"] == "http.disconnect"
+        self.gone = left and not self.replied
+        if left or not message.get("more_body", False):
             self._heard_out.set()
+        return left
 
     async def send(self, message: Message) -> None:
         """ASGI's `send`, for whoever replies by it."""
@@ -166,6 +172,7 @@ class Client:
     async def finish(self, chunk: bytes = b"") -> None:
         """End the reply. One that is left without this is cut off, so that the client sees that it is not whole."""
         await self._send({"type": "http.response.body", "body": chunk})
+        self.replied = not self.gone  # at once: whoever is told now that the client left must not stop what follows
 
     async def fail(self, error: ProxyError) -> None:
         """Reply with an error of our own. Nothing may have been sent before."""

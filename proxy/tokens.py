@@ -1,18 +1,18 @@
-"""How many tokens a text has, by the model's own encoding: the only home of tiktoken, quicktok and their tables.
+"""How many tokens a text has, by the model's own encoding: the only home of tiktoken and its tables.
 
-Nothing is ever fetched: quicktok carries its tables, tiktoken is built from those in `proxy/vocabulary`. tiktoken is
-the reference; quicktok counts the same several times faster and stands in for it where its wheel exists.
+Nothing is ever fetched: tiktoken is built from the tables in `proxy/vocabulary`.
 """
 
 from __future__ import annotations
 
-import base64
 import ctypes
 import gzip
 import hashlib
 import re
+from binascii import a2b_base64
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from importlib.resources import files
 from threading import Lock
 
@@ -20,18 +20,14 @@ import msgspec
 
 from proxy.errors import ProxyError
 
-try:
-    import quicktok  # type: ignore[import-untyped]
-except ImportError:  # no wheel for this Python or machine
-    quicktok = None
-
 Counter = Callable[[str], int]
 
-PIECE = 100_000
-"""Characters. tiktoken panics on a run of about 1,000,000 white-space characters."""
+PIECE = 20_000
+"""Characters. A run that tiktoken cannot split into words costs it `n log n` time, and on about 1,000,000 white-space
+characters it panics: in pieces of this size, the worst run takes four times what prose takes."""
 
-SEAM = re.compile(r"\n(?=[^\s/])|(?<=[A-Za-z])(?= [A-Za-z])")
-"""Where a cut changes no count, as neither encoding has a token across it: behind a line, before a word's space."""
+SEAM = re.compile(r"\n(?=[^\s/]|[ \t]{1,100}\S)|(?<=[A-Za-z])(?= [A-Za-z])")
+"""Where a cut changes no count, as neither encoding has a token across it: behind a line's end, before a word's space."""
 
 _OLDER = re.compile(r"(^|[/:])(gpt-4(?![\w.])|gpt-3\.?5|text-embedding)")
 """The model families of cl100k_base (tiktoken/model.py), also behind `openai/` or `ft:`, and as Azure spells them."""
@@ -62,10 +58,10 @@ O200K = Encoding(
 
 
 class Tokens:
-    """Counts tokens; safe to share between threads. An encoding is loaded when it is first needed.
+    """Counts tokens; safe to share between threads.
 
-    Loading holds the interpreter for up to 0.4 s and takes about 55 MB (o200k_base) or 30 MB (cl100k_base): as much as
-    all the rest of an idle proxy.
+    Counting gives up the interpreter's lock, so in a thread it delays nobody. Loading holds it for up to 0.2 s and
+    takes about 50 MB (o200k_base) or 25 MB (cl100k_base): load both at the start, before anybody waits.
     """
 
     def __init__(self) -> None:
@@ -75,11 +71,11 @@ class Tokens:
     def count(self, text: str, model: str = "") -> int:
         """Tokens of `text` for `model`; an unknown model counts by o200k_base.
 
-        Exact, but for stretches of more than `PIECE` characters without any line or word to cut at: these are cut
-        anywhere, which adds about one token each time. Lone surrogates count as U+FFFD.
+        Exact, but for stretches of more than `PIECE` characters without any line or word to cut at, such as one
+        character repeated or base64: these are cut anywhere, which adds about one token each time. Lone surrogates
+        count as U+FFFD.
         """
-        counter = self.load(model)
-        return sum(map(counter, pieces(_valid(text))))
+        return sum(map(self.load(model), pieces(text)))
 
     def load(self, model: str = "") -> Counter:
         """The counter of `model`'s encoding for texts of bounded length, loaded once whoever asks first."""
@@ -87,8 +83,7 @@ class Tokens:
         if encoding.name not in self._counters:
             with self._lock:
                 if encoding.name not in self._counters:
-                    self._counters[encoding.name] = fast(encoding) or reference(encoding)
-                    _give_back()
+                    self._counters[encoding.name] = counter(encoding)
         return self._counters[encoding.name]
 
     def loaded(self, model: str = "") -> bool:
@@ -101,21 +96,15 @@ def encoding_of(model: str) -> Encoding:
     return CL100K if _OLDER.search(model.lower()) else O200K
 
 
-def fast(encoding: Encoding) -> Counter | None:
-    """quicktok's counter over its own tables, or None where it is missing."""
-    if quicktok is None:
-        return None
-    counter: Counter = quicktok.Tokenizer(encoding.name, "").count
-    return counter
-
-
-def reference(encoding: Encoding) -> Counter:
-    """tiktoken's counter over our tables."""
-    import tiktoken  # 10 ms and 2 MB that most never need
+@cache
+def counter(encoding: Encoding) -> Counter:
+    """tiktoken's counter over our table."""
+    import tiktoken  # 10 ms and 2 MB that commands other than `serve` never need
 
     ranks = table(encoding)
     built = tiktoken.Encoding(encoding.name, pat_str=encoding.pattern, mergeable_ranks=ranks, special_tokens={})
     ranks.clear()  # copied into the encoder, which would otherwise keep these 30 MB for nothing but pickling
+    _give_back()
     return lambda text: len(built.encode_ordinary(text))
 
 
@@ -125,8 +114,8 @@ def table(encoding: Encoding) -> dict[bytes, int]:
     lines = gzip.decompress(packed)
     if hashlib.sha256(lines).hexdigest() != encoding.sha256:
         raise ProxyError(f"the packaged vocabulary {encoding.name} is damaged; install offload-proxy again")
-    pairs = (line.split() for line in lines.splitlines())
-    return {base64.b64decode(token): int(rank) for token, rank in pairs}
+    words = lines.split()
+    return dict(zip(map(a2b_base64, words[::2]), map(int, words[1::2]), strict=True))
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -144,12 +133,3 @@ def _give_back() -> None:
     """Return to the system what loading took and freed, about 10 MB; only glibc keeps it, and knows this."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _valid(text: str) -> str:
-    """`text` as Unicode allows it: surrogate pairs joined, lone ones replaced."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

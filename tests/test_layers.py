@@ -41,7 +41,6 @@ HOMES = {
     "aiohttp": {"pool", "upstream"},
     "yaml": {"policies"},
     "tiktoken": {"tokens"},
-    "quicktok": {"tokens"},
     "re2": {"patterns"},
     "redis": {"stores"},
     "obstore": {"stores"},

@@ -1,4 +1,4 @@
-"""Counting: the fast counter against the reference, hostile texts, and that nothing is ever fetched."""
+"""Counting: whole texts and texts in pieces, hostile texts, and that nothing is ever fetched."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -22,34 +22,14 @@ from tiktoken_ext import openai_public
 from proxy import patterns, tokens
 from proxy.core.tools import answer
 from proxy.errors import ProxyError
-from proxy.tokens import CL100K, O200K, PIECE, SEAM, Encoding, Tokens, encoding_of, fast, pieces, reference, table
+from proxy.tokens import CL100K, O200K, PIECE, SEAM, Encoding, Tokens, counter, encoding_of, pieces, table
 from tests import transcripts
 
-REFERENCE = {encoding.name: reference(encoding) for encoding in (O200K, CL100K)}
+REFERENCE = {encoding.name: counter(encoding) for encoding in (O200K, CL100K)}
 TOKENS = Tokens()
 MODELS = {"o200k_base": "gpt-4o", "cl100k_base": "gpt-4"}
 
 both = pytest.mark.parametrize("encoding", [O200K, CL100K], ids=lambda encoding: encoding.name)
-
-
-@pytest.fixture(scope="module", params=[O200K, CL100K], ids=lambda encoding: encoding.name)
-def counters(request: pytest.FixtureRequest) -> tuple[tokens.Counter, tokens.Counter]:
-    """quicktok's and tiktoken's counter of one encoding."""
-    counter = fast(request.param)
-    if counter is None:
-        pytest.skip("quicktok has no wheel for this Python")
-    return counter, REFERENCE[request.param.name]
-
-
-@pytest.fixture(scope="module")
-def plain() -> Tokens:
-    """Counts as it does where quicktok is missing."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "quicktok", None)
-        made = Tokens()
-        for model in MODELS.values():
-            made.load(model)
-    return made
 
 
 @pytest.mark.parametrize(
@@ -111,17 +91,10 @@ def test_a_damaged_table_is_not_used() -> None:
 
 
 @both
-def test_without_quicktok_tiktoken_counts(encoding: Encoding, plain: Tokens) -> None:
-    text = "The quick brown föx\n" * 3
-    assert plain.count(text, MODELS[encoding.name]) == REFERENCE[encoding.name](text) == 18
-
-
-@both
-def test_quicktok_carries_the_same_table(encoding: Encoding) -> None:
-    theirs = pytest.importorskip("quicktok").Tokenizer(encoding.name, "")
-    ours = table(encoding)
-    assert theirs.token_byte_values() == sorted(ours)
-    assert [theirs.encode_single_token(token) for token in ours] == list(ours.values())
+def test_a_table_is_whole(encoding: Encoding) -> None:
+    ranks = table(encoding)
+    assert list(ranks.values()) == list(range(len(ranks)))
+    assert {bytes([byte]) for byte in range(256)} <= set(ranks)
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -137,31 +110,20 @@ def texts(value: Any) -> Iterator[str]:
 
 
 @transcripts.needed
-def test_both_count_alike_in_recorded_sessions(counters: tuple[tokens.Counter, tokens.Counter]) -> None:
-    quick, slow = counters
-    seen: set[str] = set()
-    for run in islice(transcripts.load(), 0, None, 5):
-        seen |= set(texts(run.messages))
-    assert len(seen) > 1_000
-    assert [text for text in seen if quick(text) != slow(text)] == []
-
-
-@settings(max_examples=300)
-@given(
-    text=st.text()
-    | st.text(alphabet=" \t\n\r/'sSdlLaA1é中ไ😀\u0301\u2028\x00\xa0")
-    | st.binary().map(lambda b: b.decode("latin-1"))
-)
-def test_both_count_alike_in_any_text(counters: tuple[tokens.Counter, tokens.Counter], text: str) -> None:
-    quick, slow = counters
-    assert quick(text) == slow(text)
+@both
+def test_pieces_change_hardly_a_count_in_recorded_sessions(encoding: Encoding) -> None:
+    runs = ["\n".join(texts(run.messages)) for run in islice(transcripts.load(), 0, None, 20)]
+    off = [TOKENS.count(run, MODELS[encoding.name]) - REFERENCE[encoding.name](run) for run in runs]
+    assert sum(map(len, runs)) > 50 * PIECE
+    assert sum(map(bool, off)) <= 1, "a JSON text of many thousand escaped lines"
+    assert max(map(abs, off)) <= 3
 
 
 ODD = st.text(alphabet=" \n\r/'s;1aAé\u0301\u2028")
 
 
 @settings(max_examples=500)
-@given(before=ODD, seam=st.sampled_from(["\n|a", "\n|;", "\n|é", "\n|1", "\n|'", "a| b", "A| B"]), after=ODD)
+@given(before=ODD, seam=st.sampled_from(["\n|a", "\n|;", "\n|é", "\n|1", "\n|'", "\n| a", "\n|\t\t/", "\n|  1", "a| b", "A| B"]), after=ODD)
 def test_a_cut_at_a_seam_changes_no_count(before: str, seam: str, after: str) -> None:
     left, right = seam.split("|")
     left, right = before + left, right + after
@@ -186,23 +148,37 @@ def test_long_texts_with_lines_are_exact() -> None:
         assert TOKENS.count(text, model) == REFERENCE[name](text)
 
 
-@pytest.mark.parametrize(
-    "character", [" ", "\n", "a", "=", "中", "😀", "\u0301", "\t", "0", "\0", "\ud800", " \n", "aA", "\r\n"], ids=ascii
-)
+def linear(text: str, model: str) -> bool:
+    """Whether twice the text takes twice the processor; the best of a few tries, as caches and neighbours disturb."""
+
+    def cpu(text: str) -> float:
+        began = time.thread_time()
+        TOKENS.count(text, model)
+        return time.thread_time() - began
+
+    return any(cpu(text + text) <= 2.3 * cpu(text) for _ in range(10))
+
+
+HOSTILE = [" ", "\n", "a", "=", "中", "😀", "\u0301", "\t", "0", "\0", "\ud800", " \n", "aA", "\r\n", " \n=", "''s"]
+
+
+@pytest.mark.parametrize("character", HOSTILE, ids=ascii)
 @both
-def test_long_runs_take_bounded_time(character: str, encoding: Encoding, plain: Tokens) -> None:
-    text = character * (1_500_000 // len(character))
-    for counter in (TOKENS, plain):
-        began = time.perf_counter()
-        assert 0 < counter.count(text, MODELS[encoding.name]) <= 4 * len(text)
-        assert time.perf_counter() - began < 5
+def test_long_runs_cost_what_they_are_long(character: str, encoding: Encoding) -> None:
+    text = character * (10 * PIECE // len(character))
+    model = MODELS[encoding.name]
+    assert 0 < TOKENS.count(text, model) <= 4 * len(text)
+    assert linear(text, model)
 
 
-def test_one_endless_word_takes_bounded_time() -> None:
-    letters = random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=2_000_000)
-    began = time.perf_counter()
-    assert TOKENS.count("".join(letters)) > 500_000
-    assert time.perf_counter() - began < 5
+def test_one_endless_word_costs_what_it_is_long() -> None:
+    word = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=1_000_000))
+    assert TOKENS.count(word) > 250_000
+    assert linear(word, "")
+
+
+def test_an_endless_run_is_cut_every_piece() -> None:
+    assert [len(piece) for piece in pieces("=" * 4 * PIECE)] == [PIECE, PIECE, 2 * PIECE]
 
 
 @given(text=st.text(alphabet=st.characters() | st.sampled_from("\ud83d\ude00\ud800\udc00")))
@@ -219,7 +195,7 @@ def test_threads_load_an_encoding_once(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.05)
         return len
 
-    monkeypatch.setattr(tokens, "fast", load)
+    monkeypatch.setattr(tokens, "counter", load)
     shared = Tokens()
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(shared.count, ["four"] * 8)) == [4] * 8
@@ -232,12 +208,8 @@ def refuse(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request"):
         raise AssertionError(event)
 sys.addaudithook(refuse)
-from proxy import patterns, tokens
-from proxy.core.tools import answer
 from proxy.tokens import Tokens
 text = sys.stdin.read()
-print([Tokens().count(text, model) for model in ("gpt-4o", "gpt-4")])
-tokens.quicktok = None
 print([Tokens().count(text, model) for model in ("gpt-4o", "gpt-4")])
 """
 
@@ -249,7 +221,7 @@ def test_another_process_counts_the_same_without_a_network(tmp_path: Path) -> No
         [sys.executable, "-c", OFFLINE], input=text, capture_output=True, text=True, env=environment, check=True
     )
     expected = str([TOKENS.count(text, model) for model in MODELS.values()])
-    assert done.stdout.splitlines() == [expected, expected]
+    assert done.stdout.splitlines() == [expected]
     assert list(tmp_path.iterdir()) == [], "nothing is cached, for nothing is fetched"
 
 

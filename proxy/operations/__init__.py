@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from proxy.client import ClientGone
 from proxy.codings import decoded
-from proxy.errors import MethodNotAllowed, Overloaded, ProxyError, Unauthorized
+from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized
 from proxy.operations import offload, openapi, parameters, read, search
 from proxy.operations.call import Call
 from proxy.operations.envelope import Reply, refusal
@@ -37,13 +35,6 @@ STORE_SECONDS = 30.0
 SECONDS = 600.0
 """What a call may take in all, its summaries included."""
 
-HANDED_BACK = 4 << 20
-"""Bytes of a body that is read only to be handed back, to somebody who is not served."""
-
-HAND_BACKS = 16
-"""Such bodies at once: strangers are to get no more memory than that."""
-
-HAND_BACK_SECONDS = 5.0
 
 _OFFLOADS = frozenset((b"/context_offload", b"/context_compact", b"/context_compress"))
 """Those of the paths whose replies always hold messages."""
@@ -76,7 +67,6 @@ class Operations:
     def __init__(self, services: Services, summarizer: Summarizer) -> None:
         self._services = services
         self._summarizer = summarizer
-        self._handing_back = asyncio.Semaphore(HAND_BACKS)
 
     async def __call__(self, client: Client, tenant: Tenant) -> None:
         """Reply, and record one outcome whatever happens."""
@@ -84,19 +74,6 @@ class Operations:
         shelf = Shelf(visit, tenant.namespace, tenant.policy, self._services.threads)
         call = Call(self._services, self._summarizer, client, tenant, shelf)
         await served(client, self._services.sink, self._serve(call), lambda: _outcome(call))
-
-    async def hand_back(self, client: Client) -> None:
-        """Let a refusal before anything was read carry the caller's own messages, if there are some and not too many.
-
-        `client` may be anybody, who calls anything.
-        """
-        if client.path not in _OFFLOADS:
-            return
-        with suppress(ProxyError, ClientGone, TimeoutError):
-            async with asyncio.timeout(HAND_BACK_SECONDS), self._handing_back:
-                body = await client.read(HANDED_BACK)
-                given = await asyncio.to_thread(_body, client, body, HANDED_BACK)
-            client.fault_body = refusal(given.messages)
 
     async def _serve(self, call: Call) -> None:
         """Raises ProxyError and ClientGone."""

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from proxy import operations
+from proxy.client import Client
 from tests.serving import Proxy
 from tests.upstream import StrictUpstream, text
 
@@ -63,7 +64,7 @@ def test_logs_and_metrics_tell_what_was_done_and_nothing_of_what_was_said(proxy:
 
 
 def test_a_caller_who_leaves_is_no_longer_served(proxy: Proxy) -> None:
-    head = f"POST /grep HTTP/1.1\r\nhost: x\r\nauthorization: {KEY['authorization']}\r\ncontent-length: 100\r\n\r\n{{"
+    head = f"POST /grep HTTP/1.1\r\nhost: localhost\r\nauthorization: {KEY['authorization']}\r\ncontent-length: 100\r\n\r\n{{"
     with socket.create_connection(("127.0.0.1", proxy.port)) as caller:
         caller.sendall(head.encode())
     deadline = time.monotonic() + 10
@@ -73,20 +74,26 @@ def test_a_caller_who_leaves_is_no_longer_served(proxy: Proxy) -> None:
     assert [line["fault"] for line in lines] == ["client_gone"]
 
 
-def test_who_is_refused_is_not_waited_for_long(serve: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The messages of a refused caller are handed back if they come; a body that does not end holds nobody up."""
-    monkeypatch.setattr(operations, "HAND_BACK_SECONDS", 0.1)
-    proxy = serve(
-        {
-            "acme": {
-                "tenant": "acme",
-                "api_keys": [{"sha256": "0" * 64}],
-                "upstream": {"base_url": "http://127.0.0.1:9/v1"},
-            }
-        }
-    )
-    head = b"POST /context_offload HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as caller:
-        caller.sendall(head)
-        reply = caller.recv(65536)
-    assert reply.startswith(b"HTTP/1.1 401 ") and b'"messages":[]' in reply
+BODY = b'{"messages":[{"role":"user","content":"mine"}]}'
+
+
+@pytest.mark.parametrize("coding", [b"", b"content-encoding: gzip\r\n"])
+@pytest.mark.parametrize("path", [b"/context_offload", b"/context_compact", b"/grep"])
+def test_the_body_of_a_caller_who_is_refused_is_not_looked_at(
+    serve: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch, path: bytes, coding: bytes
+) -> None:
+    """Whether it comes or not: it is neither waited for nor decoded nor parsed."""
+
+    def look(*_: object) -> Any:
+        raise AssertionError("the body was read")
+
+    monkeypatch.setattr(Client, "body", look)
+    monkeypatch.setattr(operations, "decoded", look)
+    upstream = {"base_url": "http://127.0.0.1:9/v1"}
+    proxy = serve({"acme": {"tenant": "acme", "api_keys": [{"sha256": "0" * 64}], "upstream": upstream}})
+    for body in (BODY, b"{"):
+        head = b"POST %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n" % (path, coding, len(BODY))
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as caller:
+            caller.sendall(head + body)
+            reply = caller.recv(65536)
+        assert reply.startswith(b"HTTP/1.1 401 ") and b'"messages":[]' in reply
