@@ -188,3 +188,15 @@ async def test_outcome() -> None:
     ended = client.completed(began, "broken")
     assert (ended.status, ended.fault, ended.added_seconds) == (204, "broken", 1)
     assert ended.first_byte_seconds is not None and 0 < ended.first_byte_seconds <= ended.seconds
+
+
+async def test_who_leaves_behind_the_last_byte_stops_nothing() -> None:
+    exchange = Exchange(b"{}")
+    client = exchange.client()
+    await client.read(10)
+    with client.present():
+        await client.start(200, [])
+        await client.finish(b"all")
+        exchange.hang_up()
+        await asyncio.sleep(0.01)
+    assert (client.gone, client.replied) == (False, True)
