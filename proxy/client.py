@@ -199,13 +199,14 @@ class Client:
             path=self.path.decode("latin-1"),
         )
 
-    def completed(self, outcome: Outcome, fault: str = "") -> Outcome:
+    def completed(self, outcome: Outcome, fault: str = "", detail: str = "") -> Outcome:
         """`outcome` with the reply's status, the times, and whose fault it was if something went wrong."""
         now = time.perf_counter()
         return msgspec.structs.replace(
             outcome,
             status=self.status,
             fault=fault,
+            detail=detail,
             seconds=now - self.began,
             added_seconds=(self.sent or now) - self.began,
             first_byte_seconds=None if self._first_byte is None else self._first_byte - self.began,

@@ -99,6 +99,11 @@ class UpstreamFault(ProxyError):
     code = "upstream_error"
     fault = "protocol"
 
+    def __init__(self, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+        """For the operator, who may know upstream's address: it is logged, and never sent to a client."""
+
 
 class UpstreamUnreachable(UpstreamFault):
     code = "upstream_unreachable"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxy.core.policy import Policy
-from proxy.errors import ProxyError
+from proxy.errors import ProxyError, UpstreamFault
 from proxy.stores.guarded import Guarded
 from proxy.upstream import Request, Upstream
 
@@ -57,6 +57,8 @@ async def _upstream_fault(upstream: Upstream, address: str) -> str | None:
             await reply.aclose()
     except TimeoutError:
         return f"no answer within {SECONDS:g} s"
+    except UpstreamFault as fault:
+        return fault.detail or fault.message
     except ProxyError as error:
         return error.message
     return f"answered {reply.status}" if reply.status >= 500 else None

@@ -84,6 +84,7 @@ def bounded(outcome: Outcome) -> Outcome:
         method=_bounded(outcome.method),
         path=_bounded(outcome.path.partition("?")[0]),
         model=_bounded(outcome.model),
+        detail=_bounded(outcome.detail),
         seconds=round(outcome.seconds, 6),
         added_seconds=round(outcome.added_seconds, 6),
         first_byte_seconds=None if first_byte is None else round(first_byte, 6),

@@ -33,6 +33,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     fault: str = ""
     """Empty, or one of: client, client_gone, proxy, connect, timeout, broken, protocol, overloaded, summary, unused
     (summaries that nobody used: there will be none for a while)."""
+    detail: str = ""
+    """Of a fault of upstream's: what the network said, with upstream's address."""
     messages: int = 0
     tokens_before: int = 0
     tokens_after: int = 0

@@ -61,18 +61,19 @@ async def served(client: Client, sink: Sink, work: Awaitable[None], outcome: Cal
 
     `outcome` is what is known of the request in the end; the sink gets it completed.
     """
-    fault = ""
+    fault = detail = ""
     try:
         await work
     except ClientGone:
         fault = "client_gone"
     except ProxyError as error:
         fault = await _failed(client, error)
+        detail = error.detail if isinstance(error, UpstreamFault) else ""
     except asyncio.CancelledError:
         fault = "proxy"
         raise
     finally:
-        sink(client.completed(outcome(), fault))
+        sink(client.completed(outcome(), fault, detail))
 
 
 async def pass_on(reply: Reply, client: Client, ours: Sequence[Header] = ()) -> None:

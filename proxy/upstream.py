@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Self
 
@@ -34,6 +35,10 @@ _REPLAY_LIMIT = 1024 * 1024
 """Bytes of a streamed request body that are remembered in case it has to be sent once more."""
 
 
+_FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no header may have (RFC 9110, 5.5). aiohttp's parser lets most of them pass, our server none."""
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `url` goes out as it is written, byte for byte, and so do the headers, in their order.
 
@@ -55,11 +60,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class Reply:
     """A reply whose body has yet to be read. It has to be closed, read to its end or not."""
 
-    def __init__(self, answer: Answer, idle_timeout: float) -> None:
+    def __init__(self, answer: Answer, idle_timeout: float, url: str) -> None:
         self.status = answer.status
         self.headers = answer.headers
         self._answer = answer
         self._idle_timeout = idle_timeout
+        self._url = url
 
     @property
     def ended(self) -> bool:
@@ -74,14 +80,14 @@ class Reply:
                 if chunk := content.read_nowait() or await self._next():
                     yield chunk
         except aiohttp.ClientError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._url) from error
 
     async def _next(self) -> bytes:
         try:
             async with asyncio.timeout(self._idle_timeout):
                 return await self._answer.content.readany()
         except TimeoutError as error:
-            raise UpstreamSilent(f"Upstream sent nothing for {self._idle_timeout:g} s") from error
+            raise _silent(f"Upstream sent nothing for {self._idle_timeout:g} s", self._url) from error
 
     async def aclose(self) -> None:
         """Let go of the connection: back to the pool after the last byte, closed at once before."""
@@ -131,11 +137,11 @@ class Upstream:
             return await self._attempt(request, body)
         except Stale as stale:
             if body.spent or asyncio.get_running_loop().time() - started > _STALE_WITHIN:
-                raise _translated(stale) from stale
+                raise _translated(stale, request.url) from stale
         try:
             return await self._attempt(request, body)
         except Stale as stale:
-            raise _translated(stale) from stale
+            raise _translated(stale, request.url) from stale
 
     async def _attempt(self, request: Request, body: _Body) -> Reply:
         """Send once. Raises Stale, untranslated, where a pooled connection turned out to be gone."""
@@ -146,16 +152,19 @@ class Upstream:
         except Stale:
             raise
         except aiohttp.ClientError as error:
-            raise _translated(error) from error
+            raise _translated(error, request.url) from error
         except TimeoutError as error:
-            raise UpstreamSilent(f"Upstream did not begin to reply: {body.waited_for}") from error
+            raise _silent(f"Upstream did not begin to reply: {body.waited_for}", request.url) from error
         except ValueError as error:
             # Neither ASCII nor UTF-8, or a control character (RFC 9110, 5.5): nothing that may stand in a head.
             raise ClientFault("A header or the path has characters that cannot be sent on") from error
-        reply = Reply(answer, request.idle_timeout)
+        reply = Reply(answer, request.idle_timeout, request.url)
         if not 200 <= reply.status < 600:
             await reply.aclose()
             raise UpstreamBroken(f"Upstream replied with status {reply.status}")
+        if _FORBIDDEN.search(b"".join([part for header in reply.headers for part in header])):
+            await reply.aclose()
+            raise UpstreamBroken("Upstream's reply has a header with a control character")
         return reply
 
     async def _exchange(self, request: Request, content: Content) -> Answer:
@@ -236,9 +245,25 @@ class _Body:
 _UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
-def _translated(error: aiohttp.ClientError) -> UpstreamFault:
+def _translated(error: aiohttp.ClientError, url: str) -> UpstreamFault:
+    """What the network said, and to whom, is for the operator: aiohttp names addresses and quotes the reply's bytes."""
     if isinstance(error, aiohttp.ClientHttpProxyError):  # its own words have the proxy's address, password included
-        return UpstreamUnreachable(f"Upstream cannot be reached: the proxy on the way there answered {error.status}")
+        message = f"Upstream cannot be reached: the proxy on the way there answered {error.status}"
+        return UpstreamUnreachable(message, detail=f"{_origin(url)}: the outgoing proxy answered {error.status}")
+    said = str(error).partition("\n")[0].partition(": b'")[0]  # without the quotation
+    detail = f"{_origin(url)}: {type(error).__name__}: {said}"
     if isinstance(error, _UNREACHABLE):
-        return UpstreamUnreachable(f"Upstream cannot be reached: {error}")
-    return UpstreamBroken(f"Upstream broke off: {error or type(error).__name__}")
+        return UpstreamUnreachable("Upstream cannot be reached", detail=detail)
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return UpstreamBroken("Upstream broke off: its reply is not whole, or not what HTTP allows", detail=detail)
+    return UpstreamBroken("Upstream broke off", detail=detail)
+
+
+def _silent(message: str, url: str) -> UpstreamSilent:
+    return UpstreamSilent(message, detail=f"{_origin(url)}: {message}")
+
+
+def _origin(url: str) -> str:
+    """Scheme, host and port: a path may be a client's own."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0].partition('?')[0]}"

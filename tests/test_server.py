@@ -17,7 +17,7 @@ import pytest
 
 from tests.wire import EVENTS, OK, Handler, Peer, Wire, ask, chunk, chunks, connection, read_head, replying, upstream
 
-GET = b"GET /v1/models HTTP/1.1\r\nHost: p\r\n\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 ROOT = Path(__file__).parents[1]
 
 
@@ -109,7 +109,7 @@ async def test_sigterm_drains(tmp_path: Path, flags: tuple[str, ...]) -> None:
     go_on = asyncio.Event()
     async with serving(steps(go_on), tmp_path, *flags) as served:
         async with connection(served.port) as (idle_reader, idle_writer), connection(served.port) as (reader, writer):
-            idle_writer.write(b"GET /health HTTP/1.1\r\nHost: p\r\n\r\n")
+            idle_writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await read_head(idle_reader)
             writer.write(GET)
             await read_head(reader)
@@ -190,7 +190,7 @@ async def test_workers_share_the_port_and_the_metrics(tmp_path: Path) -> None:
         assert len(served.workers()) == 2
         await asyncio.gather(*(ask(served.port, GET) for _ in range(40)))
         await asyncio.sleep(0.2)  # the other worker writes down its own part, a little later
-        page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: p\r\n\r\n")).body
+        page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body
     assert b'offload_requests_total{kind="relay",status="200",tenant="default"} 40.0' in page
 
 
@@ -229,7 +229,7 @@ async def test_a_reload_reaches_every_worker_and_every_worker_shows_all_metrics(
         await asyncio.sleep(0.2)  # a request is counted after its reply has ended
         for worker in workers:
             with only(worker, workers):
-                page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: p\r\n\r\n")).body
+                page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body
             assert b'offload_requests_total{kind="relay",status="200",tenant="default"} 6.0' in page
         assert b'offload_store_breakers{state="closed"} 3.0' in page
 
@@ -257,7 +257,7 @@ async def test_a_burst_over_pooled_connections(tmp_path: Path) -> None:
         async with connection(port) as (reader, writer):
             statuses = []
             for _ in range(20):
-                writer.write(b"POST /v1/x HTTP/1.1\r\nHost: p\r\nContent-Length: 2\r\n\r\n{}")
+                writer.write(b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
                 statuses.append((await read_head(reader)).status)
                 await reader.readexactly(2)
             return statuses

@@ -371,7 +371,7 @@ def test_a_body_above_the_limit() -> None:
 
 def test_too_many_requests_at_once() -> None:
     """One whose body does not come to an end holds the only place that there is."""
-    head = b"POST /grep HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ncontent-length: 100\r\n\r\n{"
+    head = b"POST /grep HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k\r\ncontent-length: 100\r\n\r\n{"
     with (
         operated({"limits": {"concurrent_requests": 1}}) as (proxy, _, _),
         Caller(proxy) as caller,

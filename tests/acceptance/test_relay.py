@@ -80,11 +80,11 @@ class Link:
 
 
 def get(target: str, *headers: str) -> bytes:
-    return "\r\n".join([f"GET {target} HTTP/1.1", "Host: proxy", *headers, "", ""]).encode()
+    return "\r\n".join([f"GET {target} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
 def post(body: bytes, *headers: str, target: str = "/v1/embeddings") -> bytes:
-    lines = [f"POST {target} HTTP/1.1", "Host: proxy", *headers, f"Content-Length: {len(body)}", "", ""]
+    lines = [f"POST {target} HTTP/1.1", "Host: localhost", *headers, f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(lines).encode() + body
 
 
@@ -169,7 +169,7 @@ async def test_bodies(shared: Shared, body: bytes, path: str) -> None:
 
 
 async def test_chunked_request(shared: Shared) -> None:
-    head = b"PUT /v1/x HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"PUT /v1/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with shared.relay(replying(OK)) as link:
         await link.ask(head + chunk(b"one,") + chunk(b"two") + b"0\r\nX-Trailer: 1\r\n\r\n")
         await link.ask(head + chunk(b""))
@@ -179,7 +179,7 @@ async def test_chunked_request(shared: Shared) -> None:
 
 
 async def test_a_trailer_is_no_header(shared: Shared) -> None:
-    head = b"POST /v1/x HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     trailers = b"0\r\nAuthorization: Bearer another\r\nX-Trailer: 1\r\n\r\n"
     async with shared.relay(replying(OK)) as link:
         await link.ask(head + chunk(b"abc") + trailers)
@@ -190,7 +190,7 @@ async def test_a_trailer_is_no_header(shared: Shared) -> None:
 async def test_a_request_without_body_gets_none(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link:
         for method in (b"GET", b"DELETE", b"OPTIONS"):
-            await link.ask(method + b" /v1/files/f HTTP/1.1\r\nHost: p\r\n\r\n")
+            await link.ask(method + b" /v1/files/f HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert [asked.line.split()[0] for asked in link.wire.requests] == [b"GET", b"DELETE", b"OPTIONS"]
     assert not any(asked.get(b"transfer-encoding") for asked in link.wire.requests)
     assert [asked.get(b"content-length") for asked in link.wire.requests] == [[], [b"0"], []]
@@ -198,7 +198,7 @@ async def test_a_request_without_body_gets_none(shared: Shared) -> None:
 
 async def test_expect_continue(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link, connection(link.port) as (reader, writer):
-        writer.write(b"POST /v1/x HTTP/1.1\r\nHost: p\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
+        writer.write(b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
         assert (await read_head(reader)).status == 100
         writer.write(b"abc")
         assert (await read_message(reader)).body == b"ok"
@@ -220,7 +220,7 @@ async def test_replies_without_the_usual(
 ) -> None:
     async with shared.relay(replying(reply)) as link, connection(link.port) as (reader, writer):
         for _ in range(2):
-            writer.write(f"{method} /v1/x HTTP/1.1\r\nHost: p\r\n\r\n".encode())
+            writer.write(f"{method} /v1/x HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             got = await read_message(reader, bodiless=status != 200 or method == "HEAD")
             assert (got.status, got.get(b"content-length")) == (status, length)
             assert not got.get(b"transfer-encoding")
@@ -290,7 +290,7 @@ async def test_an_upload_arrives_as_it_is_sent(shared: Shared) -> None:
         await peer.send(OK)
 
     async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
-        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: p\r\nContent-Length: 11\r\n\r\nfirst")
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 11\r\n\r\nfirst")
         await asyncio.wait_for(arrived.wait(), 2)
         writer.write(b"second")
         assert (await read_message(reader)).body == b"ok"
@@ -303,7 +303,7 @@ async def test_upstream_refuses_an_upload_before_its_end(shared: Shared) -> None
         await asyncio.sleep(0.2)
 
     async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
-        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: p\r\nContent-Length: 100000\r\n\r\nbegins")
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\nbegins")
         reply = await asyncio.wait_for(read_message(reader), 2)
     assert (reply.status, reply.body) == (413, b"big")
 
@@ -335,7 +335,7 @@ async def test_uploads_are_not_collected() -> None:
             assert (await ask(proxy.port, post(PART, target="/v1/files"))).status == 200
             before = resident(proxy.process.pid)
             async with connection(proxy.port) as (reader, writer):
-                writer.write(b"POST /v1/files HTTP/1.1\r\nHost: p\r\nContent-Length: %d\r\n\r\n" % (100 << 20))
+                writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (100 << 20))
                 for _ in range(100):
                     writer.write(PART)
                     await writer.drain()
@@ -397,8 +397,8 @@ async def taking(peer: Peer) -> None:
     [
         (mute, post(b"{}"), b""),
         (began, post(b"{}"), b"data: 1"),
-        (taking, b"POST /v1/files HTTP/1.1\r\nHost: p\r\nContent-Length: 9\r\n\r\nabc", b""),
-        (taking, b"POST /v1/files HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b""),
+        (taking, b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc", b""),
+        (taking, b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b""),
     ],
     ids=["waiting", "streaming", "uploading", "uploading chunks"],
 )
@@ -584,7 +584,7 @@ async def test_too_many_at_once() -> None:
 
 async def test_a_chat_request_has_a_size() -> None:
     """The relay holds no body, and so knows no limit."""
-    chunked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with relay(replying(OK), body_limit=10) as link:
         announced = await link.ask(post(b"x" * 11, target="/v1/chat/completions"))
         streamed = await link.ask(chunked + chunk(b"x" * 5) + chunk(b"x" * 6))
@@ -615,3 +615,31 @@ async def test_every_request_leaves_one_outcome() -> None:
         page = (await link.ask(get("/metrics"))).body
     assert link.metric(page, 'offload_requests_total{kind="relay",status="200",tenant="default"}') == 1
     assert link.metric(page, 'offload_requests_total{kind="refused",status="403",tenant="default"}') == 1
+
+
+async def test_tenants_do_not_learn_where_upstream_is_and_operators_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    policy = {"upstream": {"base_url": f"http://127.0.0.1:{port}/v1", "connect_timeout": 1}}
+    with spawned({"default": policy}) as proxy:
+        for path in (b"/v1/models", b"/v1/chat/completions"):
+            reply = await ask(proxy.port, b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}" % path)
+            assert reply.status == 502
+            said = b" ".join([*(value for _, value in reply.headers), reply.body])
+            assert str(port).encode() not in said and b"127.0.0.1" not in said
+        async with asyncio.timeout(10):
+            while len(lines := [json.loads(one) for one in proxy.log().splitlines() if "request_id" in one]) < 2:
+                await asyncio.sleep(0.05)
+    assert [line["fault"] for line in lines] == ["connect", "connect"]
+    assert all(line["detail"].startswith(f"http://127.0.0.1:{port}: ClientConnectorError: ") for line in lines)
+
+
+async def test_an_upstream_header_with_a_control_character_is_502(shared: Shared) -> None:
+    async with shared.relay(replying(b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nContent-Length: 2\r\n\r\nok")) as link:
+        for path in (b"/v1/files", b"/v1/chat/completions"):
+            head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}" % path
+            async with connection(link.port) as (reader, writer):
+                for _ in range(2):
+                    writer.write(head)
+                    reply = await read_message(reader)
+                    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (502, "upstream_broken")
