@@ -22,11 +22,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy import health, logs, operations
+from proxy import health, logs, operations, origin
 from proxy.background import Background
 from proxy.chat import Chat
 from proxy.client import Client, ClientGone
-from proxy.errors import ClientFault, Forbidden, Overloaded, ProxyError, Unsupported
+from proxy.errors import ClientFault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported
 from proxy.learned import Learned
 from proxy.ledger import Ledger
 from proxy.metrics import Metrics
@@ -48,7 +48,7 @@ from proxy.tokens import Tokens
 from proxy.upstream import Upstream
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from proxy.core.policy import Policy
     from proxy.settings import Settings
@@ -65,7 +65,7 @@ SNAPSHOT_BUDGET = 10.0
 """Seconds that storing a snapshot may take: it was paid for, and nobody waits for it."""
 
 OLDER = "gpt-4"
-"""A model of the family whose vocabulary is loaded once the proxy serves: few ask for it, and start-up is to be short."""
+"""A model of the family whose vocabulary is loaded once the proxy serves, so that it is up sooner."""
 
 _COME_BACK = 1
 """Seconds that a client is told to wait when there is too much at once: requests end all the time."""
@@ -90,6 +90,8 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self._admin_token = settings.admin_token
+        self._allowed_hosts = settings.allowed_hosts
+        self._on_loopback = origin.is_loopback(settings.host)
         self._book = PolicyBook(settings.policies, settings.environment, settings.upstream)
         self._metrics = Metrics()
         self._ledger = Ledger(self._metrics.record, logs.request)
@@ -143,7 +145,7 @@ class App:
             client.fault_body = operations.refusal()
         try:
             if client.path in _OURS or client.path.startswith(_RESERVED):
-                await self._own(client.scope, client.receive, client.send)
+                await self._serve_own(client)
             else:
                 await self._admit(client)
         except asyncio.CancelledError:
@@ -152,6 +154,15 @@ class App:
         except Exception:
             logger.exception("a bug, at request %s", client.request_id)
             await _apologise(client, ProxyError(f"The proxy failed at this request ({client.request_id})"))
+
+    async def _serve_own(self, client: Client) -> None:
+        try:
+            if client.path.startswith(_RESERVED):
+                self._check_origin(client)
+        except ForeignSite as error:
+            await client.fail(error)
+        else:
+            await self._own(client.scope, client.receive, client.send)
 
     async def _admit(self, client: Client) -> None:
         tenant = None
@@ -178,7 +189,14 @@ class App:
         """Who asks. Raises ClientFault where they may not."""
         if client.wants_upgrade:
             raise Unsupported("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
-        return self._callers.identify(client.headers, self._book.current)
+        tenant = self._callers.identify(client.headers, self._book.current)
+        if self._on_loopback and (tenant.anonymous or tenant.lends_key):
+            self._check_origin(client)
+        return tenant
+
+    def _check_origin(self, client: Client) -> None:
+        """Raises ForeignSite where a page in the browser of somebody on this machine may be asking."""
+        origin.check(client.headers, client.written_target, self._allowed_hosts)
 
     @contextmanager
     def _slot(self, policy: Policy) -> Iterator[None]:
@@ -236,12 +254,13 @@ class App:
         return Response(page, media_type=kind)
 
     def _require_operator(self, request: Request) -> None:
-        """Raises Forbidden for callers who are neither on this machine nor have the admin token."""
+        """Raises Forbidden for callers who neither have the admin token nor are on this machine, not as a web page."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._admin_token and hmac.compare_digest(given.encode(), self._admin_token.encode()):
             return
         if not _is_local(request):
             raise Forbidden("This is for callers on this machine, or with OFFLOAD_ADMIN_TOKEN as bearer token")
+        self._check_origin(Client(request.scope, request.receive, _unheard))
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -297,6 +316,10 @@ def _report(task: asyncio.Task[object]) -> None:
 def _refused(client: Client, tenant: Tenant | None, fault: str) -> Outcome:
     known = (tenant.name, tenant.namespace) if tenant else ()
     return client.completed(client.outcome("refused", *known), fault)
+
+
+async def _unheard(_: Message) -> None:
+    """Nothing is sent by whoever only looks at a request."""
 
 
 async def _apologise(client: Client, error: ProxyError) -> None:

@@ -50,7 +50,9 @@ class Client:
         self.scope = scope
         self.method: str = scope["method"]
         raw: Raw | None = (scope.get("extensions") or {}).get(RAW)
-        self.target = _target(scope, raw["target"] if raw else b"")
+        self.written_target = raw["target"] if raw else b""
+        """As the request has it, with the origin if there is one; empty if the server does not tell."""
+        self.target = _target(scope, self.written_target)
         """Raw path and query."""
         self.path = self.target.partition(b"?")[0]
         """Raw, without the query."""

@@ -50,6 +50,12 @@ class Forbidden(ClientFault):
     code = "path_not_allowed"
 
 
+class ForeignSite(Forbidden):
+    """A web page of another site may have sent this, or one whose name was rebound to our address."""
+
+    code = "origin_not_allowed"
+
+
 class NotThere(ClientFault):
     """No file or directory of this name."""
 

@@ -22,6 +22,7 @@ from proxy.errors import UserMistake
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 Seconds = Annotated[float, Meta(gt=0, le=86_400, description="seconds above 0, at most a day")]
+HostName = Annotated[str, Meta(pattern=r"^[^\s/:@,]+\Z|^[0-9a-f:.]+\Z")]
 Url = Annotated[str, Meta(pattern=BASE_URL)]
 
 
@@ -45,6 +46,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_token: str | None = None
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000, description="a number above 0")] = 1_000
     """Connections to upstreams at once, of each worker process."""
+    allowed_hosts: Annotated[frozenset[HostName], Meta(description="host names without ports, with commas between")] = (
+        frozenset()
+    )
+    """Names by which browsers may reach the proxy, and those of web pages that may use it, besides loopback's."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""
 
@@ -106,7 +111,13 @@ def _bytes(text: str) -> int:
     return int(found[1]) << _UNITS[found[2] or ""]
 
 
+def _names(text: str) -> list[str]:
+    """Names as they are compared: in lower case, without the root's dot and an IPv6 address's brackets."""
+    return [name.strip().lower().removesuffix(".").strip("[]") for name in text.split(",") if name.strip()]
+
+
 _PLAIN: Mapping[str, Callable[[str], object]] = {
+    "allowed_hosts": _names,
     "body_limit": _bytes,
     "policies": os.path.expanduser,
     "store": os.path.expanduser,

@@ -51,6 +51,12 @@ class Tenant(msgspec.Struct, frozen=True):
         """The tenant's name."""
         return self.policy.tenant
 
+    @property
+    def lends_key(self) -> bool:
+        """Whether some of its requests go upstream with the tenant's key, and not with the caller's own."""
+        upstreams = (self.policy.upstream, *(rule.upstream for rule in self.policy.rules))
+        return any(upstream.api_key is not None for upstream in upstreams)
+
     def credential(self, upstream: Upstream) -> Header | None:
         """The header to put in the place of all the client's credentials; None: the client's own go through.
 

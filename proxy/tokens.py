@@ -27,7 +27,7 @@ PIECE = 20_000
 characters it panics: in pieces of this size, the worst run takes four times what prose takes."""
 
 SEAM = re.compile(r"\n(?=[^\s/]|[ \t]{1,100}\S)|(?<=[A-Za-z])(?= [A-Za-z])")
-"""Where a cut changes no count, as neither encoding has a token across it: behind a line's end, before a word's space."""
+"""Where a cut changes no count, as neither encoding has a token across it: behind a line, before a word's space."""
 
 _OLDER = re.compile(r"(^|[/:])(gpt-4(?![\w.])|gpt-3\.?5|text-embedding)")
 """The model families of cl100k_base (tiktoken/model.py), also behind `openai/` or `ft:`, and as Azure spells them."""

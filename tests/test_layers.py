@@ -29,7 +29,7 @@ LAYERS = [
         "background",
         "threads",
     },
-    {"client", "tenants", "relay"},
+    {"client", "tenants", "relay", "origin"},
     {"reading", "summarizer", "records", "prepare", "snapshots", "exchange"},
     {"services", "partner", "chat", "health", "operations"},
     {"app", "protocol", "server", "demo", "cli", "__main__"},

@@ -23,6 +23,7 @@ EVERY = {
     "drain_timeout": ("7", 7.0),
     "log_format": ("text", "text"),
     "max_connections": ("9", 9),
+    "allowed_hosts": ("Host.Docker.Internal., [FD00::1]", frozenset({"host.docker.internal", "fd00::1"})),
 }
 
 
@@ -119,6 +120,8 @@ def test_sizes(text: str, size: int) -> None:
         ("body_limit", "", "a size such as 64MiB"),
         ("first_byte_timeout", "0", "seconds above 0"),
         ("drain_timeout", "nan", "seconds above 0"),
+        ("allowed_hosts", "http://a.example", "host names without ports"),
+        ("allowed_hosts", "a.example:80", "host names without ports"),
         ("drain_timeout", "inf", "seconds above 0"),
         ("drain_timeout", "1m", "seconds above 0"),
         ("log_format", "xml", "json or text"),

@@ -333,7 +333,7 @@ async def test_a_slow_reader_slows_upstream(pool: Upstream) -> None:
 async def test_refused(pool: Upstream) -> None:
     async with upstream(replying(OK)) as wire:
         pass
-    with pytest.raises(UpstreamUnreachable, match="^Upstream cannot be reached$") as refused:
+    with pytest.raises(UpstreamUnreachable, match=r"^Upstream cannot be reached$") as refused:
         await pool.send(request(wire.url))
     assert refused.value.detail.startswith(f"{wire.url}: ClientConnectorError: Cannot connect")
 
@@ -371,7 +371,7 @@ async def test_what_http_forbids_is_upstreams_fault(pool: Upstream, reply: bytes
 
 
 async def test_no_such_name(pool: Upstream) -> None:
-    with pytest.raises(UpstreamUnreachable, match="^Upstream cannot be reached$") as unknown:
+    with pytest.raises(UpstreamUnreachable, match=r"^Upstream cannot be reached$") as unknown:
         await pool.send(request("http://nowhere.invalid/v1"))
     assert unknown.value.detail.startswith("http://nowhere.invalid: ")
 

@@ -35,6 +35,7 @@ _SERVE = (
     ("first-byte-timeout", "SECONDS", "how long an upstream may think before its first byte [600]"),
     ("drain-timeout", "SECONDS", "how long requests under way may go on after SIGTERM [30]"),
     ("max-connections", "N", "connections to upstreams, for each process [1000]"),
+    ("allowed-hosts", "NAMES", "host names besides loopback's that browsers may use, with commas between [none]"),
     ("log-format", "FORMAT", "json or text [json]"),
 )
 

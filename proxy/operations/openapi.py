@@ -21,8 +21,8 @@ _ENVELOPE: Json = {
         "answer": {"type": "string", "description": "what came of it, or why nothing did"},
         "messages": {
             "type": "array",
-            "description": "of the offload operations: what to go on with; the caller's own where it failed, but none for a "
-            "caller who was not let in (401, 403, 503): the body was not read",
+            "description": "of the offload operations: what to go on with; the caller's own where it failed, but none "
+            "for a caller who was not let in (401, 403, 503), whose body is not read",
         },
         "metadata": {"type": "object"},
     },

@@ -1,8 +1,8 @@
 """How fast the proxy is up and what it holds then: `python -m tests.bench.startup`.
 
 Measured on a child process: from its start to the first answer of /health, by when it has the vocabulary that tokens
-are counted with; its memory while nobody has asked yet, and after a first chat; what that first chat takes, and how long
-the event loop stands still meanwhile; and the imports that take longest. Shown are medians.
+are counted with; its memory while nobody has asked yet, and after a first chat; what that chat takes, and how long the
+event loop stands still meanwhile; and the imports that take longest. Shown are medians.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ def test_logs_and_metrics_tell_what_was_done_and_nothing_of_what_was_said(proxy:
 
 
 def test_a_caller_who_leaves_is_no_longer_served(proxy: Proxy) -> None:
-    head = f"POST /grep HTTP/1.1\r\nhost: localhost\r\nauthorization: {KEY['authorization']}\r\ncontent-length: 100\r\n\r\n{{"
+    head = f"POST /grep HTTP/1.1\r\nhost: localhost\r\nauthorization: {KEY['authorization']}\r\n"
+    head += "content-length: 100\r\n\r\n{"
     with socket.create_connection(("127.0.0.1", proxy.port)) as caller:
         caller.sendall(head.encode())
     deadline = time.monotonic() + 10
