@@ -64,9 +64,6 @@ BACKGROUND = 1_000
 SNAPSHOT_BUDGET = 10.0
 """Seconds that storing a snapshot may take: it was paid for, and nobody waits for it."""
 
-OLDER = "gpt-4"
-"""A model of the family whose vocabulary is loaded once the proxy serves, so that it is up sooner."""
-
 _COME_BACK = 1
 """Seconds that a client is told to wait when there is too much at once: requests end all the time."""
 
@@ -265,7 +262,7 @@ class App:
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
-            self._tokens.load()
+            self._tokens.load_all()
             held.callback(self._ledger.flush)
             held.push_async_callback(self._store.close)
             held.callback(self._threads.close)
@@ -277,7 +274,6 @@ class App:
                 sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
                 await held.enter_async_context(_running(sweeper.run()))
             held.enter_context(_settled())
-            await held.enter_async_context(_running(asyncio.to_thread(self._tokens.load, OLDER)))
             yield
 
 
@@ -297,7 +293,7 @@ def _settled() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _running(work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """`work` in the background, cancelled at the end. Its failure is a bug that must not go unseen."""
     task = asyncio.create_task(work)
     task.add_done_callback(_report)
@@ -308,7 +304,7 @@ async def _running(work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-def _report(task: asyncio.Task[object]) -> None:
+def _report(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()):
         logger.error("background work ended", exc_info=error)
 

@@ -76,6 +76,12 @@ def test_an_encoding_is_loaded_when_it_is_first_needed() -> None:
     assert (made.loaded("gpt-4"), made.loaded("gpt-3.5-turbo"), made.loaded("gpt-4o")) == (True, True, False)
 
 
+def test_all_are_loaded_before_anybody_asks() -> None:
+    made = Tokens()
+    made.load_all()
+    assert all(map(made.loaded, MODELS.values()))
+
+
 def test_counts_that_are_known() -> None:
     """The Japanese example is from the OpenAI cookbook, "How to count tokens with tiktoken"."""
     assert [TOKENS.count("hello world", model) for model in MODELS.values()] == [2, 2]

@@ -115,7 +115,7 @@ def error_of(reply: Message) -> Json:
         ("/openai/deployments/d/embeddings?api-version=1", "/openai/deployments/d/embeddings?api-version=1"),
         ("//v1/x", "//v1/x"),
         ("/", "/"),
-        ("http://elsewhere:1/v1/x?q=%2f", "/v1/x?q=%2f"),
+        ("http://localhost:1/v1/x?q=%2f", "/v1/x?q=%2f"),
     ],
 )
 async def test_target(shared: Shared, asked: str, gets: str) -> None:
