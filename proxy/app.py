@@ -27,6 +27,7 @@ from proxy.background import Background
 from proxy.chat import Chat
 from proxy.client import Client, ClientGone
 from proxy.errors import ClientFault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported
+from proxy.inbound import COME_BACK
 from proxy.learned import Learned
 from proxy.ledger import Ledger
 from proxy.metrics import Metrics
@@ -35,7 +36,7 @@ from proxy.outcome import Outcome
 from proxy.policies import PolicyBook
 from proxy.reading import Reader
 from proxy.records import Records
-from proxy.relay import Relay
+from proxy.relay import GATHERED, Relay
 from proxy.services import Services
 from proxy.snapshots import Snapshots
 from proxy.stores import expires_by_itself, open_store
@@ -64,8 +65,8 @@ BACKGROUND = 1_000
 SNAPSHOT_BUDGET = 10.0
 """Seconds that storing a snapshot may take: it was paid for, and nobody waits for it."""
 
-_COME_BACK = 1
-"""Seconds that a client is told to wait when there is too much at once: requests end all the time."""
+UPLOADS_SHARE = 4
+"""A tenant's uploads, bodies too large to be collected, get one of so many of its places."""
 
 
 class Handler(Protocol):
@@ -125,7 +126,9 @@ class App:
         self._operations = Operations(services, self._summarizer)
         self._callers = Callers()
         self._drain = settings.drain_timeout
+        self._body_limit = settings.body_limit
         self._under_way: Counter[str] = Counter()
+        self._uploads: Counter[str] = Counter()
         self._own = self._own_routes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +150,7 @@ class App:
                 await self._admit(client)
         except asyncio.CancelledError:
             # Only the server cancels, when the time for draining is over; nothing is behind us that could hear of it.
-            await _apologise(client, Overloaded("The proxy is shutting down", retry_after=_COME_BACK))
+            await _apologise(client, Overloaded("The proxy is shutting down", retry_after=COME_BACK))
         except Exception:
             logger.exception("a bug, at request %s", client.request_id)
             await _apologise(client, ProxyError(f"The proxy failed at this request ({client.request_id})"))
@@ -166,8 +169,11 @@ class App:
         try:
             tenant = self._tenant(client)
             handler = self._handler(client, tenant)
-            with self._slot(tenant.policy), self._metrics.in_flight():
-                await handler(client, tenant)
+            client.charge(tenant.name)
+            with self._metrics.in_flight():
+                whole = await client.gather(GATHERED if handler is self._relay else self._body_limit)
+                with self._slot(tenant.policy, uploads=handler is self._relay and not whole):
+                    await handler(client, tenant)
         except ProxyError as error:
             await _apologise(client, error)
             self._record(_refused(client, tenant, "overloaded" if isinstance(error, Overloaded) else "client"))
@@ -196,17 +202,28 @@ class App:
         origin.check(client.headers, client.written_target, self._allowed_hosts)
 
     @contextmanager
-    def _slot(self, policy: Policy) -> Iterator[None]:
-        """One of the tenant's places in this process. Raises Overloaded where all are taken."""
-        if self._under_way[policy.tenant] >= policy.limits.concurrent_requests:
+    def _slot(self, policy: Policy, *, uploads: bool) -> Iterator[None]:
+        """One of the tenant's places in this process. Raises Overloaded where all are taken.
+
+        It is taken once the body is there. Uploads, whose bodies go on as they come, may take some of the places only:
+        who sends slowly shuts nobody else out.
+        """
+        places = policy.limits.concurrent_requests
+        uploading = max(1, places // UPLOADS_SHARE)
+        if uploads and self._uploads[policy.tenant] >= uploading:
             raise Overloaded(
-                f"More than {policy.limits.concurrent_requests} requests at once; try again", retry_after=_COME_BACK
+                f"More than {uploading} uploads at once, a share of `limits.concurrent_requests`; try again",
+                retry_after=COME_BACK,
             )
+        if self._under_way[policy.tenant] >= places:
+            raise Overloaded(f"More than {places} requests at once; try again", retry_after=COME_BACK)
         self._under_way[policy.tenant] += 1
+        self._uploads[policy.tenant] += uploads
         try:
             yield
         finally:
             self._under_way[policy.tenant] -= 1
+            self._uploads[policy.tenant] -= uploads
 
     async def _recall_snapshot(self, key: str) -> bytes | None:
         return await Records(self._store.visit(), "").snapshot(key)

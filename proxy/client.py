@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
 
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
 
+class Account(Protocol):
+    """How many bytes of a body are held, and for whom."""
+
+    def charge(self, tenant: str) -> None:
+        """Say whose body it is. Raises Overloaded where that tenant's bodies take too much."""
+
+    def release(self, size: int) -> None:
+        """So many bytes are held no more."""
+
+
 class Raw(TypedDict):
     """A request as the client wrote it, and word of the client when it hangs up."""
 
@@ -26,12 +36,14 @@ class Raw(TypedDict):
     headers: Headers
     watch: Callable[[Callable[[], object]], Callable[[], object]]
     """Have this called when the client hangs up, or soon if it has; what comes back takes that back."""
+    body: Account
 
 
 RAW = "offload_proxy.raw"
 """The ASGI extension by which our server hands over what the protocol loses: the request's target as it was written
-(ASGI cannot tell `/x?` from `/x`), the headers' names in the client's case, and the connection's end, which ASGI tells
-only to who waits for it: a task for each request."""
+(ASGI cannot tell `/x?` from `/x`), the headers' names in the client's case, the connection's end, which ASGI tells
+only to who waits for it: a task for each request; and the account of the body's bytes. Its `receive` raises ProxyError
+where a body ends before it is whole: too slow, too much at once, or not what HTTP allows."""
 
 
 class ClientGone(Exception):
@@ -70,41 +82,72 @@ class Client:
         self.sent: float | None = None
         """When the request first went upstream, on the clock of `began`: set by whoever sends it."""
         self.receive = receive
+        self.broken: ProxyError | None = None
+        """Why the body ended before it was whole."""
+        self._account = raw["body"] if raw else None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._more = _has_body(scope["headers"])
         self._watch_connection = raw["watch"] if raw else None
         self._first_byte: float | None = None
         self._send = send
         self._heard_out = asyncio.Event()
 
-    async def body(self) -> bytes | AsyncIterator[bytes]:
-        """The body: whole where it has arrived whole already, otherwise as it comes. Raises ClientGone."""
-        if not _has_body(self.scope["headers"]):
+    def charge(self, tenant: str) -> None:
+        """Say who sends this body. Raises Overloaded where the bodies of this tenant take too much already."""
+        if self._account is not None:
+            self._account.charge(tenant)
+
+    def release(self, size: int) -> None:
+        """Say that so many of the body's bytes are gone from here."""
+        if self._account is not None:
+            self._account.release(size)
+
+    async def gather(self, limit: int) -> bool:
+        """Wait for the body, up to `limit` bytes; whether it is whole. One that is announced as larger is not awaited.
+
+        Raises ClientGone, and ProxyError for a body that will never be whole.
+        """
+        if self._more and _content_length(self.scope["headers"]) > limit:
+            return False
+        while self._more and self._size <= limit:
+            piece = await self._next()
+            self._pieces.append(piece)
+            self._size += len(piece)
+        if not self._more:
             self._heard_out.set()
-            return b""
-        first, more = await self._next()
-        return _Streamed(self, first) if more else first
+        return not self._more
+
+    async def body(self, gathered: int = 0) -> bytes | AsyncIterator[bytes]:
+        """The body: whole where `gathered` bytes hold it, otherwise as it comes. Raises as `gather`."""
+        whole = await self.gather(gathered)
+        if not whole and not self._pieces:
+            self._pieces.append(await self._next())
+            whole = not self._more
+        if whole:
+            return self._joined()
+        first, self._pieces = self._joined(), []
+        return _Streamed(self, first)
 
     async def read(self, limit: int) -> bytes:
-        """The whole body. Raises BodyTooLarge as soon as it is known to be above `limit` bytes, and ClientGone."""
+        """The whole body, as often as wanted.
+
+        Raises BodyTooLarge as soon as it is known to be above `limit` bytes, and as `gather`.
+        """
         _check_size(_content_length(self.scope["headers"]), limit)
-        body = await self.body()
-        if isinstance(body, bytes):
-            _check_size(len(body), limit)
-            return body
-        chunks, size = [], 0
-        async for chunk in body:
-            chunks.append(chunk)
-            size += len(chunk)
-            _check_size(size, limit)
-        return b"".join(chunks)
+        await self.gather(limit)
+        _check_size(self._size, limit)
+        return self._joined()
+
+    def _joined(self) -> bytes:
+        if len(self._pieces) != 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]
 
     @property
     def wants_upgrade(self) -> bool:
-        """Whether the rest of the connection is meant for another protocol.
-
-        Offers may be ignored (RFC 9110, 7.8), but with a body the parser has already taken that for the rest.
-        """
-        offers = [value.lower() for name, value in self.scope["headers"] if name == b"upgrade"]
-        return bool(offers) and (b"websocket" in offers or _has_body(self.scope["headers"]))
+        """Whether the rest of the connection is meant for WebSocket; other offers are ignored (RFC 9110, 7.8)."""
+        return any(name == b"upgrade" and value.lower() == b"websocket" for name, value in self.scope["headers"])
 
     @contextmanager
     def present(self) -> Iterator[None]:
@@ -139,18 +182,24 @@ class Client:
             pass
         self._left(task)
 
-    async def _next(self) -> tuple[bytes, bool]:
-        """The body's next piece, and whether there are more."""
-        message = await self.receive()
+    async def _next(self) -> bytes:
+        """The body's next piece."""
+        try:
+            message = await self.receive()
+        except ProxyError as error:
+            self.broken = error
+            raise
         if self._take(message):
             raise ClientGone
-        return message.get("body", b""), message.get("more_body", False)
+        piece: bytes = message.get("body", b"")
+        return piece
 
     def _take(self, message: Message) -> bool:
         """Whether this is word that the client has left; the server also says so once the reply is complete."""
         left: bool = message["type"] == "http.disconnect"
         self.gone = left and not self.replied
-        if left or not message.get("more_body", False):
+        self._more = not left and message.get("more_body", False)
+        if not self._more:
             self._heard_out.set()
         return left
 
@@ -221,14 +270,17 @@ class _Streamed(AsyncIterator[bytes]):
     def __init__(self, client: Client, first: bytes) -> None:
         self._client = client
         self._pending = first
-        self._more = True
+        self._taken = 0
 
     async def __anext__(self) -> bytes:
+        self._client.release(self._taken)
+        self._taken = 0
         while not self._pending:
-            if not self._more:
+            if not self._client._more:
                 raise StopAsyncIteration
-            self._pending, self._more = await self._client._next()
+            self._pending = await self._client._next()
         chunk, self._pending = self._pending, b""
+        self._taken = len(chunk)
         return chunk
 
 

@@ -38,6 +38,12 @@ class ClientFault(ProxyError):
     kind = "invalid_request_error"
 
 
+class BadRequest(ClientFault):
+    """Not HTTP, or not as it should be."""
+
+    code = "invalid_http"
+
+
 class Unauthorized(ClientFault):
     status = 401
     kind = "authentication_error"
@@ -69,6 +75,18 @@ class MethodNotAllowed(ClientFault):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [(b"allow", b"POST")]
+
+
+class TooSlow(ClientFault):
+    """The request did not come in time; it can be sent again."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class HeadTooLarge(ClientFault):
+    status = 431
+    code = "request_head_too_large"
 
 
 class BodyTooLarge(ClientFault):

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from proxy.tenants import Tenant
     from proxy.upstream import Upstream
 
+GATHERED = 1 << 20
+"""Bytes of a body that is collected before upstream is asked, so that who sends slowly takes no place there. Requests
+with a larger body, which are uploads, are passed on as they come."""
+
 Sink = Callable[[Outcome], None]
 """Who wants to know what became of a request."""
 
@@ -49,11 +53,18 @@ class Relay:
         )
 
     async def _exchange(self, client: Client, tenant: Tenant) -> None:
-        request = self.request(client, tenant, await client.body())
+        request = self.request(client, tenant, await client.body(GATHERED))
         with client.present():
             client.sent = time.perf_counter()
-            async with aclosing(await self._upstream.send(request)) as reply:
+            async with aclosing(await self._send(request, client)) as reply:
                 await pass_on(reply, client)
+
+    async def _send(self, request: Request, client: Client) -> Reply:
+        """Raises ProxyError; where the client's body broke off, upstream has no part in it."""
+        try:
+            return await self._upstream.send(request)
+        except UpstreamFault as error:
+            raise client.broken or error from error
 
 
 async def served(client: Client, sink: Sink, work: Awaitable[None], outcome: Callable[[], Outcome]) -> None:

@@ -25,6 +25,7 @@ from uvicorn.supervisors import Multiprocess
 from proxy import logs
 from proxy.app import build
 from proxy.errors import UserMistake
+from proxy.inbound import Inbound
 from proxy.metrics import prepare_multiprocess
 from proxy.protocol import ExactProtocol
 
@@ -33,12 +34,10 @@ if TYPE_CHECKING:
 
     from proxy.settings import Settings
 
+logger = logging.getLogger(__name__)
+
 _BACKLOG = 2048
 """Connections that may wait to be accepted, as uvicorn's own default."""
-
-_KEEP_ALIVE = 75
-"""Seconds that a client's idle connection stays open, as nginx has it. Longer than clients keep theirs in their pools,
-so that it is they who close: a request never crosses our closing on its way."""
 
 _HEARTBEAT = 30
 """Seconds within which a worker has to answer its supervisor, or is replaced. Generous: a replaced worker takes its
@@ -110,7 +109,7 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
     """uvicorn as it has to be for the relay to be exact; `app` is the application, or makes it."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=ExactProtocol,
+        http=partial(ExactProtocol, inbound=Inbound(settings, logs.Limited(logger))),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
@@ -119,7 +118,6 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout),
         timeout_worker_healthcheck=_HEARTBEAT,
     )

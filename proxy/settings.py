@@ -40,6 +40,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=1, le=256, description="a number of processes from 1 to 256")] = 1
     body_limit: Annotated[int, Meta(ge=1, description="a size such as 64MiB")] = 64 << 20
     """Bytes of a request's body, decoded."""
+    buffered_limit: Annotated[int, Meta(ge=2, description="a size such as 512MiB")] = 512 << 20
+    """Bytes of all requests' bodies, as they came, in one process; half of them for one tenant."""
+    head_timeout: Seconds = 10
+    """For a request's head, from its first byte to its last."""
+    body_timeout: Seconds = 30
+    """That may pass without anything of a request's body."""
     first_byte_timeout: Seconds = 600
     drain_timeout: Seconds = 30
     log_format: Annotated[Literal["json", "text"], Meta(description="json or text")] = "json"
@@ -119,6 +125,7 @@ def _names(text: str) -> list[str]:
 _PLAIN: Mapping[str, Callable[[str], object]] = {
     "allowed_hosts": _names,
     "body_limit": _bytes,
+    "buffered_limit": _bytes,
     "policies": os.path.expanduser,
     "store": os.path.expanduser,
 }

@@ -32,7 +32,7 @@ LAYERS = [
     {"client", "tenants", "relay", "origin"},
     {"reading", "summarizer", "records", "prepare", "snapshots", "exchange"},
     {"services", "partner", "chat", "health", "operations"},
-    {"app", "protocol", "server", "demo", "cli", "__main__"},
+    {"app", "inbound", "protocol", "server", "demo", "cli", "__main__"},
 ]
 """Each imports only from the lines above it, and from its own where that makes no circle."""
 

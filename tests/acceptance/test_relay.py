@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from proxy.relay import GATHERED
 from tests.serving import served, spawned
 from tests.wire import (
     EVENTS,
@@ -281,18 +282,20 @@ async def test_the_head_does_not_wait_for_the_body(shared: Shared) -> None:
 
 
 async def test_an_upload_arrives_as_it_is_sent(shared: Shared) -> None:
+    """One of more than GATHERED bytes; what is smaller is collected first."""
     arrived = asyncio.Event()
+    second = bytes(GATHERED)
 
     async def handle(peer: Peer) -> None:
         await peer.reader.readuntil(b"first")
         arrived.set()
-        await peer.reader.readuntil(b"second")
+        await peer.reader.readexactly(len(second))
         await peer.send(OK)
 
     async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
-        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 11\r\n\r\nfirst")
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\nfirst" % (5 + len(second)))
         await asyncio.wait_for(arrived.wait(), 2)
-        writer.write(b"second")
+        writer.write(second)
         assert (await read_message(reader)).body == b"ok"
 
 
@@ -303,7 +306,7 @@ async def test_upstream_refuses_an_upload_before_its_end(shared: Shared) -> None
         await asyncio.sleep(0.2)
 
     async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
-        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\nbegins")
+        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000\r\n\r\nbegins")
         reply = await asyncio.wait_for(read_message(reader), 2)
     assert (reply.status, reply.body) == (413, b"big")
 
@@ -583,7 +586,7 @@ async def test_too_many_at_once() -> None:
 
 
 async def test_a_chat_request_has_a_size() -> None:
-    """The relay holds no body, and so knows no limit."""
+    """The relay holds no body of more than a little, and so knows no limit."""
     chunked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with relay(replying(OK), body_limit=10) as link:
         announced = await link.ask(post(b"x" * 11, target="/v1/chat/completions"))

@@ -1,0 +1,115 @@
+"""What clients are in the middle of sending to this process: how many bytes of it we hold, and for how long we wait.
+
+One object a process. Connections enter themselves with a deadline, and one sweep a second looks at all of them: a
+request that arrives whole costs no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from proxy.errors import Overloaded
+from proxy.settings import Settings
+
+try:
+    import resource
+except ImportError:  # Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
+
+IDLE_SECONDS = 75.0
+"""That a connection may be open without a request, as nginx has it. Longer than clients keep theirs in their pools,
+so that it is they who close: a request never crosses our closing on its way."""
+
+SWEEP_SECONDS = 1.0
+"""Between two looks at the deadlines; shorter where a deadline is."""
+
+TENANTS_SHARE = 2
+"""One tenant's bodies get one part in so many of all bytes."""
+
+COME_BACK = 1
+"""Seconds that a client is told to wait when there is too much at once: requests end all the time."""
+
+
+class Waiting(Protocol):
+    """A connection that waits for its client."""
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+
+
+class Inbound:
+    """One process's account of bodies, and its connections' deadlines."""
+
+    def __init__(self, settings: Settings, warn: Callable[[str, str], None]) -> None:
+        self.head_seconds = settings.head_timeout
+        self.body_seconds = settings.body_timeout
+        self.limit = settings.buffered_limit
+        self.warn = warn
+        self.deadlines: dict[Waiting, float] = {}
+        """On the loop's clock."""
+        self.held = 0
+        """Bytes of bodies, of all who are known and of all who are not yet."""
+        self._of: Counter[str] = Counter()
+        self._sweep_seconds = min(SWEEP_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look after deadlines from now on, in this loop."""
+        if self._loop is not loop:
+            self._loop = loop
+            loop.call_later(self._sweep_seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        assert self._loop is not None
+        now = self._loop.time()
+        for waiting in [waiting for waiting, deadline in self.deadlines.items() if deadline <= now]:
+            self.deadlines.pop(waiting, None)
+            waiting.expire()
+        self._notice_exhaustion()
+        self._loop.call_later(self._sweep_seconds, self._sweep)
+
+    def _notice_exhaustion(self) -> None:
+        """libuv closes what it cannot accept, and tells nobody."""
+        try:
+            os.close(os.dup(2))
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                return
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource else "all"
+            self.warn(
+                "file descriptors",
+                f"no file descriptor is left of {most} (RLIMIT_NOFILE, `ulimit -n`): connections are closed unheard",
+            )
+
+    def charge(self, tenant: str, size: int) -> None:
+        """Put bytes that are held already on a tenant's account. Raises Overloaded where it has its share."""
+        if size and self._of[tenant] + size > self.limit // TENANTS_SHARE:
+            raise _full(self.limit // TENANTS_SHARE, "this tenant's requests")
+        self._of[tenant] += size
+
+    def hold(self, tenant: str | None, size: int) -> None:
+        """Count bytes that have arrived, before they are kept. Raises Overloaded where they must not be."""
+        if self.held + size > self.limit:
+            raise _full(self.limit, "all requests")
+        if tenant is not None:
+            self.charge(tenant, size)
+        self.held += size
+
+    def release(self, tenant: str | None, size: int) -> None:
+        self.held -= size
+        if tenant is not None:
+            self._of[tenant] -= size
+            if not self._of[tenant]:
+                del self._of[tenant]
+
+
+def _full(limit: int, whose: str) -> Overloaded:
+    return Overloaded(
+        f"The bodies of {whose} would take more than {limit} bytes (from --buffered-limit); try again",
+        retry_after=COME_BACK,
+    )
