@@ -1,31 +1,11 @@
-"""What the parser is given. What comes of it, acceptance/test_relay.py shows through the real server."""
+"""What goes out. What comes in, acceptance/test_bounds.py and test_relay.py show through the real server."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-import pytest
-
-from proxy.protocol import HeldHead, without_offer
-
-
-@pytest.mark.parametrize(
-    ("data", "parsed"),
-    [
-        (b"GET / HTTP/1.1\r\nUpgrade: h2c\r\nA: 1\r\n\r\n", b"GET / HTTP/1.1\r\nA: 1\r\n\r\n"),
-        (b"GET / HTTP/1.1\r\nA: 1\r\nUPGRADE:h2c \r\n\r\nbody", b"GET / HTTP/1.1\r\nA: 1\r\n\r\nbody"),
-        (b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n", b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n"),
-        (
-            b"GET / HTTP/1.1\r\nA: h2c\r\n\r\nx\r\nUpgrade: h2c\r\n",
-            b"GET / HTTP/1.1\r\nA: h2c\r\n\r\nx\r\nUpgrade: h2c\r\n",
-        ),
-        (b"", b""),
-    ],
-)
-def test_without_offer(data: bytes, parsed: bytes) -> None:
-    assert without_offer(data) == parsed
-
+from proxy.protocol import HeldHead
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 

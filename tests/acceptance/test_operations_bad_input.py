@@ -22,6 +22,7 @@ from tests.acceptance.operations import (
     strays,
     user,
 )
+from tests.upstream import hang
 
 Json = dict[str, Any]
 
@@ -370,14 +371,19 @@ def test_a_body_above_the_limit() -> None:
 
 
 def test_too_many_requests_at_once() -> None:
-    """One whose body does not come to an end holds the only place that there is."""
-    head = b"POST /grep HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k\r\ncontent-length: 100\r\n\r\n{"
+    """One that upstream does not answer holds the only place that there is; one that is not whole yet holds none."""
+    head = b"POST /%b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k\r\ncontent-length: %d\r\n\r\n{"
     with (
-        operated({"limits": {"concurrent_requests": 1}}) as (proxy, _, _),
+        operated({"limits": {"concurrent_requests": 1}}) as (proxy, _, up),
         Caller(proxy) as caller,
+        socket.create_connection(("127.0.0.1", proxy.port)) as unfinished,
         socket.create_connection(("127.0.0.1", proxy.port)) as slow,
     ):
-        slow.sendall(head)
+        unfinished.sendall(head % (b"grep", 100))
+        assert caller.compact(HISTORY).status == 200
+        up.script(hang())
+        message = b'"model": "m", "messages": [{"role": "user", "content": "Hi."}]}'
+        slow.sendall(head % (b"v1/chat/completions", len(message) + 1) + message)
         deadline = time.monotonic() + 20
         while (reply := caller.compact(HISTORY)).status == 200:
             assert time.monotonic() < deadline

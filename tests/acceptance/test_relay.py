@@ -400,8 +400,12 @@ async def taking(peer: Peer) -> None:
     [
         (mute, post(b"{}"), b""),
         (began, post(b"{}"), b"data: 1"),
-        (taking, b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nabc", b""),
-        (taking, b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", b""),
+        (taking, b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\nabc", b""),
+        (
+            taking,
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(bytes(GATHERED + 1)),
+            b"",
+        ),
     ],
     ids=["waiting", "streaming", "uploading", "uploading chunks"],
 )

@@ -1,0 +1,420 @@
+"""What one client may take of the server before it is anybody: heads, bodies, time, and what it leaves unread.
+
+Raw sockets against the real server. Bounds of time are made small, and no test measures any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED
+from proxy.relay import GATHERED
+from tests.serving import Proxy, served, spawned
+from tests.wire import EVENTS, OK, Message, Peer, Wire, ask, chunk, connection, read_message, replying, upstream
+
+Json = dict[str, Any]
+KNOWN = "948fe603f61dc036b5c596dc09fe3ce3f3d30dc90f024c85f3c82db2ccab679d"
+"""SHA-256 of "client"."""
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+
+GET = b"GET /v1/models HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer client\r\n\r\n"
+
+
+@asynccontextmanager
+async def relay(policy: Json | None = None, handler: Any = None, **settings: Any) -> AsyncIterator[tuple[Wire, Proxy]]:
+    """Everybody is served, unless `policy` says who."""
+    async with upstream(handler or replying(OK)) as wire:
+        made = {"upstream": {"base_url": wire.url + "/v1"}, "offload": {"mode": "off"}, **(policy or {})}
+        with served({"acme" if "api_keys" in made else "default": made}, **settings) as proxy:
+            yield wire, proxy
+
+
+def post(body: bytes = b"", *headers: bytes, target: bytes = b"/v1/embeddings", size: int | None = None) -> bytes:
+    size = len(body) if size is None else size
+    lines = [b"POST %b HTTP/1.1" % target, b"Host: p", *headers, b"Content-Length: %d" % size, b"", b""]
+    return b"\r\n".join(lines) + body
+
+
+CHUNKED = b"POST /v1/embeddings HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def refused(reader: asyncio.StreamReader) -> Message:
+    """An error of ours, behind which the connection ends."""
+    reply = await asyncio.wait_for(read_message(reader), 10)
+    assert reply.get(b"connection") == [b"close"]
+    assert reply.get(b"content-type") == [b"application/json"]
+    error = json.loads(reply.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    return reply
+
+
+async def say(writer: asyncio.StreamWriter, *parts: bytes) -> None:
+    """Each part is a segment of its own."""
+    writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for part in parts:
+        writer.write(part)
+        await asyncio.sleep(0.001)
+
+
+def cuts(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+# What a body may hold
+
+
+HIDDEN = b"x\r\nupgrade: h2c\r\n\r\nGET /v1/hidden HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer client\r\n\r\n"
+OFFER = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAE")
+BODILESS = b"GET /v1/models HTTP/1.1\r\nHost: p\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 100, 1000])
+@pytest.mark.parametrize("offer", [(), OFFER], ids=["plain", "h2c"])
+async def test_a_body_is_never_read_as_a_head(size: int, offer: tuple[bytes, ...]) -> None:
+    """However it is cut, and whatever stands behind it."""
+    chunked = CHUNKED.replace(b"Host: p", b"\r\n".join((b"Host: p", *offer))) + chunk(HIDDEN) + chunk(b"")
+    async with relay() as (wire, proxy), connection(proxy.port) as (reader, writer):
+        await say(writer, *cuts(post(HIDDEN, *offer) + chunked + BODILESS + post(b"", *offer) + post(b"end"), size))
+        replies = [await asyncio.wait_for(read_message(reader), 10) for _ in range(5)]
+    assert [reply.body for reply in replies] == [b"ok"] * 5
+    assert [asked.body for asked in wire.requests] == [HIDDEN, HIDDEN, b"", b"", b"end"]
+
+
+EARLY = {
+    401: post(size=500, target=b"/v1/chat/completions"),
+    403: post(b"", b"Authorization: Bearer client", size=500, target=b"/v1/../x"),
+    413: post(b"", b"Authorization: Bearer client", size=500, target=b"/v1/chat/completions"),
+    501: post(b"", b"Authorization: Bearer client", b"Upgrade: websocket", b"Connection: upgrade", size=500),
+}
+
+
+@pytest.mark.parametrize("size", [1, 5, 64, 499])
+@pytest.mark.parametrize("status", EARLY)
+async def test_an_early_reply_is_the_last(status: int, size: int) -> None:
+    """The rest of the body is no request, nor is what comes behind it; the next connection is served."""
+    async with relay({"api_keys": [{"sha256": KNOWN}]}, body_limit=400) as (wire, proxy):
+        async with connection(proxy.port) as (reader, writer):
+            *pieces, last = cuts((HIDDEN * 10)[:500], size)
+            await say(writer, EARLY[status], *pieces)
+            refusal = asyncio.create_task(refused(reader))
+            await asyncio.sleep(0.1)
+            await say(writer, last, GET)
+            assert (await refusal).status == status
+        assert (await ask(proxy.port, GET)).body == b"ok"
+    assert [asked.target for asked in wire.requests] == [b"/v1/models"]
+
+
+async def test_an_early_503_is_the_last() -> None:
+    async def hold(peer: Peer) -> None:
+        await peer.request()
+        await peer.gone()
+
+    async with relay({"limits": {"concurrent_requests": 1}}, hold) as (wire, proxy), connection(proxy.port) as held:
+        held[1].write(GET)
+        await asyncio.sleep(0.2)
+        async with connection(proxy.port) as (reader, writer):
+            await say(writer, post(HIDDEN, size=GATHERED * 2), *cuts(HIDDEN, 5))
+            reply = await refused(reader)
+    assert (reply.status, reply.get(b"retry-after")) == (503, [b"1"])
+    assert len(wire.requests) == 1
+
+
+async def test_a_reply_is_read_although_its_request_goes_on() -> None:
+    async with relay(body_limit=1000) as (_, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(post(bytes(LINGER_BYTES // 2), target=b"/v1/chat/completions", size=100 << 20))
+        assert (await refused(reader)).status == 413
+
+
+# Heads
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\nA: " + b"x" * HEAD_BYTES + b"\r\n\r\n",
+        b"GET /" + b"x" * HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
+        b"GET /" + b"x" * 10 * HEAD_BYTES,
+        b"GET / HTTP/1.1\r\n" + b"x" * 10 * HEAD_BYTES,
+        b"GET / HTTP/1.1\r\nA: " + b"x" * 10 * HEAD_BYTES,
+        b"GET / HTTP/1.1\r\n" + b"A: 1\r\n" * (HEAD_FIELDS + 1) + b"\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: 1\r\n" * 100_000,
+        CHUNKED + b"0\r\n" + b"A: 1\r\n" * (HEAD_FIELDS + 1) + b"\r\n",
+        CHUNKED + b"0\r\nA: " + b"x" * 10 * HEAD_BYTES,
+        CHUNKED + b"1;" + b"x" * 10 * HEAD_BYTES,
+    ],
+    ids=[
+        "a field",
+        "a target",
+        "an endless target",
+        "an endless name",
+        "an endless field",
+        "fields",
+        "endless fields",
+        "trailers",
+        "an endless trailer",
+        "an endless extension",
+    ],
+)
+async def test_a_head_has_its_size(head: bytes) -> None:
+    async with relay() as (wire, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(GET + head)
+        assert (await read_message(reader)).body == b"ok"
+        reply = await refused(reader)
+        assert reply.status == 431
+        assert b"65536 bytes" in reply.body and b"200 fields" in reply.body
+    assert len(wire.requests) == 1
+
+
+async def test_what_a_head_may_have() -> None:
+    most = b"GET /v1/x HTTP/1.1\r\n" + b"A: %b\r\n" % (b"x" * 300) * HEAD_FIELDS + b"\r\n"
+    small = CHUNKED + chunk(b"x") * 50_000 + b"0\r\n" + b"A: 1\r\n" * HEAD_FIELDS + b"\r\n"
+    async with relay() as (wire, proxy):
+        for request in (most, small):
+            assert (await ask(proxy.port, request)).body == b"ok"
+    assert len(wire.requests[0].get(b"a")) == HEAD_FIELDS
+    assert wire.requests[1].body == b"x" * 50_000
+
+
+def resident(pid: int) -> int:
+    """The most memory that a process has had, in bytes."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+@needs_proc
+@pytest.mark.parametrize("piece", [b"x" * 65_536, b"A: 1\r\n" * 10_000], ids=["a field", "fields"])
+async def test_a_head_takes_no_memory(piece: bytes) -> None:
+    with spawned() as proxy:
+        assert proxy.process
+        assert (await ask(proxy.port, b"GET /health HTTP/1.1\r\nHost: p\r\n\r\n")).status == 200
+        before = resident(proxy.process.pid)
+        async with connection(proxy.port) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nA: ")
+
+            async def pour() -> None:
+                for _ in range((200 << 20) // len(piece)):
+                    writer.write(piece)
+                    await writer.drain()
+
+            pouring = asyncio.create_task(pour())
+            assert (await read_message(reader)).status == 431
+            pouring.cancel()
+            await asyncio.gather(pouring, return_exceptions=True)
+        assert resident(proxy.process.pid) - before < 16 << 20
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"NOT HTTP\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+        b"CONNECT elsewhere:443 HTTP/1.1\r\nHost: elsewhere\r\n\r\n",
+        CHUNKED + b"no size\r\n",
+    ],
+)
+async def test_what_is_no_http(request_: bytes) -> None:
+    """It is answered when it is its turn, in our shape."""
+    async with relay() as (_, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(GET + request_ + GET)
+        assert (await read_message(reader)).body == b"ok"
+        assert (await refused(reader)).status == 400
+
+
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip,\tChunked", b"identity, chunked"])
+async def test_no_transfer_coding_is_lost(coding: bytes) -> None:
+    head = CHUNKED.replace(b"chunked", coding)
+    async with relay() as (wire, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(head + chunk(b"abc") + chunk(b""))
+        assert (await refused(reader)).status == 501
+    assert not wire.requests
+
+
+# Time
+
+
+@pytest.mark.parametrize("drip", [False, True])
+async def test_a_head_has_its_time(drip: bool) -> None:
+    async with relay(head_timeout=0.4) as (_, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(GET)
+        assert (await read_message(reader)).body == b"ok"
+        await asyncio.sleep(1)  # idle is nobody's head
+        writer.write(b"GET / HTTP/1.1\r\nA: ")
+        refusal = asyncio.create_task(refused(reader))
+        while drip and not refusal.done():
+            await say(writer, b"x")
+            await asyncio.sleep(0.05)
+        reply = await refusal
+    assert reply.status == 408
+    assert b"0.4 seconds" in reply.body
+
+
+@pytest.mark.parametrize("target", [b"/v1/embeddings", b"/v1/chat/completions", b"/grep"])
+@pytest.mark.parametrize("size", [100, GATHERED + 100])
+async def test_a_body_has_its_time(target: bytes, size: int) -> None:
+    async with relay(body_timeout=0.4) as (_, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(post(b"{", b"Authorization: Bearer k", target=target, size=size))
+        reply = await asyncio.wait_for(read_message(reader), 10)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+    assert (reply.status, reply.get(b"connection")) == (408, [b"close"])
+    assert b"0.4 seconds" in reply.body
+
+
+@pytest.mark.parametrize("size", [20, GATHERED + 20])
+async def test_who_sends_slowly_is_served(size: int) -> None:
+    body = bytes(size)
+    async with relay(body_timeout=0.6, head_timeout=0.6) as (wire, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(post(body[20:], size=size))
+        for _ in range(20):
+            await say(writer, b"\0")
+            await asyncio.sleep(0.1)
+        assert (await read_message(reader)).body == b"ok"
+    assert wire.requests[0].body == body
+
+
+async def test_a_slow_upstream_is_not_a_slow_client() -> None:
+    """While it takes nothing of an upload, neither do we, and so nothing comes."""
+    size = 40 << 20
+
+    async def handle(peer: Peer) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(2)
+        await peer.reader.readexactly(size)
+        await peer.send(OK)
+
+    async with relay(None, handle, body_timeout=0.4) as (_, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(post(bytes(size)))
+        assert (await asyncio.wait_for(read_message(reader), 20)).body == b"ok"
+
+
+# Places and bytes
+
+
+@pytest.mark.parametrize("target", [b"/v1/embeddings", b"/v1/chat/completions"])
+async def test_unfinished_requests_take_nobodys_place(target: bytes) -> None:
+    """As many as there are places, with keys that nobody knows; half of them would be uploads."""
+    async with relay() as (_, proxy), AsyncExitStack() as held:
+        for number in range(256):
+            size = 100 if number % 2 else GATHERED + 100
+            _, writer = await held.enter_async_context(connection(proxy.port))
+            writer.write(post(b"{", b"Authorization: Bearer %d" % number, target=target, size=size))
+        await asyncio.sleep(0.3)
+        replies = [
+            await ask(proxy.port, post(b"{}", b"Authorization: Bearer honest", target=target)) for _ in range(20)
+        ]
+    assert [reply.status for reply in replies] == [200] * 20
+
+
+async def test_uploads_take_a_share_of_the_places() -> None:
+    async with relay({"limits": {"concurrent_requests": 8}}) as (_, proxy), AsyncExitStack() as held:
+        for _ in range(2):
+            _, writer = await held.enter_async_context(connection(proxy.port))
+            writer.write(post(b"{", size=GATHERED + 100))
+        await asyncio.sleep(0.3)
+        async with connection(proxy.port) as (reader, writer):
+            writer.write(post(b"{", size=GATHERED + 100))
+            reply = await refused(reader)
+            assert (reply.status, reply.get(b"retry-after")) == (503, [b"1"])
+        assert (await ask(proxy.port, GET)).status == 200
+
+
+async def test_bodies_have_their_bytes() -> None:
+    """Half of all for a tenant, and all the rest is the others'. What is refused can be sent again."""
+    async with upstream(replying(OK)) as wire:
+        policy: Json = {"upstream": {"base_url": wire.url + "/v1"}}
+        other = {**policy, "tenant": "other", "api_keys": [{"sha256": KNOWN}]}
+        with served({"default": policy, "other": other}, buffered_limit=2_000_000) as proxy:
+            async with AsyncExitStack() as held:
+                held_writers = []
+                for _ in range(9):
+                    _, writer = await held.enter_async_context(connection(proxy.port))
+                    writer.write(post(bytes(100_000), size=200_000))
+                    held_writers.append(writer)
+                await asyncio.sleep(0.3)
+                async with connection(proxy.port) as (reader, writer):
+                    writer.write(post(bytes(300_000)))
+                    reply = await asyncio.wait_for(read_message(reader), 10)
+                assert (reply.status, reply.get(b"retry-after")) == (503, [b"1"])
+                assert b"1000000 bytes" in reply.body and b"--buffered-limit" in reply.body
+                assert (await ask(proxy.port, post(b"{}"))).status == 200
+                again = post(bytes(300_000), b"Authorization: Bearer client")
+                assert (await ask(proxy.port, again)).body == b"ok"
+            await asyncio.sleep(0.3)
+            assert (await ask(proxy.port, post(bytes(300_000)))).body == b"ok"
+            for _ in range(10):
+                assert (await ask(proxy.port, post(bytes(900_000)))).body == b"ok"
+
+
+async def test_all_bytes_are_bounded() -> None:
+    async with relay({"api_keys": [{"sha256": KNOWN}]}, buffered_limit=1_000_000) as (wire, proxy):
+        request = post(bytes(600_000), b"Authorization: Bearer client")
+        reply = await ask(proxy.port, request)
+        assert (reply.status, json.loads(reply.body)["error"]["code"]) == (503, "overloaded")
+        assert (await ask(proxy.port, post(bytes(400_000), b"Authorization: Bearer client"))).body == b"ok"
+    assert len(wire.requests) == 1
+
+
+# Replies
+
+
+async def test_a_client_of_http_1_0() -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(EVENTS, chunk(b"data: 1\n\n"), chunk(b"data: 2\n\n"), chunk(b""))
+
+    async with relay(None, handle) as (_, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(GET.replace(b"1.1", b"1.0").replace(b"Host", b"Connection: keep-alive\r\nHost"))
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    assert body == b"data: 1\n\ndata: 2\n\n"
+
+
+async def test_a_client_of_http_1_0_with_a_length() -> None:
+    async with relay() as (_, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(GET.replace(b"1.1", b"1.0"))
+        assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"connection: close\r\n\r\nok")
+
+
+async def test_requests_behind_each_other_are_bounded() -> None:
+    """Who sends more at once gets replies to the first, and is told by the end of the connection to ask again."""
+    async with relay() as (wire, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(GET * 3000)
+        said = await asyncio.wait_for(reader.read(), 20)
+    assert said.count(b"HTTP/1.1 200 OK") == len(wire.requests) < 3000
+    assert len(wire.requests) >= PIPELINED
+    assert said.endswith(b"ok") and said.count(b"connection: close") == 1
+
+
+@needs_proc
+async def test_no_file_descriptor_left() -> None:
+    with spawned(flags=["--log-format=text"]) as proxy:
+        assert proxy.process
+        pid = proxy.process.pid
+        health = b"GET /health HTTP/1.1\r\nHost: p\r\n\r\n"
+        assert (await ask(proxy.port, health)).status == 200
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        used = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()) + 1  # noqa: ASYNC240
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 4, before[1]))
+        async with AsyncExitStack() as held:
+            for _ in range(20):
+                await held.enter_async_context(connection(proxy.port))
+            async with asyncio.timeout(10):
+                while "RLIMIT_NOFILE" not in proxy.log():  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
+        assert (await ask(proxy.port, health)).status == 200
+        assert proxy.log().count("RLIMIT_NOFILE") == 1
