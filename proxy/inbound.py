@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.errors import Overloaded
+from proxy.errors import Overloaded, ProxyError
 from proxy.settings import Settings
 
 try:
@@ -40,6 +40,19 @@ class Waiting(Protocol):
 
     def expire(self) -> None:
         """The deadline has passed."""
+
+    def unfinished(self) -> Unfinished | None:
+        """The body that it is in the middle of."""
+
+
+class Unfinished(Protocol):
+    """A body that is not whole yet."""
+
+    tenant: str | None
+    began: float
+
+    def give_up(self, error: ProxyError) -> None:
+        """Let go of what there is of it, and answer with `error`."""
 
 
 class Inbound:
@@ -88,14 +101,19 @@ class Inbound:
 
     def charge(self, tenant: str, size: int) -> None:
         """Put bytes that are held already on a tenant's account. Raises Overloaded where it has its share."""
-        if size and self._of[tenant] + size > self.limit // TENANTS_SHARE:
-            raise _full(self.limit // TENANTS_SHARE, "this tenant's requests")
+        share = self.limit // TENANTS_SHARE
+        if size and self._of[tenant] + size > share:
+            self._make_room(tenant)
+            if self._of[tenant] + size > share:
+                raise _full(share, "this tenant's requests")
         self._of[tenant] += size
 
     def hold(self, tenant: str | None, size: int) -> None:
         """Count bytes that have arrived, before they are kept. Raises Overloaded where they must not be."""
         if self.held + size > self.limit:
-            raise _full(self.limit, "all requests")
+            self._make_room(None)
+            if self.held + size > self.limit:
+                raise _full(self.limit, "all requests")
         if tenant is not None:
             self.charge(tenant, size)
         self.held += size
@@ -106,6 +124,24 @@ class Inbound:
             self._of[tenant] -= size
             if not self._of[tenant]:
                 del self._of[tenant]
+
+    def _make_room(self, tenant: str | None) -> None:
+        """Give up the bodies, of a tenant or of all, that have been under way for longer than one may pause.
+
+        Else they who never finish what they send could shut everybody else out, at a byte now and then.
+        """
+        assert self._loop is not None
+        latest = self._loop.time() - self.body_seconds
+        bodies = [body for waiting in self.deadlines if (body := waiting.unfinished()) and body.began < latest]
+        for body in bodies:
+            if tenant is None or body.tenant == tenant:
+                body.give_up(
+                    Overloaded(
+                        f"The body was not whole within {self.body_seconds:g} seconds, and others need its room; "
+                        "try again",
+                        retry_after=COME_BACK,
+                    )
+                )
 
 
 def _full(limit: int, whose: str) -> Overloaded:

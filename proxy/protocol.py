@@ -185,10 +185,14 @@ class ExactProtocol(HttpToolsProtocol):
         elif self.flow.read_paused:
             self._wait(self.inbound.body_seconds)  # it is not the client who is slow
         elif self._reading is HEAD:
-            self._refuse(TooSlow(f"The request's head was not whole within {self.inbound.head_seconds:g} seconds"))
+            self.refuse(TooSlow(f"The request's head was not whole within {self.inbound.head_seconds:g} seconds"))
         elif self._reading is BODY:
             seconds = self.inbound.body_seconds
-            self._refuse(TooSlow(f"Nothing came of the request's body for {seconds:g} seconds (--body-timeout)"))
+            self.refuse(TooSlow(f"Nothing came of the request's body for {seconds:g} seconds (--body-timeout)"))
+
+    def unfinished(self) -> Cycle | None:
+        """The request whose body it is reading."""
+        return self.cycle if self._reading is BODY else None
 
     # What comes
 
@@ -204,12 +208,12 @@ class ExactProtocol(HttpToolsProtocol):
                 self._drop(len(data))
                 return
             reason = error.__context__
-            self._refuse(reason if isinstance(reason, ProxyError) else BadRequest("This is no valid HTTP/1.1 request"))
+            self.refuse(reason if isinstance(reason, ProxyError) else BadRequest("This is no valid HTTP/1.1 request"))
             return
         if self._reading is NOTHING:
             return
         if self._since > HEAD_BYTES:
-            self._refuse(_too_large())
+            self.refuse(_too_large())
         elif self._reading is BODY:
             self._wait(self.inbound.body_seconds)
         elif not self._since:
@@ -244,7 +248,7 @@ class ExactProtocol(HttpToolsProtocol):
         if self._dropped > LINGER_BYTES:
             self.flow.pause_reading()
 
-    def _refuse(self, error: ProxyError) -> None:
+    def refuse(self, error: ProxyError) -> None:
         """Answer what is being read with an error, once it is its turn, and read no more."""
         self.inbound.warn(str(error.status), f"refused a request with {error.status}: {error.message}")
         reading, self._reading = self._reading, DEAF
@@ -377,7 +381,8 @@ class Cycle(RequestResponseCycle):
         )
         self._protocol = protocol
         self._inbound = protocol.inbound
-        self._tenant: str | None = None
+        self.tenant: str | None = None
+        self.began = protocol.loop.time()
         self._held = 0
         self._fault: ProxyError | None = None
         self._until_closed = False
@@ -388,7 +393,7 @@ class Cycle(RequestResponseCycle):
         """Keep a piece until it is asked for. Raises Overloaded."""
         if self.response_complete:
             return
-        self._inbound.hold(self._tenant, len(piece))
+        self._inbound.hold(self.tenant, len(piece))
         self._held += len(piece)
         self.body += piece
         if len(self.body) > HIGH_WATER_LIMIT:
@@ -398,12 +403,13 @@ class Cycle(RequestResponseCycle):
     def charge(self, tenant: str) -> None:
         """Say whose body it is. Raises Overloaded."""
         self._inbound.charge(tenant, self._held)
-        self._tenant = tenant
+        self.tenant = tenant
 
     def release(self, size: int) -> None:
         """Count so many bytes no more: nobody has them any longer."""
+        size = min(size, self._held)
         self._held -= size
-        self._inbound.release(self._tenant, size)
+        self._inbound.release(self.tenant, size)
 
     def let_go(self) -> None:
         """The request is over."""
@@ -414,6 +420,11 @@ class Cycle(RequestResponseCycle):
         """There will be no more of the body; whoever asks for it is told why."""
         self._fault = error
         self.message_event.set()
+
+    def give_up(self, error: ProxyError) -> None:
+        """As `Unfinished`."""
+        self.let_go()
+        self._protocol.refuse(error)
 
     async def receive(self) -> Any:
         if self._fault is None or self.disconnected or self.response_complete:

@@ -11,7 +11,7 @@ import re
 import resource
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,23 @@ async def test_an_early_503_is_the_last() -> None:
             reply = await refused(reader)
     assert (reply.status, reply.get(b"retry-after")) == (503, [b"1"])
     assert len(wire.requests) == 1
+
+
+async def test_what_is_read_behind_an_early_reply_is_bounded() -> None:
+    """The client cannot send it all, as nobody reads it."""
+    async with relay(body_limit=1000) as (_, proxy), connection(proxy.port) as (reader, writer):
+        ours = writer.transport.get_extra_info("socket")
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        writer.write(post(b"", target=b"/v1/chat/completions", size=100 << 20))
+        assert (await read_message(reader)).status == 413
+        sent = 0
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(2):
+                while True:
+                    writer.write(bytes(1 << 16))
+                    await writer.drain()
+                    sent += 1 << 16
+    assert sent < 16 << 20  # most of it lies in the kernel's buffers
 
 
 async def test_a_reply_is_read_although_its_request_goes_on() -> None:
@@ -357,6 +374,22 @@ async def test_bodies_have_their_bytes() -> None:
             assert (await ask(proxy.port, post(bytes(300_000)))).body == b"ok"
             for _ in range(10):
                 assert (await ask(proxy.port, post(bytes(900_000)))).body == b"ok"
+
+
+async def test_who_never_ends_makes_room() -> None:
+    """At a byte now and then they are never silent for too long, and would hold all bytes for good."""
+    async with relay(buffered_limit=2_000_000, body_timeout=0.5) as (_, proxy), AsyncExitStack() as held:
+        ends = [await held.enter_async_context(connection(proxy.port)) for _ in range(10)]
+        for _, writer in ends:
+            writer.write(post(bytes(99_990), size=200_000))
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            for _, writer in ends:
+                writer.write(b"x")
+        assert (await ask(proxy.port, post(bytes(300_000)))).body == b"ok"
+        for reader, _ in ends:
+            assert (await asyncio.wait_for(read_message(reader), 10)).status == 503
+            assert await asyncio.wait_for(reader.read(), 10) == b""
 
 
 async def test_all_bytes_are_bounded() -> None:
