@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from proxy import protocol
 from proxy.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED
 from proxy.relay import GATHERED
 from tests.serving import Proxy, served, spawned
@@ -420,6 +421,36 @@ async def test_a_client_of_http_1_0_with_a_length() -> None:
     async with relay() as (_, proxy), connection(proxy.port) as (reader, writer):
         writer.write(GET.replace(b"1.1", b"1.0"))
         assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"connection: close\r\n\r\nok")
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_reply_waits_for_its_client_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.5)
+    size = 24 << 20
+
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        for _ in range(24):
+            await peer.send(bytes(1 << 20))
+
+    async with relay(None, handle) as (_, proxy), connection(proxy.port) as (reader, writer):
+        writer.write(GET.replace(b"Host", b"Connection: close\r\nHost"))
+        for _ in range(0 if not reads else 8):
+            await reader.readexactly(1 << 20)
+            await asyncio.sleep(0.2)
+        if not reads:
+            await asyncio.sleep(4)
+        rest = len(await asyncio.wait_for(reader_to_its_end(reader), 20))
+    assert (rest + (8 << 20) > size) is reads
+
+
+async def reader_to_its_end(reader: asyncio.StreamReader) -> bytes:
+    said = b""
+    with suppress(ConnectionError):
+        while piece := await reader.read(1 << 20):
+            said += piece
+    return said
 
 
 async def test_requests_behind_each_other_are_bounded() -> None:
