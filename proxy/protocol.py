@@ -91,6 +91,8 @@ class ExactProtocol(HttpToolsProtocol):
         self._reading = NOTHING
         self._since = 0
         """Bytes since the head began, or since the last piece of the body."""
+        self._segment = self._most = 0
+        """Bytes of what was read last, and the most that the head can have."""
         self._trailers = 0
         self._resumes = False
         """What the parser reads is a head of ours; see `_read_on`."""
@@ -200,7 +202,9 @@ class ExactProtocol(HttpToolsProtocol):
         if self._reading is DEAF:
             self._drop(len(data))
             return
-        self._since += len(data)
+        self._segment = len(data)
+        self._since += self._segment
+        self._most += self._segment
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
@@ -271,7 +275,8 @@ class ExactProtocol(HttpToolsProtocol):
             raise _Enough
         super().on_message_begin()
         self.raw_headers = []
-        self._reading, self._since = HEAD, 0
+        self._codings: list[bytes] = []
+        self._reading, self._since, self._most = HEAD, 0, self._segment
 
     def on_url(self, url: bytes) -> None:
         if not self._resumes:
@@ -287,15 +292,21 @@ class ExactProtocol(HttpToolsProtocol):
         if len(self.raw_headers) >= HEAD_FIELDS:
             raise _too_large()
         self.raw_headers.append((name, value))
-        super().on_header(name, value)
+        name = name.lower()
+        self.headers.append((name, value))
+        if name == b"expect":
+            self.expect_100_continue = value.lower() == b"100-continue"
+        elif name == b"transfer-encoding":
+            self._codings.append(value.strip().lower())
 
     def on_headers_complete(self) -> None:
         if self._resumes:
             return
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.raw_headers) > HEAD_BYTES:
-            raise _too_large()
-        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
-        if codings and codings != [b"chunked"]:
+        if self._most > HEAD_BYTES:
+            head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if head > HEAD_BYTES:
+                raise _too_large()
+        if self._codings and self._codings != [b"chunked"]:
             # RFC 9112, 6.1. To hand on what is inside would be to lose what it is encoded with.
             raise Unsupported("No `Transfer-Encoding` but chunked is understood; use `Content-Encoding`")
         version = self.parser.get_http_version()
