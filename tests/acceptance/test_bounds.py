@@ -28,7 +28,7 @@ KNOWN = "948fe603f61dc036b5c596dc09fe3ce3f3d30dc90f024c85f3c82db2ccab679d"
 """SHA-256 of "client"."""
 needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 
-GET = b"GET /v1/models HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer client\r\n\r\n"
+GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer client\r\n\r\n"
 
 
 @asynccontextmanager
@@ -42,11 +42,11 @@ async def relay(policy: Json | None = None, handler: Any = None, **settings: Any
 
 def post(body: bytes = b"", *headers: bytes, target: bytes = b"/v1/embeddings", size: int | None = None) -> bytes:
     size = len(body) if size is None else size
-    lines = [b"POST %b HTTP/1.1" % target, b"Host: p", *headers, b"Content-Length: %d" % size, b"", b""]
+    lines = [b"POST %b HTTP/1.1" % target, b"Host: localhost", *headers, b"Content-Length: %d" % size, b"", b""]
     return b"\r\n".join(lines) + body
 
 
-CHUNKED = b"POST /v1/embeddings HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 async def refused(reader: asyncio.StreamReader) -> Message:
@@ -75,16 +75,18 @@ def cuts(data: bytes, size: int) -> list[bytes]:
 # What a body may hold
 
 
-HIDDEN = b"x\r\nupgrade: h2c\r\n\r\nGET /v1/hidden HTTP/1.1\r\nHost: p\r\nAuthorization: Bearer client\r\n\r\n"
+HIDDEN = b"x\r\nupgrade: h2c\r\n\r\nGET /v1/hidden HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer client\r\n\r\n"
 OFFER = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAE")
-BODILESS = b"GET /v1/models HTTP/1.1\r\nHost: p\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+BODILESS = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 100, 1000])
 @pytest.mark.parametrize("offer", [(), OFFER], ids=["plain", "h2c"])
 async def test_a_body_is_never_read_as_a_head(size: int, offer: tuple[bytes, ...]) -> None:
     """However it is cut, and whatever stands behind it."""
-    chunked = CHUNKED.replace(b"Host: p", b"\r\n".join((b"Host: p", *offer))) + chunk(HIDDEN) + chunk(b"")
+    chunked = (
+        CHUNKED.replace(b"Host: localhost", b"\r\n".join((b"Host: localhost", *offer))) + chunk(HIDDEN) + chunk(b"")
+    )
     async with relay() as (wire, proxy), connection(proxy.port) as (reader, writer):
         await say(writer, *cuts(post(HIDDEN, *offer) + chunked + BODILESS + post(b"", *offer) + post(b"end"), size))
         replies = [await asyncio.wait_for(read_message(reader), 10) for _ in range(5)]
@@ -216,7 +218,7 @@ def resident(pid: int) -> int:
 async def test_a_head_takes_no_memory(piece: bytes) -> None:
     with spawned() as proxy:
         assert proxy.process
-        assert (await ask(proxy.port, b"GET /health HTTP/1.1\r\nHost: p\r\n\r\n")).status == 200
+        assert (await ask(proxy.port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 200
         before = resident(proxy.process.pid)
         async with connection(proxy.port) as (reader, writer):
             writer.write(b"GET / HTTP/1.1\r\nA: ")
@@ -468,7 +470,7 @@ async def test_no_file_descriptor_left() -> None:
     with spawned(flags=["--log-format=text"]) as proxy:
         assert proxy.process
         pid = proxy.process.pid
-        health = b"GET /health HTTP/1.1\r\nHost: p\r\n\r\n"
+        health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
         assert (await ask(proxy.port, health)).status == 200
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         used = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()) + 1  # noqa: ASYNC240

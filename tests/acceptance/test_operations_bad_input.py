@@ -387,7 +387,7 @@ def test_too_many_requests_at_once() -> None:
         deadline = time.monotonic() + 20
         while (reply := caller.compact(HISTORY)).status == 200:
             assert time.monotonic() < deadline
-        assert (reply.status, reply.messages) == (503, []), "it was not read"
+        assert (reply.status, reply.messages) == (503, []), "it was not looked into"
         assert caller.grep("x").status == caller.read("x").status == 503
         slow.close()
         while (reply := caller.compact(HISTORY)).status == 503:

@@ -293,7 +293,9 @@ async def test_an_upload_arrives_as_it_is_sent(shared: Shared) -> None:
         await peer.send(OK)
 
     async with shared.relay(handle) as link, connection(link.port) as (reader, writer):
-        writer.write(b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\nfirst" % (5 + len(second)))
+        writer.write(
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\nfirst" % (5 + len(second))
+        )
         await asyncio.wait_for(arrived.wait(), 2)
         writer.write(second)
         assert (await read_message(reader)).body == b"ok"
@@ -403,7 +405,8 @@ async def taking(peer: Peer) -> None:
         (taking, b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000000\r\n\r\nabc", b""),
         (
             taking,
-            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(bytes(GATHERED + 1)),
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            + chunk(bytes(GATHERED + 1)),
             b"",
         ),
     ],
