@@ -2,11 +2,17 @@
 
 Records stand under `NAMESPACE/KIND/NAME` and are written once. Everything here can come back empty: the store is a
 memo, and without it a request is served all the same.
+
+Rounds and snapshots end with a seal: one more JSON member, the SHA-256 of the record without it. A version that knows
+no seals passes over the member. Records that such a version wrote have none, and are looked at in every detail instead.
+A damaged record counts as absent and is deleted, since it would keep a good one from being put.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -14,7 +20,9 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
+from proxy.core.rawjson import NotJson
 from proxy.core.render import Round
+from proxy.core.transcript import tool_calls
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
 from proxy.summarizer import Snapshot
@@ -24,6 +32,11 @@ T = TypeVar("T")
 LOOKUPS = 16
 """Replies asked for at once, newest first, and then four times as many each time: most conversations have no hidden
 rounds, and then each reply is asked for once."""
+
+_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+_SEAL = re.compile(rb',"sha256":"([0-9a-f]{64})"\}\Z')
+_SEAL_BYTES = len(',"sha256":""}') + 64
 
 
 class _Hidden(msgspec.Struct, frozen=True):
@@ -56,20 +69,24 @@ class Records:
 
     async def snapshots(self, names: Sequence[str]) -> list[Snapshot | None]:
         """The snapshots of these names, None where there is none yet."""
-        found = await self._visit.get_many([self.key("snapshots", name) for name in names])
+        keys = [self.key("snapshots", name) for name in names]
+        found = await self._visit.get_many(keys, intact=_intact_snapshot)
         return [None if isinstance(value, Missing) else _decoded(value, Snapshot) for value in found]
 
     async def snapshot(self, key: str) -> bytes | None:
-        """The record of this key; None where there is none, or no answer."""
-        found = await self._visit.get(key)
-        return None if isinstance(found, Missing) else found
+        """The record of this key, without its seal; None where there is none, or no answer."""
+        [found] = await self._visit.get_many([key], intact=_intact_snapshot)
+        return None if isinstance(found, Missing) else _without_seal(found)
 
     async def keep_snapshot(self, key: str, value: bytes) -> bytes | None:
         """Put if absent; the stored bytes, the winner's. None where the store failed."""
-        done = await self._visit.put(key, value)
-        if done is not Put.EXISTED:
-            return value if done is Put.WRITTEN else None
-        return await self.snapshot(key)
+        for _ in range(2):  # the one that existed may be damaged, and deleted when it is read
+            done = await self._visit.put(key, sealed(value))
+            if done is not Put.EXISTED:
+                return value if done is Put.WRITTEN else None
+            if winner := await self.snapshot(key):
+                return winner
+        return None
 
     async def rounds(self, links: Mapping[int, bytes], model: str) -> dict[int, Round]:
         """The hidden rounds of these replies (index → digest of the history that the reply ends).
@@ -101,7 +118,7 @@ class Records:
             earlier=[one.hex() for one in earlier],
         )
         [key] = self._round_keys([link.hex()], model)
-        await self._visit.put(key, msgspec.json.encode(record))
+        await self._visit.put(key, sealed(msgspec.json.encode(record)))
 
     def has_originals(self, of: str) -> bool:
         """Whether all that `of` stands for was written lately."""
@@ -135,7 +152,7 @@ class Records:
 
     async def _hidden(self, links: Sequence[str], model: str) -> list[_Hidden | None]:
         keys = self._round_keys(links, model)
-        found = await self._visit.get_many(keys, final=True)
+        found = await self._visit.get_many(keys, final=True, intact=_intact_round)
         return [None if isinstance(value, Missing) else _decoded(value, _Hidden) for value in found]
 
     def _round_keys(self, links: Sequence[str], model: str) -> list[str]:
@@ -145,8 +162,78 @@ class Records:
 
 
 def _decoded(value: bytes, kind: type[T]) -> T | None:
-    """A record of another version, or damaged by whoever owns the disk, is as good as none."""
+    """None for bytes that are no such record, such as one of another version."""
     try:
         return msgspec.json.decode(value, type=kind)
-    except msgspec.MsgspecError:
+    except _UNDECODABLE:
         return None
+
+
+# -- seals ---------------------------------------------------------------------------------------------------------
+
+
+def sealed(record: bytes) -> bytes:
+    """A JSON object's bytes with the digest of those bytes as one more, last, member."""
+    return b'%b,"sha256":"%b"}' % (record[:-1], hashlib.sha256(record).hexdigest().encode())
+
+
+def _without_seal(value: bytes) -> bytes:
+    return value[:-_SEAL_BYTES] + b"}" if _SEAL.search(value, _tail(value)) else value
+
+
+def _is_sealed(value: bytes) -> bool:
+    """Whether there is a seal, and it is that of the rest."""
+    seal = _SEAL.search(value, _tail(value))
+    return seal is not None and hashlib.sha256(_without_seal(value)).hexdigest().encode() == seal[1]
+
+
+def _tail(value: bytes) -> int:
+    return max(0, len(value) - _SEAL_BYTES)
+
+
+def _intact_snapshot(value: bytes) -> bool:
+    return _is_sealed(value) or _decoded(value, _OldSnapshot) is not None
+
+
+def _intact_round(value: bytes) -> bool:
+    if _is_sealed(value):
+        return True
+    hidden = _decoded(value, _OldHidden)
+    return hidden is not None and _are_messages(hidden)
+
+
+class _OldSnapshot(msgspec.Struct, forbid_unknown_fields=True):
+    """A snapshot without a seal: what has any other member had one, which is damaged."""
+
+    text: str
+    tokens: int
+    model: str
+
+
+class _OldHidden(msgspec.Struct, forbid_unknown_fields=True):
+    """A hidden round without a seal."""
+
+    before: list[Raw]
+    instead: Raw
+    after: list[Raw]
+    tokens: int
+    earlier: list[str]
+
+
+def _are_messages(hidden: _OldHidden) -> bool:
+    """Whether this is what the model and our tools say: each answer of a tool is that of a call beside it."""
+    instead = [] if rawjson.is_null(hidden.instead) else [hidden.instead]
+    called, answered = set[str](), set[str]()
+    try:
+        for raw in (*hidden.before, *instead, *hidden.after):
+            json.loads(bytes(raw))  # msgspec skips over what is inside
+            members = rawjson.members(raw)
+            if rawjson.string(members["role"]) == "tool":
+                answered.add(rawjson.string(members["tool_call_id"]))
+            elif rawjson.string(members["role"]) == "assistant":
+                called |= {call.id for call in tool_calls(members)}
+            else:
+                return False
+    except (NotJson, KeyError, ValueError, RecursionError):
+        return False
+    return answered <= called

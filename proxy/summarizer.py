@@ -350,7 +350,7 @@ def _decoded(record: bytes | None) -> Snapshot | None:
     """None for what is absent, or damaged by whoever owns the disk."""
     try:
         return msgspec.json.decode(record or b"", type=Snapshot)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 

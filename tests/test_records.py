@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import itertools
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy.core.render import Round
-from proxy.records import Records
+from proxy.records import Records, sealed
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from proxy.summarizer import Snapshot
@@ -78,6 +83,164 @@ async def test_the_first_snapshot_wins(records: Records) -> None:
 async def test_a_damaged_record_is_as_good_as_none(records: Records) -> None:
     await records.keep_snapshot(records.key("snapshots", "a"), b"\xff{")
     assert await records.snapshots(["a"]) == [None]
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+ASSISTANT = (
+    b'{"role" : "assistant","content":"caf\xc3\xa9","tool_calls":[{"id":"c-1","type":"function",'
+    b'"function":{"name":"grep","arguments":"{}"}}]}'
+)
+ANSWER = b'{"role":"tool","tool_call_id":"c-1","content":"found"}'
+TURN = Round((ASSISTANT, ANSWER), None, (), 7)
+OLD_ROUND = b'{"before":[%b,%b],"instead":null,"after":[],"tokens":7,"earlier":[]}' % (ASSISTANT, ANSWER)
+OLD_SNAPSHOT = msgspec.json.encode(SNAPSHOT)
+
+
+class Found(Guarded):
+    """A folder as a store, into which damage is laid, and what was said of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.counted: list[str] = []
+        self.warned: list[str] = []
+        store = open_store(str(folder))
+        super().__init__(store, warn=lambda _, text: self.warned.append(text), count_damaged=self.counted.append)
+        self.folder = folder
+
+    def lay(self, key: str, value: bytes) -> None:
+        path = self.folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value)
+
+
+@pytest.fixture(scope="module")
+def laid(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return Found(tmp_path_factory.mktemp("damaged"))
+
+
+def damaged(value: bytes, where: float, bits: int | None) -> bytes:
+    """One byte changed, or cut off there (None)."""
+    at = min(int(where * len(value)), len(value) - 1)
+    return value[:at] if bits is None else value[:at] + bytes([value[at] ^ bits]) + value[at + 1 :]
+
+
+DAMAGE = given(where=st.floats(0, 1), bits=st.none() | st.integers(1, 255))
+
+
+async def read_round(guarded: Guarded) -> dict[int, Round]:
+    return await Records(guarded.visit(30), "tenant-caller").rounds({2: LINKS[2]}, "m")
+
+
+ROUND_KEY = f"tenant-caller/rounds/{LINKS[2].hex()}-{hashlib.sha256(b'm').hexdigest()[:8]}"
+
+
+@DAMAGE
+@settings(max_examples=300)
+def test_a_sealed_round_is_whole_or_absent(laid: Found, where: float, bits: int | None) -> None:
+    laid.lay(ROUND_KEY, damaged(sealed(OLD_ROUND), where, bits))
+    laid.memory.forget(ROUND_KEY)
+    before = len(laid.counted)
+    assert asyncio.run(read_round(laid)) == {}
+    assert laid.counted[before:] == ["rounds"]
+    assert not (laid.folder / ROUND_KEY).exists(), "or it would keep a good one from being put"
+
+
+@DAMAGE
+@settings(max_examples=300)
+def test_an_old_round_is_as_whole_as_one_can_tell(laid: Found, where: float, bits: int | None) -> None:
+    """What is read has the structure that upstream takes: only within a text can a flip go unseen."""
+    laid.lay(ROUND_KEY, damaged(OLD_ROUND, where, bits))
+    laid.memory.forget(ROUND_KEY)
+    for found in asyncio.run(read_round(laid)).values():
+        messages = [json.loads(raw) for raw in found.before]
+        assert [message["role"] for message in messages] == ["assistant", "tool"]
+        assert messages[1]["tool_call_id"] == messages[0]["tool_calls"][0]["id"]
+
+
+@DAMAGE
+@settings(max_examples=300)
+def test_a_sealed_snapshot_is_whole_or_absent(laid: Found, where: float, bits: int | None) -> None:
+    key = "tenant-caller/snapshots/a"
+    laid.lay(key, damaged(sealed(OLD_SNAPSHOT), where, bits))
+    laid.memory.forget(key)
+
+    async def read() -> None:
+        records = Records(laid.visit(30), "tenant-caller")
+        assert await records.snapshots(["a"]) == [None]
+        assert await records.keep_snapshot(key, OLD_SNAPSHOT) == OLD_SNAPSHOT
+        assert await records.snapshots(["a"]) == [SNAPSHOT]
+
+    asyncio.run(read())
+    assert (laid.folder / key).read_bytes() == sealed(OLD_SNAPSHOT)
+
+
+async def test_records_of_the_version_before_are_read(laid: Found) -> None:
+    laid.lay(ROUND_KEY, OLD_ROUND)
+    laid.lay("tenant-caller/snapshots/old", OLD_SNAPSHOT)
+    laid.memory.forget(ROUND_KEY)
+    before = len(laid.counted)
+    assert await read_round(laid) == {2: TURN}
+    assert await Records(laid.visit(), "tenant-caller").snapshots(["old"]) == [SNAPSHOT]
+    assert len(laid.counted) == before
+
+
+def test_the_version_before_reads_our_records() -> None:
+    class Before(msgspec.Struct):
+        before: list[msgspec.Raw]
+        instead: msgspec.Raw
+        after: list[msgspec.Raw]
+        tokens: int
+        earlier: list[str]
+
+    assert bytes(msgspec.json.decode(sealed(OLD_ROUND), type=Before).before[0]) == ASSISTANT
+    assert msgspec.json.decode(sealed(OLD_SNAPSHOT), type=Snapshot) == SNAPSHOT
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff{",
+        b'{"text":"\xff","tokens":1,"model":"m"}',
+        b'{"text":"a","tokens":1,"model":"m","x":' + b"[" * 100_000,
+        b'{"text":"a","tokens":1,"model":"m","x":1}',
+    ],
+)
+async def test_what_is_no_snapshot(laid: Found, value: bytes) -> None:
+    laid.lay("tenant-caller/snapshots/b", value)
+    assert await Records(laid.visit(), "tenant-caller").snapshots(["b"]) == [None]
+    assert "tenant-caller/snapshots/b" in laid.warned[-1]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b'{"role":"assistant","content":"\xff"}',
+        b"1",
+        b"{}",
+        b'{"role":"system","content":"obey"}',
+        b'{"role":"tool","content":"x"}',
+        ANSWER,
+        b'{"role":"assistant","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"role":"assistant","tool_calls":1}',
+    ],
+)
+async def test_what_is_no_message_of_a_round(laid: Found, before: bytes) -> None:
+    laid.lay(ROUND_KEY, OLD_ROUND.replace(b"%b,%b" % (ASSISTANT, ANSWER), before))
+    laid.memory.forget(ROUND_KEY)
+    assert await read_round(laid) == {}
+
+
+async def test_a_whole_record_of_a_later_version_is_left_alone(laid: Found) -> None:
+    value = sealed(b'{"words":["other"]}')
+    laid.lay("tenant-caller/snapshots/later", value)
+    before = len(laid.counted)
+    assert await Records(laid.visit(), "tenant-caller").snapshots(["later"]) == [None]
+    assert (laid.folder / "tenant-caller/snapshots/later").read_bytes() == value
+    assert len(laid.counted) == before
+
+
+# --- originals ----------------------------------------------------------------------------------------------------
 
 
 async def test_originals_are_kept_with_half_surrogate_pairs(records: Records, tmp_path: Path) -> None:

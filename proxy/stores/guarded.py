@@ -40,7 +40,8 @@ class Guarded:
 
     `warn(kind, text)` is called for every fault; that it logs one a minute is its business. `budget_seconds`: how long
     a request waits for the store in all. `refresh_seconds`: how long at most a put that was made is not made again,
-    though that would keep the record young; less where `retention` of its namespace is short.
+    though that would keep the record young; less where `retention` of its namespace is short. `count_damaged(kind)` is
+    called for every damaged record that is found.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Guarded:
         refresh_seconds: float = 6 * 3600.0,
         cache_bytes: int = 64 << 20,
         breaker: Breaker | None = None,
+        count_damaged: Callable[[str], None] = lambda kind: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
@@ -60,6 +62,7 @@ class Guarded:
         self.breaker = breaker or Breaker(clock=clock)
         self.retention = retention
         self._warn = warn
+        self._count_damaged = count_damaged
         self._budget = budget_seconds
         self._clock = clock
 
@@ -91,9 +94,19 @@ class Guarded:
         self._warn(f"store {operation}", f"store: {operation}: {reason}")
         return reason
 
-    async def close(self) -> None:
-        """Close the store."""
-        await self.store.close()
+    def damaged(self, key: str) -> None:
+        """Take note of a record that cannot be used, and so counts as absent. May be called in any thread."""
+        self._count_damaged(key.split("/")[1])
+        self._warn("store damaged", f"store: a damaged record counts as absent: {key}")
+
+    async def close(self) -> bool:
+        """Close the store. False: something in it hangs; the log says what."""
+        try:
+            await self.store.close()
+        except StoreFault as fault:
+            self._warn("store close", f"store: close: {fault.message}")
+            return False
+        return True
 
 
 class Visit:
@@ -122,11 +135,16 @@ class Visit:
         [value] = await self.get_many([key], final=final)
         return value
 
-    async def get_many(self, keys: Sequence[str], *, final: bool = False) -> Sequence[bytes | Missing]:
-        """The records in the order of `keys`; only those that are not remembered are asked for, all at once."""
+    async def get_many(
+        self, keys: Sequence[str], *, final: bool = False, intact: Callable[[bytes], bool] = lambda value: True
+    ) -> Sequence[bytes | Missing]:
+        """The records in the order of `keys`; only those that are not remembered are asked for, all at once.
+
+        One that the store has and that is not `intact` counts as absent, and is deleted so that it can be put again.
+        """
         known = self._memory.recall(keys)
         unknown = [key for key in dict.fromkeys(keys) if key not in known]
-        found = {**known, **await self._fetch(unknown, final)} if unknown else known
+        found = {**known, **await self._fetch(unknown, final, intact)} if unknown else known
         return [found[key] for key in keys]
 
     def was_put(self, key: str) -> bool:
@@ -165,16 +183,34 @@ class Visit:
 
         return await self._ask("list", collected)
 
-    async def _fetch(self, keys: Sequence[str], final: bool) -> Mapping[str, bytes | Missing]:
+    async def _fetch(
+        self, keys: Sequence[str], final: bool, intact: Callable[[bytes], bool]
+    ) -> Mapping[str, bytes | Missing]:
         values = await self._ask("get", lambda: self._store.get_many(keys))
         if isinstance(values, Missing):
             return dict.fromkeys(keys, Missing.FAILED)
+        damaged = {
+            key: value for key, value in zip(keys, values, strict=True) if value is not None and not intact(value)
+        }
         found: dict[str, bytes | Absent] = {}
         for key, value in zip(keys, values, strict=True):
-            found[key] = Missing.ABSENT if value is None else value
-            if value is not None or final:
+            found[key] = Missing.ABSENT if value is None or key in damaged else value
+            if found[key] is not Missing.ABSENT or final:
                 self._memory.keep(key, found[key])
+        await asyncio.gather(*(self._discard(key, value, final) for key, value in damaged.items()))
         return found
+
+    async def _discard(self, key: str, value: bytes, final: bool) -> None:
+        """Delete a damaged record, if the store gives the same bytes once more.
+
+        Other bytes mean that the damage was on the way here, or that somebody has put a good one meanwhile.
+        """
+        self._guarded.damaged(key)
+        self._memory.forget(key)
+        if await self._ask("get", lambda: self._store.get(key)) == value:
+            await self._ask("delete", lambda: self._store.delete(key))
+            if final:
+                self._memory.keep(key, Missing.ABSENT)
 
     async def _ask(self, operation: str, ask: Callable[[], Awaitable[T]]) -> T | Literal[Missing.FAILED]:
         """The one place where the engine is asked: within what is left of the budget, if the breaker lets it."""

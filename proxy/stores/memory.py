@@ -1,4 +1,4 @@
-"""What one process remembers of a store. Records never change, so nothing here is ever invalidated."""
+"""What one process remembers of a store. Records never change; only one that is damaged is forgotten."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ class Memory:
         self._puts.put(key, self._clock() + fresh)
         if self._records.get(key) is Missing.ABSENT:
             self._records.discard(key)
+
+    def forget(self, key: str) -> None:
+        """The record turned out to be damaged: it is to be asked for, and may be put, again."""
+        self._records.discard(key)
+        self._puts.discard(key)
 
     def was_put(self, key: str) -> bool:
         """Whether a put of it was made lately."""
