@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -17,7 +18,7 @@ from proxy.core.search import TooSlow
 from proxy.errors import UserMistake
 from proxy.policies import builtin, duration, load
 from proxy.settings import Settings
-from proxy.stores import Entry, Retention, Store, expires_by_itself, open_store
+from proxy.stores import Entry, Retention, Store, expires_by_itself, folder_of, open_store
 from proxy.stores.keys import checked, checked_prefix, namespace_of
 from proxy.tenants import retention
 
@@ -35,10 +36,11 @@ def run(settings: Settings, command: Command) -> int:
 
     Redis knows how long a record has yet to live and not how old it is: that takes its tenant's retention.
     """
+    _require_folder(settings.store)
     needed = expires_by_itself(settings.store)
 
     async def opened() -> int:
-        store = open_store(settings.store, *([_policies(settings)] if needed else []))
+        store = open_store(settings.store, _policies(settings) if needed else lambda namespace: None)
         try:
             return await command(store)
         finally:
@@ -48,6 +50,13 @@ def run(settings: Settings, command: Command) -> int:
     if code is None:
         raise KeyboardInterrupt
     return code
+
+
+def _require_folder(url: str) -> None:
+    """Only `serve` makes a store's folder: one that is not there is a slip of the pen. Raises UserMistake."""
+    folder = folder_of(url)
+    if folder is not None and not os.path.lexists(folder):
+        raise UserMistake(f"there is no folder {folder}; `serve` makes it, or name another with --store")
 
 
 async def _interruptible(work: Coroutine[Any, Any, int]) -> int | None:

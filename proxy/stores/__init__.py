@@ -7,12 +7,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from proxy.errors import UserMistake
-from proxy.stores.base import Entry, Retention, Store
+from proxy.stores.base import Damaged, Entry, Retention, Store
 
-__all__ = ["Entry", "Retention", "Store", "describe", "expires_by_itself", "open_store"]
+__all__ = ["Entry", "Retention", "Store", "describe", "expires_by_itself", "folder_of", "open_store"]
 
 
-def open_store(url: str, retention: Retention = lambda namespace: None) -> Store:
+def open_store(url: str, retention: Retention = lambda namespace: None, damaged: Damaged = lambda key: None) -> Store:
     """The store that a URL or a folder's path names. Nothing is asked of the engine yet: it may come up later.
 
     A path or `file://…`; `redis://`, `rediss://`, `redis+sentinel://` (`redis.py`); `s3://`, `gs://`, `az://`
@@ -23,7 +23,7 @@ def open_store(url: str, retention: Retention = lambda namespace: None) -> Store
     if scheme not in _OPENERS:
         known = ", ".join(f"{name}://" for name in _OPENERS if name)
         raise UserMistake(f"no store is known for {scheme}://; a folder's path or one of {known}")
-    return _OPENERS[scheme](url, retention)
+    return _OPENERS[scheme](url, retention, damaged)
 
 
 def expires_by_itself(url: str) -> bool:
@@ -43,28 +43,36 @@ def _scheme(url: str) -> str:
     return url.partition("://")[0].lower() if "://" in url else ""
 
 
-def _folder(url: str, retention: Retention) -> Store:
-    from proxy.stores.local import LocalStore
-
-    return LocalStore(Path(url).expanduser())
-
-
-def _file(url: str, retention: Retention) -> Store:
+def folder_of(url: str) -> Path | None:
+    """The folder that is the store; None for another engine. UserMistake for a file's URL that has none."""
+    scheme = _scheme(url)
+    if not scheme:
+        return Path(url).expanduser()
+    if scheme != "file":
+        return None
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path:
         raise UserMistake(f"a folder's URL has three slashes and an absolute path, as in file:///var/lib/x; not {url}")
-    return _folder(unquote(parts.path), retention)
+    return Path(unquote(parts.path)).expanduser()
 
 
-def _redis(url: str, retention: Retention) -> Store:
+def _folder(url: str, retention: Retention, damaged: Damaged) -> Store:
+    from proxy.stores.local import LocalStore
+
+    folder = folder_of(url)
+    assert folder is not None
+    return LocalStore(folder, damaged)
+
+
+def _redis(url: str, retention: Retention, damaged: Damaged) -> Store:
     try:
         from proxy.stores.redis import open_redis
     except ModuleNotFoundError as error:
         raise UserMistake("a Redis store needs: pip install 'offload-proxy[redis]'") from error
-    return open_redis(url, retention)
+    return open_redis(url, retention, damaged)
 
 
-def _objects(url: str, retention: Retention) -> Store:
+def _objects(url: str, retention: Retention, damaged: Damaged) -> Store:
     try:
         from proxy.stores.objects import open_objects
     except ModuleNotFoundError as error:
@@ -74,9 +82,9 @@ def _objects(url: str, retention: Retention) -> Store:
 
 _REDIS = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 
-_OPENERS: Mapping[str, Callable[[str, Retention], Store]] = {
+_OPENERS: Mapping[str, Callable[[str, Retention, Damaged], Store]] = {
     "": _folder,
-    "file": _file,
+    "file": _folder,
     **dict.fromkeys(_REDIS, _redis),
     **dict.fromkeys(("s3", "gs", "az"), _objects),
 }

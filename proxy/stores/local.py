@@ -6,30 +6,34 @@ winner's bytes, and `O_EXCL` on the name itself would show an empty file first a
 the folder's file system must know hard links, as those of Unix and NFS do.
 
 Folders are 0700, files 0600, whatever the umask. The folder itself keeps the mode it has, if it was there already.
+
+Only regular files are records. A pipe, a device, a folder or a link in a record's place is never waited for and never
+followed: the record counts as absent.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
+import stat
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from proxy.errors import StoreFault
-from proxy.stores.base import Entry
+from proxy.stores.base import Damaged, Entry
 from proxy.stores.keys import checked, checked_prefix, is_part
+from proxy.stores.workers import Workers
 
 T = TypeVar("T")
 
-THREADS = 8
-"""Of our own: a disk that hangs must not take the event loop's executor with it."""
+CLOSE_SECONDS = 3.0
+"""That closing waits for what is under way: a write takes milliseconds, a disk that hangs takes for ever. Below the
+server's grace for the end of a process."""
 
 LEFTOVER_SECONDS = 3600.0
 """No put takes that long: a temporary file of this age belongs to a process that died."""
@@ -40,12 +44,16 @@ ATTEMPTS = 10
 BATCH = 500
 """Entries listed in one go in a thread."""
 
+_ODD = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV)
+"""What opening says of links (EMLINK on FreeBSD), of sockets, and of devices that nobody serves."""
+
 
 class Folder:
     """The records of a folder, without asyncio: every method blocks and raises OSError."""
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, root: Path, damaged: Damaged = lambda key: None, clock: Callable[[], float] = time.time) -> None:
         self._root = root
+        self._damaged = damaged
         self._temporary = root / ".tmp"
         self._clock = clock
         self._made = False
@@ -55,7 +63,7 @@ class Folder:
         """Publish `value` under `key` if that is free. A record that exists is touched: it is in use."""
         path = self._root / key
         try:
-            os.utime(path)
+            os.utime(path, follow_symlinks=False)
         except FileNotFoundError:
             self._prepare()
             with self._written(value) as temporary:
@@ -66,11 +74,14 @@ class Folder:
         """The value. A missing record is None, a missing folder an error: absence can be final, a lost disk not."""
         path = self._root / key
         try:
-            return path.read_bytes()
+            value = _content(path)
         except FileNotFoundError:
             self._prepare()
             self._root.stat()
             return None
+        if value is None:
+            self._damaged(key)
+        return value
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """The values in the order of `keys`."""
@@ -126,6 +137,25 @@ class Folder:
             yield path
         finally:
             path.unlink()
+
+
+def _content(path: Path) -> bytes | None:
+    """A regular file's content; None for anything else of that name."""
+    # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as error:
+        if error.errno in _ODD:
+            return None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
 
 
 def _published(temporary: Path, path: Path) -> bool:
@@ -184,52 +214,54 @@ def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
     """One folder's records, by name."""
     with suppress(FileNotFoundError):  # the folder was emptied and removed since it was listed
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if is_part(entry.name) and f"{above}{entry.name}".startswith(prefix) and entry.is_file():
+            if is_part(entry.name) and f"{above}{entry.name}".startswith(prefix):
                 with suppress(FileNotFoundError):
-                    stat = entry.stat()
-                    yield Entry(f"{above}{entry.name}", stat.st_size, stat.st_mtime)
+                    if entry.is_file(follow_symlinks=False):
+                        found = entry.stat(follow_symlinks=False)
+                        yield Entry(f"{above}{entry.name}", found.st_size, found.st_mtime)
 
 
 class LocalStore:
     """`Folder` behind asyncio: blocking work in threads, OSError as StoreFault."""
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
-        self._folder = Folder(root, clock)
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
+    def __init__(self, root: Path, damaged: Damaged = lambda key: None, clock: Callable[[], float] = time.time) -> None:
+        self._folder = Folder(root, damaged, clock)
+        self._workers = Workers("store")
 
     async def put(self, key: str, value: bytes) -> bool:
         """Store durably if absent."""
         checked(key)
-        return await self._run(lambda: self._folder.put(key, value))
+        return await self._run(f"put {key}", lambda: self._folder.put(key, value))
 
     async def get(self, key: str) -> bytes | None:
         """The value, or None."""
         checked(key)
-        return await self._run(lambda: self._folder.get(key))
+        return await self._run(f"get {key}", lambda: self._folder.get(key))
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """The values in the order of `keys`; one thread reads them all."""
         wanted = [checked(key) for key in keys]
-        return await self._run(lambda: self._folder.get_many(wanted))
+        return await self._run(f"get {' '.join(wanted[:1])}", lambda: self._folder.get_many(wanted))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
         """Every record whose key begins with `prefix`, sorted within its folder."""
         walk = self._folder.walk(checked_prefix(prefix))
-        while batch := await self._run(lambda: tuple(islice(walk, BATCH))):
+        while batch := await self._run(f"list {prefix}", lambda: tuple(islice(walk, BATCH))):
             for entry in batch:
                 yield entry
 
     async def delete(self, key: str) -> None:
         """Forget the record."""
         checked(key)
-        await self._run(lambda: self._folder.delete(key))
+        await self._run(f"delete {key}", lambda: self._folder.delete(key))
 
     async def close(self) -> None:
-        """Finish what is being written."""
-        await asyncio.to_thread(self._threads.shutdown)
+        """Finish what is being written. StoreFault: it does not end."""
+        if hanging := await self._workers.close(CLOSE_SECONDS):
+            raise StoreFault(f"the store's folder hangs: {', '.join(hanging)}")
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def _run(self, what: str, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await self._workers.run(what, work)
         except OSError as error:
-            raise StoreFault(f"the store's folder failed: {error.strerror or error}") from error
+            raise StoreFault(f"the store's folder failed: {error.strerror or type(error).__name__}") from error

@@ -14,6 +14,7 @@ sweep.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,7 +27,7 @@ from obstore.store import from_url
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores.base import Entry
-from proxy.stores.keys import checked, checked_prefix
+from proxy.stores.keys import checked, checked_prefix, is_key
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -81,7 +82,7 @@ class ObjectStore:
         pages = obstore.list(self._engine, folder or None, chunk_size=1000)
         while page := await self._run(_next(pages)):
             for found in page:
-                if found["path"].startswith(prefix):
+                if found["path"].startswith(prefix) and is_key(found["path"]):
                     yield Entry(found["path"], found["size"], found["last_modified"].timestamp())
 
     async def delete(self, key: str) -> None:
@@ -138,10 +139,23 @@ def _faults() -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        raise StoreFault(f"the object store failed: {_reason(error)}") from error
+        # Not as the cause, whose text a traceback shows: it can hold signed addresses and what we sent.
+        raise StoreFault(f"the object store failed: {_reason(error)}") from None
+
+
+_TELLING = re.compile(
+    r"status code: (\d{3} ?[A-Za-z ]{0,40})|<Code>(\w{1,60})</Code>|(connection refused|timed out|dns error)", re.I
+)
+"""What of an error's text is the server's or the network's own word, and never ours."""
 
 
 def _reason(error: Exception) -> str:
+    """The error's class and what its text tells beside our own data, such as `403 Forbidden, SignatureDoesNotMatch`."""
+    told = (next(filter(None, match)).strip() for match in _TELLING.findall(str(error)))
+    return ", ".join(dict.fromkeys((type(error).__name__, *told)))
+
+
+def _misconfigured(error: Exception) -> str:
     """obstore's text without the dump of its insides that follows a blank line, on one line, of bounded length."""
     return " ".join(str(error).partition("\n\n")[0].split())[:500]
 
@@ -153,5 +167,5 @@ def open_objects(url: str) -> ObjectStore:
     try:
         engine = from_url(parts._replace(query="").geturl(), config=config, client_options=CLIENT, retry_config=RETRY)
     except (BaseError, ValueError) as error:
-        raise UserMistake(f"the store's URL: {_reason(error)}") from error
+        raise UserMistake(f"the store's URL: {_misconfigured(error)}") from error
     return ObjectStore(engine)

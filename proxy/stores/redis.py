@@ -30,7 +30,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from proxy.errors import StoreFault, UserMistake
-from proxy.stores.base import Entry, Retention
+from proxy.stores.base import Damaged, Entry, Retention
 from proxy.stores.keys import checked, checked_prefix, is_key, namespace_of
 
 PREFIX = "offload:"
@@ -44,6 +44,11 @@ BATCH = 500
 
 SENTINEL_PORT = 26379
 
+_CODE = re.compile(r"[A-Z]{2,20}")
+
+WRONG_TYPE = "WRONGTYPE"
+"""Redis' word for a key that holds a list or the like."""
+
 GONE = -2
 """PTTL of a key that is not there."""
 
@@ -56,12 +61,14 @@ class RedisStore:
         client: Redis,
         retention: Retention,
         *,
+        damaged: Damaged = lambda key: None,
         prefix: str = PREFIX,
         others: Sequence[Redis] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client: Any = client  # its types allow for decoded replies, which nobody asks for here
         self._retention = retention
+        self._damaged = damaged
         self._prefix = prefix
         self._others = others
         self._clock = clock
@@ -76,7 +83,8 @@ class RedisStore:
                 pipe = self._client.pipeline(transaction=False)
                 pipe.set(name, value, nx=True, px=lifetime)
                 pipe.persist(name) if lifetime is None else pipe.pexpire(name, lifetime)
-                created, _ = await pipe.execute()
+                # Not with errors raised: redis-py would write the command with all of its content into their texts.
+                created, _ = _answered(await pipe.execute(raise_on_error=False))
         return bool(created)
 
     async def get(self, key: str) -> bytes | None:
@@ -130,9 +138,12 @@ class RedisStore:
             for name in names:
                 pipe.strlen(name)
                 pipe.pttl(name)
-            answers = await pipe.execute()
-        rows = zip(names, answers[::2], answers[1::2], strict=True)
-        return [self._entry(name, size, left) for name, size, left in rows if left != GONE]
+            answers = await pipe.execute(raise_on_error=False)
+            wrong = {name for name, size in zip(names, answers[::2], strict=True) if _code(size) == WRONG_TYPE}
+            for name in wrong:
+                self._damaged(self._key(name))
+            rows = [row for row in zip(names, answers[::2], answers[1::2], strict=True) if row[0] not in wrong]
+            return [self._entry(name, *_answered(row)) for name, *row in rows if row[1] != GONE]
 
     def _entry(self, name: bytes, size: int, left: int) -> Entry:
         """Redis keeps no times: when a record was put follows from what is left of its `left` milliseconds to live.
@@ -146,6 +157,14 @@ class RedisStore:
         return Entry(key, size, self._clock() - age)
 
 
+def _answered(answers: Sequence[Any]) -> Sequence[Any]:
+    """The answers of a pipeline. Raises the first that is an error."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
 def _milliseconds(seconds: float | None) -> int | None:
     return None if seconds is None else max(1, int(seconds * 1000))
 
@@ -155,10 +174,28 @@ def _faults() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
-        raise StoreFault(f"Redis failed: {error}") from error
+        # Nothing of its text, and not as the cause, whose text a traceback shows: it can hold what we sent.
+        raise StoreFault(f"Redis failed: {_reason(error)}") from None
 
 
-def open_redis(url: str, retention: Retention) -> RedisStore:
+def _reason(error: Exception) -> str:
+    """The error's class, and Redis' own word for it or the operating system's, such as `ResponseError WRONGTYPE`."""
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    said = cause.strerror if isinstance(cause, OSError) and cause.errno else None
+    return " ".join(filter(None, (type(error).__name__, _code(error), said)))
+
+
+def _code(error: object) -> str:
+    """The word in capitals with which Redis begins an error; empty for anything else."""
+    if not isinstance(error, RedisError):
+        return ""
+    code = str(getattr(error, "status_code", None) or str(error).partition(" ")[0])
+    return code if _CODE.fullmatch(code) else ""
+
+
+def open_redis(url: str, retention: Retention, damaged: Damaged = lambda key: None) -> RedisStore:
     """The store behind a URL; nothing is connected yet. UserMistake where redis-py cannot make sense of it."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
@@ -171,7 +208,7 @@ def open_redis(url: str, retention: Retention) -> RedisStore:
         client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, RedisError) as error:
         raise UserMistake(f"the store's URL: {error}") from error
-    return RedisStore(client, retention, prefix=prefix, others=others)
+    return RedisStore(client, retention, damaged=damaged, prefix=prefix, others=others)
 
 
 def _defaults() -> dict[str, Any]:

@@ -81,11 +81,11 @@ async def test_an_acl_user_of_the_prefix_is_enough(tmp_path: Path) -> None:
         await allowed.close()
         for options in ("redis://records:wrong@", "redis://"):
             refused = open_store(f"{options}127.0.0.1:{process.port}/0")
-            with pytest.raises(StoreFault, match=r"invalid username-password|authenticated"):
+            with pytest.raises(StoreFault, match=r"WRONGPASS|NOAUTH"):
                 await refused.get("a-1/round/k")
             await refused.close()
         elsewhere = open_store(f"redis://records:secret@127.0.0.1:{process.port}/0?prefix=x:")
-        with pytest.raises(StoreFault, match="permission"):
+        with pytest.raises(StoreFault, match="NoPermissionError"):
             await elsewhere.put("a-1/round/k", b"1")
         await elsewhere.close()
 
@@ -93,7 +93,7 @@ async def test_an_acl_user_of_the_prefix_is_enough(tmp_path: Path) -> None:
 async def test_full(tmp_path: Path) -> None:
     with redis_server(tmp_path, "--maxmemory", "3mb", "--maxmemory-policy", "noeviction") as process:
         store = open_store(url(process))
-        with pytest.raises(StoreFault, match="maxmemory"):
+        with pytest.raises(StoreFault, match="OutOfMemoryError"):
             for number in range(50):
                 await store.put(f"full-1/original/{number}", b"x" * 500_000)
         assert await store.get("full-1/original/0") == b"x" * 500_000
@@ -140,7 +140,7 @@ async def test_the_master_is_found_through_sentinels(tmp_path: Path) -> None:
         assert await direct.get("a-1/round/k") == b"1"
         await direct.close()
         unknown = open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/nobody")
-        with pytest.raises(StoreFault, match="nobody"):
+        with pytest.raises(StoreFault, match="MasterNotFoundError"):
             await unknown.get("a-1/round/k")
         await unknown.close()
 

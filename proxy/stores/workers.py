@@ -1,0 +1,105 @@
+"""Threads for calls into the operating system that may never come back, as on a network disk whose server is gone.
+
+They are daemons, so no such call keeps the process from ending. Work waits for a free thread on the event loop: who
+gives up before that leaves nothing behind, and however long all threads hang, no queue grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from proxy.errors import StoreFault
+
+T = TypeVar("T")
+
+THREADS = 8
+"""Of our own: a disk that hangs must not take the event loop's executor with it."""
+
+WAITING = 10_000
+"""Pieces of work without a thread; above that the disk is not keeping up, and more would only fill the memory."""
+
+Item = tuple[Future[Any], Callable[[], Any]]
+
+
+class Workers:
+    """At most `THREADS` threads, begun when they are needed. For one event loop."""
+
+    def __init__(self, name: str, threads: int = THREADS, waiting: int = WAITING) -> None:
+        self._name = name
+        self._free = asyncio.Semaphore(threads)
+        self._most_waiting = waiting
+        self._waiting = 0
+        self._threads: list[threading.Thread] = []
+        self._items: SimpleQueue[Item | None] = SimpleQueue()
+        self._under_way: dict[Future[Any], tuple[str, float]] = {}
+        self._closed = False
+
+    async def run(self, what: str, work: Callable[[], T]) -> T:
+        """What `work` returns or raises. `what` says in the log which work it was that hung.
+
+        Raises StoreFault where too much waits already. Cancelled while it waits, the work is never run; cancelled
+        while it runs, it goes on.
+        """
+        await self._turn()
+        future: Future[T] = Future()
+        self._under_way[future] = what, time.monotonic()
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: _call_soon(loop, self._ended, future))
+        if len(self._threads) < len(self._under_way):
+            self._begin()
+        self._items.put((future, work))
+        return await asyncio.wrap_future(future)
+
+    async def close(self, seconds: float) -> list[str]:
+        """Take no more, wait for at most so many seconds; what still hangs then, and for how long."""
+        self._closed = True
+        if self._under_way:
+            await asyncio.wait([asyncio.wrap_future(future) for future in self._under_way], timeout=seconds)
+        for _ in self._threads:
+            self._items.put(None)
+        now = time.monotonic()
+        hanging = [each for future, each in self._under_way.items() if not future.done()]
+        return [f"{what} for {now - since:.0f} s" for what, since in hanging]
+
+    async def _turn(self) -> None:
+        if self._closed:
+            raise StoreFault("the store is closed")
+        if self._waiting >= self._most_waiting:
+            raise StoreFault(f"{self._waiting} calls wait for the store already")
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+
+    def _ended(self, future: Future[Any]) -> None:
+        del self._under_way[future]
+        self._free.release()
+
+    def _begin(self) -> None:
+        name = f"{self._name}-{len(self._threads)}"
+        thread = threading.Thread(target=_work, args=(self._items,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+def _work(items: SimpleQueue[Item | None]) -> None:
+    while item := items.get():
+        future, work = item
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001  (it is raised where the work was asked for)
+                future.set_exception(error)
+        del item, future, work  # or an idle thread keeps the last value
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback, *args)
