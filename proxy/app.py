@@ -10,6 +10,7 @@ import asyncio
 import gc
 import hmac
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -68,6 +69,9 @@ SNAPSHOT_BUDGET = 10.0
 UPLOADS_SHARE = 4
 """A tenant's uploads, bodies too large to be collected, get one of so many of its places."""
 
+LEAST_GRACE = 1.0
+"""Seconds that what goes on beside the requests has to end, where they took all of the drain timeout."""
+
 
 class Handler(Protocol):
     """What becomes of an admitted request.
@@ -90,13 +94,15 @@ class App:
         self._admin_token = settings.admin_token
         self._allowed_hosts = settings.allowed_hosts
         self._on_loopback = origin.is_loopback(settings.host)
-        self._book = PolicyBook(settings.policies, settings.environment, settings.upstream)
         self._metrics = Metrics()
+        self._book = PolicyBook(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
         self._ledger = Ledger(self._metrics.record, logs.request)
         self._record = self._ledger.record
         self._store_url = settings.store
-        store = open_store(settings.store, self._retention)
-        self._store = Guarded(store, warn=logs.Limited(logger), retention=self._retention)
+        store = open_store(settings.store, self._retention, lambda key: self._store.damaged(key))
+        self._store = Guarded(
+            store, warn=logs.Limited(logger), retention=self._retention, count_damaged=self._metrics.damaged
+        )
         self._metrics.watch_store(lambda: self._store.state)
         self._metrics.watch_cache("store", lambda: self._store.memory.size)
         self._tokens = Tokens()
@@ -127,6 +133,9 @@ class App:
         self._callers = Callers()
         self._drain = settings.drain_timeout
         self._body_limit = settings.body_limit
+        self._ending_since: float | None = None
+        self.hangs = False
+        """Whether, at the end, something did not let go; the log says what."""
         self._under_way: Counter[str] = Counter()
         self._uploads: Counter[str] = Counter()
         self._own = self._own_routes()
@@ -225,6 +234,14 @@ class App:
             self._under_way[policy.tenant] -= 1
             self._uploads[policy.tenant] -= uploads
 
+    def ending(self) -> None:
+        """The process was told to end: the drain timeout counts from now, for requests and all beside them."""
+        self._ending_since = time.monotonic()
+
+    def flush(self) -> None:
+        """Write down what is known of requests so far."""
+        self._ledger.flush()
+
     async def _recall_snapshot(self, key: str) -> bytes | None:
         return await Records(self._store.visit(), "").snapshot(key)
 
@@ -281,17 +298,25 @@ class App:
         async with AsyncExitStack() as held:
             self._tokens.load_all()
             held.callback(self._ledger.flush)
-            held.push_async_callback(self._store.close)
+            held.push_async_callback(self._close_store)
             held.callback(self._threads.close)
             await held.enter_async_context(self._upstream)
-            held.push_async_callback(self._background.close, self._drain)
-            held.push_async_callback(self._summarizer.close, self._drain)
+            held.push_async_callback(self._finish)
             await held.enter_async_context(_running(self._book.watch()))
             if not expires_by_itself(self._store_url):
                 sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
                 await held.enter_async_context(_running(sweeper.run()))
             held.enter_context(_settled())
             yield
+
+    async def _finish(self) -> None:
+        """Let what goes on beside the requests end, all in the same time."""
+        since = self._ending_since
+        left = self._drain if since is None else max(self._drain - (time.monotonic() - since), LEAST_GRACE)
+        await asyncio.gather(self._summarizer.close(left), self._background.close(left))
+
+    async def _close_store(self) -> None:
+        self.hangs = not await self._store.close()
 
 
 @contextmanager

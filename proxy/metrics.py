@@ -53,6 +53,7 @@ TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
 OPERATIONS = frozenset({"get", "put", "list", "delete"})
 STORE_FAULTS = frozenset({"failed", "timeout", "budget", "open"})
+RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files"})
 BREAKER_STATES = ("closed", "half-open", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 
@@ -95,11 +96,17 @@ class Metrics:
         self._calls = self._counter("tool_calls", "Calls of our tools.", "tenant", "tool", "result")
         self._retrieved = self._counter("retrieved_tokens", "Tokens of our tools' answers.", "tenant", "tool")
         self._store = self._counter("store_errors", "Store operations without an answer.", "operation", "fault")
+        self._damaged = self._counter("store_damaged_records", "Damaged records found, taken as absent.", "kind")
+        self._reloads = self._counter("policy_reloads", "Reloads of the policies.", "result")
         self._sums = [self._counter(name, text, "tenant") for name, text in SUMS.values()]
         self._sums_of = cache(lambda tenant: [series(tenant) for series in self._sums])
         self._added = self._histogram("added_seconds", "Our own work before the first round was sent.", ADDED)
         self._first_byte = self._histogram("first_byte_seconds", "From request to the reply's first byte.", WAITED)
         self._whole = self._histogram("request_seconds", "From request to the reply's last byte.", WAITED)
+        self._policies = self._gauge(
+            "policies_current", "1 while the policies in force are those in the directory.", "livemin"
+        )()
+        self._policies.set(1)
         self._in_flight = self._gauge("requests_in_flight", "Requests under way.", "livesum")
         self._entries = self._gauge("cache_entries", "Entries of in-process caches.", "livesum", "cache")
         self._bytes = self._gauge("cache_bytes", "Bytes of in-process caches.", "livesum", "cache")
@@ -121,6 +128,15 @@ class Metrics:
         self._timed(outcome, kind)
         if self._clock() >= self._next_sample:
             self._sample()
+
+    def damaged(self, kind: str) -> None:
+        """Count a damaged record. May be called in any thread."""
+        self._damaged(_one_of(RECORD_KINDS, kind)).inc()
+
+    def reloaded(self, taken: bool) -> None:
+        """Count a reload of the policies. May be called in any thread."""
+        self._reloads("ok" if taken else "failed").inc()
+        self._policies.set(taken)
 
     def in_flight(self) -> AbstractContextManager[object]:
         """Around a request, until its reply has ended."""

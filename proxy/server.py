@@ -1,7 +1,8 @@
 """Runs the application under uvicorn: one process or several, and how they end.
 
-SIGTERM and SIGINT drain: nobody new is let in, requests under way go on for the drain timeout at most. A second signal
-ends at once. SIGHUP reloads the policies, in every process.
+SIGTERM and SIGINT drain: nobody new is let in, requests under way go on for the drain timeout at most. A grace later
+the process ends, whatever hangs in it, with 1 and a log line that names it. A second signal ends at once. SIGHUP
+reloads the policies, in every process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -23,14 +26,16 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from proxy import logs
-from proxy.app import build
+from proxy.app import App, build
 from proxy.errors import UserMistake
 from proxy.inbound import Inbound
 from proxy.metrics import prepare_multiprocess
 from proxy.protocol import ExactProtocol
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from proxy.settings import Settings
 
@@ -44,13 +49,23 @@ _HEARTBEAT = 30
 requests with it."""
 
 _GRACE = 5.0
-"""Seconds that a worker gets on top of the drain timeout to close its store and its connections."""
+"""Seconds that a process gets on top of the drain timeout to close its store and its connections."""
+
+_MARGIN = 2.0
+"""Seconds more until the supervisor kills a worker, which can itself say best what hangs in it."""
+
+_IDLE = os.path.join("concurrent", "futures", "thread.py")
+"""Where a pool's thread is that has nothing to do."""
 
 OK, ENDED_EARLY = 0, 1
+
+logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> int:
     """Listen and serve until a signal says to stop. The exit code: 0, or 1 where a second signal cut requests off.
+
+    Where something hangs at the end, it does not return: the process ends with 1.
 
     Raises UserMistake for what is wrong with the settings or the policies, or where the address cannot be had.
     """
@@ -63,8 +78,8 @@ def serve(settings: Settings) -> int:
             return _serve_together(settings, listener)
 
 
-def _serve_alone(settings: Settings, app: ASGIApp, listener: socket.socket) -> int:
-    server = _Server(config(settings, app))
+def _serve_alone(settings: Settings, app: App, listener: socket.socket) -> int:
+    server = _Server(config(settings, _Ending(app, settings)))
     server.run([listener])
     return ENDED_EARLY if server.force_exit else OK
 
@@ -83,7 +98,7 @@ def _worker(settings: Settings) -> ASGIApp:
     """A worker's application."""
     _prepare(settings)
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
-    return build(settings)
+    return _Ending(build(settings), settings)
 
 
 def _end_with_supervisor() -> None:
@@ -144,6 +159,65 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+class _Ending:
+    """The application of a process that ends in time, whatever hangs in it."""
+
+    def __init__(self, app: App, settings: Settings) -> None:
+        self._app = app
+        self._seconds = math.ceil(settings.drain_timeout) + _GRACE
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            return await self._app(scope, receive, send)
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "lifespan.shutdown.complete" and self._app.hangs:
+                self._end()  # the store has said what it is
+            await send(message)
+
+        self._listen()
+        await self._app(scope, receive, sent)
+
+    def _listen(self) -> None:
+        """Hear of the signals that end the process, before the server does, whose handlers stand by now."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(before := signal.getsignal(number)):
+                signal.signal(number, partial(self._told, before))
+
+    def _told(self, server: Callable[[int, FrameType | None], object], number: int, frame: FrameType | None) -> None:
+        seconds = _GRACE if self._begun else self._seconds
+        if not self._begun:
+            self._begun = True
+            self._app.ending()
+        threading.Thread(target=self._last_resort, args=(seconds,), name="last-resort", daemon=True).start()
+        server(number, frame)
+
+    def _last_resort(self, seconds: float) -> None:
+        time.sleep(seconds)
+        logger.error("the process did not end within %g s and is cut off; it hangs in: %s", seconds, _busy())
+        self._end()
+
+    def _end(self) -> None:
+        """At once: the interpreter would wait for threads that never end."""
+        with suppress(Exception):
+            self._app.flush()
+        logging.shutdown()
+        os._exit(ENDED_EARLY)
+
+
+def _busy() -> str:
+    """Where the threads are that keep the process from ending: names of functions, and nothing that they work on."""
+    frames = sys._current_frames()
+    held = ((thread, frames.get(thread.ident or 0)) for thread in threading.enumerate() if not thread.daemon)
+    places = [
+        f"{thread.name}, {frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
+        for thread, frame in held
+        if frame is not None and not frame.f_code.co_filename.endswith(_IDLE)
+    ]
+    return "; ".join(places)
+
+
 class _Server(uvicorn.Server):
     """One process, that says when it is ready and whose second signal ends it whatever the two are."""
 
@@ -181,13 +255,15 @@ class _Supervisor(Multiprocess):
         super().terminate_all()
 
     def join_all(self) -> None:
-        deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0) + _GRACE
+        deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0) + _GRACE + _MARGIN
         for process in self.processes:
             while process.process.is_alive():
                 process.process.join(0.1)
                 if self._told_again() or time.monotonic() > deadline:
                     self.killed = True
+                    logger.error("worker %s is killed before it has ended", process.pid)
                     process.process.kill()
+            self.killed |= process.exitcode == ENDED_EARLY
 
     def _told_again(self) -> bool:
         return not {signal.SIGINT, signal.SIGTERM}.isdisjoint(self.signal_queue)

@@ -10,15 +10,25 @@ import pathlib
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
+from proxy import regular
 from proxy.core.policy import Policy, Upstream
 from proxy.errors import PolicyError
 from proxy.policies.file import Source, parse
 
 INTERVAL = 0.5
 """Seconds between two looks at the directory. A change is taken at the second look, well within the promised 2 s."""
+
+PATIENCE = 30.0
+"""Seconds after which a directory that does not answer counts as a reload that failed, and again each time."""
+
+LARGEST = 1 << 20
+"""Bytes of one policy file. The longest that people write have a few thousand."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +88,20 @@ class PolicyBook:
     """The policies in force. `current` is replaced whole; whoever took it before keeps what it took."""
 
     def __init__(
-        self, directory: pathlib.Path | None, environment: Mapping[str, str], base_url: str | None = None
+        self,
+        directory: pathlib.Path | None,
+        environment: Mapping[str, str],
+        base_url: str | None = None,
+        told: Callable[[bool], None] = lambda taken: None,
     ) -> None:
-        """Load at once. No directory: `builtin`, for good. Raises PolicyError."""
+        """Load at once. No directory: `builtin`, for good. Raises PolicyError.
+
+        `told` hears of every reload, in any thread, whether it was taken.
+        """
         self._directory = directory
         self._environment = environment
         self._base_url = base_url
+        self._told = told
         self._seen: object = None
         self.current = self._load()
 
@@ -92,8 +110,12 @@ class PolicyBook:
         try:
             self.current = self._load()
         except PolicyError as error:
-            logger.error("policies not taken, the old ones stay in force: %s", error)
-            return False
+            return self._failed(error)
+        except Exception as error:
+            # A bug in reading what somebody wrote must not end the watch over what they write next.
+            logger.exception("a bug, in reading the policies")
+            return self._failed(error)
+        self._told(True)
         logger.info("policies in force: %s", ", ".join(policy.tenant for policy in self.current.all()))
         return True
 
@@ -105,12 +127,24 @@ class PolicyBook:
             while True:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(hangup.wait(), INTERVAL)
-                now = await asyncio.to_thread(_signature, self._directory)
+                now = await self._patiently(lambda: _signature(self._directory))
                 # Not before it stood still between two looks: half a file is nobody's mistake.
                 if hangup.is_set() or (now == before and now != self._seen):
                     hangup.clear()
-                    await asyncio.to_thread(self.reload)
+                    await self._patiently(self.reload)
                 before = now
+
+    async def _patiently(self, work: Callable[[], T]) -> T:
+        """What `work` returns, in a thread; that it takes long, as on a network disk that is gone, is not silent."""
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        while not (await asyncio.wait([task], timeout=PATIENCE))[0]:
+            self._failed(f"{self._directory} does not answer")
+        return task.result()
+
+    def _failed(self, reason: object) -> bool:
+        logger.error("policies not taken, the old ones stay in force: %s", reason)
+        self._told(False)
+        return False
 
     def _load(self) -> Policies:
         # Looked at before it is read: what changes in between is seen as a change next time.
@@ -140,7 +174,10 @@ def _visible(directory: pathlib.Path) -> list[pathlib.Path]:
 
 def _text(path: pathlib.Path) -> str:
     try:
-        return path.read_text("utf-8-sig")
+        content = regular.read(path, LARGEST + 1, follow=True)  # in a mounted ConfigMap all files are links
+        if len(content) > LARGEST:
+            raise PolicyError(f"{path}: expected at most {LARGEST:,} bytes")
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise PolicyError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

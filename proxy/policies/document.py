@@ -18,6 +18,13 @@ from proxy.errors import PolicyError
 Path = tuple[str | int, ...]
 """Where a value stands: keys and 0-based indexes from the top."""
 
+MOST_VALUES = 100_000
+"""In one document, each alias counted with all that it stands for: a few lines of aliases can stand for billions."""
+
+LONGEST_PLAIN = 100
+"""Characters of a number or a date: reading one takes time that grows with the square of its length."""
+
+_TEXT = "tag:yaml.org,2002:str"
 _REFERENCE = re.compile(r"\$\{([^}]*)\}?")
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -53,6 +60,8 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Document:
         raise _malformed(text, name, error) from error
     except yaml.YAMLError as error:
         raise PolicyError(f"{name}:1: not valid YAML: it holds characters that no text file has") from error
+    except RecursionError as error:
+        raise PolicyError(f"{name}:1: nested too deeply") from error
     if root is None:
         # An editor or a copy that has only just begun to write leaves this for a moment; it must not count as defaults.
         raise PolicyError(f"{name}:1: the file is empty; a policy of defaults only is written {{}}")
@@ -75,12 +84,19 @@ class _Reader:
         self._environment = environment
         self._lines: dict[Path, int] = {}
         self._open: list[yaml.Node] = []
+        self._values = 0
 
     def document(self, root: yaml.Node) -> Document:
-        value = self._value(root, ())
+        try:
+            value = self._value(root, ())
+        except RecursionError as error:
+            raise PolicyError(f"{self._name}:1: nested too deeply") from error
         return Document(self._name, value, self._lines)
 
     def _value(self, node: yaml.Node, path: Path) -> Any:
+        self._values += 1
+        if self._values > MOST_VALUES:
+            raise self._error(node, (), f"more than {MOST_VALUES:,} values, those of aliases counted each time")
         self._lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -107,6 +123,8 @@ class _Reader:
         return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
+        if node.tag != _TEXT and len(node.value) > LONGEST_PLAIN:
+            raise self._error(node, path, "cannot be read as YAML; put it in quotes if it is text")
         try:
             value = self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -24,7 +23,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from proxy import regular
 from proxy.errors import StoreFault
+from proxy.regular import NotRegular
 from proxy.stores.base import Damaged, Entry
 from proxy.stores.keys import checked, checked_prefix, is_part
 from proxy.stores.workers import Workers
@@ -43,9 +44,6 @@ ATTEMPTS = 10
 
 BATCH = 500
 """Entries listed in one go in a thread."""
-
-_ODD = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV)
-"""What opening says of links (EMLINK on FreeBSD), of sockets, and of devices that nobody serves."""
 
 
 class Folder:
@@ -74,14 +72,13 @@ class Folder:
         """The value. A missing record is None, a missing folder an error: absence can be final, a lost disk not."""
         path = self._root / key
         try:
-            value = _content(path)
+            return regular.read(path)
         except FileNotFoundError:
             self._prepare()
             self._root.stat()
-            return None
-        if value is None:
+        except NotRegular:
             self._damaged(key)
-        return value
+        return None
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """The values in the order of `keys`."""
@@ -137,25 +134,6 @@ class Folder:
             yield path
         finally:
             path.unlink()
-
-
-def _content(path: Path) -> bytes | None:
-    """A regular file's content; None for anything else of that name."""
-    # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags)
-    except OSError as error:
-        if error.errno in _ODD:
-            return None
-        raise
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(descriptor)
 
 
 def _published(temporary: Path, path: Path) -> bool:

@@ -15,6 +15,7 @@ that are closest to their end.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
@@ -183,7 +184,7 @@ def _reason(error: Exception) -> str:
     cause: BaseException | None = error
     while cause and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
-    said = cause.strerror if isinstance(cause, OSError) and cause.errno else None
+    said = os.strerror(cause.errno) if isinstance(cause, OSError) and (cause.errno or 0) > 0 else ""
     return " ".join(filter(None, (type(error).__name__, _code(error), said)))
 
 

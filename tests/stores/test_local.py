@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import StoreFault
-from proxy.stores import Store, open_store
+from proxy.stores import Store, local, open_store
+from proxy.stores.guarded import Guarded
 from proxy.stores.local import LEFTOVER_SECONDS, Folder, LocalStore
 from tests.stores.contract import StoreContract, listed
 
@@ -196,6 +200,69 @@ async def test_what_else_lies_in_the_folder_is_passed_over(tmp_path: Path) -> No
         (tmp_path / path).write_text("not ours")
     assert set(await listed(store, "")) == {KEY}
     await store.close()
+
+
+# What is no file.
+
+
+def bind(path: Path) -> None:
+    os.chdir(path.parent)  # a socket's address is at most 108 bytes
+    with closing(socket.socket(socket.AF_UNIX)) as made:
+        made.bind(path.name)
+
+
+ODD = {
+    "pipe": os.mkfifo,
+    "folder": os.mkdir,
+    "link": lambda path: os.symlink("/etc/hostname", path),
+    "link to nothing": lambda path: os.symlink("nowhere", path),
+    "link to itself": lambda path: os.symlink(path, path),
+    "socket": bind,
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_what_is_no_file_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    damaged: list[str] = []
+    store = open_store(str(tmp_path), damaged=damaged.append)
+    await store.put("acme-1/original/b", b"1")
+    before = os.stat("/etc/hostname").st_mtime
+    ODD[odd](tmp_path / KEY)
+    async with asyncio.timeout(20):
+        assert await store.get(KEY) is None
+        assert list(await store.get_many([KEY, "acme-1/original/b"])) == [None, b"1"]
+        assert await store.put(KEY, b"2") is False
+        assert set(await listed(store, "")) == {"acme-1/original/b"}
+        await store.close()
+    assert damaged == [KEY, KEY]
+    assert os.stat("/etc/hostname").st_mtime == before
+
+
+async def test_threads_that_hang_are_faults_in_time_and_then_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    monkeypatch.setattr(Folder, "get_many", lambda folder, keys: let_go.wait() and [])
+    guarded = Guarded(open_store(str(tmp_path)), warn=lambda *_: None, budget_seconds=0.02)
+    for number in range(40):
+        await guarded.visit().get(f"acme-1/rounds/{number}")
+    assert guarded.state == "open"
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("store-")]) <= 8
+    let_go.set()
+    assert await guarded.close()
+
+
+async def test_closing_says_what_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+    monkeypatch.setattr(local, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(Folder, "get", lambda folder, key: let_go.wait())
+    warned: list[str] = []
+    guarded = Guarded(open_store(str(tmp_path)), warn=lambda _, text: warned.append(text))
+    assert await guarded.check(0.02) is not None
+    assert not await guarded.close()
+    assert "the store's folder hangs: get health/probe/none for 0 s" in warned[-1]
+    let_go.set()
 
 
 # Faults.

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from obstore.store import MemoryStore
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Store, open_store
 from proxy.stores.objects import ObjectStore
+from proxy.stores.retention import sweep
 from tests.stores.contract import StoreContract, listed
 from tests.stores.engines import BUCKET, S3_KEYS, Process, s3_server, s3_url
 
@@ -70,6 +73,29 @@ async def test_wrong_credentials(s3_process: Process, monkeypatch: pytest.Monkey
         await store.put("a-1/round/k", b"1")
     with pytest.raises(StoreFault):
         await listed(store, "")
+    await store.close()
+
+
+async def test_faults_do_not_show_what_we_sent(s3_process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    store = open_store(s3_url(s3_process.port))
+    for work in (store.put("secret-1/originals/a", b"hunter2"), store.get("secret-1/originals/a")):
+        with pytest.raises(StoreFault) as caught:
+            await work
+        shown = "".join(traceback.format_exception(caught.value))
+        assert not [word for word in ("hunter2", "secret-1", "test-key", "127.0.0.1") if word in shown], shown
+    assert "403" in caught.value.message
+    await store.close()
+
+
+async def test_objects_that_are_no_records_are_passed_over() -> None:
+    engine = MemoryStore()
+    store = ObjectStore(engine)
+    await store.put("a-1/round/k", b"1")
+    for name in ("loose", "a-1/loose", "a-1/round/deeper/k", "a-1/round/k~é"):
+        engine.put(name, b"not ours")
+    assert set(await listed(store, "")) == {"a-1/round/k"}
+    assert await sweep(store, "", 60, time.time() + 120) == 1
     await store.close()
 
 

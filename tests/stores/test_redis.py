@@ -3,9 +3,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+import traceback
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Store, open_store
@@ -98,6 +102,54 @@ async def test_full(tmp_path: Path) -> None:
                 await store.put(f"full-1/original/{number}", b"x" * 500_000)
         assert await store.get("full-1/original/0") == b"x" * 500_000
         await store.close()
+
+
+SECRET = "my-password-is-hunter2"
+
+
+async def refused(work: Coroutine[Any, Any, object], *words: str) -> None:
+    """It is a fault that has these words, and nothing that we sent: neither in its text nor in its traceback."""
+    with pytest.raises(StoreFault) as caught:
+        await work
+    shown = "".join(traceback.format_exception(caught.value))
+    assert SECRET not in shown and "secret-1" not in shown, shown
+    assert all(word in caught.value.message for word in words), caught.value.message
+
+
+async def test_faults_do_not_show_what_we_sent(tmp_path: Path) -> None:
+    rules = "--user reader on >pw ~offload:* +get +mget --maxmemory 1 --maxmemory-policy noeviction"
+    with redis_server(tmp_path, *rules.split()) as process:
+        store = open_store(url(process))
+        await refused(store.put("secret-1/originals/a", SECRET.encode()), "OutOfMemoryError")
+        await store.close()
+        reader = open_store(f"redis://reader:pw@127.0.0.1:{process.port}/0")
+        await refused(reader.put("secret-1/originals/a", SECRET.encode()), "NoPermissionError")
+        await refused(reader.delete("secret-1/originals/a"), "NoPermissionError")
+        await refused(listed(reader, "secret-1/"), "NoPermissionError")
+        await reader.close()
+        unknown = open_store(f"redis://{SECRET}:{SECRET}@127.0.0.1:{process.port}/0")
+        await refused(unknown.put("secret-1/originals/a", SECRET.encode()), "AuthenticationError")
+        await unknown.close()
+        process.stop()
+        gone = open_store(url(process))
+        await refused(gone.put("secret-1/originals/a", SECRET.encode()), "ConnectionError", "refused")
+        await gone.close()
+
+
+async def test_keys_of_a_wrong_type_are_absent_and_hide_no_others(redis_process: Process) -> None:
+    damaged: list[str] = []
+    store = open_store(url(redis_process), damaged=damaged.append)
+    await store.put("wrong-1/files/a", b"1")
+    async with Redis(port=redis_process.port) as client:
+        await client.rpush("offload:wrong-1/files/b", "one")
+        await client.hset("offload:wrong-1/files/c", "one", "two")
+    assert set(await listed(store, "wrong-1/")) == {"wrong-1/files/a"}
+    assert sorted(damaged) == ["wrong-1/files/b", "wrong-1/files/c"]
+    assert list(await store.get_many([f"wrong-1/files/{name}" for name in "abc"])) == [b"1", None, None]
+    assert await store.put("wrong-1/files/b", b"2") is False
+    await store.delete("wrong-1/files/b")
+    assert await store.put("wrong-1/files/b", b"2") is True
+    await store.close()
 
 
 async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:

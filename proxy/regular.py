@@ -1,0 +1,37 @@
+"""Reading files of which somebody else says what they are: regular ones, whatever stands there instead."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+_ODD = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV)
+"""What opening says of links (EMLINK on FreeBSD), of sockets, and of devices that nobody serves."""
+
+
+class NotRegular(OSError):
+    """A folder, a pipe, a socket or a device; or a link, where none is followed."""
+
+
+def read(path: Path, limit: int = -1, *, follow: bool = False) -> bytes:
+    """The content of a regular file, or its first `limit` bytes. `follow`: links are followed. Raises OSError."""
+    # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno in _ODD:
+            raise NotRegular(error.errno, "Not a regular file") from error
+        raise
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise NotRegular(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise NotRegular(errno.EINVAL, "Not a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(descriptor)
