@@ -219,8 +219,22 @@ def test_ls_names_files_as_their_owner_does(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_ls_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "ls", "--store", str(tmp_path / "none")]) == 0
+    assert main(["store", "ls", "--store", str(tmp_path)]) == 0
     assert capsys.readouterr() == ("", "no records\n")
+
+
+@pytest.mark.parametrize(
+    "action", [["ls"], ["ls", "acme"], ["cat", "a/b/c"], ["grep", "x"], ["gc"], ["gc", "--dry-run"]]
+)
+@pytest.mark.parametrize("url", ["{}", "file://{}"])
+def test_a_folder_that_is_not_there_is_named_and_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], action: list[str], url: str
+) -> None:
+    folder = tmp_path / "typo"
+    assert main(["store", *action, "--store", url.format(folder)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and str(folder) in said.err
+    assert not folder.exists()
 
 
 def test_cat_writes_the_bytes(store: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -148,6 +148,76 @@ async def test_who_still_waits_when_draining_ends_is_told(tmp_path: Path) -> Non
         reply = await asyncio.wait_for(waiting, 4)
         assert await served.ends(3) == 0
     assert (reply.status, reply.get(b"connection")) == (503, [b"close"])
+
+
+HANGS = """
+import sys, time
+from proxy.stores import local
+{patch}
+"""
+STORE_HANGS = "local.Folder.get = lambda folder, key: time.sleep(3600)"
+POLICIES_HANG = "from proxy.policies import book\nlook = book._signature\n" + (
+    "book._signature = lambda folder: look(folder) if sys._getframe(1).f_code.co_name == '_load' else time.sleep(3600)"
+)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes something hang in every process that is begun from now on."""
+
+    def patched(patch: str) -> None:
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "sitecustomize.py").write_text(HANGS.format(patch=patch))
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{ROOT}")
+
+    return patched
+
+
+@WORKERS
+async def test_a_store_that_hangs_does_not_keep_the_process(
+    tmp_path: Path, flags: tuple[str, ...], hanging: Callable[[str], None]
+) -> None:
+    hanging(STORE_HANGS)
+    async with serving(replying(OK), tmp_path, "--drain-timeout=1", *flags) as served:
+        assert (await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: p\r\n\r\n")).status == 503
+        served.process.terminate()
+        assert await served.ends(15) == 1
+        assert b"the store's folder hangs: get health/probe/none for" in await served.rest
+
+
+async def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path, hanging: Callable[[str], None]) -> None:
+    hanging(POLICIES_HANG)
+    async with serving(replying(OK), tmp_path, "--drain-timeout=1") as served:
+        await asyncio.sleep(1)
+        served.process.terminate()
+        assert await served.ends(15) == 1
+        said = await served.rest
+    assert b"the process did not end within 6 s and is cut off; it hangs in: " in said
+    assert b"sitecustomize.py" in said
+
+
+@WORKERS
+async def test_pipes_in_the_store_and_among_the_policies(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    (policies / "default.yaml").write_text("{}")
+    (tmp_path / "store" / "health" / "probe").mkdir(parents=True)
+    os.mkfifo(tmp_path / "store" / "health" / "probe" / "none")
+    async with serving(replying(OK), tmp_path, f"--policies={policies}", "--drain-timeout=1", *flags) as served:
+        os.mkfifo(policies / "pipe.yaml")
+        await asyncio.sleep(2)
+        for _ in range(12):
+            await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: p\r\n\r\n")
+        await asyncio.sleep(0.2)
+        page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: p\r\n\r\n")).body
+        served.process.terminate()
+        assert await served.ends(10) == 0
+        said = await served.rest
+    assert b"offload_policies_current 0.0" in page
+    assert b'offload_policy_reloads_total{result="failed"}' in page
+    assert b'offload_store_damaged_records_total{kind="other"} 12.0' in page
+    assert b"pipe.yaml: cannot be read: Not a regular file" in said
+    assert b"a damaged record counts as absent: health/probe/none" in said
 
 
 @WORKERS

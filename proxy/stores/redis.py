@@ -184,7 +184,7 @@ def _reason(error: Exception) -> str:
     cause: BaseException | None = error
     while cause and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
-    said = os.strerror(cause.errno) if isinstance(cause, OSError) and (cause.errno or 0) > 0 else ""
+    said = os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno else ""
     return " ".join(filter(None, (type(error).__name__, _code(error), said)))
 
 

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from proxy.core.policy import Policy, Upstream
 from proxy.errors import PolicyError
 from proxy.policies import Policies, PolicyBook, builtin, load
+from proxy.policies import book as book_module
 
 SHIPPED = Path(__file__).parents[2] / "policies"
 ENVIRONMENT = {"ACME": "sk-acme", "GLOBEX": "sk-globex"}
@@ -132,6 +134,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    put(tmp_path, default="{}")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    assert refused(tmp_path) == [
+        "pipe.yaml: cannot be read: Not a regular file",
+        "zero.yaml: cannot be read: Not a regular file",
+    ]
+
+
+def test_a_file_of_any_size(tmp_path: Path) -> None:
+    put(tmp_path, default="# " + "x" * (1 << 20))
+    assert refused(tmp_path) == ["default.yaml: expected at most 1,048,576 bytes"]
+
+
 def test_what_is_no_policy_is_left_alone(tmp_path: Path) -> None:
     put(tmp_path, default="{}", **{".hidden": "a: ["})
     (tmp_path / "schema.json").write_text("{")
@@ -220,6 +237,57 @@ async def test_a_bad_set_leaves_the_old_one_and_is_logged_once(
         put(tmp_path, default="tenant: mended")
         await becomes(book, "mended, acme")
     assert "sk-acme" not in caplog.text
+
+
+async def test_reloads_go_on_after_a_pipe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[bool] = []
+    book = PolicyBook(put(tmp_path, default="{}"), {}, told=told.append)
+    async with watched(book):
+        os.mkfifo(tmp_path / "pipe.yaml")
+        async with asyncio.timeout(2):
+            while not told:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        (tmp_path / "pipe.yaml").unlink()
+        put(tmp_path, default="tenant: later")
+        await becomes(book, "later")
+    assert told == [False, True]
+    assert "pipe.yaml: cannot be read: Not a regular file" in caplog.text
+
+
+async def test_a_bug_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    book = PolicyBook(put(tmp_path, default="{}"), {}, told=told.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(book_module, "load", lambda *_: {}["bug"])
+        assert not book.reload()
+    assert "a bug, in reading the policies" in caplog.text
+    async with watched(book):
+        put(tmp_path, default="tenant: later")
+        await becomes(book, "later")
+    assert told == [False, True]
+
+
+async def test_a_directory_that_does_not_answer_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    let_go = threading.Event()
+    book = PolicyBook(put(tmp_path, default="{}"), {}, told=told.append)
+    look = book_module._signature
+    monkeypatch.setattr(book_module, "INTERVAL", 0.01)
+    monkeypatch.setattr(book_module, "PATIENCE", 0.1)
+    monkeypatch.setattr(book_module, "_signature", lambda directory: let_go.wait() and look(directory))
+    async with watched(book):
+        async with asyncio.timeout(5):
+            while len(told) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert told == [False] * len(told)
+        let_go.set()
+        put(tmp_path, default="tenant: back")
+        await becomes(book, "back")
+    assert "does not answer" in caplog.text
 
 
 async def test_a_directory_that_disappears_leaves_the_old_set(tmp_path: Path) -> None:

@@ -95,3 +95,30 @@ def test_bad_texts_are_named_with_file_line_and_key(text: str, message: str) -> 
         read(text, "x.yaml", {"X": "secret"})
     assert str(caught.value).startswith(message)
     assert "secret" not in str(caught.value)
+
+
+# --- what would take for ever -----------------------------------------------------------------------------------------
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BOMB, "more than 100,000 values"),
+        ("[" * 100_000, "nested too deeply"),
+        ("{a: " * 100_000, "nested too deeply"),
+        ("a: " + "[" * 5_000 + "]" * 5_000, "nested too deeply"),
+        ("- " * 100_000 + "x", "nested too deeply"),
+        ("a: 1" + ":59" * 300_000, "cannot be read as YAML"),
+        ("a: " + "9" * 1_000_000, "cannot be read as YAML"),
+    ],
+    ids=["aliases", "lists", "mappings", "closed", "dashes", "sexagesimal", "digits"],
+)
+def test_what_would_take_for_ever(text: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=says) as caught:
+        read(text, "x.yaml", {})
+    assert str(caught.value).startswith("x.yaml:")
+    assert len(str(caught.value)) < 500
