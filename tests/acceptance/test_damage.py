@@ -1,0 +1,157 @@
+"""Records that a disk has damaged, under the real proxy: the conversation goes on, as with the record or as without."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.acceptance.test_compress import Model, policy, turns
+from tests.acceptance.test_openai_client import TOOL, history
+from tests.serving import Proxy, served, tight
+from tests.upstream import Recorded, StrictUpstream, calls, text
+
+Json = dict[str, Any]
+
+Damage = Callable[[Path], None]
+
+
+def flipped(where: float, bits: int) -> Damage:
+    def damage(path: Path) -> None:
+        value = bytearray(path.read_bytes())
+        value[int(where * (len(value) - 1))] ^= bits
+        path.write_bytes(value)
+
+    return damage
+
+
+def cut(where: float) -> Damage:
+    return lambda path: os.truncate(path, int(where * path.stat().st_size))
+
+
+def replaced(value: bytes) -> Damage:
+    return lambda path: path.write_bytes(value) and None
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE: Sequence[Damage] = (
+    *(flipped(place / 12, bits) for place in range(13) for bits in (1, 0x80)),
+    *(cut(place / 4) for place in range(4)),
+    replaced(b"\xff\xfe"),
+    replaced(b"[" * 1_000_000),
+    pipe,
+    folder,
+)
+
+
+class Callers:
+    """A conversation for each damage, and for none and for no record at all, each of a caller of its own."""
+
+    def __init__(self, store: Path, kind: str, damages: Sequence[Damage | None]) -> None:
+        self._store = store
+        self._kind = kind
+        self.damages = [None, os.unlink, *damages]
+        self._paths: dict[int, Path] = {}
+
+    def records(self) -> set[Path]:
+        return set(self._store.glob(f"*/{self._kind}/*"))
+
+    def each(self, converse: Callable[[str], object]) -> None:
+        """Hold each conversation, by its caller's key, and note its record."""
+        for number in range(len(self.damages)):
+            before = self.records()
+            converse(f"key-{number}")
+            [self._paths[number]] = self.records() - before
+
+    def damage(self) -> None:
+        for number, damage in enumerate(self.damages):
+            if damage is not None:
+                damage(self._paths[number])
+
+
+def found(proxy: Proxy, kind: str) -> float:
+    page = httpx.get(f"{proxy.root}/metrics").text
+    match = re.search(rf'^offload_store_damaged_records_total{{kind="{kind}"}} (\S+)$', page, re.MULTILINE)
+    return float(match[1]) if match else 0.0
+
+
+def ask(proxy: Proxy, key: str, messages: Sequence[Json], **members: Any) -> Json:
+    body = {"model": "m", "messages": messages, **members}
+    headers = {"authorization": f"Bearer {key}"}
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=20)
+    assert reply.status_code == 200, reply.text
+    message: Json = reply.json()["choices"][0]["message"]
+    return message
+
+
+def _greps_once(request: Recorded) -> Any:
+    return text("It is so.") if request.messages[-1]["role"] == "tool" else calls(("grep", {"pattern": "code is"}, "ours"))
+
+
+def unsealed(path: Path) -> None:
+    path.write_bytes(re.sub(rb',"sha256":"\w+"\}$', b"}", path.read_bytes()))
+
+
+def test_damaged_rounds(up: StrictUpstream, tmp_path: Path) -> None:
+    policies = {"default": tight(up.url)}
+    callers = Callers(tmp_path, "rounds", [*DAMAGE, unsealed])
+    messages = history()
+    up.respond(_greps_once)
+    with served(policies, store=tmp_path) as proxy:
+        callers.each(lambda key: ask(proxy, key, messages, tools=[TOOL]))
+    callers.damage()
+    up.respond(lambda _: text("Yes."))
+    messages += [{"role": "assistant", "content": "It is so."}, {"role": "user", "content": "Thank you."}]
+    sent = []
+    with served(policies, store=tmp_path) as proxy:
+        for number in range(len(callers.damages)):
+            for _ in range(2):
+                ask(proxy, f"key-{number}", messages, tools=[TOOL])
+            assert up.chats[-1].raw_messages == up.chats[-2].raw_messages
+            sent.append(list(up.chats[-1].raw_messages))
+        assert found(proxy, "rounds") == len(DAMAGE), "each is counted, once"
+    intact, without, *damaged, old = sent
+    assert len(intact) == len(without) + 2
+    assert old == intact
+    assert damaged == [without] * len(DAMAGE)
+
+
+def test_damaged_snapshots_are_made_again(up: StrictUpstream, tmp_path: Path) -> None:
+    up.respond(Model())
+    policies = {"default": policy(up)}
+    callers = Callers(tmp_path, "snapshots", DAMAGE)
+    messages: list[Json] = []
+
+    def converse(key: str) -> None:
+        messages[:] = [{"role": "user", "content": "Fix the deploy script."}]
+        before = callers.records()
+        while callers.records() == before:
+            reply = ask(proxy, key, messages)
+            messages.extend([reply, {"role": "user", "content": f"Go on, {len(messages)}."}])
+
+    with served(policies, store=tmp_path) as proxy:
+        callers.each(converse)
+    [good] = {path.read_bytes() for path in callers.records()}
+    callers.damage()
+    sent = []
+    with served(policies, store=tmp_path) as proxy:
+        for number in range(len(callers.damages)):
+            ask(proxy, f"key-{number}", messages)
+            sent.append(list(turns(up)[-1].raw_messages))
+        assert found(proxy, "snapshots") >= len(DAMAGE)
+    assert sent == sent[:1] * len(sent)
+    assert {path.read_bytes() for path in callers.records() if path.is_file()} >= {good}
+    assert sum(path.is_file() for path in callers.records()) >= len(callers.damages) - 2, "all but pipe and folder"
