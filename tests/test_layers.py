@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS = [
-    {"errors", "core", "headers", "outcome", "codings", "lru"},
+    {"errors", "core", "headers", "outcome", "codings", "regular", "lru"},
     {
         "settings",
         "policies",

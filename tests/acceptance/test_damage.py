@@ -98,7 +98,9 @@ def ask(proxy: Proxy, key: str, messages: Sequence[Json], **members: Any) -> Jso
 
 
 def _greps_once(request: Recorded) -> Any:
-    return text("It is so.") if request.messages[-1]["role"] == "tool" else calls(("grep", {"pattern": "code is"}, "ours"))
+    return (
+        text("It is so.") if request.messages[-1]["role"] == "tool" else calls(("grep", {"pattern": "code is"}, "ours"))
+    )
 
 
 def unsealed(path: Path) -> None:

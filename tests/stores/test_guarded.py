@@ -347,3 +347,50 @@ async def test_a_real_server_freezes_and_thaws(tmp_path: Path) -> None:
         assert await guarded.visit().get(KEY) == b"1"
         assert guarded.state == "closed"
         await guarded.close()
+
+
+# Damage.
+
+
+def is_good(value: bytes) -> bool:
+    return value == b"good"
+
+
+async def test_a_damaged_record_is_absent_counted_deleted_and_can_be_put_again(
+    store: Scripted, warned: list[tuple[str, str]]
+) -> None:
+    counted: list[str] = []
+    guarded = Guarded(store, warn=lambda *what: warned.append(what), count_damaged=counted.append)
+    visit = guarded.visit()
+    store.records |= {KEY: b"SECRET", OTHER: b"good"}
+    assert await visit.put(KEY, b"good") is Put.EXISTED
+    assert list(await visit.get_many([KEY, OTHER], intact=is_good)) == [Missing.ABSENT, b"good"]
+    assert (counted, warned) == (["round"], [("store damaged", f"store: a damaged record counts as absent: {KEY}")])
+    assert store.asked[-1] == f"delete {KEY}"
+    del store.records[KEY]
+    assert await visit.put(KEY, b"good") is Put.WRITTEN
+    assert list(await visit.get_many([KEY], intact=is_good)) == [b"good"]
+
+
+async def test_a_record_that_is_whole_at_the_second_look_is_not_deleted(store: Scripted, guarded: Guarded) -> None:
+    store.records[KEY] = b"damaged on its way"
+
+    def intact(value: bytes) -> bool:
+        store.records[KEY] = b"good"
+        return is_good(value)
+
+    assert list(await guarded.visit().get_many([KEY], final=True, intact=intact)) == [Missing.ABSENT]
+    assert not [asked for asked in store.asked if asked.startswith("delete")]
+    assert list(await guarded.visit().get_many([KEY], final=True, intact=is_good)) == [b"good"]
+
+
+async def test_a_damaged_record_is_absent_even_where_it_cannot_be_deleted(store: Scripted, guarded: Guarded) -> None:
+    store.records[KEY] = b"damaged"
+
+    def intact(value: bytes) -> bool:
+        store.trouble = "read-only"
+        return False
+
+    visit = guarded.visit()
+    assert list(await visit.get_many([KEY], intact=intact)) == [Missing.ABSENT]
+    assert visit.errors == {"get:failed": 1}
