@@ -110,7 +110,7 @@ class App:
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
         self._threads = Threads()
-        self._reader = Reader(self._tokens)
+        self._reader = Reader(self._tokens, self._threads.reading)
         for cache, size in self._reader.caches().items():
             self._metrics.watch_cache(cache, size)
         self._summarizer = Summarizer(

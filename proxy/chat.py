@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,7 +20,7 @@ from proxy import exchange, logs, prepare
 from proxy.codings import decoded
 from proxy.core import overflow
 from proxy.core.policy import Mode
-from proxy.core.request import ChatRequest, parse
+from proxy.core.request import LARGE_BYTES, ChatRequest, parse
 from proxy.core.transcript import Unplannable
 from proxy.core.turn import Asked, Turn
 from proxy.errors import ClientFault
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from proxy.client import Client
     from proxy.services import Services
     from proxy.tenants import Tenant
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +83,9 @@ class _Request:
 
     async def _reply(self) -> None:
         self._body = await self._client.read(self._services.settings.body_limit)
-        self._parse()
         with self._client.present():
             try:
+                await self._parse()
                 await self._attempts()
             except Interrupted as interrupted:
                 raise interrupted.fault from interrupted
@@ -114,10 +118,12 @@ class _Request:
 
     # -- reading and planning --
 
-    def _parse(self) -> None:
+    async def _parse(self) -> None:
         """Look into the body, if it is one that we understand; the tenant's policy becomes that for its model."""
+        limit, threads = self._services.settings.body_limit, self._services.threads
         try:
-            self._asked = parse(decoded(self._body, self._client.headers, self._services.settings.body_limit))
+            body = await decoded(self._body, self._client.headers, limit, threads.decoding, self._tenant.namespace)
+            self._asked = await self._run(partial(parse, body), len(body) > LARGE_BYTES)
         except (Unplannable, ClientFault):
             return  # upstream will say what is wrong with it
         policy = self._tenant.policy.for_model(self._asked.model)
@@ -126,13 +132,18 @@ class _Request:
         said = {value.strip().lower() for name, value in self._client.headers if name.lower() == b"x-offload"}
         self._as_it_came = b"off" in said or policy.offload.mode is Mode.OFF
 
+    async def _run(self, work: Callable[[], T], large: bool) -> T:
+        """Off the event loop, if it takes long."""
+        return await self._services.threads.reading.run(self._tenant.namespace, work) if large else work()
+
     async def _planned(self) -> History | None:
         """The history and its plan; None where the request is to go as it came."""
         asked, policy, learned = self._asked, self._tenant.policy, self._services.learned
         if asked is None or self._as_it_came or learned.refuses(policy, asked.model):
             return None
         try:
-            return await prepare.plan(asked, policy, learned.window(policy, asked.model), self._services.reader)
+            window, reader = learned.window(policy, asked.model), self._services.reader
+            return await prepare.plan(asked, policy, window, reader, self._tenant.namespace)
         except Unplannable:
             return None
 
@@ -145,7 +156,7 @@ class _Request:
             snapshots.existing(history, self._records),
             self._records.rounds(history.reply_links(), history.request.model),
         )
-        ready = prepared(history, shown, rounds, reader)
+        ready = await self._run(partial(prepared, history, shown, rounds, reader), history.request.large)
         partner = self._new_partner(ready)
         ready = await snapshots.complete(ready, self._records, self._tenant.name, partner.ask)
         if rounds and not history.room.holds(ready.tokens):
@@ -168,14 +179,15 @@ class _Request:
         self._partner = self._new_partner(ready)
         self._keep_originals(ready)
         history = ready.history
+        members = await self._run(lambda: history.request.members, history.request.large)
         asked = Asked(
-            members=history.request.members,
+            members=members,
             messages=ready.messages,
             tools=ready.definitions(),
             names=history.names,
             max_rounds=history.policy.tools.max_rounds,
         )
-        self._turn = Turn(asked)
+        self._turn = await self._run(partial(Turn, asked), history.request.large)
         await exchange.converse(self._turn, self._client, self._partner)
 
     def _new_partner(self, ready: Prepared) -> Partner:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import brotli  # type: ignore[import-untyped]
 import zstandard
 
 from proxy.errors import BadEncoding, BodyTooLarge
+
+if TYPE_CHECKING:
+    from proxy.threads import Pool
 
 _PIECE = 64 * 1024
 """Bytes that one step of a decompressor yields at most, about: a bomb of any ratio is met piece by piece."""
@@ -19,12 +21,32 @@ _ZSTD_STEP = 64
 """Bytes given to zstandard at once, which has no bound of its own: a block of 128 KiB takes 4 bytes (RFC 8878,
 3.1.1.2), so this unfolds to 2 MiB at most."""
 
+_ZSTD_WINDOW = 8 << 20
+"""Bytes that a frame may make us remember: what HTTP allows (RFC 9659, 3). A frame's head can ask for 128 MiB."""
+
 _MOST_CODINGS = 4
 """How many codings may lie on top of each other. One is usual."""
 
+_SHORT = 512
+"""Bytes that a new gzip member is given first, and twice as many each time: zlib copies what stands behind its end."""
+
+_STEP = 1 << 20
+"""Bytes, in and out, between two looks at whether anybody still waits: about 2 ms."""
+
+_STEP_COST = 512
+"""What a piece counts besides its bytes: pieces may be empty, and a million of them take a second."""
+
+INLINE_BYTES = 16 << 10
+"""A compressed body up to here is begun where it is: a thread would cost more than most of these do."""
+
+_INLINE_STEP = 256 << 10
+"""Bytes, in and out, that are decoded there: less than a millisecond."""
+
 
 class _Layer(Protocol):
-    def feed(self, data: bytes) -> Iterator[bytes]: ...
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+        """What at most `_PIECE` bytes unfold to, in one piece at least, which may be empty."""
+        ...
 
     def finished(self) -> bool: ...
 
@@ -37,14 +59,17 @@ class _Zlib:
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(self.wbits)
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        while data:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+        at, step = 0, _PIECE
+        while at < len(data):
             if self._inflate.eof:
-                self._inflate = zlib.decompressobj(self.wbits)
-            yield from self._member(data)
-            data = self._inflate.unused_data
+                self._inflate, step = zlib.decompressobj(self.wbits), _SHORT
+            given = data[at : at + step]
+            yield from self._unfolded(given)
+            at += len(given) - len(self._inflate.unused_data)
+            step *= 2
 
-    def _member(self, data: bytes) -> Iterator[bytes]:
+    def _unfolded(self, data: bytes | memoryview) -> Iterator[bytes]:
         piece = self._inflate.decompress(data, _PIECE)
         yield piece
         while not self._inflate.eof and (self._inflate.unconsumed_tail or len(piece) == _PIECE):
@@ -62,10 +87,11 @@ class _Deflate(_Zlib):
         self._head = b""
         self._known = False
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         if not self._known:
             self._head += data
             if len(self._head) < 2:
+                yield b""
                 return
             data, self._known = self._head, True
             # RFC 1950, 2.2: method 8, and a checksum over the first two bytes.
@@ -82,7 +108,7 @@ class _Brotli:
     def __init__(self) -> None:
         self._decompressor = brotli.Decompressor()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         piece = self._decompressor.process(data, output_buffer_limit=_PIECE)
         yield piece
         while len(piece) >= _PIECE or not self._decompressor.can_accept_more_data():
@@ -95,12 +121,11 @@ class _Brotli:
 
 class _Zstd:
     def __init__(self) -> None:
-        self._decompressor = zstandard.ZstdDecompressor().decompressobj()
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).decompressobj()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        view = memoryview(data)
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         for start in range(0, len(data), _ZSTD_STEP):
-            yield self._decompressor.decompress(view[start : start + _ZSTD_STEP])
+            yield self._decompressor.decompress(data[start : start + _ZSTD_STEP])
 
     def finished(self) -> bool:
         return self._decompressor.eof
@@ -119,25 +144,30 @@ _FAULTS = (zlib.error, brotli.error, zstandard.ZstdError)
 class Decoder:
     """Undoes a `Content-Encoding`, for instance `gzip` or `deflate, br`.
 
-    Raises BadEncoding where the coding is unknown, the data is not in it, or (at `finish`) the data stops early.
+    Raises BadEncoding where the coding is unknown, the data is not in it, or (at `finish`) the data stops early; and
+    BodyTooLarge where more than `limit` bytes lie between one coding and the next.
     """
 
-    def __init__(self, content_encoding: str) -> None:
+    def __init__(self, content_encoding: str, limit: int | None = None) -> None:
         names = [name.strip().lower() for name in content_encoding.split(",")]
         names = [name for name in names if name not in ("", "identity")]
         if len(names) > _MOST_CODINGS or not all(name in _LAYERS for name in names):
             raise BadEncoding(f"Content-Encoding {content_encoding!r} is not one of gzip, deflate, br, zstd")
         self._layers = [_LAYERS[name]() for name in reversed(names)]
+        self._most_fed = None if limit is None else limit * len(self._layers)
+        self._fed = 0
+        """Bytes that went into any of the layers."""
         self._empty = True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What `data` unfolds to, in pieces that are not empty."""
+        """What `data` unfolds to, piece by piece. Some are empty: between two of them is never more than a moment."""
         self._empty = self._empty and not data
-        pieces: Iterable[bytes] = (data,)
+        pieces: Iterator[bytes | memoryview] = iter((data,))
         for layer in self._layers:
-            pieces = chain.from_iterable(map(layer.feed, pieces))
+            pieces = self._unfolded(layer, pieces)
         try:
-            yield from filter(None, pieces)
+            for piece in pieces:
+                yield bytes(piece)
         except _FAULTS as error:
             raise BadEncoding(f"The body is not what its Content-Encoding says: {error}") from error
 
@@ -146,20 +176,75 @@ class Decoder:
         if not self._empty and not all(layer.finished() for layer in self._layers):
             raise BadEncoding("The compressed body stops before its end")
 
+    def _unfolded(self, layer: _Layer, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+        for piece in pieces:
+            view = memoryview(piece)
+            self._fed += len(view)
+            if self._most_fed is not None and self._fed > self._most_fed:
+                raise BodyTooLarge(f"The body has more than {self._most_fed} bytes between its codings")
+            if not view:
+                yield b""
+            for start in range(0, len(view), _PIECE):
+                yield from layer.feed(view[start : start + _PIECE])
 
-def decoded(body: bytes, headers: Iterable[tuple[bytes, bytes]], limit: int) -> bytes:
-    """A request's body in the clear. Raises BadEncoding, and BodyTooLarge above `limit` bytes."""
+
+class _Whole:
+    """A whole body on its way into the clear, as much at a time as whoever drives it likes."""
+
+    def __init__(self, body: bytes, content_encoding: str, limit: int) -> None:
+        self._decoder = Decoder(content_encoding, limit)
+        self._pieces = self._decoder.feed(body)
+        self._limit = limit
+        self._decoded = bytearray()
+
+    def step(self, most: int = _STEP) -> bytes | None:
+        """Go on for about `most` bytes; the body, once it is whole. Raises BadEncoding, or BodyTooLarge."""
+        done = 0
+        for piece in self._pieces:
+            self._decoded += piece
+            if len(self._decoded) > self._limit:
+                raise BodyTooLarge(f"The decompressed body is larger than {self._limit} bytes")
+            done += len(piece) + _STEP_COST
+            if done > most:
+                return None
+        self._decoder.finish()
+        return bytes(self._decoded)
+
+
+async def decoded(
+    body: bytes, headers: Iterable[tuple[bytes, bytes]], limit: int, pool: Pool, caller: str = ""
+) -> bytes:
+    """A request's body in the clear. Raises BadEncoding, and BodyTooLarge above `limit` bytes.
+
+    What takes longer than a moment is done in `pool`, in steps between which others have their turn, and is given up
+    where nobody waits for it any more.
+    """
     codings = [value for name, value in headers if name.lower() == b"content-encoding"]
-    return decode(body, b",".join(codings).decode("latin-1"), limit) if codings else body
+    if not codings:
+        return body
+    whole = _Whole(body, b",".join(codings).decode("latin-1"), limit)
+    found = None if len(body) > INLINE_BYTES else whole.step(_INLINE_STEP)
+    while found is None:
+        found = await pool.run(caller, whole.step)
+    return found
 
 
 def decode(body: bytes, content_encoding: str, limit: int) -> bytes:
     """A whole body decompressed. Raises BadEncoding, or BodyTooLarge above `limit` bytes."""
+    whole = _Whole(body, content_encoding, limit)
+    while (found := whole.step()) is None:
+        pass
+    return found
+
+
+def beginning(body: bytes, content_encoding: str, most: int) -> bytes:
+    """What the first `most` bytes unfold to, up to about as many. Raises BadEncoding where they stop early."""
     decoder = Decoder(content_encoding)
-    decoded = bytearray()
-    for piece in decoder.feed(body):
-        decoded += piece
-        if len(decoded) > limit:
-            raise BodyTooLarge(f"The decompressed body is larger than {limit} bytes")
-    decoder.finish()
-    return bytes(decoded)
+    found = bytearray()
+    for piece in decoder.feed(body[:most]):
+        found += piece
+        if len(found) >= most:
+            return bytes(found)
+    if len(body) <= most:
+        decoder.finish()
+    return bytes(found)

@@ -19,7 +19,7 @@ from proxy.core.overflow import is_overflow
 from proxy.core.rawjson import NotJson
 from proxy.core.transcript import Call
 from proxy.core.turn import Broken, State, Turn
-from proxy.errors import BadEncoding, BodyTooLarge, UpstreamBroken, UpstreamFault, UpstreamUnreachable
+from proxy.errors import BadEncoding, UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.headers import Headers, reply_headers, without
 from proxy.upstream import Reply, decoded
 
@@ -32,8 +32,8 @@ FIRST_RETRY = 0.5
 """Seconds, doubled each time, where upstream does not say."""
 WHOLE_LIMIT = 32 << 20
 """Bytes of a reply that is not a stream."""
-REFUSAL_LIMIT = 1 << 20
-"""Bytes of a refusal that are decompressed in order to understand it."""
+REFUSAL_LIMIT = 128 << 10
+"""Bytes of a refusal, compressed or not, that are looked at in order to understand it."""
 LAST_BYTES = 0.2
 """Seconds that a stream has to end once it said that it is complete: read out, its connection can be used again."""
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
@@ -49,11 +49,11 @@ class Refusal(Exception):
         self.body = body
 
     def said(self) -> bytes:
-        """The body in the clear, for us to understand it; as it came where that cannot be."""
+        """The body's beginning in the clear, for us to understand it; as it came where that cannot be."""
         encoding = b",".join(value for name, value in self.headers if name.lower() == b"content-encoding")
         try:
-            return codings.decode(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
-        except (BadEncoding, BodyTooLarge):
+            return codings.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
+        except BadEncoding:
             return self.body
 
 

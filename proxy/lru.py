@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from threading import Lock
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -11,11 +12,12 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """Not for several threads. What weighs more than an eighth of the limit is not kept: it would push out the rest."""
+    """For several threads. What weighs more than an eighth of the limit is not kept: it would push out the rest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._lock = Lock()
         self.weight = 0
 
     def __len__(self) -> int:
@@ -23,24 +25,30 @@ class Lru(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """What was put, now the most recently used, or None."""
-        item = self._items.get(key)
-        if item is None:
-            return None
-        self._items.move_to_end(key)
-        return item[0]
+        with self._lock:
+            item = self._items.get(key)
+            if item is None:
+                return None
+            self._items.move_to_end(key)
+            return item[0]
 
     def put(self, key: K, value: V, weight: int = 1) -> None:
         """Keep `value` in place of what was there."""
-        self.discard(key)
-        if weight * 8 > self._limit:
-            return
-        self._items[key] = (value, weight)
-        self.weight += weight
-        while self.weight > self._limit:
-            self.weight -= self._items.popitem(last=False)[1][1]
+        with self._lock:
+            self._discard(key)
+            if weight * 8 > self._limit:
+                return
+            self._items[key] = (value, weight)
+            self.weight += weight
+            while self.weight > self._limit:
+                self.weight -= self._items.popitem(last=False)[1][1]
 
     def discard(self, key: K) -> None:
         """Forget one."""
+        with self._lock:
+            self._discard(key)
+
+    def _discard(self, key: K) -> None:
         item = self._items.pop(key, None)
         if item is not None:
             self.weight -= item[1]

@@ -91,15 +91,17 @@ class History(msgspec.Struct, frozen=True):
         return self.chain[first].hex()
 
 
-async def plan(asked: ChatRequest, policy: Policy, window: int | None, reader: Reader) -> History | None:
+async def plan(
+    asked: ChatRequest, policy: Policy, window: int | None, reader: Reader, caller: str = ""
+) -> History | None:
     """Read and plan. None: nothing may be changed in this request. Raises Unplannable."""
     names = asked.our_names()
     if policy.offload.mode is Mode.OFF or names is None or asked.obstacle():
         return None
-    defined = await reader.tool_tokens(asked.known.tools, asked.model)
+    defined = await reader.tool_tokens(asked.known.tools, asked.model, caller)
     room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
     entering = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
-    past = await reader.past(asked.messages, Terms(asked.model, policy.offload, room, entering))
+    past = await reader.past(asked.messages, Terms(asked.model, policy.offload, room, entering), caller)
     return History(asked, policy, past.transcript(asked.messages), past, past.plan(), room, names)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import Protocol, TypeVar
 
 from msgspec import Raw
 
@@ -14,11 +13,17 @@ from proxy.core import rawjson
 from proxy.core.compact import Shape
 from proxy.core.past import Past, Terms
 from proxy.core.render import Compacted
+from proxy.core.request import LARGE_BYTES, LARGE_MESSAGES
 from proxy.core.transcript import Message, Reading, Transcript, compacted, digest, read
 from proxy.lru import Lru
+from proxy.threads import READING, Pool
+
+T = TypeVar("T")
 
 INLINE_BYTES = 16_384
 """Reading this much takes about a millisecond; more of it goes to a thread, so that nobody else has to wait."""
+BATCH_BYTES = 512 << 10
+"""Of messages that are read in a thread at once: some 50 milliseconds."""
 MESSAGES = 100_000
 MESSAGE_BYTES = 700
 """What a cached message takes, about: they are counted and not weighed."""
@@ -41,10 +46,14 @@ class Counter(Protocol):
 
 
 class Reader:
-    """Reads messages by their bytes. A message is a pure function of them, so nothing here is ever wrong."""
+    """Reads messages by their bytes. A message is a pure function of them, so nothing here is ever wrong.
 
-    def __init__(self, tokens: Counter) -> None:
+    `caller` is whose turn it is in the pool, for work that is too much for the event loop.
+    """
+
+    def __init__(self, tokens: Counter, pool: Pool | None = None) -> None:
         self._tokens = tokens
+        self._pool = pool or Pool("reading", READING)
         self._messages: Lru[Key, Message] = Lru(MESSAGES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
@@ -58,50 +67,64 @@ class Reader:
             "histories": lambda: (len(self._pasts), self._pasts.weight),
         }
 
-    async def past(self, raws: Sequence[Raw], terms: Terms) -> Past:
+    async def past(self, raws: Sequence[Raw], terms: Terms, caller: str = "") -> Past:
         """A history, measured and folded. Of one that goes on from an earlier request's only what is new is read.
 
         Raises Unplannable.
         """
-        past = Past.beginning(terms)
-        if len(raws) < LONG:
-            return await self._extended(past, raws, terms)
-        seen = hashlib.sha256(_bytes(raws[:LONG]))
-        key = (seen.digest(), terms)
-        known, earlier = self._pasts.get(key) or (b"", past)
-        reached = max(len(earlier.messages), LONG)
-        seen.update(_bytes(raws[LONG:reached]))
-        if seen.digest() == known:
-            past = earlier
-        seen.update(_bytes(raws[reached:]))
-        past = await self._extended(past, raws[len(past.messages) :], terms)
-        self._pasts.put(key, (seen.digest(), past), past.size())
+        past, key, seen = await self._run(partial(self._begun, raws, terms), _large(raws), caller)
+        new = raws[len(past.messages) :]
+        messages = await self.read(new, Reading.of(terms.offload), terms.model, caller)
+        past = await self._run(partial(past.extended, messages), len(raws) > LARGE_MESSAGES, caller)
+        if key:
+            self._pasts.put((key, terms), (seen, past), past.size())
         return past
 
-    async def _extended(self, past: Past, raws: Sequence[Raw], terms: Terms) -> Past:
-        return past.extended(await self.read(raws, Reading.of(terms.offload), terms.model))
+    def _begun(self, raws: Sequence[Raw], terms: Terms) -> tuple[Past, bytes, bytes]:
+        """What is known of a history already, by what it is found, and the digest of all of it."""
+        past = Past.beginning(terms)
+        if len(raws) < LONG:
+            return past, b"", b""
+        seen = hashlib.sha256()
+        _update(seen, raws[:LONG])
+        key = seen.digest()
+        known, earlier = self._pasts.get((key, terms)) or (b"", past)
+        reached = max(len(earlier.messages), LONG)
+        _update(seen, raws[LONG:reached])
+        if seen.digest() == known:
+            past = earlier
+        _update(seen, raws[reached:])
+        return past, key, seen.digest()
 
-    async def read(self, raws: Sequence[Raw], reading: Reading, model: str) -> list[Message]:
+    async def read(self, raws: Sequence[Raw], reading: Reading, model: str, caller: str = "") -> list[Message]:
         """Every message's measure, in order. Raises Unplannable."""
-        variant = _variant(reading, model)
-        keys = [digest(raw) + variant for raw in raws]
-        found = [self._messages.get(key) for key in keys]
+        keys, found = await self._run(partial(self._known, raws, _variant(reading, model)), _large(raws), caller)
         unread = {key: raw for key, raw, message in zip(keys, raws, found, strict=True) if message is None}
         if unread:
-            fresh = await self._fresh(unread, reading, model)
+            fresh = await self._fresh(unread, reading, model, caller)
             found = [message or fresh[key] for key, message in zip(keys, found, strict=True)]
         return [message for message in found if message is not None]
 
-    async def _fresh(self, unread: dict[Key, Raw], reading: Reading, model: str) -> dict[Key, Message]:
-        def work() -> dict[Key, Message]:
-            return {key: read(raw, reading, self.counter(model)) for key, raw in unread.items()}
+    def _known(self, raws: Sequence[Raw], variant: bytes) -> tuple[list[Key], list[Message | None]]:
+        keys = [digest(raw) + variant for raw in raws]
+        return keys, [self._messages.get(key) for key in keys]
 
+    async def _fresh(self, unread: dict[Key, Raw], reading: Reading, model: str, caller: str) -> dict[Key, Message]:
         small = sum(len(memoryview(raw)) for raw in unread.values()) <= INLINE_BYTES
-        inline = small and self._tokens.loaded(model)
-        fresh = work() if inline else await asyncio.to_thread(work)
+        large = not small or not self._tokens.loaded(model)
+        fresh: dict[Key, Message] = {}
+        for batch in _batches(unread):
+            fresh |= await self._run(partial(self._read, batch, reading, model), large, caller)
+        return fresh
+
+    def _read(self, batch: Sequence[tuple[Key, Raw]], reading: Reading, model: str) -> dict[Key, Message]:
+        fresh = {key: read(raw, reading, self.counter(model)) for key, raw in batch}
         for key, message in fresh.items():
             self._messages.put(key, message)
         return fresh
+
+    async def _run(self, work: Callable[[], T], large: bool, caller: str) -> T:
+        return await self._pool.run(caller, work) if large else work()
 
     def compactor(self, transcript: Transcript, shape: Shape) -> Compacted:
         """Makes messages as they go upstream with their text moved."""
@@ -118,14 +141,16 @@ class Reader:
 
         return make
 
-    async def tool_tokens(self, raw: Raw, model: str) -> int:
+    async def tool_tokens(self, raw: Raw, model: str, caller: str = "") -> int:
         """What the client's tool definitions take; the same array comes with every request."""
         if rawjson.is_null(raw):
             return 0
-        key = (digest(raw), model)
+        key = (await self._run(partial(digest, raw), _large([raw]), caller), model)
         found = self._tools.get(key)
         if found is None:
-            found = await asyncio.to_thread(self._tokens.count, bytes(raw).decode("utf-8", "replace"), model)
+            found = await self._pool.run(
+                caller, lambda: self._tokens.count(bytes(raw).decode("utf-8", "replace"), model)
+            )
             self._tools.put(key, found)
         return found
 
@@ -137,9 +162,33 @@ class Reader:
         return lambda text: self._tokens.count(text, model)
 
 
-def _bytes(raws: Sequence[Raw]) -> bytes:
-    """Messages as they stand in an array: what two of these make up is what both together do."""
-    return b",".join([*raws, b""])
+def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
+    """With messages as they stand in an array: what two of these make up is what both together do."""
+    if _large(raws):
+        for raw in raws:
+            seen.update(raw)
+            seen.update(b",")
+    else:
+        seen.update(b",".join([*raws, b""]))
+
+
+def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
+    """As much as one turn in the pool takes, so that others have theirs in between."""
+    batch: list[tuple[Key, Raw]] = []
+    size = 0
+    for key, raw in unread.items():
+        batch.append((key, raw))
+        size += len(memoryview(raw)) + MESSAGE_BYTES
+        if size > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _large(raws: Sequence[Raw]) -> bool:
+    """Whether to look at each of their bytes takes more than a moment."""
+    return len(raws) > LARGE_MESSAGES or sum(len(memoryview(raw)) for raw in raws) > LARGE_BYTES
 
 
 @lru_cache(256)

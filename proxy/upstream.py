@@ -34,6 +34,11 @@ trip. Breaking later, the server may have been at work on the request."""
 _REPLAY_LIMIT = 1024 * 1024
 """Bytes of a streamed request body that are remembered in case it has to be sent once more."""
 
+_BREATH = 256 * 1024
+"""Bytes that a reply unfolds to, after which others get their turn: less than a millisecond."""
+_PIECE_COST = 256
+"""What a piece of it counts besides its bytes, as it may be empty: a thousand of them take a millisecond."""
+
 
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Characters that no header may have (RFC 9110, 5.5). aiohttp's parser lets most of them pass, our server none."""
@@ -99,9 +104,15 @@ async def decoded(reply: Reply) -> AsyncGenerator[bytes, None]:
     codings = [value.decode("latin-1") for name, value in reply.headers if name.lower() == b"content-encoding"]
     try:
         decoder = Decoder(",".join(codings))
+        unfolded = 0
         async for chunk in reply.chunks():
             for piece in decoder.feed(chunk):
-                yield piece
+                if piece:
+                    yield piece
+                unfolded += len(piece) + _PIECE_COST
+                if unfolded > _BREATH:
+                    unfolded = 0
+                    await asyncio.sleep(0)
         decoder.finish()
     except BadEncoding as error:
         raise UpstreamBroken(f"Upstream's reply cannot be decoded: {error.message}") from error

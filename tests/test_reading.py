@@ -123,9 +123,9 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: 
     read: list[int] = []
     measure = reader.read
 
-    async def counted(some: Sequence[Raw], reading: Reading, model: str) -> list[Message]:
+    async def counted(some: Sequence[Raw], reading: Reading, model: str, caller: str) -> list[Message]:
         read.append(len(some))
-        return await measure(some, reading, model)
+        return await measure(some, reading, model, caller)
 
     monkeypatch.setattr(reader, "read", counted)
     for size in (3, 99, 99, 101, 100):

@@ -11,11 +11,24 @@ from proxy.core import rawjson
 from proxy.core.rawjson import NotJson
 from proxy.core.transcript import Unplannable
 
+MAX_MESSAGES = rawjson.MAX_ELEMENTS
+"""Messages of a request that we look into; one with more goes through as it came."""
+MAX_DEFINITIONS = 2_000
+"""Tools, likewise."""
+MAX_OTHERS = 20_000
+"""Commas outside of messages and tools, likewise: all that is there may be top-level members, and we make objects of
+those. A large schema for the reply has a thousand."""
+
 MAX_TOOLS = 128
 """OpenAI's limit for one request; we need room for two."""
 TOOL_NAMES = ("grep", "read_file")
 OTHER_NAMES = ("offload_grep", "offload_read_file")
 
+
+LARGE_BYTES = 512 << 10
+LARGE_MESSAGES = 1_000
+"""What is larger is read, planned and rendered in a thread: up to here that takes the loop a few milliseconds at most,
+as all but the newest messages are known from the request before."""
 
 NULL = Raw(b"null")
 
@@ -23,7 +36,7 @@ NULL = Raw(b"null")
 class Known(msgspec.Struct, frozen=True):
     """The top-level members that we look at, `null` where they are missing."""
 
-    messages: list[Raw]
+    messages: Raw = NULL
     model: Raw = NULL
     stream: Raw = NULL
     tools: Raw = NULL
@@ -46,20 +59,22 @@ class ChatRequest(msgspec.Struct, frozen=True, dict=True):
 
     body: bytes
     known: Known
+    messages: list[Raw]
     model: str
     stream: bool
     tool_names: tuple[str, ...]
     reply_tokens: int
     """What the client reserved for the reply; 0 where it did not say."""
 
-    @property
-    def messages(self) -> list[Raw]:
-        return self.known.messages
-
     @cached_property
     def members(self) -> dict[str, Raw]:
         """All top-level members as raw JSON. Most requests are sent on as they came, and need only the known ones."""
         return rawjson.members(self.body)
+
+    @property
+    def large(self) -> bool:
+        """Whether work on all of it takes more than a few milliseconds."""
+        return len(self.body) > LARGE_BYTES or len(self.messages) > LARGE_MESSAGES
 
     def obstacle(self) -> str:
         """Why nothing can be offloaded from this request: the field that our tools do not go with. Empty: nothing."""
@@ -86,9 +101,11 @@ def parse(body: bytes) -> ChatRequest:
     """Raises Unplannable for what is not a chat request; upstream will say so better than we could."""
     try:
         known = _known(body)
+        _check_others(body, known)
         return ChatRequest(
             body=body,
             known=known,
+            messages=rawjson.elements(known.messages),
             model="" if rawjson.is_null(known.model) else rawjson.string(known.model),
             stream=bytes(known.stream) == b"true",
             tool_names=_tool_names(known.tools),
@@ -99,13 +116,20 @@ def parse(body: bytes) -> ChatRequest:
 
 
 def _known(body: bytes) -> Known:
-    """One pass over the body; what that refuses is taken apart member by member. Raises NotJson."""
-    try:
-        return _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        members = rawjson.members(body)
-        others = {name: members[name] for name in Known.__struct_fields__ if name in members and name != "messages"}
-        return Known(rawjson.elements(members.get("messages", NULL)), **others)
+    """One pass over the body, in which nothing is made of any message. Raises NotJson."""
+    known, masked = rawjson.decode(_decoder, body)
+    if not masked:
+        return known
+    return Known(*map(rawjson.unmasked, msgspec.structs.astuple(known)))
+
+
+def _check_others(body: bytes, known: Known) -> None:
+    """Raises Unplannable where there is too much besides messages and tools."""
+    large = (known.messages, known.tools)
+    if len(body) - sum(len(memoryview(raw)) for raw in large) > MAX_OTHERS:
+        others = rawjson.commas(body) - sum(map(rawjson.commas, large))
+        if others > MAX_OTHERS:
+            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools")
 
 
 def function_tool(definition: bytes) -> bytes:
@@ -127,7 +151,10 @@ def has_tools(defined: Raw) -> bool:
 
 
 def _tool_names(raw: Raw) -> tuple[str, ...]:
-    return () if rawjson.is_null(raw) else tuple(map(_tool_name, rawjson.elements(raw)))
+    tools = [] if rawjson.is_null(raw) else rawjson.elements(raw)
+    if len(tools) > MAX_DEFINITIONS:
+        raise Unplannable(f"more than {MAX_DEFINITIONS} tools")
+    return tuple(map(_tool_name, tools))
 
 
 def _tool_name(raw: Raw) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -16,7 +17,6 @@ from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized
 from proxy.operations import offload, openapi, parameters, read, search
 from proxy.operations.call import Call
 from proxy.operations.envelope import Reply, refusal
-from proxy.operations.parameters import Body
 from proxy.operations.shelf import Shelf
 from proxy.relay import served
 
@@ -56,11 +56,6 @@ def check_caller(tenant: Tenant) -> None:
         raise Unauthorized("The operations keep files for you, so they need your key: `Authorization: Bearer KEY`")
 
 
-def _body(client: Client, body: bytes, limit: int) -> Body:
-    """Raises ClientFault."""
-    return parameters.body(decoded(body, client.headers, limit))
-
-
 class Operations:
     """Serves every operation of this process."""
 
@@ -83,7 +78,9 @@ class Operations:
         limit = self._services.settings.body_limit
         body = await client.read(limit)
         with client.present():
-            call.given = await asyncio.to_thread(_body, client, body, limit)
+            threads, caller = self._services.threads, call.tenant.namespace
+            clear = await decoded(body, client.headers, limit, threads.decoding, caller)
+            call.given = await threads.reading.run(caller, partial(parameters.body, clear))
             if client.path in _OFFLOADS:
                 client.fault_body = refusal(call.given.messages)
             await client.reply(200, await _answered(call))

@@ -148,12 +148,15 @@ class Body(msgspec.Struct, frozen=True):
 
 def body(raw: bytes) -> Body:
     """Raises ClientFault where it is no JSON object."""
+    at = 0
     try:
-        raw.decode()
+        for piece in rawjson.pieces(raw):
+            piece.decode()
+            at += len(piece)
         members = rawjson.members(raw)
         return Body(members, rawjson.elements(members["messages"]) if rawjson.is_array(members.get("messages")) else [])
     except UnicodeDecodeError as error:
-        raise ClientFault(f"The body is not UTF-8: {error.reason} at byte {error.start}") from error
+        raise ClientFault(f"The body is not UTF-8: {error.reason} at byte {at + error.start}") from error
     except NotJson as error:
         raise ClientFault(f"The body is not a JSON object: {error}") from error
 
