@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -34,6 +35,8 @@ WHOLE_LIMIT = 32 << 20
 """Bytes of a reply that is not a stream."""
 REFUSAL_LIMIT = 128 << 10
 """Bytes of a refusal, compressed or not, that are looked at in order to understand it."""
+INLINE_BYTES = 32 << 10
+"""Bytes of events that are taken apart at once; more of them could hold up the event loop."""
 LAST_BYTES = 0.2
 """Seconds that a stream has to end once it said that it is complete: read out, its connection can be used again."""
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
@@ -71,6 +74,9 @@ class Partner(Protocol):
 
     def headers(self, turn: Turn) -> Headers:
         """Ours, for the client's reply."""
+
+    async def aside(self, work: Callable[[], bytes]) -> bytes:
+        """The result of work that would hold up the event loop."""
 
 
 class Interrupted(Exception):
@@ -222,9 +228,7 @@ class _Conversation:
             await self._read_stream(reply)
         else:
             whole = await body(reply)
-            with _usable():
-                out = self._turn.receive_whole(whole)
-            await self._line.write(out)
+            await self._line.write(await self._taken(partial(self._turn.receive_whole, whole), len(whole)))
         with _usable():
             out = self._turn.end()
         await self._line.write(out)
@@ -235,15 +239,25 @@ class _Conversation:
         decoder = sse.Decoder()
         async with aclosing(decoded(reply)) as chunks:
             async for chunk in chunks:
-                with _usable():
-                    out = b"".join(map(self._turn.receive, decoder.feed(chunk)))
-                await self._line.write(out)
+                await self._line.write(await self._received(decoder.feed, chunk))
                 if self._turn.over:
                     await _read_out(chunks)
                     return
-        with _usable():
-            out = b"".join(map(self._turn.receive, decoder.flush()))
+        out = await self._received(lambda _: decoder.flush(), b"")
         await self._line.write(out + b"\n\n" if out else b"")
+
+    async def _received(self, events_of: Callable[[bytes], list[sse.Event]], chunk: bytes) -> bytes:
+        """What goes to the client of the events that are complete with this chunk."""
+        with _usable():
+            events = events_of(chunk)
+        return await self._taken(
+            lambda: b"".join(map(self._turn.receive, events)), sum(len(event.raw) for event in events)
+        )
+
+    async def _taken(self, work: Callable[[], bytes], size: int) -> bytes:
+        """What goes to the client of so many bytes of upstream's."""
+        with _usable():
+            return work() if size <= INLINE_BYTES else await self._partner.aside(work)
 
     # -- writing --
 

@@ -80,6 +80,10 @@ class Partner:
         whole = not self._history.request.stream
         return [*self._ours(), (b"x-offload-rounds", b"%d" % turn.rounds)] if whole else self._ours()
 
+    async def aside(self, work: Callable[[], bytes]) -> bytes:
+        """Work on upstream's reply that would hold up the event loop, in a thread."""
+        return await self._services.threads.reading.run(self._tenant.namespace, work)
+
     # -- our tools --
 
     async def resolve(self, calls: Sequence[Call]) -> list[str]:

@@ -34,10 +34,11 @@ trip. Breaking later, the server may have been at work on the request."""
 _REPLAY_LIMIT = 1024 * 1024
 """Bytes of a streamed request body that are remembered in case it has to be sent once more."""
 
-_BREATH = 256 * 1024
-"""Bytes that a reply unfolds to, after which others get their turn: less than a millisecond."""
-_PIECE_COST = 256
-"""What a piece of it counts besides its bytes, as it may be empty: a thousand of them take a millisecond."""
+_BREATH = 0.002
+"""Seconds of work on one chunk of a reply, by whoever reads it as well, after which others get their turn."""
+
+_PIECE = 16 * 1024
+"""Bytes of a reply that are handed on at once: thousands of events may be in them."""
 
 
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -104,15 +105,18 @@ async def decoded(reply: Reply) -> AsyncGenerator[bytes, None]:
     codings = [value.decode("latin-1") for name, value in reply.headers if name.lower() == b"content-encoding"]
     try:
         decoder = Decoder(",".join(codings))
-        unfolded = 0
+        clock = asyncio.get_running_loop().time
         async for chunk in reply.chunks():
+            rested = clock()
             for piece in decoder.feed(chunk):
-                if piece:
-                    yield piece
-                unfolded += len(piece) + _PIECE_COST
-                if unfolded > _BREATH:
-                    unfolded = 0
+                for start in range(0, len(piece), _PIECE):
+                    yield piece[start : start + _PIECE]
+                    if clock() - rested > _BREATH:
+                        await asyncio.sleep(0)
+                        rested = clock()
+                if not piece and clock() - rested > _BREATH:
                     await asyncio.sleep(0)
+                    rested = clock()
         decoder.finish()
     except BadEncoding as error:
         raise UpstreamBroken(f"Upstream's reply cannot be decoded: {error.message}") from error

@@ -114,6 +114,9 @@ class Partner:
     def headers(self, turn: Turn) -> Headers:
         return [(b"x-offload-rounds", b"%d" % turn.rounds)]
 
+    async def aside(self, work: Callable[[], bytes]) -> bytes:
+        return await asyncio.to_thread(work)
+
     @property
     def read(self) -> list[Said]:
         return [reply for reply in self.replies[: len(self.sent)] if isinstance(reply, Said)]

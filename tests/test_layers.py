@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS = [
-    {"errors", "core", "headers", "outcome", "codings", "regular", "lru"},
+    {"errors", "core", "headers", "outcome", "codings", "regular", "lru", "threads"},
     {
         "settings",
         "policies",
@@ -27,7 +27,6 @@ LAYERS = [
         "learned",
         "ledger",
         "background",
-        "threads",
     },
     {"client", "tenants", "relay", "origin"},
     {"reading", "summarizer", "records", "prepare", "snapshots", "exchange"},

@@ -16,6 +16,9 @@ from proxy.core import rawjson
 from proxy.core.reply import Chunk, Members, Message, held, text_of
 from proxy.core.toolcalls import PartialCall, ToolCalls
 
+MANY_CALLS = 128
+"""As many tools as a request may have."""
+
 
 class Round:
     """Reads chunks. `names` are our tools', none where the request has none of ours."""
@@ -105,5 +108,10 @@ class Round:
 
 
 def _entries(chunk: Chunk, entries: Sequence[Members]) -> list[Chunk]:
-    """Entries of `tool_calls`, each in an event of its own: some clients look at the first one only."""
+    """Entries of `tool_calls`, each in an event of its own: some clients look at the first one only.
+
+    More than any model calls at once stay in one, for each event repeats all else that the reply says.
+    """
+    if len(entries) > MANY_CALLS:
+        return [chunk.part({"tool_calls": Raw(rawjson.array(map(rawjson.encode, entries)))})]
     return [chunk.part({"tool_calls": Raw(rawjson.array([rawjson.encode(entry)]))}) for entry in entries]

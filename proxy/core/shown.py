@@ -153,16 +153,16 @@ class Whole(Shown):
     def _put(self, chunk: Chunk) -> bytes:
         self._only = None if self._members else chunk.raw
         if chunk.key == "message" or not self._members:
-            self._members = self._members | chunk.members
+            self._members |= chunk.members
         elif chunk.usage is not None:
-            self._members = self._members | {"usage": chunk.usage}
+            self._members |= {"usage": chunk.usage}
         self._put_choice(chunk, {} if chunk.choice is None else chunk.choice)
         return b""
 
     def _put_choice(self, chunk: Chunk, choice: Members) -> None:
         logprobs = object_of(choice.get("logprobs"))
         spoken = ("delta",) if logprobs or "logprobs" not in self._choice else ("delta", "logprobs")
-        self._choice = self._choice | {key: raw for key, raw in choice.items() if key not in spoken}
+        self._choice |= {key: raw for key, raw in choice.items() if key not in spoken}
         for key, tokens in logprobs.items():
             if rawjson.is_array(tokens):
                 self._logprobs.setdefault(key, []).extend(rawjson.elements(tokens))

@@ -9,8 +9,11 @@ import re
 
 import msgspec
 
-LIMIT = 64 << 20
+LIMIT = 32 << 20
 """Bytes that one event may have. A whole reply fits; what never ends must not fill the memory."""
+
+MAX_LINES = 10_000
+"""Lines of an event that are looked at. More of them are comments or data of nobody's; as they came they go on."""
 
 BOM = b"\xef\xbb\xbf"
 DONE = b"[DONE]"
@@ -78,6 +81,8 @@ class Decoder:
 
 
 def _parsed(raw: bytes, text: bytes) -> Event:
+    if text.count(b"\n") + text.count(b"\r") > 2 * MAX_LINES:
+        return Event(raw, None)
     data: list[bytes] = []
     name = None
     for line in _lines.split(text):

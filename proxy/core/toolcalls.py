@@ -7,7 +7,9 @@ on within a call (Cerebras). All of that is taken here, and the client sees 0, 1
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cached_property
 
 from msgspec import Raw
 
@@ -30,7 +32,6 @@ class PartialCall:
 
     def __init__(self) -> None:
         self.id = ""
-        self.name = ""
         self.ours: bool | None = None
         self.index = 0
         """Its place among the calls that the client sees."""
@@ -41,7 +42,10 @@ class PartialCall:
         self.kind = "function"
         self.size = 0
         """Bytes of its arguments, about."""
+        self._name: list[str] = []
+        self._name_size = 0
         self._arguments: list[str] = []
+        self._object = _Object()
         self._members: Members = {}
         self._function: Members = {}
 
@@ -50,15 +54,23 @@ class PartialCall:
         self.kind = delta.kind if delta.function else self.kind
         self.id = self.id or text_of(delta.members.get("id"))
         piece = text_of(delta.function.get("name"))
-        if piece != self.name and not self.named:
-            self.name += piece
+        if piece and not self.named and (len(piece) != self._name_size or piece != self.name):
+            self._name.append(piece)
+            self._name_size += len(piece)
         arguments = _arguments(delta)
         if arguments:
             self._arguments.append(arguments)
-        self._members |= {key: raw for key, raw in delta.members.items() if key not in ("index", "id", delta.kind)}
+        others = {key: raw for key, raw in delta.members.items() if key not in ("index", "id", delta.kind)}
+        self._members |= others
         self._function |= delta.function
         self.size += len(arguments)
-        return len(piece) + len(arguments)
+        return len(piece) + len(arguments) + sum(len(memoryview(raw)) for raw in others.values())
+
+    @property
+    def name(self) -> str:
+        if len(self._name) > 1:
+            self._name = ["".join(self._name)]
+        return self._name[0] if self._name else ""
 
     @property
     def arguments(self) -> str:
@@ -67,16 +79,24 @@ class PartialCall:
     @property
     def named(self) -> bool:
         """Whether the name is whole, as far as one can tell: arguments follow it."""
-        return bool(self.name and self._arguments)
+        return bool(self._name and self._arguments)
 
     @property
     def complete(self) -> bool:
         """Whether the arguments are an object up to its closing brace."""
+        return self._object.closed(self._arguments) and self._is_object
+
+    @cached_property
+    def _is_object(self) -> bool:
         try:
             rawjson.members(self.arguments.encode("utf-8", "replace"))
         except NotJson:
             return False
         return True
+
+    def could_become(self, names: Sequence[str]) -> bool:
+        """Whether the name is the beginning of one of these."""
+        return any(len(name) >= self._name_size and name.startswith(self.name) for name in names)
 
     @property
     def signature(self) -> Members:
@@ -96,6 +116,48 @@ class PartialCall:
     def shown(self) -> Raw:
         """The call as the client sees it."""
         return Raw(rawjson.encode(rawjson.members(self.raw()) | self.lent))
+
+
+class _Object:
+    """Where the object ends whose text comes in pieces, each of which is looked at once."""
+
+    _marks = re.compile(r'[{}\[\]"]|\\.?', re.DOTALL)
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._end = False
+        self._more = False
+
+    def closed(self, pieces: Sequence[str]) -> bool:
+        """Whether these end where the object does, if they are one. The first of them are those of the last time."""
+        for piece in pieces[self._read :]:
+            self._take(piece)
+        self._read = len(pieces)
+        return self._end and not self._more
+
+    def _take(self, piece: str) -> None:
+        at = 0
+        if self._escaped:
+            at, self._escaped = 1, False
+        while not self._end:
+            match = self._marks.search(piece, at)
+            if match is None:
+                return
+            at = match.end()
+            self._mark(match[0])
+        self._more = self._more or not (not piece[at:] or piece[at:].isspace())
+
+    def _mark(self, mark: str) -> None:
+        if mark[0] == "\\":
+            self._escaped = len(mark) == 1
+        elif mark == '"':
+            self._in_string = not self._in_string
+        elif not self._in_string:
+            self._depth += 1 if mark in "{[" else -1
+            self._end = self._depth <= 0
 
 
 class ToolCalls:
@@ -171,7 +233,7 @@ class ToolCalls:
 
     def _decide(self, call: PartialCall) -> list[Members]:
         """What was kept of a call, as soon as its name can become none of ours: the client's calls do not wait."""
-        if call.named or not any(name.startswith(call.name) for name in self._names):
+        if call.named or not call.could_become(self._names):
             return self._settle(call)
         return []
 

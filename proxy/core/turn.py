@@ -309,7 +309,8 @@ class Turn:
         """The client answers its own calls next, and is told of no other."""
         if self._round.finish not in STOPPED:
             self._finish_with("tool_calls")
-        answered = [call for call in self._round.calls.all if not call.ours or call in self._answering]
+        answering = set(self._answering)
+        answered = [call for call in self._round.calls.all if not call.ours or call in answering]
         self._instead, self._after = self._round.history(answered), results
         self.state = State.DONE
 
