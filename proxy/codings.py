@@ -154,17 +154,17 @@ class Decoder:
         if len(names) > _MOST_CODINGS or not all(name in _LAYERS for name in names):
             raise BadEncoding(f"Content-Encoding {content_encoding!r} is not one of gzip, deflate, br, zstd")
         self._layers = [_LAYERS[name]() for name in reversed(names)]
-        self._most_fed = None if limit is None else limit * len(self._layers)
-        self._fed = 0
-        """Bytes that went into any of the layers."""
+        self._limit = limit
+        self._between = 0
+        """Bytes that came out of one layer and went into the next."""
         self._empty = True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """What `data` unfolds to, piece by piece. Some are empty: between two of them is never more than a moment."""
         self._empty = self._empty and not data
         pieces: Iterator[bytes | memoryview] = iter((data,))
-        for layer in self._layers:
-            pieces = self._unfolded(layer, pieces)
+        for place, layer in enumerate(self._layers):
+            pieces = self._unfolded(layer, self._counted(pieces) if place else pieces)
         try:
             for piece in pieces:
                 yield bytes(piece)
@@ -176,12 +176,17 @@ class Decoder:
         if not self._empty and not all(layer.finished() for layer in self._layers):
             raise BadEncoding("The compressed body stops before its end")
 
-    def _unfolded(self, layer: _Layer, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    def _counted(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for piece in pieces:
+            self._between += len(piece)
+            if self._limit is not None and self._between > self._limit:
+                raise BodyTooLarge(f"The body has more than {self._limit} bytes between its codings")
+            yield piece
+
+    @staticmethod
+    def _unfolded(layer: _Layer, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         for piece in pieces:
             view = memoryview(piece)
-            self._fed += len(view)
-            if self._most_fed is not None and self._fed > self._most_fed:
-                raise BodyTooLarge(f"The body has more than {self._most_fed} bytes between its codings")
             if not view:
                 yield b""
             for start in range(0, len(view), _PIECE):

@@ -143,15 +143,15 @@ def is_null(raw: Raw | None) -> bool:
     return raw is None or (len(memoryview(raw)) == 4 and bytes(raw) == b"null")
 
 
-def more_than(raw: bytes | Raw, most: int) -> bool:
+def more_than(raw: bytes | Raw, most: int, *, deep: bool = False) -> bool:
     """Whether an array or an object has more elements than that, at no more cost than looking at each byte once.
 
-    What is no JSON has any number of them.
+    `deep`: counting those of all that is in it as well. What is no JSON has any number of them.
     """
     if len(memoryview(raw)) <= 2 * most:
         return False
     # Most of the time there are fewer commas than that in all, those in strings included.
-    return commas(raw) >= most and _separators(memoryview(raw), most) >= most
+    return commas(raw) >= most and _separators(memoryview(raw), most, deep) >= most
 
 
 def _bound(raw: bytes | Raw, most: int) -> None:
@@ -165,8 +165,8 @@ def commas(raw: bytes | Raw) -> int:
     return sum(bytes(view[at : at + _PIECE]).count(b",") for at in range(0, len(view), _PIECE))
 
 
-def _separators(view: memoryview, most: int) -> int:
-    """Commas between elements of the outermost array or object, up to `most` of them."""
+def _separators(view: memoryview, most: int, deep: bool) -> int:
+    """Commas between elements, of the outermost array or object or of any, up to `most` of them."""
     found = depth = at = 0
     while at < len(view) and found < most:
         start, at = at, _end(_outside, view, at)
@@ -178,7 +178,7 @@ def _separators(view: memoryview, most: int) -> int:
         elif mark in b"}]":
             depth -= 1
         elif mark == _COMMA:
-            found += depth == 1
+            found += deep or depth == 1
         elif mark == _QUOTE and at == start:  # a string that one step does not reach the end of
             at = _end_of_string(view, at + 1)
             continue

@@ -21,6 +21,10 @@ from proxy.errors import ClientFault
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MAX_MESSAGES = rawjson.MAX_ELEMENTS
+"""Messages of one call."""
+MAX_VALUES = 1_000_000
+"""Values in one call, at any depth: every message is checked at once, which holds up all else for that long."""
 MAX_PATH = 1_000
 MAX_PATTERN = 1_000
 
@@ -153,7 +157,11 @@ def body(raw: bytes) -> Body:
         for piece in rawjson.pieces(raw):
             piece.decode()
             at += len(piece)
+        if rawjson.more_than(raw, MAX_VALUES, deep=True):
+            raise ClientFault(f"The body has more than {MAX_VALUES} values")
         members = rawjson.members(raw)
+        if rawjson.is_array(members.get("messages")) and rawjson.more_than(members["messages"], MAX_MESSAGES):
+            raise ClientFault(f"`messages` has more than {MAX_MESSAGES} of them")
         return Body(members, rawjson.elements(members["messages"]) if rawjson.is_array(members.get("messages")) else [])
     except UnicodeDecodeError as error:
         raise ClientFault(f"The body is not UTF-8: {error.reason} at byte {at + error.start}") from error
