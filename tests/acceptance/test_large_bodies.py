@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import httpx
 import pytest
 
 from tests.serving import Proxy, served
-from tests.upstream import StrictUpstream
 
 KEY = {"authorization": "Bearer k", "content-type": "application/json"}
 
@@ -31,15 +32,53 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "empty messages": ("", lambda: chat(many(b"{}", 2_000_000))),
     "messages": ("", lambda: chat(many(USER, 200_000))),
     "numbers": ("", lambda: chat(USER, b',"x":[' + many(b"1", 4_000_000) + b"]")),
-    "tools": ("", lambda: chat(USER, b',"tools":[' + many(b'{"type":"function","function":{"name":"f"}}', 50_000) + b"]")),
+    "tools": ("", lambda: chat(USER, b',"tools":[' + many(b'{"function":{"name":"f"}}', 50_000) + b"]")),
     "parts": ("", lambda: chat(b'{"role":"user","content":[' + many(b"{}", 1_000_000) + b"]}")),
     "half a pair": ("", lambda: chat(b'{"role":"user","content":"' + b"text " * 2_000_000 + rb'\ud83d"}')),
     "nested": ("", lambda: chat(b"[" * 4_000_000)),
 }  # fmt: skip
 
 
+class Keeping(BaseHTTPRequestHandler):
+    """An upstream that takes anything, and keeps the last body."""
+
+    body = b""
+
+    def do_POST(self) -> None:
+        type(self).body = self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(418)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @pytest.fixture(scope="module")
-def proxy() -> Iterator[tuple[Proxy, list[bytes]]]:
-    taken: list[bytes] = []
-    with StrictUpstream(expect_refusals=True) as up, served({"default": {"upstream": {"base_url": up.url}}}) as proxy:
-        yield proxy, up
+def proxy() -> Iterator[Proxy]:
+    upstream = ThreadingHTTPServer(("127.0.0.1", 0), Keeping)
+    Thread(target=upstream.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{upstream.server_port}/v1"
+    with served({"default": {"upstream": {"base_url": url}}}) as proxy:
+        yield proxy
+    upstream.shutdown()
+    upstream.server_close()
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_what_would_cost_much_goes_upstream_as_it_came(proxy: Proxy, name: str) -> None:
+    coding, made = BODIES[name]
+    body = made()
+    headers = KEY | ({"content-encoding": coding} if coding else {})
+    reply = httpx.post(f"{proxy.url}/chat/completions", content=body, headers=headers, timeout=60, trust_env=False)
+    assert reply.status_code == 418
+    assert Keeping.body == body
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_an_operation_says_what_is_too_much(proxy: Proxy, name: str) -> None:
+    coding, made = BODIES[name]
+    headers = KEY | ({"content-encoding": coding} if coding else {})
+    reply = httpx.post(f"{proxy.root}/context_offload", content=made(), headers=headers, timeout=60, trust_env=False)
+    assert reply.status_code == 400
+    assert reply.json()["answer"]
