@@ -36,6 +36,8 @@ _QUOTE, _COMMA = b'",'
 _MASK = b"\x7f"
 """Stands for the backslash of a surrogate's escape: DEL may stand in a JSON string as it is (RFC 8259, 7)."""
 
+_REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
 _members = msgspec.json.Decoder(dict[str, Raw])
 _elements = msgspec.json.Decoder(list[Raw])
 _string = msgspec.json.Decoder(str)
@@ -52,9 +54,13 @@ class NotJson(ValueError):
 
 def members(raw: bytes | Raw) -> dict[str, Raw]:
     """An object's members, each as the bytes that it came as; of a repeated key the last one counts."""
-    _bound(raw, MAX_MEMBERS)
-    found, masked = decode(_members, raw)
-    return {_unmasked_key(key): unmasked(value) for key, value in found.items()} if masked else found
+    if len(memoryview(raw)) > MAX_MEMBERS:
+        _bound(raw, MAX_MEMBERS)
+    try:
+        return _members.decode(raw)
+    except _REFUSED:
+        found, _ = decode(_members, raw)
+        return {_unmasked_key(key): unmasked(value) for key, value in found.items()}
 
 
 def elements(raw: bytes | Raw) -> list[Raw]:
@@ -67,7 +73,10 @@ def elements(raw: bytes | Raw) -> list[Raw]:
 def string(raw: bytes | Raw) -> str:
     """A string's text; it can hold lone surrogates."""
     if len(memoryview(raw)) <= _PIECE:
-        return _text(raw)[0]
+        try:
+            return _string.decode(raw)
+        except _REFUSED:
+            return _text(raw)[0]
     whole = bytes(raw).strip(b" \t\r\n")
     if len(whole) < 2 or whole[:1] != b'"' or whole[-1:] != b'"':
         raise NotJson("not a string")
@@ -84,13 +93,13 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
     """
     try:
         return decoder.decode(raw), False
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as strict:
+    except _REFUSED as strict:
         whole = bytes(raw)
         if b"\\u" not in whole or _masked.search(whole):
             raise NotJson(str(strict)) from strict
     try:
         return decoder.decode(b"".join(_surrogate.sub(rb"\1" + _MASK, piece) for piece in pieces(whole))), True
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _REFUSED as error:
         raise NotJson(str(error)) from error
 
 
@@ -205,7 +214,7 @@ def _text(raw: bytes | Raw) -> tuple[str, bool]:
     """A string's text, and whether msgspec refused it."""
     try:
         return _string.decode(raw), False
-    except (msgspec.MsgspecError, UnicodeDecodeError) as strict:
+    except _REFUSED as strict:
         if b"\\u" not in bytes(raw):
             raise NotJson(str(strict)) from strict
     try:
