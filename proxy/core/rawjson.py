@@ -41,7 +41,8 @@ _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _members = msgspec.json.Decoder(dict[str, Raw])
 _elements = msgspec.json.Decoder(list[Raw])
 _string = msgspec.json.Decoder(str)
-_surrogate = re.compile(rb"(?<!\\)((?:\\\\)*+)\\(?=u[dD][89a-fA-F])")
+_surrogate = re.compile(rb"\\(?<!\\\\)((?:\\\\)*+)(?=u[dD][89a-fA-F])")
+"""Where a run of backslashes begins: of an odd number of them, the last one is the escape's."""
 _masked = re.compile(rb"\x7f(?=u[dD][89a-fA-F])")
 _outside = re.compile(rb'[^"{}\[\],]*+(?:"(?:[^"\\]++|\\.)*+"[^"{}\[\],]*+)*+', re.DOTALL)
 """Up to the next bracket or comma that is outside of strings."""

@@ -33,7 +33,7 @@ def keys(number: int) -> bytes:
 SHAPES: dict[str, Callable[[int], bytes]] = {
     "empty messages": lambda size: chat(many(b"{}", size)),
     "numbers for messages": lambda size: chat(many(b"1", size)),
-    "tools": lambda size: chat(b"", b',"tools":[' + many(b'{"function":{"name":"f"}}', size // 10) + b"]"),
+    "tools": lambda size: chat(b"", b',"tools":[' + many(b'{"function":{"name":"f"}}', size // 20) + b"]"),
     "numbers elsewhere": lambda size: chat(b"", b',"x":[' + many(b"1", size) + b"]"),
     "members": lambda size: chat(b"", b"," + keys(size // 4)),
     "members of a message": lambda size: chat(b'{"role":"user",' + keys(size // 4) + b"}"),
