@@ -455,7 +455,7 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
-        if self.disconnected:
+        if self.disconnected or self.transport.is_closing():  # closed by us, and the loop has yet to say so
             return
         if not self.response_started:
             _expect(message, "http.response.start")
@@ -577,6 +577,6 @@ class HeldHead:
         self._transport.close()
 
     def _flush(self) -> None:
-        if self._head:
-            self._transport.write(self._head)
-            self._head = b""
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)

@@ -16,6 +16,10 @@ class Written(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[bytes | None] = []
+        self.closing = False
+
+    def is_closing(self) -> bool:
+        return self.closing
 
     def write(self, data: Any) -> None:
         self.seen.append(bytes(data))
@@ -52,3 +56,13 @@ async def test_nothing_is_lost_at_the_end() -> None:
     held.close()
     await asyncio.sleep(0)
     assert written.seen == [HEAD, None]
+
+
+async def test_a_held_head_is_dropped_when_the_connection_closes() -> None:
+    """uvloop raises for a write to a closed transport, even before it has said that the connection is lost."""
+    written = Written()
+    held = HeldHead(written, asyncio.get_running_loop())
+    held.write(HEAD)
+    written.closing = True
+    await asyncio.sleep(0)
+    assert written.seen == []
