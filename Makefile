@@ -1,6 +1,9 @@
 # make demo        watch an agent go past its context window (no key, no network beyond the package index)
-# make test        all tests but those of real clients
-# make test-clients, lint, types, bench-smoke, bench-peers, clean
+# make test        all tests but the sweeps over every recorded run and those of real clients
+# make test-fast   the core and the units: no server processes
+# make test-all    the sweeps as well
+# make test-lowest a selection, with the lowest versions that pyproject.toml allows
+# make test-clients, lint, types, bench-smoke, bench-peers, lock, clean
 #
 # Needs make and Python >= 3.11; everything else goes into .venv, and is installed again only when its pins change.
 
@@ -8,6 +11,19 @@ SUPPORTED := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(or $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done),\
 	$(error no Python >= 3.11 with venv found (Debian: apt-get install python3-venv), or name one: make PYTHON=...))
+
+# What starts no process and no server.
+FAST := tests/core tests/policies/test_document.py tests/operations/test_parameters.py tests/operations/test_envelope.py \
+	tests/operations/test_search.py tests/operations/test_read.py tests/stores/test_keys.py tests/stores/test_memory.py \
+	tests/stores/test_breaker.py tests/test_codings.py tests/test_headers.py tests/test_layers.py tests/test_learned.py \
+	tests/test_ledger.py tests/test_logs.py tests/test_lru.py tests/test_outgoing.py tests/test_patterns.py \
+	tests/test_records.py tests/test_settings.py tests/test_threads.py tests/test_deploy.py
+
+# Every package that has a lower bound, by whoever uses it: the vocabulary, patterns, the stores, metrics, both ends of
+# HTTP, the workers, the operations, and the demo through all of them.
+LOWEST := tests/core tests/stores tests/operations tests/policies tests/test_codings.py tests/test_patterns.py \
+	tests/test_tokens.py tests/test_metrics.py tests/test_protocol.py tests/test_server.py tests/test_upstream.py \
+	tests/test_upstream_strict.py tests/acceptance/test_openai_client.py tests/acceptance/test_demo.py
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -23,14 +39,27 @@ NODE_CLIENTS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json
 PEERS := $(patsubst tests/bench/peers/%.txt,.peers/%/.installed,$(wildcard tests/bench/peers/*.txt))
 NODE_PEERS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/bench/peers/*/package-lock.json))
 
-.PHONY: demo test test-clients lint types bench-smoke bench-peers servers lock lock-clients lock-peers clean
+.PHONY: demo test test-fast test-all test-lowest test-clients lint types bench-smoke bench-peers servers lock lock-clients lock-peers clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
 	@$(PY) -m proxy demo
 
+# As many workers as cores by default; the longest files are cut up between them.
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+PARALLEL := --numprocesses $(WORKERS) --dist worksteal
+
 test: $(STAMP)
-	$(PY) -m pytest -m "not clients"
+	$(PY) -m pytest -m "not clients and not sweep" $(PARALLEL)
+
+test-fast: $(STAMP)
+	$(PY) -m pytest $(PARALLEL) $(FAST)
+
+test-all: $(STAMP)
+	$(PY) -m pytest -m "not clients" $(PARALLEL)
+
+test-lowest: .lowest/.installed
+	.lowest/bin/python -m pytest -m "not clients and not sweep" $(PARALLEL) $(LOWEST)
 
 test-clients: $(STAMP) $(CLIENTS) $(if $(shell command -v npm),$(NODE_CLIENTS))
 	$(PY) -m pytest -m clients tests/clients tests/acceptance
@@ -55,10 +84,13 @@ servers: $(STAMP) tests/servers.txt
 UV ?= uv
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --upgrade
 
+# All three of the project itself: the newest versions for development, what the image has, and the lowest allowed.
 lock:
 	$(COMPILE) --all-extras --group dev --no-header pyproject.toml --output-file constraints.txt
 	$(COMPILE) --extra redis --extra objects --constraint constraints.txt --no-header --no-annotate --no-emit-package numpy pyproject.toml \
 		--output-file docs/deploy/requirements.txt
+	$(COMPILE) --all-extras --group test --resolution lowest-direct --no-header --no-annotate pyproject.toml \
+		--output-file tests/lowest.txt
 
 lock-clients:
 	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in,$(COMPILE) --custom-compile-command "make lock-clients" \
@@ -69,7 +101,7 @@ lock-peers:
 		$(input) --output-file $(input:.in=.txt) &&) true
 
 clean:
-	rm -rf $(VENV) .clients .peers build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .clients .lowest .peers build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	rm -rf tests/clients/*/node_modules tests/bench/peers/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -77,6 +109,13 @@ $(STAMP): constraints.txt pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(INSTALL) constraints.txt
 	$(PIP) install --quiet --no-deps --editable .
+	touch $@
+
+# The oldest Python there is: for newer ones the lowest versions have no wheels.
+.lowest/.installed: tests/lowest.txt | $(STAMP)
+	test -x .lowest/bin/python || $(or $(shell command -v python3.11),$(PY)) -m venv --without-pip .lowest
+	$(PIP) --python .lowest/bin/python $(INSTALL) $<
+	$(PIP) --python .lowest/bin/python install --quiet --no-deps --editable .
 	touch $@
 
 .clients/%/.installed: tests/clients/%.txt | $(STAMP)
