@@ -85,19 +85,18 @@ def test_limit_is_exact(coding: str, body: bytes) -> None:
         decode(body, coding, len(TEXT) - 1)
 
 
-BOMB = bytes(256 << 20)
+BOMB = 64 << 20
+"""Bytes: far above the limit and the peak that the test allows."""
+ENCODERS = {
+    "gzip": lambda data: gzip.compress(data, 1),
+    "br": lambda data: brotli.compress(data, quality=1),
+    "zstd": zstandard.compress,
+}
 
 
-@pytest.mark.parametrize(
-    ("coding", "body"),
-    [
-        ("gzip", gzip.compress(BOMB, 1)),
-        ("br", brotli.compress(BOMB, quality=1)),
-        ("zstd", zstandard.compress(BOMB)),
-    ],
-    ids=["gzip", "br", "zstd"],
-)
-def test_a_bomb_is_met_piece_by_piece(coding: str, body: bytes) -> None:
+@pytest.mark.parametrize("coding", ENCODERS)
+def test_a_bomb_is_met_piece_by_piece(coding: str) -> None:
+    body = ENCODERS[coding](bytes(BOMB))
     tracemalloc.start()
     with pytest.raises(BodyTooLarge):
         decode(body, coding, 1 << 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -86,14 +87,56 @@ def test_the_labels_meet() -> None:
     assert found["Deployment"]["spec"]["selector"]["matchLabels"] == label
     assert found["Service"]["spec"]["selector"] == label
     assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == label
-    assert found["PodDisruptionBudget"]["spec"]["minAvailable"] < found["Deployment"]["spec"]["replicas"]
+    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == label
+    assert 0 < found["PodDisruptionBudget"]["spec"]["minAvailable"] < found["Deployment"]["spec"]["replicas"]
 
 
 def test_nothing_runs_as_root_or_writes_to_its_disk() -> None:
     assert re.search(r"^USER 65534", dockerfile(), re.MULTILINE)
     assert pod()["securityContext"]["runAsNonRoot"]
     assert pod()["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
-    assert all(service["read_only"] and service["tmpfs"] == ["/tmp"] for service in proxies())
+    assert all(service["read_only"] for service in compose()["services"].values())
+
+
+def test_nothing_may_more_than_it_needs() -> None:
+    assert pod()["automountServiceAccountToken"] is False
+    assert pod()["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    may = pod()["containers"][0]["securityContext"]
+    assert (may["allowPrivilegeEscalation"], may["capabilities"]) == (False, {"drop": ["ALL"]})
+    for service in compose()["services"].values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_nothing_takes_all_that_there_is() -> None:
+    """Memory, and the disk: /tmp has the metrics of several workers, and records where there is no other store."""
+    resources = pod()["containers"][0]["resources"]
+    assert {"cpu", "memory", "ephemeral-storage"} <= set(resources["requests"])
+    assert {"memory", "ephemeral-storage"} <= set(resources["limits"])
+    assert [volume["emptyDir"] for volume in pod()["volumes"] if "emptyDir" in volume] == [{"sizeLimit": "64Mi"}]
+    for service in proxies():
+        assert service["tmpfs"] == ["/tmp:size=64m"]
+        assert service["mem_limit"] and service["pids_limit"]
+
+
+def test_no_image_goes_by_its_tag_unless_it_is_built_here() -> None:
+    assert re.fullmatch(r"[a-z-]+@sha256:REPLACE_WITH_DIGEST", pod()["containers"][0]["image"])
+    for service in compose()["services"].values():
+        assert "build" in service or re.match(r"\$\{\w+:\?", service["image"]), "compose stops where it is not given"
+    froms = re.findall(r"^FROM (\S+)", dockerfile(), re.MULTILINE)
+    arguments = re.findall(r"^ARG (\w+)=", dockerfile(), re.MULTILINE)
+    assert froms == [f"${{{name}}}" for name in arguments], "each can be given by its digest"
+
+
+def test_the_network_lets_through_what_is_needed() -> None:
+    policy = manifests()["NetworkPolicy"]["spec"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    [came] = policy["ingress"]
+    [port] = pod()["containers"][0]["ports"]
+    assert [one["port"] for one in came["ports"]] == [port["name"]]
+    assert all(one["podSelector"]["matchLabels"] for one in came["from"])
+    assert all(rule["to"] and rule["ports"] for rule in policy["egress"]), "an empty list admits everything"
+    assert {one["port"] for rule in policy["egress"] for one in rule["ports"]} == {53, 443, 6379}
 
 
 def test_what_the_image_is_built_from_is_there_and_sent() -> None:
@@ -107,8 +150,6 @@ def test_what_the_image_is_built_from_is_there_and_sent() -> None:
 
 @pytest.mark.parametrize("extras", [(), ("redis", "objects")])
 def test_the_image_has_every_package_that_the_proxy_needs(extras: tuple[str, ...]) -> None:
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
     pinned = set(re.findall(r"^([a-z0-9-]+)==", (DEPLOY / "requirements.txt").read_text(), re.MULTILINE))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serving import served, tight
+from tests.serving import Proxy, served, tight
 from tests.upstream import StrictUpstream, calls, error, text
 
 Json = dict[str, Any]
@@ -30,19 +30,34 @@ def history(content: Any = "needle " + "line of a large result\n" * 300) -> list
     return [*messages, {"role": "user", "content": "well?"}]
 
 
-@pytest.fixture
-def up() -> Iterator[StrictUpstream]:
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[StrictUpstream]:
     with StrictUpstream(expect_refusals=True) as upstream:
         upstream.respond(lambda request: text("ok"))
         yield upstream
 
 
+@pytest.fixture(scope="module")
+def proxy(upstream: StrictUpstream) -> Iterator[Proxy]:
+    with served({"default": tight(upstream.url)}) as proxy:
+        yield proxy
+
+
 @pytest.fixture
-def client(up: StrictUpstream) -> Iterator[httpx.Client]:
-    with served({"default": tight(up.url)}) as proxy:
-        headers = {"authorization": "Bearer k", "content-type": "application/json"}
-        with httpx.Client(base_url=proxy.url, headers=headers, timeout=20) as one:
-            yield one
+def up(upstream: StrictUpstream) -> Iterator[StrictUpstream]:
+    yield upstream
+    upstream.begin_anew()
+
+
+@pytest.fixture
+def client(proxy: Proxy) -> Iterator[httpx.Client]:
+    with asking(proxy) as one:
+        yield one
+
+
+def asking(proxy: Proxy) -> httpx.Client:
+    headers = {"authorization": "Bearer k", "content-type": "application/json"}
+    return httpx.Client(base_url=proxy.url, headers=headers, timeout=20, trust_env=False)
 
 
 def post(client: httpx.Client, body: bytes | Json, **headers: str) -> httpx.Response:
@@ -125,13 +140,15 @@ def test_a_compressed_body_is_planned(up: StrictUpstream, client: httpx.Client) 
     assert up.requests[-1].body == short
 
 
-def test_an_upstream_that_refuses_our_tools_gets_the_clients_bytes(up: StrictUpstream, client: httpx.Client) -> None:
+def test_an_upstream_that_refuses_our_tools_gets_the_clients_bytes(up: StrictUpstream) -> None:
+    """A proxy of its own, for it remembers the refusal."""
     body = json.dumps({**BASE, "messages": history()}).encode()
     up.script(
         error(400, {"error": {"message": "tools: too many", "type": "invalid_request_error"}}), text("ok"), text("ok")
     )
-    for _ in range(2):
-        assert post(client, body).status_code == 200
+    with served({"default": tight(up.url)}) as proxy, asking(proxy) as client:
+        for _ in range(2):
+            assert post(client, body).status_code == 200
     assert [request.body == body for request in up.requests] == [False, True, True]
 
 
@@ -166,11 +183,9 @@ def test_hostile_patterns_are_answered(up: StrictUpstream, client: httpx.Client,
 
 
 @pytest.mark.parametrize("call_id", ["../../x", "a/b\\c", "\u202e" * 9, "x" * 5000, "nul\x00"])
-def test_hostile_ids_stay_within_the_store(up: StrictUpstream, call_id: str) -> None:
+def test_hostile_ids_stay_within_the_store(proxy: Proxy, client: httpx.Client, call_id: str) -> None:
     messages = json.loads(json.dumps(history()).replace('"call_0"', json.dumps(call_id)))
-    with served({"default": tight(up.url)}) as proxy:
-        with httpx.Client(base_url=proxy.url, timeout=20) as client:
-            reply = post(client, {**BASE, "messages": messages})
-        assert int(reply.headers["x-offload-compacted"]) > 0
-    names = [path.name for path in proxy.folder.parent.glob("offload-test-*/store/*/originals/*")]
-    assert all(".." not in name and len(name) < 120 for name in names)
+    reply = post(client, {**BASE, "messages": messages})
+    assert int(reply.headers["x-offload-compacted"]) > 0
+    names = [path.name for path in proxy.stored() if "originals" in path.parts]
+    assert names and all(".." not in name and len(name) < 120 for name in names)

@@ -27,6 +27,8 @@ from tests.upstream import Recorded, StrictUpstream, calls, text
 
 pytestmark = needed
 
+SAMPLE = 1
+"""Runs of each source beside the sweep over all of them."""
 LONG = 25_000
 SOURCES = ("deerflow", "livemcpbench", "moatless-claude35", "openhands-multi-swe", "super-gpt4o", "sweagent-claude35",
            "whowhen-magentic-one")  # fmt: skip
@@ -112,8 +114,20 @@ def planned(run: Run, offload: Offload) -> Plan:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_replay(source: str, up: StrictUpstream, proxy: Proxy, model: Model) -> None:
-    runs = list(load(LONG, source))
+    """The shortest that count as long."""
+    runs = sorted(load(LONG, source), key=lambda run: run.total_tokens)
     assert runs
+    _replay_all(runs[:SAMPLE], up, proxy, model)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("source", SOURCES)
+def test_replay_of_every_other_run(source: str, up: StrictUpstream, proxy: Proxy, model: Model) -> None:
+    runs = sorted(load(LONG, source), key=lambda run: run.total_tokens)
+    _replay_all(runs[SAMPLE:], up, proxy, model)
+
+
+def _replay_all(runs: list[Run], up: StrictUpstream, proxy: Proxy, model: Model) -> None:
     with httpx.Client(base_url=proxy.url, headers={"authorization": "Bearer k"}, timeout=60) as client:
         for run in runs:
             _replay(run, up, client, model)

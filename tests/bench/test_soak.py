@@ -14,8 +14,10 @@ OWN = 50
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-def test_ten_seconds() -> None:
-    figures = soak.run(10)
+@pytest.mark.parametrize("seconds", [4, pytest.param(10, marks=pytest.mark.sweep)])
+def test_some_seconds(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "RESTARTS_EVERY", seconds / 4)
+    figures = soak.run(seconds)
     assert not figures.failed
     assert not figures.wrong
     assert figures.turns > soak.CONVERSATIONS
