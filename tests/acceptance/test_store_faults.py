@@ -18,9 +18,8 @@ from tests.serving import Proxy, tight
 from tests.stores.engines import Process, redis_server
 from tests.upstream import Message, Recorded, StrictUpstream, calls, text
 
-BUDGET = 1.0
-"""Seconds that one request waits for the store at most; and besides, what a request takes on a busy machine."""
-WORK = 1.0
+ASKED = 12
+"""Requests after the fault; `tests/stores/test_guarded.py` shows that none waits for longer than the budget."""
 
 
 class Server:
@@ -72,22 +71,26 @@ def _finds_the_code(request: Recorded) -> Message:
     return calls(("grep", {"pattern": "code is", "path": references(request)[0]}))
 
 
-def ask(proxy: Proxy, number: int) -> tuple[float, bool]:
-    """The seconds that it took, and whether the answer is right. Each number is a history that nothing is known of."""
+def ask(proxy: Proxy, number: int) -> bool:
+    """Whether the answer is right. Each number is a history that nothing is known of."""
     messages = history()
     messages[1] = {"role": "user", "content": f"Fetch the logs of day {number}."}
-    begun = time.monotonic()
     body = {"model": "m", "messages": messages, "tools": [TOOL], "stream": bool(number % 2)}
     reply = httpx.post(f"{proxy.url}/chat/completions", json=body, timeout=20)
     assert reply.status_code == 200, reply.text
     shown = "".join(re.findall(r'"content":\s*"(.*?)"', reply.text))
-    return time.monotonic() - begun, "heliotrope-7291" in shown
+    return "heliotrope-7291" in shown
 
 
 def store_errors(proxy: Proxy) -> dict[str, float]:
     page = httpx.get(f"{proxy.root}/metrics").text
     found = re.findall(r'^offload_store_errors_total{fault="(\S+?)",operation="(\S+?)"} (\S+)$', page, re.MULTILINE)
     return {f"{operation}:{fault}": float(times) for fault, operation, times in found}
+
+
+def waits(errors: dict[str, float]) -> float:
+    """Those for which somebody waited: the breaker was closed, and the request had time left."""
+    return sum(times for name, times in errors.items() if name.endswith((":timeout", ":failed")))
 
 
 @pytest.mark.parametrize(
@@ -107,16 +110,14 @@ def test_served_within_the_budget_counted_and_said_once(
     fault: Callable[[Server], None],
     counted: str,
 ) -> None:
-    assert ask(proxy, 0)[1]
+    assert ask(proxy, 0)
     assert store_errors(proxy) == {}
     fault(redis)
     with caplog.at_level(logging.WARNING):
-        took = [ask(proxy, number) for number in range(1, 13)]
-    assert all(found for _, found in took)
-    assert max(seconds for seconds, _ in took) < BUDGET + WORK
+        assert all(ask(proxy, number) for number in range(1, 1 + ASKED))
     if fault is not Server.full:  # which answers reads
-        assert sum(seconds for seconds, _ in took[-4:]) < 4 * WORK, "the breaker leaves it alone"
         assert store_errors(proxy)["get:open"] > 0
+        assert waits(store_errors(proxy)) < ASKED, "the breaker leaves it alone"
     assert store_errors(proxy)[counted] > 0
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("store: ")]
     kinds = [message.split(": ")[1] for message in said]
@@ -126,15 +127,15 @@ def test_served_within_the_budget_counted_and_said_once(
 def test_it_is_used_again_when_it_is_back(proxy: Proxy, redis: Server) -> None:
     redis.refusing()
     for number in range(6):
-        assert ask(proxy, number)[1]
+        assert ask(proxy, number)
     redis.process.start()
     deadline = time.monotonic() + 15
     while 'offload_store_breakers{state="closed"} 1.0' not in httpx.get(f"{proxy.root}/metrics").text:
         assert time.monotonic() < deadline
-        assert ask(proxy, 7)[1]
+        assert ask(proxy, 7)
         time.sleep(0.2)
     before = store_errors(proxy)
-    assert ask(proxy, 8)[1]
+    assert ask(proxy, 8)
     assert store_errors(proxy) == before
     with Redis(port=redis.process.port) as client:
         assert [key for key in client.scan_iter() if b"/rounds/" in key]
