@@ -67,7 +67,7 @@ def columns(text: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("arguments", "piece"),
     [
-        (["--help"], "exit codes: 0 well, 1 something failed, 2"),
+        (["--help"], "exit codes: 0 success, 1 failure, 2"),
         (["serve", "--help"], "offload-proxy serve --upstream http://127.0.0.1:8080/v1"),
         (["check", "--help"], "[OFFLOAD_POLICIES, or policies]"),
         (["store", "--help"], "offload-proxy store gc --dry-run"),

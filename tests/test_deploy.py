@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import yaml
 
-from proxy.cli import _parser
+from proxy.cli import parser
 from proxy.server import _GRACE
 from proxy.settings import Settings, read
 
@@ -60,14 +60,14 @@ def test_variables_are_ours_and_their_values_can_be_taken() -> None:
 
 
 def test_flags_are_ours() -> None:
-    chosen = _parser().parse_args(pod()["containers"][0]["args"])
+    chosen = parser().parse_args(pod()["containers"][0]["args"])
     assert (chosen.policies, chosen.drain_timeout) == ("/policies", "30")
 
 
 def test_there_is_time_to_drain() -> None:
     container = pod()["containers"][0]
     waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    drained = float(_parser().parse_args(container["args"]).drain_timeout)
+    drained = float(parser().parse_args(container["args"]).drain_timeout)
     assert pod()["terminationGracePeriodSeconds"] >= waited + drained + _GRACE
     for service in proxies():
         assert int(service["stop_grace_period"].removesuffix("s")) >= 30 + _GRACE

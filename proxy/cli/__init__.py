@@ -50,7 +50,7 @@ OFFLOAD_ADMIN_TOKEN lets callers that are not on this machine see /metrics and /
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    chosen = _parser().parse_args(arguments)
+    chosen = parser().parse_args(arguments)
     try:
         code: int = chosen.run(chosen)
         sys.stdout.flush()
@@ -72,11 +72,12 @@ def _complain(error: Exception, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The command line, complete: each command's `run` carries it out."""
     parser = argparse.ArgumentParser(
         prog="offload-proxy",
         description="An OpenAI-compatible reverse proxy that keeps long-running agents inside their context window.",
-        epilog="exit codes: 0 well, 1 something failed, 2 wrong usage or configuration",
+        epilog="exit codes: 0 success, 1 failure, 2 wrong usage or configuration",
     )
     parser.add_argument("--version", action="version", version=f"offload-proxy {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -116,7 +117,9 @@ def _add_check(commands: Commands) -> None:
     command = _add(commands, "check", "check a directory of policies and say what they mean")
     command.add_argument("directory", nargs="?", metavar="DIR", help="the directory [OFFLOAD_POLICIES, or policies]")
     command.add_argument("--upstream", metavar="URL", help="as for serve")
-    command.add_argument("--schema", action="store_true", help="print the JSON Schema of a policy file instead")
+    pages = command.add_mutually_exclusive_group()
+    pages.add_argument("--schema", action="store_true", help="print the JSON Schema of a policy file instead")
+    pages.add_argument("--reference", action="store_true", help="print the description of every key instead")
     command.set_defaults(run=_check)
 
 
@@ -165,9 +168,14 @@ def _serve(chosen: argparse.Namespace) -> int:
 
 def _check(chosen: argparse.Namespace) -> int:
     from proxy.cli.check import summary
-    from proxy.policies import schema
+    from proxy.policies import reference, schema
 
-    sys.stdout.write(schema().decode() if chosen.schema else summary(_settings(chosen), chosen.directory))
+    if chosen.schema:
+        sys.stdout.write(schema().decode())
+    elif chosen.reference:
+        sys.stdout.write(reference())
+    else:
+        sys.stdout.write(summary(_settings(chosen), chosen.directory))
     return OK
 
 

@@ -2,5 +2,6 @@
 
 from proxy.policies.book import Policies, PolicyBook, builtin, load
 from proxy.policies.format import duration, schema
+from proxy.policies.reference import reference
 
-__all__ = ["Policies", "PolicyBook", "builtin", "duration", "load", "schema"]
+__all__ = ["Policies", "PolicyBook", "builtin", "duration", "load", "reference", "schema"]

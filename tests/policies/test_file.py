@@ -26,6 +26,7 @@ from proxy.core.policy import (
 from proxy.errors import PolicyError
 from proxy.policies.file import overlay, parse
 from proxy.policies.format import PolicyFile, duration, schema
+from proxy.policies.reference import reference
 
 DIGEST = "0cf11aba70590ecf45f06e6a47b6ba1d3d9f3c6f62a8d19ad9d5fd2b7a0c9c52"
 ENVIRONMENT = {"CLIENT": "sk-client", "KEY": "sk-upstream", "EMPTY": "", "NEWLINE": "sk-x\n", "UMLAUT": "schlüssel"}
@@ -415,6 +416,19 @@ SHIPPED = Path(__file__).parents[2] / "policies"
 def test_the_schema_in_the_repository_is_the_types() -> None:
     """Else: offload-proxy check --schema > policies/schema.json"""
     assert (SHIPPED / "schema.json").read_bytes() == schema()
+
+
+def test_the_reference_in_the_docs_is_generated() -> None:
+    """Else: offload-proxy check --reference > docs/policies.md"""
+    assert (SHIPPED.parent / "docs/policies.md").read_text(encoding="utf-8") == reference()
+
+
+def test_the_reference_has_every_key_with_its_default() -> None:
+    definitions = msgspec.json.decode(schema())["$defs"]
+    keys = [key for definition in definitions.values() for key in definition.get("properties", {})]
+    rows = [line.split(" | ") for line in reference().splitlines() if line.startswith("| `")]
+    assert sorted(row[0].removeprefix("| ") for row in rows) == sorted(f"`{key}`" for key in keys)
+    assert ["| `max_total_tokens`", "`20000`"] in [row[:2] for row in rows]
 
 
 def test_every_key_of_the_schema_is_described() -> None:

@@ -1,10 +1,11 @@
-"""What the README shows works: its policy loads, its flags exist, its files are there, its examples run."""
+"""What the README and the docs show works: links lead somewhere, flags exist, policies load, examples run."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,12 +15,23 @@ from typing import Any
 
 import pytest
 
-from proxy import policies
+from proxy import cli, policies
 from tests.serving import Proxy
 from tests.upstream import StrictUpstream, text
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+}
+README = PAGES["README.md"]
+OPERATIONS = PAGES["docs/operations.md"]
+
+each_page = pytest.mark.parametrize("name", PAGES)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 130
 
 
 def test_the_policy_loads(tmp_path: Path) -> None:
@@ -31,30 +43,47 @@ def test_the_policy_loads(tmp_path: Path) -> None:
     assert policy.for_model("gpt-4.1-mini").offload.max_total_tokens == 100_000
 
 
-def test_its_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target
+@each_page
+def test_links_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
+        assert ((ROOT / name).parent / target).exists(), target
 
 
-def test_its_flags_and_headers_exist() -> None:
+def test_every_page_of_the_docs_is_linked() -> None:
+    linked = {target for page in PAGES.values() for target in re.findall(r"\]\((?:docs/)?([^)#:/]+\.md)", page)}
+    assert {Path(name).name for name in PAGES if name != "README.md"} <= linked
+
+
+@each_page
+def test_flags_headers_and_metrics_exist(name: str) -> None:
+    page = PAGES[name]
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "proxy").rglob("*.py"))
+    for word in {*re.findall(r"x-offload-[a-z-]*[a-z]", page), *re.findall(r"offload_\w+_total", page)}:
+        assert word.removeprefix("offload_").removesuffix("_total") in sources, word
+    tools = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    for flag in re.findall(r"(?<=`--)[a-z-]+", page):
+        assert flag in sources or flag.replace("-", "_") in sources or f'"--{flag}"' in tools, flag
+
+
+@each_page
+def test_make_targets_exist(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for name in {*re.findall(r"x-offload-[a-z-]*[a-z]", README), *re.findall(r"offload_\w+_total", README)}:
-        assert name.removeprefix("offload_").removesuffix("_total") in sources
-    benchmarks = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests/bench").glob("*.py"))
-    for flag in re.findall(r"(?<=`--)[a-z-]+", README):
-        assert flag in sources or flag.replace("-", "_") in sources or f'"--{flag}"' in benchmarks, flag
-    for target in re.findall(r"`?make ([a-z-]+)", README):
-        assert f"{target}:" in makefile
+    for targets in re.findall(r"(?:`|^    )make ([a-z -]+?)(?:`| +#|$)", PAGES[name], re.MULTILINE):
+        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets.split()), targets
 
 
-def test_its_charts_are_there() -> None:
-    assert all((ROOT / path).is_file() for path in re.findall(r"\]\((docs/[^)]+)\)", README))
+@each_page
+def test_modules_that_are_to_be_run_exist(name: str) -> None:
+    for module in re.findall(r"`python -m (tests\.\w+(?:\.\w+)?)", PAGES[name]):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
 
 
-def test_its_commands_are_modules() -> None:
-    for module in re.findall(r"`python -m (tests\.bench\.\w+)", README):
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+@each_page
+def test_commands_are_taken_by_the_command_line(name: str) -> None:
+    """The blocks that are meant to be typed: our own command parses each of them."""
+    for line in re.findall(r"^    offload-proxy (.*)$", PAGES[name], re.MULTILINE):
+        words = shlex.split(line, comments=True)
+        assert cli.parser().parse_args(words), line
 
 
 RESULT = "\n".join(f"line {number}: nothing" for number in range(3_000)) + "\nthe last one: a time-out\n"
@@ -72,7 +101,7 @@ CONVERSATION: dict[str, Any] = {
 
 @pytest.fixture
 def example(up: StrictUpstream, serve: Callable[..., Proxy], tmp_path: Path) -> Callable[..., str]:
-    """Runs an example of the README against a proxy, beside its `conversation.json`: its output."""
+    """Runs an example of the docs against a proxy, beside its `conversation.json`: its output."""
     up.respond(lambda _: text("<state_snapshot><overall_goal>find out why</overall_goal></state_snapshot>"))
     proxy = serve({"default": {"upstream": {"base_url": up.url}}})
     (tmp_path / "conversation.json").write_text(json.dumps(CONVERSATION), encoding="utf-8")
@@ -89,8 +118,8 @@ def example(up: StrictUpstream, serve: Callable[..., Proxy], tmp_path: Path) -> 
     return run
 
 
-def test_its_python_example_of_the_operations_runs(example: Callable[..., str]) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_python_example_of_the_operations_runs(example: Callable[..., str]) -> None:
+    [code] = re.findall(r"```python\n(.*?)```", OPERATIONS, re.DOTALL)
     shown = example(f"{code}\nprint(json.dumps([messages, first_page]))", sys.executable, "-c")
     messages, first_page = json.loads(shown)
     assert "(detailed result is stored in /context_store/" in messages[2]["content"]
@@ -98,8 +127,8 @@ def test_its_python_example_of_the_operations_runs(example: Callable[..., str]) 
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
-def test_its_curl_examples_run(example: Callable[..., str]) -> None:
-    [code] = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+def test_the_curl_examples_of_the_operations_run(example: Callable[..., str]) -> None:
+    [code] = re.findall(r"```bash\n(.*?)```", OPERATIONS, re.DOTALL)
     auth, offload, grep, read = code.splitlines()
     [path] = json.loads(example(f"{auth}\n{offload}", "sh", "-ec"))["metadata"]["write_file_dict"]
     name = path.removeprefix("/context_store/")

@@ -1,0 +1,78 @@
+"""The schema of policies as a page for people: `offload-proxy check --reference` writes `docs/policies.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.policies.format import schema
+
+Definition = Mapping[str, Any]
+
+_TOP = """# Policies
+
+A policy is one YAML file for one tenant. `serve --policies DIR` reads every `*.yaml` in the directory; `default.yaml`
+applies to callers that no other file names. Without a directory, one built-in policy with all defaults applies to
+everybody.
+
+The proxy loads the directory as a whole or not at all: if one file is bad, the old policies stay in force, and the
+log names the file, the line, the key and what was expected. A change is picked up within two seconds, or at once on
+SIGHUP. Requests under way finish with the policy that they started with. `offload-proxy check DIR` validates a
+directory without a server.
+
+`${NAME}` anywhere in a text is the environment variable of that name. [default.yaml](../policies/default.yaml) shows
+every key with its default, [schema.json](../policies/schema.json) serves editors, and
+[examples](../policies/examples) are ready to copy.
+
+The modes: **compact** moves tool results. **compress** summarises old history into one snapshot whose originals stay
+readable. **auto** moves results, and also summarises where moving leaves too much. **off** passes everything through.
+The user's first message and the newest within `pin_user_tokens` are never summarised.
+
+`offload-proxy check --reference` generates everything below from the schema.
+"""
+
+_SECTIONS = ("PolicyFile", "ApiKey", "Upstream", "Offload", "Compress", "Tools", "Limits", "RuleEntry", "Match")
+_PATHS = {
+    "PolicyFile": "the file",
+    "ApiKey": "api_keys[]",
+    "Compress": "offload.compress",
+    "RuleEntry": "rules[]",
+    "Match": "rules[].match",
+}
+
+
+def reference() -> str:
+    """The page, in Markdown."""
+    definitions: dict[str, Definition] = msgspec.json.decode(schema())["$defs"]
+    sections = "".join(f"\n{section}" for name in _SECTIONS for section in _section(name, definitions))
+    return _TOP + sections
+
+
+def _section(name: str, definitions: Mapping[str, Definition]) -> Iterator[str]:
+    definition = definitions[name]
+    yield f"## `{_PATHS.get(name, name.lower())}`\n" if name != "PolicyFile" else "## Top level\n"
+    yield f"{definition['description']}\n"
+    yield "| key | default | meaning |\n|---|---|---|\n" + "".join(
+        f"| `{key}` | {_default(member)} | {_meaning(member, definitions)} |\n"
+        for key, member in definition["properties"].items()
+    )
+
+
+def _default(member: Definition) -> str:
+    if "default" not in member:
+        return ""
+    return f"`{msgspec.json.encode(member['default']).decode()}`"
+
+
+def _meaning(member: Definition, definitions: Mapping[str, Definition]) -> str:
+    """The description, the values of an enumeration, and where a section is described."""
+    name = str(member.get("$ref", "")).rpartition("/")[2]
+    parts = [str(member.get("description") or "")]
+    if name in _SECTIONS:
+        title = _PATHS.get(name, name.lower())
+        parts.append(f"see `{title}`")
+    elif name:
+        parts.append("one of " + ", ".join(f"`{value}`" for value in definitions[name]["enum"]))
+    return "; ".join(filter(None, parts)).replace("|", "\\|")
