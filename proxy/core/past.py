@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core.plan import Fold, Item, Plan, Room, folded
+from proxy.core.plan import Item, Plan, Room
+from proxy.core.planner import Fold, folded
 from proxy.core.policy import Offload
 from proxy.core.transcript import BEGINNING, Message, Transcript, answered_tools, items, links
 

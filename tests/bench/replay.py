@@ -13,7 +13,8 @@ from itertools import pairwise
 import msgspec
 
 from proxy.core.past import Past, Terms
-from proxy.core.plan import Cut, Item, Plan, Role, Room, fold, live
+from proxy.core.plan import Cut, Item, Plan, Role, Room, live
+from proxy.core.planner import fold
 from proxy.core.policy import Inject, Offload, Tools, Wait
 from proxy.core.transcript import Message, Reading, read
 from proxy.prepare import OUR_TOOLS_TOKENS

@@ -20,7 +20,8 @@ from statistics import median
 
 import msgspec
 
-from proxy.core.plan import Room, fold
+from proxy.core.plan import Room
+from proxy.core.planner import fold
 from proxy.core.policy import Compress, Mode, Offload, Wait
 from proxy.core.transcript import Unplannable
 from proxy.prepare import OUR_TOOLS_TOKENS

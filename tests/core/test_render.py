@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from proxy.core import compress, render
 from proxy.core.files import moved_files
-from proxy.core.plan import Plan, Role, Room, fold
+from proxy.core.plan import Plan, Role, Room
+from proxy.core.planner import fold
 from proxy.core.policy import Compress, Mode, Offload, SnapshotRole
 from proxy.core.render import Round, Shown
 from proxy.core.transcript import BEGINNING, Reading, Transcript, compacted, items, links, moved_pieces, read

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.plan import PATIENCE, Fold, Item, Move, Plan, Role, Room, fold, live
+from proxy.core.plan import PATIENCE, Item, Move, Plan, Role, Room, live
+from proxy.core.planner import Fold, fold
 from proxy.core.policy import Compress, Mode, Offload
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
@@ -378,7 +379,7 @@ def test_work_is_linear_in_the_history() -> None:
             return super().__getitem__(index)
 
     state = Fold(offload, Room())
-    state.items = Counting()
+    state.messages.items = Counting()
     for one in items:
         state.add(one)
     assert len(state.plan().events) > 4000
