@@ -75,7 +75,7 @@ def test_make_targets_exist(name: str) -> None:
 @each_page
 def test_modules_that_are_to_be_run_exist(name: str) -> None:
     for module in re.findall(r"`python -m (tests\.\w+(?:\.\w+)?)", PAGES[name]):
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+        assert any((ROOT / f"{module.replace('.', '/')}{end}").is_file() for end in (".py", "/__main__.py")), module
 
 
 @each_page
