@@ -13,17 +13,17 @@ PYTHON ?= $(or $(shell for python in python3 python3.13 python3.12 python3.11; d
 	$(error no Python >= 3.11 with venv found (Debian: apt-get install python3-venv), or name one: make PYTHON=...))
 
 # What starts no process and no server.
-FAST := tests/core tests/policies/test_document.py tests/operations/test_parameters.py tests/operations/test_envelope.py \
+FAST := tests/core tests/dialects tests/policies/test_document.py tests/operations/test_parameters.py tests/operations/test_envelope.py \
 	tests/operations/test_search.py tests/operations/test_read.py tests/stores/test_keys.py tests/stores/test_memory.py \
-	tests/stores/test_breaker.py tests/test_codings.py tests/test_headers.py tests/test_layers.py tests/test_learned.py \
-	tests/test_ledger.py tests/test_logs.py tests/test_lru.py tests/test_outgoing.py tests/test_patterns.py \
-	tests/test_records.py tests/test_settings.py tests/test_threads.py tests/test_deploy.py
+	tests/stores/test_breaker.py tests/upstream/test_content_encoding.py tests/upstream/test_headers.py tests/test_layers.py tests/requests/test_upstream_limits.py \
+	tests/telemetry/test_recorder.py tests/telemetry/test_logs.py tests/test_lru.py tests/upstream/test_egress.py tests/test_regex.py \
+	tests/requests/test_records.py tests/test_settings.py tests/test_threads.py tests/test_deploy.py
 
 # Every package that has a lower bound, by whoever uses it: the vocabulary, patterns, the stores, metrics, both ends of
 # HTTP, the workers, the operations, and the demo through all of them.
-LOWEST := tests/core tests/stores tests/operations tests/policies tests/test_codings.py tests/test_patterns.py \
-	tests/test_tokens.py tests/test_metrics.py tests/test_protocol.py tests/test_server.py tests/test_upstream.py \
-	tests/test_upstream_strict.py tests/acceptance/test_openai_client.py tests/acceptance/test_demo.py
+LOWEST := tests/core tests/stores tests/operations tests/policies tests/upstream/test_content_encoding.py tests/test_regex.py \
+	tests/test_tokens.py tests/telemetry/test_metrics.py tests/server/test_protocol.py tests/server/test_runner.py tests/upstream/test_client.py \
+	tests/test_fake_upstream.py tests/acceptance/test_openai_client.py tests/acceptance/test_demo.py
 
 VENV := .venv
 PY := $(VENV)/bin/python

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from proxy.client import Client
+from proxy.requests.exchange import Client
 
 Headers = list[tuple[bytes, bytes]]
 

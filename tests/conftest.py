@@ -10,8 +10,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.fake_upstream import StrictUpstream
 from tests.serving import Proxy, served, spawned
-from tests.upstream import StrictUpstream
 
 # A deadline for one example measures the machine, and CI's is shared.
 hypothesis.settings.register_profile("offload", deadline=None, print_blob=True)

@@ -25,8 +25,8 @@ import httpx
 import msgspec
 import uvicorn
 
-from proxy.app import build
-from proxy.server import config
+from proxy.server.app import build
+from proxy.server.runner import config
 from proxy.settings import Settings
 
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ import pytest
 
 from proxy import __version__
 from proxy.cli import main
-from proxy.core.names import key_part
+from proxy.core.retrieval.names import key_part
 from proxy.policies import schema
 from proxy.stores import open_store
 from tests.stores.engines import redis_server

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from proxy.cli import parser
-from proxy.server import _GRACE
+from proxy.server.runner import _GRACE
 from proxy.settings import Settings, read
 
 ROOT = Path(__file__).parents[1]

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from proxy import cli, policies
+from tests.fake_upstream import StrictUpstream, text
 from tests.serving import Proxy
-from tests.upstream import StrictUpstream, text
 
 ROOT = Path(__file__).parents[1]
 PAGES = {

@@ -161,7 +161,7 @@ examples:
 
 def _serve(chosen: argparse.Namespace) -> int:
     settings = _settings(chosen)
-    from proxy.server import serve
+    from proxy.server.runner import serve
 
     return serve(settings)
 

@@ -12,15 +12,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from proxy import patterns
-from proxy.core.names import name_of
-from proxy.core.search import TooSlow
+from proxy import regex
+from proxy.core.retrieval.names import name_of
+from proxy.core.retrieval.search import TooSlow
 from proxy.errors import UserMistake
 from proxy.policies import builtin, duration, load
+from proxy.policies.tenants import retention
 from proxy.settings import Settings
 from proxy.stores import Entry, Retention, Store, expires_by_itself, folder_of, open_store
 from proxy.stores.keys import checked, checked_prefix, namespace_of
-from proxy.tenants import retention
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ def cat(key: str) -> Command:
 
 def grep(pattern: str, prefix: str) -> Command:
     """`KEY:LINE:TEXT` for each line that matches; 1 if none does, as grep has it."""
-    find = _taken(patterns.compile, pattern)
+    find = _taken(regex.compile, pattern)
     _taken(checked_prefix, prefix)
 
     async def command(store: Store) -> int:

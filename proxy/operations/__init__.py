@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from proxy.codings import decoded
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized
 from proxy.operations import offload, openapi, parameters, read, search
 from proxy.operations.call import Call
+from proxy.operations.caller_files import Shelf
 from proxy.operations.envelope import Reply, refusal
-from proxy.operations.shelf import Shelf
-from proxy.relay import served
+from proxy.requests.passthrough import served
+from proxy.upstream.content_encoding import decoded
 
 if TYPE_CHECKING:
-    from proxy.client import Client
-    from proxy.outcome import Outcome
-    from proxy.services import Services
-    from proxy.summarizer import Summarizer
-    from proxy.tenants import Tenant
+    from proxy.policies.tenants import Tenant
+    from proxy.requests.exchange import Client
+    from proxy.requests.services import Services
+    from proxy.requests.summarizer import Summarizer
+    from proxy.telemetry.outcome import Outcome
 
 __all__ = ["PATHS", "Operations", "check_caller", "description", "refusal"]
 

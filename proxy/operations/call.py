@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from proxy.operations.caller_files import Shelf
 from proxy.operations.parameters import Body
-from proxy.operations.shelf import Shelf
 
 if TYPE_CHECKING:
-    from proxy.client import Client
-    from proxy.services import Services
-    from proxy.summarizer import Summarizer
-    from proxy.tenants import Tenant
+    from proxy.policies.tenants import Tenant
+    from proxy.requests.exchange import Client
+    from proxy.requests.services import Services
+    from proxy.requests.summarizer import Summarizer
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw
 
-from proxy.core import names, offloading
-from proxy.core.names import BadName
-from proxy.core.offloading import Offloaded, Options
+from proxy.core.history import Message
 from proxy.core.policy import Mode
-from proxy.core.transcript import Message
+from proxy.core.retrieval import names
+from proxy.core.retrieval.names import BadName
 from proxy.errors import ClientFault
-from proxy.operations import parameters, summaries
+from proxy.operations import one_shot, parameters, summaries
 from proxy.operations.envelope import Reply
+from proxy.operations.one_shot import Offloaded, Options
 
 if TYPE_CHECKING:
     from proxy.core.policy import Policy
     from proxy.operations.call import Call
-    from proxy.operations.shelf import Shelf
+    from proxy.operations.caller_files import Shelf
 
 KEEP_RECENT = 5
 """What `/context_compress` keeps unless it is told otherwise, as it always did."""
@@ -56,14 +56,14 @@ async def _offload(call: Call, given: parameters.Offload) -> Reply:
     model = given.model or policy.offload.compress.model or ""
     raws = call.given.messages
     counter = call.services.reader.counter(model)
-    messages = await call.read(lambda: [offloading.measured(raw, options, counter) for raw in raws])
-    stored = await _stored(call.shelf, await call.read(offloading.references, raws, messages, options))
-    decided = await call.read(offloading.offload, raws, messages, options, stored)
+    messages = await call.read(lambda: [one_shot.measured(raw, options, counter) for raw in raws])
+    stored = await _stored(call.shelf, await call.read(one_shot.references, raws, messages, options))
+    decided = await call.read(one_shot.offload, raws, messages, options, stored)
     _note(call, options, model, decided)
     texts = await _summarised(call, policy, model, decided, messages, options) if decided.groups else []
     groups = await _written(call, decided, options.store_dir, chat_id)
     snapshots = list(zip(texts, groups, strict=True))
-    kept = offloading.with_snapshots(decided, snapshots, role=policy.offload.compress.snapshot_role)
+    kept = one_shot.with_snapshots(decided, snapshots, role=policy.offload.compress.snapshot_role)
     after = await call.read(_tokens, kept, decided, options, counter)
     call.noted["tokens_after"] = after
     files = {**decided.files, **groups}
@@ -107,7 +107,7 @@ async def _summarised(
         raise ClientFault(
             "No model for summaries: give `model`, or have `offload.compress.model` set in this tenant's policy"
         )
-    turns = [await call.read(offloading.group_turns, decided, messages, group) for group in decided.groups]
+    turns = [await call.read(one_shot.group_turns, decided, messages, group) for group in decided.groups]
     tokens = [sum(decided.tokens[index] for index in group) for group in decided.groups]
     groups = list(zip(turns, tokens, strict=True))
     return await summaries.made(call, policy, model, groups, names.stem(options.store_dir))
@@ -118,13 +118,13 @@ async def _written(call: Call, decided: Offloaded, store_dir: str, chat_id: str)
     await call.shelf.put_all({names.canonical(path): _bytes(text) for path, text in decided.files.items()})
     groups = {}
     for group in decided.groups:
-        content = offloading.group_file(call.given.messages[index] for index in group)
+        content = one_shot.group_file(call.given.messages[index] for index in group)
         groups[await _put_group(call.shelf, store_dir, chat_id, content)] = content.decode()
     return groups
 
 
 async def _put_group(shelf: Shelf, store_dir: str, chat_id: str, content: bytes) -> str:
-    stem = names.joined(store_dir, offloading.group_stem(chat_id))
+    stem = names.joined(store_dir, one_shot.group_stem(chat_id))
     name = await shelf.put_next(names.canonical(stem), ".json", content)
     return names.joined(store_dir, name.rpartition("/")[2])
 
@@ -132,7 +132,7 @@ async def _put_group(shelf: Shelf, store_dir: str, chat_id: str, content: bytes)
 def _tokens(kept: Sequence[bytes | Raw], decided: Offloaded, options: Options, count: Callable[[str], int]) -> int:
     """Of what the caller gets: all of it is measured already but what carries the snapshots."""
     known = {id(raw): tokens for raw, tokens in zip(decided.raws, decided.tokens, strict=True)}
-    return sum(known[id(raw)] if id(raw) in known else offloading.measured(raw, options, count).tokens for raw in kept)
+    return sum(known[id(raw)] if id(raw) in known else one_shot.measured(raw, options, count).tokens for raw in kept)
 
 
 def _bytes(text: str) -> bytes:

@@ -13,11 +13,12 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Raw
 
-from proxy.core import names, rawjson
-from proxy.core.names import BadName
-from proxy.core.offloading import LONGEST_NAME
+from proxy.core import rawjson
 from proxy.core.rawjson import NotJson
+from proxy.core.retrieval import names
+from proxy.core.retrieval.names import BadName
 from proxy.errors import ClientFault
+from proxy.operations.one_shot import LONGEST_NAME
 
 T = TypeVar("T", bound=msgspec.Struct)
 

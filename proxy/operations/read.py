@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.core import names, pages
+from proxy.core.retrieval import names, pages
 from proxy.errors import NotThere
 from proxy.operations import parameters
 from proxy.operations.envelope import Reply
 
 if TYPE_CHECKING:
     from proxy.operations.call import Call
-    from proxy.operations.shelf import Shelf
+    from proxy.operations.caller_files import Shelf
 
 
 async def read_file(call: Call) -> Reply:

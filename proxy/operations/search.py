@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from proxy import patterns
-from proxy.core import names, search
-from proxy.core.search import Find, Match, TooSlow
+from proxy import regex
+from proxy.core.retrieval import names, search
+from proxy.core.retrieval.search import Find, Match, TooSlow
 from proxy.errors import ClientFault, NotThere
 from proxy.operations import parameters
 from proxy.operations.envelope import Reply
-from proxy.patterns import Budget, sliced
+from proxy.regex import Budget, sliced
 
 if TYPE_CHECKING:
     from proxy.operations.call import Call
-    from proxy.operations.shelf import File, Shelf
+    from proxy.operations.caller_files import File, Shelf
 
 SECONDS = 10.0
 """Of a processor, that one search may take: 10 GB in a pattern's usual speed."""
@@ -67,7 +67,7 @@ async def grep(call: Call) -> Reply:
 
 async def _below(call: Call, given: parameters.Search, budget: Budget) -> Reply:
     directory = names.canonical(given.path or ".")
-    find = await _matcher(call, patterns.compile, given.pattern, budget)
+    find = await _matcher(call, regex.compile, given.pattern, budget)
     files = await call.shelf.below(directory)
     if not files and directory:
         raise NotThere(f"There is nothing in {given.path!r} among your files")
@@ -81,7 +81,7 @@ async def _below(call: Call, given: parameters.Search, budget: Budget) -> Reply:
 
 
 async def _in_one(call: Call, given: parameters.Find, budget: Budget) -> Reply:
-    find = await _matcher(call, patterns.literal, given.pattern, budget)
+    find = await _matcher(call, regex.literal, given.pattern, budget)
     [content] = await call.shelf.read_many([names.canonical(given.file_path)])
     if content is None:
         raise NotThere(f"There is no file {given.file_path!r} among your files")

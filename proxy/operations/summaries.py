@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 from msgspec.structs import replace
 
-from proxy import partner
 from proxy.core import rawjson
-from proxy.core.compress import Turn
+from proxy.core.summary import Turn
 from proxy.errors import NoSummary, UpstreamSilent
-from proxy.headers import url_for
-from proxy.snapshots import group_limits
-from proxy.summarizer import Answer, Failed, Job, Spent
+from proxy.requests import turn_io
+from proxy.requests.snapshots import group_limits
+from proxy.requests.summarizer import Answer, Failed, Job, Spent
+from proxy.upstream.headers import url_for
 
 if TYPE_CHECKING:
     from proxy.core.policy import Policy
@@ -87,7 +87,7 @@ async def _asked(call: Call, policy: Policy, body: bytes) -> Answer:
     """By the caller's own credentials, or those that the tenant has in their place."""
     tenant = replace(call.tenant, policy=policy)
     request = call.services.relay.request(call.client, tenant, body)
-    request = partner.rewritten(request, body, (*partner.ANOTHER, b"content-type"))
+    request = turn_io.rewritten(request, body, (*turn_io.ANOTHER, b"content-type"))
     headers = [*request.headers, (b"content-type", b"application/json")]
     url = url_for(policy.upstream.base_url, TARGET)
-    return await partner.ask(call.services.upstream, replace(request, url=url, headers=headers))
+    return await turn_io.ask(call.services.upstream, replace(request, url=url, headers=headers))

@@ -13,8 +13,8 @@ import msgspec
 
 from proxy.core.policy import Inject, Mode, Offload, Policy, Rule, Tools, Upstream
 from proxy.policies.document import Document, Path, read
+from proxy.policies.error_texts import explained
 from proxy.policies.format import SECTIONS, PolicyFile, duration
-from proxy.policies.wording import explained
 
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools"}
 """Keys that may stand with nothing behind them, as when all below a section is commented out."""

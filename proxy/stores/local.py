@@ -23,9 +23,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from proxy import regular
+from proxy import regular_files
 from proxy.errors import StoreFault
-from proxy.regular import NotRegular
+from proxy.regular_files import NotRegular
 from proxy.stores.base import Damaged, Entry
 from proxy.stores.keys import checked, checked_prefix, is_part
 from proxy.stores.workers import Workers
@@ -72,7 +72,7 @@ class Folder:
         """The value. A missing record is None, a missing folder an error: absence can be final, a lost disk not."""
         path = self._root / key
         try:
-            return regular.read(path)
+            return regular_files.read(path)
         except FileNotFoundError:
             self._prepare()
             self._root.stat()

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, Self
 import httpx
 
 from proxy.tokens import Tokens
+from tests.fake_upstream import Recorded, StrictUpstream, text, whole
+from tests.fake_upstream import Reply as Answer
 from tests.serving import Proxy, served
-from tests.upstream import Recorded, StrictUpstream, text, whole
-from tests.upstream import Reply as Answer
 
 Json = dict[str, Any]
 

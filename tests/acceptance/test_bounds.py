@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from proxy import protocol
-from proxy.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED
-from proxy.relay import GATHERED
+from proxy.requests.passthrough import GATHERED
+from proxy.server import protocol
+from proxy.server.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED
 from tests.serving import Proxy, served, spawned
 from tests.wire import EVENTS, OK, Message, Peer, Wire, ask, chunk, connection, read_message, replying, upstream
 

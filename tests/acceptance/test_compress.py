@@ -19,9 +19,9 @@ import httpx
 import pytest
 
 from proxy.core.plan import PATIENCE
-from tests.core.paging import undone
+from tests.core.retrieval.paging import undone
+from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
 from tests.serving import Proxy, stop, tight
-from tests.upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
 
 Json = dict[str, Any]
 

@@ -12,8 +12,8 @@ import httpx
 
 from tests.acceptance.test_compress import Model, policy, turns
 from tests.acceptance.test_openai_client import TOOL, history
+from tests.fake_upstream import Recorded, StrictUpstream, calls, text
 from tests.serving import Proxy, served, tight
-from tests.upstream import Recorded, StrictUpstream, calls, text
 
 Json = dict[str, Any]
 

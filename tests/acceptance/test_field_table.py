@@ -13,8 +13,8 @@ import pytest
 
 from proxy.core import sse
 from tests.acceptance.test_openai_client import TOOL, history, references
+from tests.fake_upstream import Pieces, Recorded, Rules, StrictUpstream, calls, mixed, text, whole
 from tests.serving import Proxy, served, tight
-from tests.upstream import Pieces, Recorded, Rules, StrictUpstream, calls, mixed, text, whole
 
 Json = dict[str, Any]
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fake_upstream import StrictUpstream, calls, error, text
 from tests.serving import Proxy, served, tight
-from tests.upstream import StrictUpstream, calls, error, text
 
 Json = dict[str, Any]
 

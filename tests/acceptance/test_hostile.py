@@ -13,15 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.app import build
-from proxy.partner import Partner
-from proxy.reading import Reader
-from proxy.records import Records
+from proxy.requests.message_cache import Reader
+from proxy.requests.records import Records
+from proxy.requests.turn_io import Partner
+from proxy.server.app import build
 from proxy.settings import Settings
 from tests.acceptance.test_openai_client import TOOL, history
 from tests.asgi import Exchange
+from tests.fake_upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, error, hang, text
 from tests.serving import Proxy, tight, write_policies
-from tests.upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, error, hang, text
 
 Json = dict[str, Any]
 

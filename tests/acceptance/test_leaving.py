@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.fake_upstream import Pieces, StrictUpstream, endless, text, whole
 from tests.serving import Proxy, tight
-from tests.upstream import Pieces, StrictUpstream, endless, text, whole
 
 Json = dict[str, Any]
 

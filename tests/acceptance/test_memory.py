@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.client import Client
+from proxy.requests.exchange import Client
+from tests.fake_upstream import Recorded, Reply, StrictUpstream, calls, text
 from tests.serving import served, tight
-from tests.upstream import Recorded, Reply, StrictUpstream, calls, text
 
 Json = dict[str, Any]
 

@@ -14,8 +14,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.fake_upstream import HANG, Cut, Message, Recorded, StrictUpstream, calls, error, mixed, text
 from tests.serving import Proxy, tight
-from tests.upstream import HANG, Cut, Message, Recorded, StrictUpstream, calls, error, mixed, text
 
 Json = dict[str, Any]
 

@@ -22,7 +22,7 @@ from tests.acceptance.operations import (
     strays,
     user,
 )
-from tests.upstream import hang
+from tests.fake_upstream import hang
 
 Json = dict[str, Any]
 

@@ -26,8 +26,8 @@ from tests.acceptance.operations import (
     user,
     words,
 )
+from tests.fake_upstream import error, text
 from tests.strict import check
-from tests.upstream import error, text
 
 Json = dict[str, Any]
 

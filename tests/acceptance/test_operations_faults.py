@@ -27,10 +27,10 @@ from tests.acceptance.operations import (
     user,
     words,
 )
+from tests.fake_upstream import StrictUpstream
 from tests.serving import served, spawned
 from tests.stores.engines import redis_server
 from tests.strict import check
-from tests.upstream import StrictUpstream
 
 Json = dict[str, Any]
 

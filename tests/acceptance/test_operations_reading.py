@@ -15,8 +15,8 @@ import pytest
 
 from tests.acceptance.operations import ALL, STORE, Caller, Summaries, World, assistant, page, step, user
 from tests.acceptance.test_openai_client import TOOL, history
+from tests.fake_upstream import StrictUpstream, text
 from tests.serving import Proxy, tight
-from tests.upstream import StrictUpstream, text
 
 Json = dict[str, Any]
 

@@ -14,16 +14,16 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core.past import Past, Terms
+from proxy.core.history import Past, Reading, Terms
 from proxy.core.plan import Plan, Room
 from proxy.core.policy import Offload
-from proxy.core.transcript import Reading, read
-from proxy.prepare import OUR_TOOLS_TOKENS
+from proxy.dialects.chat.messages import read
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
-from tests.core.paging import undone
+from tests.core.retrieval.paging import undone
+from tests.fake_upstream import Recorded, StrictUpstream, calls, text
 from tests.serving import Proxy, spawned
 from tests.transcripts import Run, load, needed, requests_of
-from tests.upstream import Recorded, StrictUpstream, calls, text
 
 pytestmark = needed
 

@@ -19,10 +19,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, mixed, text
 from tests.serving import Proxy, served, spawned
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
 from tests.transcripts import needed, one, requests_of
-from tests.upstream import Message, Recorded, StrictUpstream, calls, mixed, text
 
 pytestmark = needed
 

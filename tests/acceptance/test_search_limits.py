@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fake_upstream import Recorded, StrictUpstream, calls, text
 from tests.serving import Proxy, spawned, tight
-from tests.upstream import Recorded, StrictUpstream, calls, text
 
 Json = dict[str, Any]
 

@@ -14,9 +14,9 @@ import pytest
 from redis import Redis
 
 from tests.acceptance.test_openai_client import TOOL, history, references
+from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
 from tests.serving import Proxy, tight
 from tests.stores.engines import Process, redis_server
-from tests.upstream import Message, Recorded, StrictUpstream, calls, text
 
 ASKED = 12
 """Requests after the fault; `tests/stores/test_guarded.py` shows that none waits for longer than the budget."""

@@ -15,20 +15,20 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from proxy import upstream
 from proxy.settings import Settings
+from proxy.upstream import client
 
 BASE = os.environ.get("BARE_UPSTREAM", "")
 
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    async with upstream.Upstream(Settings()) as app.state.upstream:
+    async with client.Upstream(Settings()) as app.state.upstream:
         yield
 
 
 async def relay(request: Request) -> StreamingResponse:
-    asked = upstream.Request(
+    asked = client.Request(
         method=request.method,
         url=f"{BASE}{request.url.path}",
         headers=[header for header in request.headers.raw if header[0] != b"host"],

@@ -21,9 +21,9 @@ from typing import Any
 import httpx
 from redis import Redis
 
+from tests.fake_upstream import Recorded, StrictUpstream, calls, text, whole
 from tests.serving import Proxy, spawned
 from tests.stores.engines import redis_server
-from tests.upstream import Recorded, StrictUpstream, calls, text, whole
 
 Json = dict[str, Any]
 

@@ -28,16 +28,17 @@ from statistics import median
 
 import msgspec
 
-from proxy import patterns
+from proxy import regex
+from proxy.core.history import Unplannable
 from proxy.core.policy import Policy
-from proxy.core.tools import Answer, Tool, answer
-from proxy.core.transcript import Unplannable, texts
-from proxy.prepare import Prepared
-from proxy.reading import Reader
+from proxy.core.retrieval.tools import Answer, Tool, answer
+from proxy.dialects.chat.messages import texts
+from proxy.requests.message_cache import Reader
+from proxy.requests.prepare import Prepared
 from proxy.tokens import Tokens
 from tests.bench import chart
 from tests.bench.left_out import MODEL, Texts, replay, synthetic, words_of
-from tests.core.paging import undone
+from tests.core.retrieval.paging import undone
 from tests.transcripts import FOLDER, Json, Run, absence, load, requests_of
 
 KINDS = {
@@ -93,7 +94,7 @@ class Reading:
             self._policy.offload.store_dir,
             self._policy.tools.max_answer_tokens,
             lambda text: self._tokens.count(text, MODEL),
-            patterns.compile,
+            regex.compile,
             self._names,
         )
 

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy import prepare
-from proxy.core import render
 from proxy.core.plan import Role
 from proxy.core.policy import Policy
 from proxy.core.rawjson import members
-from proxy.core.render import Shown
-from proxy.core.request import parse
-from proxy.core.transcript import reasoning, texts, tool_calls
-from proxy.core.turn import Asked, Turn
-from proxy.prepare import Prepared, prepared
-from proxy.reading import Reader
+from proxy.dialects.chat import render
+from proxy.dialects.chat.messages import reasoning, texts, tool_calls
+from proxy.dialects.chat.render import Shown
+from proxy.dialects.chat.request import parse
+from proxy.dialects.chat.turn import Asked, Turn
+from proxy.requests import prepare
+from proxy.requests.message_cache import Reader
+from proxy.requests.prepare import Prepared, prepared
 from tests.transcripts import Json, Run, requests_of
 
 MODEL = "gpt-4o"

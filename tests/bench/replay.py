@@ -12,12 +12,12 @@ from itertools import pairwise
 
 import msgspec
 
-from proxy.core.past import Past, Terms
+from proxy.core.history import Message, Past, Reading, Terms
 from proxy.core.plan import Cut, Item, Plan, Role, Room, live
 from proxy.core.planner import fold
 from proxy.core.policy import Inject, Offload, Tools, Wait
-from proxy.core.transcript import Message, Reading, read
-from proxy.prepare import OUR_TOOLS_TOKENS
+from proxy.dialects.chat.messages import read
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.bench.caches import Model, Prompt, Segment
 from tests.transcripts import Json, Run

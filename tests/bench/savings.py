@@ -20,11 +20,11 @@ from statistics import median
 
 import msgspec
 
+from proxy.core.history import Unplannable
 from proxy.core.plan import Room
 from proxy.core.planner import fold
 from proxy.core.policy import Compress, Mode, Offload, Wait
-from proxy.core.transcript import Unplannable
-from proxy.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.bench import chart
 from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE

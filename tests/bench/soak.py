@@ -29,10 +29,10 @@ from typing import Any
 import httpx
 
 from tests.bench.metering import status
-from tests.core.paging import undone
+from tests.core.retrieval.paging import undone
+from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
 from tests.serving import Proxy, spawned, tight
 from tests.stores.engines import Process, redis_server
-from tests.upstream import Message, Recorded, StrictUpstream, calls, text
 
 Json = dict[str, Any]
 

@@ -22,8 +22,8 @@ import httpx
 import msgspec
 
 from tests.bench.metering import status
+from tests.fake_upstream import StrictUpstream, text
 from tests.serving import Proxy, spawned
-from tests.upstream import StrictUpstream, text
 
 MIB = 2**20
 SERVING = "import proxy.cli, proxy.settings, proxy.server"

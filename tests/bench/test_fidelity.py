@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from proxy.core.policy import Policy
-from proxy.reading import Reader
+from proxy.requests.message_cache import Reader
 from proxy.tokens import Tokens
 from tests.bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, table, unread, visible
 from tests.bench.left_out import Sent, replay, synthetic

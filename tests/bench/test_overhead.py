@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.core.request import parse
+from proxy.dialects.chat.request import parse
 from tests.bench import bodies, expected, figures, overhead, report, wire
 from tests.bench.contestants import POLICIES, Launch, Launcher, Site, bare, nginx, proxy, start
 from tests.bench.figures import Figures, Measured, Point

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.core.plan import Item, Role
 from proxy.core.policy import Compress, Inject, Mode, Offload, Wait
-from proxy.prepare import OUR_TOOLS_TOKENS
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.bench import savings
 from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE, Prompt

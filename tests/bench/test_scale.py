@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.core.transcript import answered_tools
+from proxy.core.history import answered_tools
 from proxy.tokens import Tokens
 from tests.bench.metering import Cost, answering, metered
 from tests.bench.replay import measured

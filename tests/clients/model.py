@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.upstream import Call, Message, Recorded, calls, mixed, text
+from tests.fake_upstream import Call, Message, Recorded, calls, mixed, text
 
 LOGS = 6
 """Files to read. Together they are far above the tests' `max_total_tokens`, each of them is below it."""

@@ -14,8 +14,8 @@ import pytest
 from tests.clients.catalogue import CLIENTS, Client
 from tests.clients.model import LOGS, REFERENCE, Reader, called, log, ours, results
 from tests.clients.tap import tap
+from tests.fake_upstream import StrictUpstream
 from tests.serving import Proxy, tight
-from tests.upstream import StrictUpstream
 
 NEEDLE = "heliotrope-7291"
 TASK = f"Read the logs part0.log to part{LOGS - 1}.log, one after the other, and tell me the code word."

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from proxy.core import rawjson, sse
-from proxy.core.reply import CallDelta, Message
-from proxy.core.request import MAX_DEFINITIONS, MAX_MESSAGES, MAX_OTHERS, parse
-from proxy.core.toolcalls import ToolCalls
-from proxy.core.transcript import Unplannable
+from proxy.core.history import Unplannable
+from proxy.dialects.chat.reply import CallDelta, Message
+from proxy.dialects.chat.request import MAX_DEFINITIONS, MAX_MESSAGES, MAX_OTHERS, parse
+from proxy.dialects.chat.tool_calls import ToolCalls
 from tests.linear import assert_linear
 
 LONE = rb'"\ud83d"'
@@ -190,7 +190,9 @@ def test_arguments_are_parsed_once_however_many_pieces_they_come_in(monkeypatch:
     made = deltas(lambda place: {"function": {"name": "f", "arguments": "{}" if place % 2 else " "}}, 1_000)
     made += deltas(lambda place: {"function": {"name": "g", "arguments": '{"a":"}'}}, 1)
     made += deltas(lambda place: {"function": {"name": "g", "arguments": "}"}}, 999)
-    monkeypatch.setattr("proxy.core.toolcalls.rawjson.members", lambda raw: parsed.append(raw) or members(raw))
+    monkeypatch.setattr(
+        "proxy.dialects.chat.tool_calls.rawjson.members", lambda raw: parsed.append(raw) or members(raw)
+    )
     for delta in made:
         calls.take([delta])
     assert len(calls.all) == 501, "each that is complete is followed by another, and the last one never is"

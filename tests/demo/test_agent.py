@@ -11,7 +11,7 @@ import pytest
 from proxy.demo.agent import Agent, Turn
 from proxy.demo.library import Library
 from proxy.errors import ProxyError
-from tests.upstream import DROP, Cut, Reply, StrictUpstream, calls, error, mixed, text
+from tests.fake_upstream import DROP, Cut, Reply, StrictUpstream, calls, error, mixed, text
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from proxy import operations
-from proxy.client import Client
+from proxy.requests.exchange import Client
+from tests.fake_upstream import StrictUpstream, text
 from tests.serving import Proxy
-from tests.upstream import StrictUpstream, text
 
 KEY = {"authorization": "Bearer key-of-4711"}
 SECRET = "heliotrope"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from proxy.core.names import KEY_BYTES
+from proxy.core.retrieval.names import KEY_BYTES
 from proxy.errors import ClientFault
 from proxy.operations import parameters
 from proxy.operations.parameters import Find, Offload, ReadFile, Search

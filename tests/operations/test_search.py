@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy import patterns
+from proxy import regex
 from proxy.core.policy import Policy
-from proxy.core.search import Find, Match, TooSlow
+from proxy.core.retrieval.search import Find, Match, TooSlow
 from proxy.operations import search
+from proxy.operations.caller_files import File, Shelf
 from proxy.operations.search import (
     BATCH_BYTES,
     BATCH_FILES,
@@ -23,13 +24,12 @@ from proxy.operations.search import (
     _valid,
     searched,
 )
-from proxy.operations.shelf import File, Shelf
-from proxy.patterns import Budget, sliced
+from proxy.regex import Budget, sliced
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import Threads
 
-FIND = patterns.compile("needle")
+FIND = regex.compile("needle")
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ async def test_half_a_surrogate_pair_is_shown_as_what_is_no_character(shelf: She
 async def test_one_that_takes_too_long_ends_the_search(shelf: Shelf) -> None:
     files = await stored(shelf, {"a": b"needle", "b": b"hay"})
     budget = Budget(1)
-    find = patterns.compile("needle", budget)
+    find = regex.compile("needle", budget)
     budget.end()
     with pytest.raises(TooSlow):
         await found_in(shelf, files, find, None)

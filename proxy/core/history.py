@@ -1,0 +1,220 @@
+"""A history as the planner knows it: each message's measure, the digests that identify it, and the plan so far.
+
+A dialect reads raw messages into `Message`, a pure function of their bytes. `History` folds them, and of one that goes
+on from an earlier request only the new messages have to be read.
+
+The *history digest* covers what a message means and not its bytes, so that a client that serialises anew on every
+turn, moves cache breakpoints or adds annotations is still recognised. System messages do not count: agents put the time
+of day there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core.plan import Item, Plan, Role, Room
+from proxy.core.planner import Fold, folded
+from proxy.core.policy import Offload
+from proxy.core.preview import Shape
+
+Count = Callable[[str], int]
+
+
+class Unplannable(ValueError):
+    """Not the messages of a valid chat: none of our business, they go upstream as they came."""
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """A tool call in an assistant message; `arguments` as the text that the model wrote."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """A text that can be moved: of `part` (its place in the content's parts, or None where content is a string)."""
+
+    part: int | None
+    name: str
+    """Of the file that it goes to."""
+    tokens: int
+    brief: int
+    """Tokens of what replaces it at an event; `tokens` where that would not be smaller."""
+    glimpse: int
+    """The same at first sight."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """What there is to know of one message without its text."""
+
+    digest: bytes
+    """Of the bytes that it came as: what is made of them can be kept under it."""
+    role: Role
+    meaning: bytes
+    tokens: int
+    item: Item
+    """For the plan."""
+    pieces: tuple[Piece, ...]
+    calls: tuple[tuple[str, str], ...]
+    """Id and name of each tool call that it makes."""
+    answers: str
+    """The id of the tool call that it is the result of."""
+
+    def unmovable(self) -> Item:
+        """For the plan, where its tool's results are never moved."""
+        return msgspec.structs.replace(self.item, glimpse=self.tokens, brief=self.tokens)
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """Besides the bytes, what a `Message` depends on: the shape of replacements, and from where on glimpses count."""
+
+    shape: Shape
+    max_unseen_tool_tokens: int
+
+    @classmethod
+    def of(cls, offload: Offload) -> Reading:
+        shape = Shape(offload.store_dir, offload.preview_chars, offload.preview_tail_chars)
+        return cls(shape, offload.max_unseen_tool_tokens)
+
+
+def moved_pieces(message: Message, glimpse: bool) -> list[Piece]:
+    """The pieces of a moved message that are worth moving."""
+    return [piece for piece in message.pieces if (piece.glimpse if glimpse else piece.brief) < piece.tokens]
+
+
+class Transcript:
+    """A whole history: raw messages and what is known of each. Raises Unplannable where calls lack results."""
+
+    def __init__(
+        self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str] | None = None
+    ) -> None:
+        self.raws = raws
+        self.messages = messages
+        self.tools = answered_tools(messages) if tools is None else tools
+        """Per message, the name of the tool whose result it is."""
+
+
+def items(messages: Sequence[Message], tools: Sequence[str], offload: Offload) -> list[Item]:
+    """The messages as the plan sees them."""
+    excluded = {tool for tool in set(tools) if tool and offload.excludes(tool)}
+    if not excluded:
+        return [message.item for message in messages]
+    pairs = zip(messages, tools, strict=True)
+    return [message.unmovable() if tool in excluded else message.item for message, tool in pairs]
+
+
+BEGINNING = bytes(16)
+"""The digest of a history without messages."""
+
+
+def links(link: bytes, messages: Sequence[Message]) -> list[bytes]:
+    """The history's digest behind each of these messages; before them it is `link`."""
+    found: list[bytes] = []
+    for message in messages:
+        if message.meaning:
+            link = extend(link, message.meaning)
+        found.append(link)
+    return found
+
+
+def extend(link: bytes, meaning: bytes) -> bytes:
+    """The digest of a history that has one more message."""
+    return hashlib.sha256(link + meaning).digest()[:16]
+
+
+def answered_tools(messages: Sequence[Message]) -> list[str]:
+    """Per message, the name of the tool whose result it is. Raises Unplannable where calls lack results."""
+    tools: list[str] = []
+    open_calls: dict[str, str] = {}
+    for message in messages:
+        if message.role is not Role.TOOL:
+            if open_calls:
+                raise Unplannable("a tool call has no result")
+            open_calls = dict(message.calls)
+        elif message.answers not in open_calls:
+            raise Unplannable("a tool result has no call")
+        tools.append(open_calls.pop(message.answers) if message.role is Role.TOOL else "")
+    if open_calls:
+        raise Unplannable("a tool call has no result")
+    return tools
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """Besides the messages, what a plan depends on. `entering`: see `plan.fold`."""
+
+    model: str
+    offload: Offload
+    room: Room
+    entering: int
+
+    def leave_alone(self, tokens: int) -> bool:
+        """Whether that is so little that nothing can happen to any of it."""
+        return tokens <= min(self.offload.max_total_tokens, self.offload.max_unseen_tool_tokens) and self.room.holds(
+            tokens
+        )
+
+
+class Past(msgspec.Struct, frozen=True):
+    """The messages of a history, measured and folded. `links`: entry *i* identifies what the first *i* of them mean."""
+
+    terms: Terms
+    fold: Fold | None
+    """None as long as there is too little for anything to have happened."""
+    messages: list[Message]
+    tools: list[str]
+    """Per message, the name of the tool whose result it is."""
+    items: list[Item]
+    links: list[bytes]
+    tokens: int
+
+    @classmethod
+    def beginning(cls, terms: Terms) -> Past:
+        return cls(terms, fold=None, messages=[], tools=[], items=[], links=[BEGINNING], tokens=0)
+
+    def extended(self, messages: Sequence[Message]) -> Past:
+        """The history with these behind it. Raises Unplannable where calls lack results."""
+        if not messages:
+            return self
+        tools = answered_tools(messages)
+        new = items(messages, tools, self.terms.offload)
+        tokens = self.tokens + sum(message.tokens for message in messages)
+        return Past(
+            terms=self.terms,
+            fold=self._folded(new, tokens),
+            messages=[*self.messages, *messages],
+            tools=[*self.tools, *tools],
+            items=[*self.items, *new],
+            links=[*self.links, *links(self.links[-1], messages)],
+            tokens=tokens,
+        )
+
+    def _folded(self, new: Sequence[Item], tokens: int) -> Fold | None:
+        if self.fold is None and self.terms.leave_alone(tokens):
+            return None
+        fold = (
+            self.fold.copy()
+            if self.fold
+            else folded(self.items, self.terms.offload, self.terms.room, self.terms.entering)
+        )
+        for item in new:
+            fold.add(item)
+        return fold
+
+    def size(self) -> int:
+        """Bytes that it takes, about. Messages that their own cache has let go of live on here."""
+        return 4_000 + 350 * len(self.messages)
+
+    def plan(self) -> Plan:
+        """For a request that ends here."""
+        if self.fold is None:
+            return Plan(moves={}, cuts=(), events=(), live=self.tokens, fits=True)
+        return self.fold.plan()
+
+    def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
+        """With the bytes of the messages."""
+        return Transcript(raws, self.messages, self.tools)

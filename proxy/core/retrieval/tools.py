@@ -1,0 +1,346 @@
+"""The tools that the proxy answers itself: their definitions, and what `grep` and `read_file` say over given texts.
+
+Arguments come from a model. Whatever they are, there is an answer, it says what to send instead, and it keeps to its
+budget. No dialect's field names are in here: `definitions` gives name, description and parameters.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Literal
+
+import msgspec
+
+from proxy.core.retrieval import pages
+from proxy.core.retrieval.search import Files, Find, Match, TooSlow, below, fitting, matches, named, relative
+
+Tool = Literal["grep", "read_file"]
+Result = Literal["ok", "empty", "refused", "budget"]
+Names = tuple[str, str]
+
+NAMES: Names = ("grep", "read_file")
+"""What our tools are called."""
+
+OTHER_NAMES: Names = ("offload_grep", "offload_read_file")
+"""What they are called where the client has a tool of either name."""
+
+BUDGET_USED_UP = "budget used up: answer with what you have"
+"""The one answer that is given whatever it costs."""
+
+TOO_MANY = "not answered: at most {most} calls are answered at once; send this call again if it is still needed"
+"""The answer to calls beyond those."""
+
+DEFAULT_MATCHES = 50
+
+MAX_MATCHES = 1_000
+"""As many are shown, and counted, at most: one pattern over one endless line must not keep a thread for minutes."""
+
+MAX_STRING = 1_000
+"""Characters of an argument: globs and patterns are compiled, and nobody writes longer ones."""
+
+TOKENS_PER_MATCH = 20
+"""First guess."""
+
+LISTED = (20, 5, 0)
+"""How many of the existing files an answer names, as its budget allows."""
+
+_ARGUMENTS = {"grep": ("pattern", "path", "glob", "limit"), "read_file": ("path", "offset", "limit", "column")}
+
+_DIGITS = re.compile(r"\s*[0-9]{1,18}\s*")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the model is told. `result`: ok; empty, nothing is there; refused, wrong arguments; budget, no room."""
+
+    text: str
+    result: Result
+    tokens: int
+
+
+class _Short(Exception):
+    """An answer without content: says why. `listing`: names the files that there are."""
+
+    def __init__(self, text: str, result: Result = "refused", *, listing: bool = False) -> None:
+        super().__init__(text)
+        self.text, self.result, self.listing = text, result, listing
+
+
+class _Room(msgspec.Struct, frozen=True):
+    """What an answer is made from, and what it may cost."""
+
+    names: Names
+    files: Files
+    store_dir: str
+    budget: int
+    count: Callable[[str], int]
+
+    def fits(self, text: str) -> bool:
+        return self.count(text) <= self.budget
+
+
+def answer(
+    tool: Tool,
+    arguments: str | bytes,
+    files: Files,
+    store_dir: str,
+    budget_tokens: int,
+    count: Callable[[str], int],
+    matcher: Callable[[str], Find],
+    names: Names = NAMES,
+) -> Answer:
+    """What `answering` comes to, all at once."""
+    steps = answering(tool, arguments, files, store_dir, budget_tokens, count, matcher, names)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            told: Answer = stop.value
+            return told
+
+
+def answering(
+    tool: Tool,
+    arguments: str | bytes,
+    files: Files,
+    store_dir: str,
+    budget_tokens: int,
+    count: Callable[[str], int],
+    matcher: Callable[[str], Find],
+    names: Names = NAMES,
+) -> Generator[None, None, Answer]:
+    """Answer a call with these JSON arguments out of `files`, in at most `budget_tokens` as `count` counts them.
+
+    It stops many times on the way, so that others can have their turn. `matcher` compiles a pattern and raises
+    ValueError, with a text, where it refuses one. Never raises for anything that a model or a file's text may contain.
+    """
+    room = _Room(names, files, store_dir, budget_tokens, count)
+    result: Result = "ok"
+    text: str | None
+    try:
+        given = _parsed(tool, arguments, names)
+        text = (yield from _grep(given, room, matcher)) if tool == "grep" else _read(given, room)
+    except _Short as short:
+        text, result = next(filter(room.fits, _wordings(short, list(files))), None), short.result
+    if text is None:
+        text, result = BUDGET_USED_UP, "budget"
+    return Answer(text, result, count(text))
+
+
+def too_many(most: int, count: Callable[[str], int]) -> Answer:
+    """The answer to a call beyond the first `most` of a round."""
+    text = TOO_MANY.format(most=most)
+    return Answer(text, "refused", count(text))
+
+
+def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find]) -> Generator[None, None, str | None]:
+    pattern, path, glob = _string(given, "pattern"), _string(given, "path") or room.store_dir, _string(given, "glob")
+    limit = _number(given, "limit", DEFAULT_MATCHES, least=1)
+    about = f'for pattern "{pattern}" in path "{_brief(path)}"' + (f' (filter: "{_brief(glob)}")' if glob else "")
+    try:
+        find = _compiled(pattern, matcher)
+        found = yield from _found(matches(room.files, _searched(path, glob, room), find))
+    except TooSlow as error:
+        raise _Short(f"This pattern cannot be used: {error}.") from error
+    if not found:
+        raise _Short(f"No matches {about}.", "empty", listing=True)
+    most = min(limit, len(found), MAX_MATCHES)
+
+    def report(shown: int) -> str:
+        return _report(found, shown, limit, about, room.store_dir)
+
+    shown = pages.largest(most, 1 + room.budget // TOKENS_PER_MATCH, lambda shown: room.fits(report(shown)))
+    return report(shown) if shown or room.fits(report(0)) else None
+
+
+def _found(searching: Iterator[Match | None]) -> Generator[None, None, list[Match]]:
+    """The first matches, up to one more than are counted."""
+    found: list[Match] = []
+    for match in searching:
+        yield
+        if match is not None:
+            found.append(match)
+        if len(found) > MAX_MATCHES:
+            break
+    return found
+
+
+def _compiled(pattern: str, matcher: Callable[[str], Find]) -> Find:
+    if not pattern:
+        raise _Short('"pattern" is missing or empty: send a regular expression, such as {"pattern": "error"}.')
+    try:
+        return matcher(pattern)
+    except TooSlow:
+        raise
+    except ValueError as error:
+        raise _Short(
+            f"This pattern cannot be used: {error}. The syntax is RE2's, without look-ahead, look-behind and"
+            " back-references; put a backslash before ( [ { * + ? . | ^ $ \\ to search for the character itself."
+        ) from error
+
+
+def _searched(path: str, glob: str, room: _Room) -> list[str]:
+    """The files that these arguments of grep mean."""
+    file = named(path, list(room.files))
+    paths = [file] if file is not None else below(path, room.files)
+    if not paths:
+        raise _Short(f'There is no file or directory "{_brief(path)}".', listing=True)
+    if not glob:
+        return paths
+    fits = fitting(glob, paths, room.store_dir)
+    if not fits:
+        raise _Short(f'No file in "{_brief(path)}" fits the glob "{_brief(glob)}".', "empty", listing=True)
+    return fits
+
+
+def _report(found: Sequence[Match], shown: int, limit: int, about: str, store_dir: str) -> str:
+    """The first `shown` matches by file, and how many more there are."""
+    over = "+" if len(found) > MAX_MATCHES else ""
+    total = min(len(found), MAX_MATCHES)
+    lines = [f"Found {total}{over} {'match' if total == 1 else 'matches'} {about}:"]
+    for path, group in groupby(found[:shown], lambda match: match.path):
+        lines += ["---", f"File: {relative(path, store_dir)}", *map(_line, group)]
+    lines.append("---")
+    if shown < total or over:
+        more = "send a larger limit, or narrow" if shown == limit < MAX_MATCHES else "narrow"
+        lines.append(f"[first {shown} of {total}{over} matches; for the rest {more} the pattern, the path or the glob]")
+    return "\n".join(lines)
+
+
+def _line(match: Match) -> str:
+    column = f", column {match.column}" if match.windowed else ""
+    return f"L{match.line}{column}: {match.text}"
+
+
+def _read(given: Mapping[str, Any], room: _Room) -> str | None:
+    path = _existing(_string(given, "path"), room)
+    line, column = _number(given, "offset", 0), _number(given, "column", 0)
+    limit = _number(given, "limit", sys.maxsize, least=1)
+    text = room.files[path]
+    span = pages.span(text, line, limit, column)
+    if span is None:
+        raise _Short(_past_end(text, line, column), "empty")
+    return pages.page(text, span, f'{room.names[1]}(path="{path}"', room.budget, room.count)
+
+
+def _existing(path: str, room: _Room) -> str:
+    """The file that read_file's argument names."""
+    if not path:
+        raise _Short('"path" is missing: send the path of a file.', listing=True)
+    known = named(path, list(room.files))
+    if known is None and below(path, room.files):
+        raise _Short(f'"{_brief(path)}" is a directory: send the path of one file.', listing=True)
+    if known is None:
+        raise _Short(f'There is no file "{_brief(path)}".', listing=True)
+    return known
+
+
+def _past_end(text: str, line: int, column: int) -> str:
+    """Says, in a bracketed line like those of `pages`, why there is nothing to show."""
+    lines = pages.line_count(text)
+    if not lines:
+        return f"{pages.OURS} 0 of 0; the file is empty]"
+    if line >= lines:
+        return f"{pages.OURS} 0-{lines - 1} of {lines}; offset {line} is past the end]"
+    return f"{pages.OURS} {line}-{line} of {lines}; column {column} is past the end of line {line}]"
+
+
+def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> dict[str, Any]:
+    """The arguments as an object that has no other members than the tool knows."""
+    name = names[0] if tool == "grep" else names[1]
+    takes = f"{name} takes one JSON object with {', '.join(_ARGUMENTS[tool])}; only {_ARGUMENTS[tool][0]} is required"
+    try:
+        given = msgspec.json.decode(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise _Short(f"The arguments cannot be read as JSON. {takes}.") from error
+    if not isinstance(given, dict):
+        raise _Short(f"The arguments are not a JSON object. {takes}.")
+    unknown = next((key for key in given if key not in _ARGUMENTS[tool]), None)
+    if unknown is not None:
+        raise _Short(f'There is no argument "{_brief(unknown)}". {takes}.')
+    return given
+
+
+def _string(given: Mapping[str, Any], key: str) -> str:
+    """A string; empty where there is none."""
+    value = given.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > MAX_STRING:
+        raise _Short(f'"{key}" must be a string of at most {MAX_STRING} characters.')
+    return value
+
+
+def _number(given: Mapping[str, Any], key: str, default: int, *, least: int = 0) -> int:
+    """A whole number, also as a string, as weaker models write it; `default` where there is none."""
+    value = given.get(key)
+    if value is None or value == "":
+        return default
+    if (isinstance(value, str) and _DIGITS.fullmatch(value)) or (isinstance(value, float) and value.is_integer()):
+        value = int(value)
+    if type(value) is not int or value < least:
+        raise _Short(f'"{key}" must be a whole number, {least} or more.')
+    return min(value, sys.maxsize)
+
+
+def _wordings(short: _Short, paths: Sequence[str]) -> list[str]:
+    """The answer in all its lengths, the longest first."""
+    if not short.listing:
+        return [short.text]
+    return [f"{short.text} {_listing(paths[:most], len(paths))}" for most in LISTED]
+
+
+def _listing(some: Sequence[str], total: int) -> str:
+    if not total:
+        return "There are no files."
+    if not some:
+        return f"{total} files exist."
+    more = f" and {total - len(some)} more" if total > len(some) else ""
+    return f"Files: {', '.join(some)}{more}."
+
+
+def _brief(text: str) -> str:
+    """What a model sent, as far as it is worth repeating to it."""
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def definitions(names: Names, store_dir: str) -> list[bytes]:
+    """Both tools as JSON objects of `name`, `description` and `parameters`; the same bytes for the same arguments."""
+    grep, read_file = names
+    own = f"These paths are for {grep} and {read_file} only: they mean nothing to the user or to any other tool."
+    path = f"A file below {store_dir}"
+    return [
+        _definition(
+            grep,
+            f"Search the full texts that were moved out of this conversation into files below {store_dir}, the ones it"
+            f" mentions as stored there. Line by line, case-insensitive. Lines are numbered from 1 here and from 0 in"
+            f" {read_file}: L118 is offset 117. {own}",
+            "pattern",
+            pattern=("string", "Regular expression in RE2 syntax: no look-around, no back-references"),
+            path=("string", f"{path}, or {store_dir} for all of them (default)"),
+            glob=("string", "Only files whose name fits, such as *.txt"),
+            limit=("integer", f"At most so many matches (default {DEFAULT_MATCHES})"),
+        ),
+        _definition(
+            read_file,
+            f"Read a file below {store_dir}: the full text of something that was moved out of this conversation. Gives"
+            f" the whole file or as much as fits; then a last line in brackets says how to go on. {own}",
+            "path",
+            path=("string", path),
+            offset=("integer", "First line, counted from 0 (default 0)"),
+            limit=("integer", "Number of lines (default: all)"),
+            column=(
+                "integer",
+                "First character within the first line, counted from 0, for very long lines (default 0)",
+            ),
+        ),
+    ]
+
+
+def _definition(name: str, description: str, required: str, **properties: tuple[str, str]) -> bytes:
+    """Plain JSON Schema: `strict` with its nullable unions upsets weaker servers."""
+    described = {key: {"type": kind, "description": text} for key, (kind, text) in properties.items()}
+    parameters = {"type": "object", "properties": described, "required": [required]}
+    return msgspec.json.encode({"name": name, "description": description, "parameters": parameters})

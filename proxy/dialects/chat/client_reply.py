@@ -1,0 +1,184 @@
+"""The reply as the client sees it: one, however many rounds it takes.
+
+The first round's `id`, `created`, `model` and `system_fingerprint` stand for all, the role is said once, a blank line
+stands between the texts of two rounds, and the usage is that of the whole. As a stream or whole: by the same lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson, sse
+from proxy.dialects.chat.reply import TEXTS, Chunk, Members, Message, object_of, string, text_of
+
+FRAME = ("id", "created", "model", "system_fingerprint")
+"""What all events of a reply have in common."""
+
+
+class Usage(msgspec.Struct):
+    """Tokens over all rounds, as upstream counted them."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class Ledger:
+    """What the rounds cost, and what of it a client is told.
+
+    It is told the last round's prompt, which is its gauge of the context, and what all rounds completed.
+    """
+
+    def __init__(self) -> None:
+        self.spent = Usage()
+        self._earlier = 0
+        self._details: dict[str, int] = {}
+
+    def add(self, raw: Raw | None) -> None:
+        """A round has ended with this usage."""
+        usage = object_of(raw)
+        self.spent.prompt += whole(usage.get("prompt_tokens"))
+        self.spent.completion += whole(usage.get("completion_tokens"))
+        self.spent.cached += _cached(usage)
+
+    def carry(self, raw: Raw | None) -> None:
+        """Another round follows the one with this usage."""
+        usage = object_of(raw)
+        self._earlier += whole(usage.get("completion_tokens"))
+        for key, tokens in object_of(usage.get("completion_tokens_details")).items():
+            self._details[key] = self._details.get(key, 0) + whole(tokens)
+
+    def total(self, raw: Raw) -> Raw:
+        """A usage of the newest round with what the earlier ones completed."""
+        usage = object_of(raw)
+        completion = whole(usage.get("completion_tokens")) + self._earlier
+        total = whole(usage.get("prompt_tokens")) + completion
+        sums = {"completion_tokens": completion, "total_tokens": total}
+        told = usage | {key: Raw(b"%d" % tokens) for key, tokens in sums.items() if key in usage}
+        details = object_of(usage.get("completion_tokens_details"))
+        if details:
+            summed = {key: Raw(b"%d" % (whole(details[key]) + self._details.get(key, 0))) for key in _counts(details)}
+            told["completion_tokens_details"] = Raw(rawjson.encode(details | summed))
+        return Raw(rawjson.encode(told))
+
+
+class Shown:
+    """What the client has seen so far. Shows events as they are; `Whole` keeps them for one reply at the end."""
+
+    streamed = True
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.message = Message()
+        self._ledger = ledger
+        self._frame: Members = {}
+        self._again = False
+        self._joints: set[str] = set()
+
+    @property
+    def started(self) -> bool:
+        """Whether the reply has a name, and a role: what follows may be no more than text."""
+        return bool(self._frame) and self.message.has("role")
+
+    def go_on(self) -> bool:
+        """Another round follows: it has to look like the first one's continuation. Whether there is any text yet."""
+        self._again = True
+        self._joints = {key for key in TEXTS if self.message.speaks(key)}
+        return bool(self._joints)
+
+    def show(self, chunks: Iterable[Chunk]) -> bytes:
+        """What goes to the client now. Raises Broken when there is no end to it."""
+        return b"".join([self._put(chunk) for chunk in chunks if self._adopt(chunk)])
+
+    def close(self, done: bytes, calls: Sequence[Raw]) -> bytes:
+        """What ends the reply. `calls` are those that the client sees."""
+        return done
+
+    def _put(self, chunk: Chunk) -> bytes:
+        return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
+
+    def _adopt(self, chunk: Chunk) -> bool:
+        """Make it an event of this reply; whether there is anything in it to show."""
+        if self._again:
+            self._join(chunk)
+        elif chunk.choice is not None and not self._frame:
+            self._frame = {key: chunk.members[key] for key in FRAME if key in chunk.members}
+        if chunk.raw is None and chunk.void:
+            return False
+        self.message.add(chunk.delta)
+        return True
+
+    def _join(self, chunk: Chunk) -> None:
+        frame = {key: self._frame[key] for key in chunk.members if key in self._frame}
+        if frame:
+            chunk.put(frame)
+        if chunk.usage is not None:
+            chunk.put({"usage": self._ledger.total(chunk.usage)})
+        if "role" in chunk.delta and self.message.has("role"):
+            chunk.put_delta({key: raw for key, raw in chunk.delta.items() if key != "role"})
+        for key in tuple(self._joints):
+            if text := text_of(chunk.delta.get(key)):
+                self._joints.remove(key)
+                chunk.put_delta(chunk.delta | {key: string("\n\n" + text)})
+
+
+class Whole(Shown):
+    """A reply that is not a stream: upstream's own bytes where one round was all, and nothing of it was ours."""
+
+    streamed = False
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger)
+        self._only: bytes | None = None
+        self._members: Members = {}
+        self._choice: Members = {}
+        self._logprobs: dict[str, list[Raw]] = {}
+
+    def verbatim(self, body: bytes) -> None:
+        """Show this, whatever it is."""
+        self._only = body
+
+    def close(self, done: bytes, calls: Sequence[Raw]) -> bytes:
+        if self._only is not None:
+            return self._only
+        message = self.message.members() | ({"tool_calls": Raw(rawjson.array(calls))} if calls else {})
+        choice = self._choice | {"message": Raw(rawjson.encode(message))}
+        if self._logprobs:
+            joined = {key: Raw(rawjson.array(tokens)) for key, tokens in self._logprobs.items()}
+            choice["logprobs"] = Raw(rawjson.encode(object_of(choice.get("logprobs")) | joined))
+        return rawjson.encode(self._members | {"choices": Raw(rawjson.array([rawjson.encode(choice)]))})
+
+    def _put(self, chunk: Chunk) -> bytes:
+        self._only = None if self._members else chunk.raw
+        if chunk.key == "message" or not self._members:
+            self._members |= chunk.members
+        elif chunk.usage is not None:
+            self._members |= {"usage": chunk.usage}
+        self._put_choice(chunk, {} if chunk.choice is None else chunk.choice)
+        return b""
+
+    def _put_choice(self, chunk: Chunk, choice: Members) -> None:
+        logprobs = object_of(choice.get("logprobs"))
+        spoken = ("delta",) if logprobs or "logprobs" not in self._choice else ("delta", "logprobs")
+        self._choice |= {key: raw for key, raw in choice.items() if key not in spoken}
+        for key, tokens in logprobs.items():
+            if rawjson.is_array(tokens):
+                self._logprobs.setdefault(key, []).extend(rawjson.elements(tokens))
+
+
+def whole(raw: Raw | None) -> int:
+    """A number of tokens; 0 for whatever is none."""
+    text = b"" if raw is None else bytes(raw)
+    return int(text) if text.isdigit() and len(text) < 12 else 0
+
+
+def _counts(details: Members) -> list[str]:
+    return [key for key, raw in details.items() if bytes(raw).isdigit()]
+
+
+def _cached(usage: Members) -> int:
+    """Input tokens read from upstream's cache: OpenAI's place for them, or DeepSeek's."""
+    details = object_of(usage.get("prompt_tokens_details"))
+    return whole(details.get("cached_tokens")) or whole(usage.get("prompt_cache_hit_tokens"))

@@ -1,0 +1,236 @@
+"""Chat-completions messages: read for the plan, and rewritten, while untouched bytes stay the client's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import preview, rawjson
+from proxy.core.history import Call, Count, Message, Piece, Reading, Unplannable, moved_pieces
+from proxy.core.plan import Item, Role
+from proxy.core.preview import Shape
+from proxy.core.rawjson import NotJson
+
+MESSAGE_TOKENS = 4
+"""A message's frame. OpenAI's cookbook says 3, and 1 for a name; templates of other models need a little more."""
+OTHER_PART_TOKENS = 765
+"""An image of 1024 x 1024 in high detail by OpenAI's vision guide; audio and files count as much. Never base64."""
+
+ROLES = {
+    "system": Role.SYSTEM,
+    "developer": Role.SYSTEM,
+    "user": Role.USER,
+    "assistant": Role.ASSISTANT,
+    "tool": Role.TOOL,
+}
+
+
+# -- one message ------------------------------------------------------------------------------------------------------
+
+
+def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
+    """Take a message's measure. Raises Unplannable."""
+    try:
+        return _Reader(rawjson.members(raw), reading, count).message(digest(raw))
+    except (NotJson, msgspec.MsgspecError) as error:
+        raise Unplannable(str(error)) from error
+
+
+def digest(raw: bytes | Raw) -> bytes:
+    """What identifies a message's bytes."""
+    return hashlib.sha256(raw).digest()
+
+
+def texts(raw: bytes | Raw) -> list[tuple[int | None, str]]:
+    """A message's text: one, or that of each text part with the part's place. Raises NotJson."""
+    return _content_texts(rawjson.members(raw).get("content"))
+
+
+def reasoning(members: dict[str, Raw]) -> str:
+    """What the model thought, by any vendor's name for it."""
+    for field in ("reasoning_content", "reasoning"):
+        if rawjson.is_string(members.get(field)):
+            return rawjson.string(members[field])
+    return ""
+
+
+def tool_calls(members: dict[str, Raw]) -> list[Call]:
+    """An assistant message's calls, of functions and of custom tools."""
+    if rawjson.is_null(members.get("tool_calls")):
+        return []
+    return [_call(rawjson.members(raw)) for raw in rawjson.elements(members["tool_calls"])]
+
+
+def with_texts(raw: bytes | Raw, replaced: dict[int | None, str]) -> bytes:
+    """The message with some of its texts replaced and every other byte of its members kept."""
+    if not replaced:
+        return bytes(raw)
+    members = rawjson.members(raw)
+    if None in replaced:
+        content = rawjson.encode(replaced[None])
+    else:
+        parts = rawjson.elements(members["content"])
+        for place, text in ((place, text) for place, text in replaced.items() if place is not None):
+            part = rawjson.members(parts[place]) | {"text": Raw(rawjson.encode(text))}
+            parts[place] = Raw(rawjson.encode(part))
+        content = rawjson.array(parts)
+    return rawjson.encode(members | {"content": Raw(content)})
+
+
+def compacted(raw: bytes | Raw, message: Message, shape: Shape, glimpse: bool) -> bytes:
+    """A tool result as it goes upstream after compaction: previews and references for what that makes smaller."""
+    shape = shape.glimpse() if glimpse else shape
+    moved = {piece.part: piece for piece in moved_pieces(message, glimpse)}
+    replaced = {
+        part: preview.replacement(text, moved[part].name, moved[part].tokens, shape)
+        for part, text in texts(raw)
+        if part in moved
+    }
+    return with_texts(raw, replaced)
+
+
+def text_message(role: str, text: str) -> bytes:
+    return rawjson.encode({"role": role, "content": text})
+
+
+def cache_breakpoint(raw: bytes | Raw) -> Raw | None:
+    """What says that the prompt cache is to have an entry here: on a message's last part that says it, or on itself."""
+    if b"cache_control" not in bytes(raw):
+        return None
+    members = rawjson.members(raw)
+    content = members.get("content")
+    parts = rawjson.elements(content) if content is not None and rawjson.is_array(content) else []
+    marked = [
+        part for part in (members, *map(rawjson.members, parts)) if not rawjson.is_null(part.get("cache_control"))
+    ]
+    return marked[-1]["cache_control"] if marked else None
+
+
+def with_cache_breakpoint(raw: bytes, breakpoint: Raw) -> bytes:
+    """A message whose content is a string, with that at its end."""
+    members = rawjson.members(raw)
+    part = rawjson.encode({"type": "text", "text": members["content"], "cache_control": breakpoint})
+    return rawjson.encode(members | {"content": Raw(rawjson.array([part]))})
+
+
+def _call(members: dict[str, Raw]) -> Call:
+    kind = "custom" if "custom" in members else "function"
+    inner = rawjson.members(members[kind]) if kind in members else members
+    arguments = inner.get("input" if kind == "custom" else "arguments")
+    return Call(_optional(members.get("id")), _optional(inner.get("name")), _optional(arguments))
+
+
+def _optional(raw: Raw | None) -> str:
+    return "" if raw is None or rawjson.is_null(raw) else rawjson.string(raw)
+
+
+def _content_texts(content: Raw | None) -> list[tuple[int | None, str]]:
+    if content is None or rawjson.is_null(content):
+        return []
+    if rawjson.is_string(content):
+        return [(None, rawjson.string(content))]
+    parts = [rawjson.members(part) for part in rawjson.elements(content)]
+    return [(place, rawjson.string(part["text"])) for place, part in enumerate(parts) if _is_text(part)]
+
+
+def _is_text(part: dict[str, Raw]) -> bool:
+    return rawjson.is_string(part.get("text"))
+
+
+class _Reader:
+    """Reads one message; holds what several of its measures need."""
+
+    def __init__(self, members: dict[str, Raw], reading: Reading, count: Count) -> None:
+        self._members = members
+        self._reading = reading
+        self._count = count
+        role = _optional(members.get("role"))
+        if role not in ROLES:
+            raise Unplannable(f"unknown role {role[:40]!r}")
+        self._role = ROLES[role]
+        self._answers = _optional(members.get("tool_call_id"))
+        # Serialised anew they are counted the same, so that no decision hangs on a space.
+        self._calls = [(call.id, call.name, _canonical(call.arguments)) for call in tool_calls(members)]
+        self._texts = _content_texts(members.get("content"))
+        self._others = self._other_parts()
+
+    def message(self, digest: bytes) -> Message:
+        sizes = [self._count(text) for _, text in self._texts]
+        called = sum(self._count(name) + self._count(arguments) for _, name, arguments in self._calls)
+        fixed = OTHER_PART_TOKENS * len(self._others)
+        tokens = sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS
+        pieces = self._pieces(sizes) if self._role is Role.TOOL else ()
+        return Message(
+            digest=digest,
+            role=self._role,
+            meaning=b"" if self._role is Role.SYSTEM else self._meaning(),
+            tokens=tokens,
+            item=_item(self._role, tokens, fixed, pieces),
+            pieces=pieces,
+            calls=tuple((call_id, name) for call_id, name, _ in self._calls),
+            answers=self._answers,
+        )
+
+    def _other_parts(self) -> list[bytes]:
+        """Images, audio, files: as canonical JSON, cache breakpoints left out."""
+        content = self._members.get("content")
+        if not rawjson.is_array(content) or content is None:
+            return []
+        parts = [rawjson.members(part) for part in rawjson.elements(content)]
+        others = [part for part in parts if not _is_text(part)]
+        return [rawjson.encode({key: part[key] for key in sorted(part) if key != "cache_control"}) for part in others]
+
+    def _meaning(self) -> bytes:
+        text = "".join(text for _, text in self._texts).strip()
+        meant = rawjson.encode([int(self._role), text, self._calls, self._answers])
+        return hashlib.sha256(b"\n".join([meant, *self._others])).digest()[:16]
+
+    def _pieces(self, sizes: Sequence[int]) -> tuple[Piece, ...]:
+        texts = zip(self._texts, sizes, strict=True)
+        return tuple(self._piece(place, text, tokens) for (place, text), tokens in texts)
+
+    def _piece(self, place: int | None, text: str, tokens: int) -> Piece:
+        name = preview.file_name(self._answers, preview.digest(text))
+        shape, limit = self._reading.shape, self._reading.max_unseen_tool_tokens
+        return Piece(
+            part=place,
+            name=name,
+            tokens=tokens,
+            brief=self._replaced(text, name, tokens, shape),
+            glimpse=self._replaced(text, name, tokens, shape.glimpse()) if tokens > limit else tokens,
+        )
+
+    def _replaced(self, text: str, name: str, tokens: int, shape: Shape) -> int:
+        replacement = preview.replacement(text, name, tokens, shape)
+        return min(self._count(replacement), tokens) if len(replacement) < len(text) else tokens
+
+
+def _item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
+    brief = tokens - sum(piece.tokens - piece.brief for piece in pieces)
+    glimpse = tokens - sum(piece.tokens - piece.glimpse for piece in pieces)
+    return Item(role, tokens, glimpse, brief, fixed)
+
+
+def _canonical(arguments: str) -> str:
+    """Arguments as the JSON they are; what is not JSON stands for itself."""
+    try:
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return arguments.strip()
+
+
+# -- the history ------------------------------------------------------------------------------------------------------
+
+
+def reply_meaning(content: str, calls: Sequence[Call]) -> bytes:
+    """What an assistant message with this text and these calls means once the client sends it back."""
+    function_calls: list[dict[str, Any]] = [
+        {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls
+    ]
+    raw = rawjson.encode({"role": "assistant", "content": content, "tool_calls": function_calls})
+    return read(raw, Reading(Shape("", 0, 0), 0), len).meaning

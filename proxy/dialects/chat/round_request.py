@@ -1,0 +1,84 @@
+"""The request of each round: the client's members as they came, but for what a turn has to ask differently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.dialects.chat.client_reply import whole
+from proxy.dialects.chat.reply import NULL, Members, object_of, text_of
+from proxy.dialects.chat.request import has_tools, with_tools
+
+LIMITS = ("max_tokens", "max_completion_tokens")
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a turn is made of: the client's members, what to send for `messages`, our tools and their names."""
+
+    members: Members
+    messages: Sequence[bytes | Raw]
+    tools: list[bytes]
+    names: tuple[str, str]
+    max_rounds: int
+
+    @property
+    def streams(self) -> bool:
+        return bytes(self.members.get("stream", b"")) == b"true"
+
+    @property
+    def wants_usage(self) -> bool:
+        options = object_of(self.members.get("stream_options"))
+        return bytes(options.get("include_usage", b"")) == b"true"
+
+    @property
+    def wants_json(self) -> bool:
+        """Whether the text has to be JSON: two texts joined are none."""
+        kind = text_of(object_of(self.members.get("response_format")).get("type"))
+        return kind not in ("", "text")
+
+    def left(self, spent: int) -> int | None:
+        """Tokens that the reply may still have after `spent` ones; None where the client set no limit."""
+        return min(self._limits(spent).values(), default=None)
+
+    def first(self) -> bytes:
+        """The body of the first round."""
+        return rawjson.encode(self.members | self._additions(self.messages))
+
+    def later(self, messages: Sequence[bytes | Raw], spent: int, *, last: bool) -> bytes:
+        """The body of a follow-up round, with less to write, and without a call that was made by order already.
+
+        In the last round no call of ours would be answered: where there are only ours, none may be made.
+        """
+        limits = {key: Raw(b"%d" % left) for key, left in self._limits(spent).items()}
+        members = self.members | limits | self._additions(messages)
+        if _names_a_tool(members.get("tool_choice")):
+            del members["tool_choice"]
+        if last and not has_tools(self.members.get("tools", NULL)):
+            members["tool_choice"] = Raw(b'"none"')
+        return rawjson.encode(members)
+
+    def _additions(self, messages: Sequence[bytes | Raw]) -> Members:
+        additions = {"messages": Raw(rawjson.array(messages))}
+        tools = with_tools(self.members.get("tools"), self.tools)
+        if tools is not None:
+            additions["tools"] = tools
+        if self.streams and not self.wants_usage:
+            additions |= self._usage_wanted()
+        return additions
+
+    def _usage_wanted(self) -> Members:
+        options = self.members.get("stream_options")
+        if not rawjson.is_null(options) and not bytes(options or b"").startswith(b"{"):
+            return {}  # upstream will say what is wrong with it
+        return {"stream_options": Raw(rawjson.encode(object_of(options) | {"include_usage": Raw(b"true")}))}
+
+    def _limits(self, spent: int) -> dict[str, int]:
+        limits = {key: whole(self.members.get(key)) for key in LIMITS}
+        return {key: limit - spent for key, limit in limits.items() if limit}
+
+
+def _names_a_tool(choice: Raw | None) -> bool:
+    return text_of(object_of(choice).get("type")) not in ("", "allowed_tools")

@@ -1,0 +1,272 @@
+"""Whose tool call is it? The calls of one round while they come in, and what of them the client gets to see.
+
+Servers differ. Ids stand on the first delta only, or a new one on each (vLLM once); names come in pieces, or again and
+again, or behind the arguments (SGLang); `index` is missing (Gemini, Mistral), always 0 with a new id (Ollama), or moves
+on within a call (Cerebras). All of that is taken here, and the client sees 0, 1, 2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.history import Call
+from proxy.core.rawjson import NotJson
+from proxy.dialects.chat.reply import MAX_REPLY, NULL, Broken, CallDelta, Members, join, signature, string, text_of
+
+MAX_ARGUMENTS = 1 << 20
+"""Bytes of arguments for one call of ours; a search pattern and a path need a few hundred."""
+
+CALL_SIZE = 1024
+"""Bytes that a call takes besides its arguments, about: calls without end are to come to one as well."""
+
+_TEXT = {"function": "arguments", "custom": "input"}
+
+
+class PartialCall:
+    """One tool call as far as it has come. `ours` is None as long as its name may still grow."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.ours: bool | None = None
+        self.index = 0
+        """Its place among the calls that the client sees."""
+        self.pending: list[Members] = []
+        """What came of it before it was known whose it is."""
+        self.lent: Members = {}
+        """A signature that another call carried."""
+        self.kind = "function"
+        self.size = 0
+        """Bytes of its arguments, about."""
+        self._name: list[str] = []
+        self._name_size = 0
+        self._arguments: list[str] = []
+        self._object = _Object()
+        self._members: Members = {}
+        self._function: Members = {}
+
+    def add(self, delta: CallDelta) -> int:
+        """Take one delta; returns how much there is of it."""
+        self.kind = delta.kind if delta.function else self.kind
+        self.id = self.id or text_of(delta.members.get("id"))
+        piece = text_of(delta.function.get("name"))
+        if piece and not self.named and (len(piece) != self._name_size or piece != self.name):
+            self._name.append(piece)
+            self._name_size += len(piece)
+        arguments = _arguments(delta)
+        if arguments:
+            self._arguments.append(arguments)
+        others = {key: raw for key, raw in delta.members.items() if key not in ("index", "id", delta.kind)}
+        self._members |= others
+        self._function |= delta.function
+        self.size += len(arguments)
+        return len(piece) + len(arguments) + sum(len(memoryview(raw)) for raw in others.values())
+
+    @property
+    def name(self) -> str:
+        if len(self._name) > 1:
+            self._name = ["".join(self._name)]
+        return self._name[0] if self._name else ""
+
+    @property
+    def arguments(self) -> str:
+        return join(self._arguments)
+
+    @property
+    def named(self) -> bool:
+        """Whether the name is whole, as far as one can tell: arguments follow it."""
+        return bool(self._name and self._arguments)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the arguments are an object up to its closing brace."""
+        return self._object.closed(self._arguments) and self._is_object
+
+    @cached_property
+    def _is_object(self) -> bool:
+        try:
+            rawjson.members(self.arguments.encode("utf-8", "replace"))
+        except NotJson:
+            return False
+        return True
+
+    def could_become(self, names: Sequence[str]) -> bool:
+        """Whether the name is the beginning of one of these."""
+        return any(len(name) >= self._name_size and name.startswith(self.name) for name in names)
+
+    @property
+    def signature(self) -> Members:
+        return signature(self._members)
+
+    def call(self) -> Call:
+        return Call(self.id, self.name, self.arguments)
+
+    def raw(self) -> Raw:
+        """The call as the model made it, for the message that goes back upstream."""
+        function = {"name": string(self.name), _TEXT[self.kind]: string(self.arguments)}
+        members = {key: raw for key, raw in self._members.items() if not rawjson.is_null(raw)}
+        start = {"id": string(self.id)} if self.id else {}
+        call = start | {"type": string(self.kind)} | members
+        return Raw(rawjson.encode(call | {self.kind: Raw(rawjson.encode(self._function | function))}))
+
+    def shown(self) -> Raw:
+        """The call as the client sees it."""
+        return Raw(rawjson.encode(rawjson.members(self.raw()) | self.lent))
+
+
+class _Object:
+    """Where the object ends whose text comes in pieces, each of which is looked at once."""
+
+    _marks = re.compile(r'[{}\[\]"]|\\.?', re.DOTALL)
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._end = False
+        self._more = False
+
+    def closed(self, pieces: Sequence[str]) -> bool:
+        """Whether these end where the object does, if they are one. The first of them are those of the last time."""
+        for piece in pieces[self._read :]:
+            self._take(piece)
+        self._read = len(pieces)
+        return self._end and not self._more
+
+    def _take(self, piece: str) -> None:
+        at = 0
+        if self._escaped:
+            at, self._escaped = 1, False
+        while not self._end:
+            match = self._marks.search(piece, at)
+            if match is None:
+                return
+            at = match.end()
+            self._mark(match[0])
+        self._more = self._more or not (not piece[at:] or piece[at:].isspace())
+
+    def _mark(self, mark: str) -> None:
+        if mark[0] == "\\":
+            self._escaped = len(mark) == 1
+        elif mark == '"':
+            self._in_string = not self._in_string
+        elif not self._in_string:
+            self._depth += 1 if mark in "{[" else -1
+            self._end = self._depth <= 0
+
+
+class ToolCalls:
+    """All calls of one round. `names` are our tools', none where the request has none of ours."""
+
+    def __init__(self, names: Sequence[str], *, numbered: bool) -> None:
+        self.all: list[PartialCall] = []
+        self.ours: list[PartialCall] = []
+        self.theirs: list[PartialCall] = []
+        """In the order in which the client sees them."""
+        self._names = names
+        self._numbered = numbered
+        """Whether the client reads a stream, where calls have an index."""
+        self._open: dict[PartialCall, None] = {}
+        self._by_index: dict[int, PartialCall] = {}
+        self._by_id: dict[str, PartialCall] = {}
+        self._size = 0
+
+    def take(self, deltas: Sequence[CallDelta], *, whole: bool = False) -> list[Members]:
+        """Entries of `tool_calls`; what of them the client is to see now. Each is a call of its own in a whole reply.
+
+        What may go as it came is the very object that came. Raises Broken where there is no end to it.
+        """
+        shown: list[Members] = []
+        for delta in deltas:
+            call = (None if whole else self._known(delta)) or self._begin(delta)
+            self._size += call.add(delta)
+            if call.ours is None:
+                call.pending.append(delta.members)
+                shown += self._decide(call)
+            elif not call.ours:
+                shown.append(self._numbering(delta.members, call))
+            self._check_size(call)
+        return shown
+
+    def settle(self) -> list[Members]:
+        """The round is over: names do not grow any more."""
+        return [entry for call in tuple(self._open) for entry in self._settle(call)]
+
+    def _check_size(self, call: PartialCall) -> None:
+        if call.size > MAX_ARGUMENTS and call.ours is not False:
+            raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for {call.name[:64]!r}")
+        if self._size > MAX_REPLY:
+            raise Broken(f"tool calls of more than {MAX_REPLY} bytes")
+
+    def _known(self, delta: CallDelta) -> PartialCall | None:
+        """The call that a delta goes on with; None where it begins one."""
+        index, id = _index(delta.members.get("index")), text_of(delta.members.get("id"))
+        name = text_of(delta.function.get("name"))
+        last = self.all[-1] if self.all else None
+        if index is not None and index in self._by_index:
+            call = self._by_index[index]
+            return None if name and id and call.id and id != call.id else call
+        if not id and not name:
+            return last
+        if index is not None:
+            return None
+        if id:
+            return self._by_id.get(id)
+        return None if last is None or last.complete else last
+
+    def _begin(self, delta: CallDelta) -> PartialCall:
+        call = PartialCall()
+        self.all.append(call)
+        self._open[call] = None
+        self._size += CALL_SIZE
+        index, id = _index(delta.members.get("index")), text_of(delta.members.get("id"))
+        if index is not None:
+            self._by_index[index] = call
+        if id:
+            self._by_id[id] = call
+        return call
+
+    def _decide(self, call: PartialCall) -> list[Members]:
+        """What was kept of a call, as soon as its name can become none of ours: the client's calls do not wait."""
+        if call.named or not call.could_become(self._names):
+            return self._settle(call)
+        return []
+
+    def _settle(self, call: PartialCall) -> list[Members]:
+        del self._open[call]
+        call.ours = call.kind == "function" and call.name in self._names
+        pending, call.pending = call.pending, []
+        if call.ours:
+            self.ours.append(call)
+            return []
+        call.index = len(self.theirs)
+        self.theirs.append(call)
+        if call.index == 0 and not call.signature:
+            call.lent = next((one.signature for one in self.ours if one.signature), {})
+            pending[0] = pending[0] | call.lent if call.lent else pending[0]
+        return [self._numbering(entry, call) for entry in pending]
+
+    def _numbering(self, entry: Members, call: PartialCall) -> Members:
+        """The entry with the index that the client is to see."""
+        index = b"%d" % call.index
+        if not self._numbered or not self._names or bytes(entry.get("index", NULL)) == index:
+            return entry
+        return {"index": Raw(index)} | entry | {"index": Raw(index)}
+
+
+def _arguments(delta: CallDelta) -> str:
+    """The arguments' next piece; some servers send an object where its text belongs."""
+    raw = delta.function.get(_TEXT[delta.kind])
+    if raw is None or rawjson.is_null(raw) or rawjson.is_string(raw):
+        return text_of(raw)
+    return bytes(raw).decode()
+
+
+def _index(raw: Raw | None) -> int | None:
+    text = b"" if raw is None else bytes(raw)
+    return int(text) if text.isdigit() and len(text) < 10 else None

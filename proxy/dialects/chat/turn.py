@@ -1,0 +1,369 @@
+"""One client turn: as many rounds with upstream as it takes, and one reply to the client. No I/O, no clock.
+
+    READY ──request──> READING ──end──> DONE ──close──> the reply's last bytes
+      ^                   └──our tools called──> CALLING ──answer──> DONE  (a mixed turn)
+      └────────────────────────────answer──────────┘
+
+Drive it: send `request()`, feed what comes back to `receive` (or `receive_whole`) and then `end`, answer `calls`,
+again, until it is DONE; write down `hidden`; then send what `close` gives. A call in the wrong state raises.
+
+A stream and a whole reply go through the same lines: a whole reply is one large event. What needs no change reaches
+the client as the very bytes that came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from enum import Enum, auto
+
+import msgspec
+
+from proxy.core import rawjson, sse
+from proxy.core.history import Call
+from proxy.core.rawjson import NotJson
+from proxy.dialects.chat.client_reply import Ledger, Shown, Usage, Whole
+from proxy.dialects.chat.reply import Broken, Chunk, as_events, parse, string
+from proxy.dialects.chat.round import Round
+from proxy.dialects.chat.round_request import LIMITS, Asked
+from proxy.dialects.chat.tool_calls import PartialCall
+
+__all__ = ["LIMITS", "Asked", "Broken", "Hidden", "State", "Turn", "WrongState"]
+
+STOPPED = frozenset(("length", "content_filter", "error"))
+"""Finish reasons after which nothing goes on: what stands there may be the half of a call (`error`: OpenRouter)."""
+
+
+class State(Enum):
+    READY = auto()
+    READING = auto()
+    CALLING = auto()
+    DONE = auto()
+
+
+class WrongState(RuntimeError):
+    """The driver's mistake."""
+
+
+class Hidden(msgspec.Struct, frozen=True):
+    """What the client does not see of this turn, to be put back on its next request.
+
+    `before` goes in front of the reply that it saw, `instead` in its place where the model wrote another (None: it is
+    as seen), `after` directly behind it.
+    """
+
+    before: list[bytes]
+    instead: bytes | None
+    after: list[bytes]
+
+
+class Turn:
+    """The machine. Built once per client request; see the module's picture."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.state = State.READY
+        self.rounds = 0
+        """Internal rounds so far."""
+        self._asked = asked
+        self._names = asked.names if asked.tools else ()
+        self._ledger = Ledger()
+        self._shown = Shown(self._ledger)
+        self._before: list[bytes] = []
+        self._results = 0  # how many of the last ones there are our tools' newest answers
+        self._after: list[bytes] = []
+        self._answering: list[PartialCall] = []
+        self._instead: bytes | None = None
+        self._spoke = False  # whether earlier rounds showed any text
+        self._failed = False  # upstream said so in the reply itself
+        self._done = b""
+        self._begin_round()
+
+    # -- what the driver calls --
+
+    def request(self) -> bytes:
+        """The body of the next round."""
+        self._step(State.READY, State.READING)
+        self._done = b""
+        self._begin_round()
+        if not self.rounds:
+            return self._asked.first()
+        return self._asked.later([*self._asked.messages, *self._before], self.spent.completion, last=self._last)
+
+    def receive(self, event: sse.Event) -> bytes:
+        """Take one event of a stream; what goes to the client now. Raises Broken."""
+        self._require(State.READING)
+        if self._done:
+            return b""
+        if event.data is None:
+            return self._as_it_came(event)
+        if event.data.strip() == sse.DONE:
+            self._done = event.raw
+            return b""
+        if self._quick and self._takes_plain(event.data):
+            return event.raw
+        return self._take_event(event, event.data)
+
+    def receive_whole(self, body: bytes) -> bytes:
+        """Take a reply that is not a stream; what goes to the client now. Raises Broken.
+
+        If it is the first, then the client's is none either: that is what `close` gives.
+        """
+        self._require(State.READING)
+        if not self.rounds:
+            self._shown = Whole(self._ledger)
+            self._begin_round()
+        self._done = sse.encode(sse.DONE)
+        try:
+            chunk = parse(body)
+        except NotJson:
+            return self._take_unknown(body)
+        if chunk.key != "message":
+            return self._take_unknown(body)
+        if not self._shown.streamed:
+            chunk.raw = body
+            return self._take(chunk)
+        return b"".join(map(self._take, as_events(chunk)))
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client asked for a stream."""
+        return self._asked.streams
+
+    @property
+    def over(self) -> bool:
+        """Whether the round's reply has said that it is complete: there is nothing more to receive."""
+        return bool(self._done)
+
+    def end(self) -> bytes:
+        """The round's reply has ended, with or without saying so; what goes to the client now.
+
+        Raises Broken where it stopped within a call of ours.
+        """
+        self._require(State.READING)
+        parts = self._round.settle()
+        if self._round.calls.ours and not (self._done or self._round.finish or self._failed):
+            raise Broken("the reply stopped within a tool call")
+        self._ledger.add(self._round.usage)
+        self._answering = self._to_answer()
+        if not self._answering:
+            self.state = State.DONE
+            self._finish()
+            parts += self._round.release(visible=True)
+        else:
+            self.state = State.CALLING
+            self._identify(self._answering)
+            if self._round.calls.theirs:
+                parts += self._round.release(visible=False)
+        return self._shown.show(parts)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls to answer now."""
+        self._require(State.CALLING)
+        return [call.call() for call in self._answering]
+
+    def answer(self, answers: Sequence[str]) -> None:
+        """The results of `calls`, in their order."""
+        self._require(State.CALLING)
+        results = [_result(call, text) for call, text in zip(self._answering, answers, strict=True)]
+        if self._round.calls.theirs:
+            self._finish_mixed(results)
+        else:
+            self._go_on(results)
+
+    def reword(self, text: str) -> None:
+        """Send the newest round once more with this for the results of our tools: upstream had no room for them."""
+        self._step(State.READING, State.READY)
+        first = len(self._before) - self._results
+        content = {"content": string(text)}
+        self._before[first:] = [rawjson.encode(rawjson.members(raw) | content) for raw in self._before[first:]]
+
+    @property
+    def hidden(self) -> Hidden | None:
+        """What has to be remembered, once the turn is DONE; None where the client has seen it all."""
+        self._require(State.DONE)
+        if self._failed or not (self._before or self._after):
+            return None
+        return Hidden(self._before, self._instead, self._after)
+
+    @property
+    def visible(self) -> tuple[str, list[Call]]:
+        """The text and the calls that the client has seen."""
+        return self._shown.message.text(), [call.call() for call in self._round.calls.theirs]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether calls of ours were answered beside calls of the client's."""
+        return bool(self._after)
+
+    @property
+    def spent(self) -> Usage:
+        """Tokens over all rounds."""
+        return self._ledger.spent
+
+    def close(self) -> bytes:
+        """What ends the reply: everything, where it is not a stream."""
+        self._require(State.DONE)
+        kept = [chunk for chunk in (self._round.end, self._round.bill) if chunk is not None]
+        calls = [call.shown() for call in self._round.calls.theirs]
+        return self._shown.show(self._billed(kept)) + self._shown.close(self._done, calls)
+
+    # -- states --
+
+    def _require(self, state: State) -> None:
+        if self.state is not state:
+            raise WrongState(f"{self.state.name} instead of {state.name}")
+
+    def _step(self, source: State, target: State) -> None:
+        self._require(source)
+        self.state = target
+
+    # -- one event --
+
+    def _begin_round(self) -> None:
+        self._quick = False  # until an event has named the reply
+        self._round = Round(
+            self._names,
+            numbered=self._shown.streamed,
+            later=self.rounds > 0,
+            holds_text=self._asked.wants_json,
+        )
+
+    def _takes_plain(self, data: bytes) -> bool:
+        """Note an event in which nothing is but text, as most are; False where there is more to it."""
+        try:
+            delta = _plain.decode(data).choices[0].delta
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return False
+        for message in (self._round.message, self._shown.message):
+            if delta.content:
+                message.add_text("content", delta.content)
+            if delta.reasoning_content:
+                message.add_text("reasoning_content", delta.reasoning_content)
+            if delta.reasoning:
+                message.add_text("reasoning", delta.reasoning)
+            if delta.refusal:
+                message.add_text("refusal", delta.refusal)
+        return True
+
+    def _take_event(self, event: sse.Event, data: bytes) -> bytes:
+        try:
+            chunk = parse(data)
+        except NotJson:
+            return self._as_it_came(event)
+        chunk.raw, chunk.name = event.raw, event.name
+        out = self._take(chunk)
+        self._quick = self._shown.started and not self.rounds and not self._asked.wants_json
+        return out
+
+    def _take(self, chunk: Chunk) -> bytes:
+        self._failed |= chunk.failed
+        return self._shown.show(self._billed(self._round.read(chunk)))
+
+    def _billed(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Without the usage that a client did not ask for: in a stream, where it is an event of its own."""
+        if self._asked.wants_usage or not self._shown.streamed:
+            return chunks
+        return [chunk for chunk in chunks if chunk.choice is not None or chunk.usage is None]
+
+    def _as_it_came(self, event: sse.Event) -> bytes:
+        return event.raw if self._shown.streamed else b""
+
+    def _take_unknown(self, body: bytes) -> bytes:
+        """What is no chat completion: it goes to the client as it came, if that is still possible."""
+        self._failed = True
+        if not isinstance(self._shown, Whole):
+            raise Broken("neither a stream nor a chat completion")
+        self._shown.verbatim(body)
+        return b""
+
+    # -- the end of a round --
+
+    @property
+    def _last(self) -> bool:
+        return self.rounds >= self._asked.max_rounds
+
+    @property
+    def _used_up(self) -> bool:
+        left = self._asked.left(self.spent.completion)
+        return left is not None and left <= 0
+
+    def _to_answer(self) -> list[PartialCall]:
+        """Which calls of ours are answered; the others are dropped."""
+        ours, theirs = self._round.calls.ours, self._round.calls.theirs
+        if self._failed or self._last:
+            return []
+        if self._round.finish in STOPPED:
+            return [call for call in ours if call.complete] if theirs else []
+        return [] if self._used_up and not theirs else ours
+
+    def _finish(self) -> None:
+        """This round is the last one: no call of ours is answered, be it that there is none."""
+        calls = self._round.calls
+        if calls.ours and not calls.theirs and self._round.finish not in STOPPED:
+            self._finish_with("length" if self._used_up and not self._last else "stop")
+        if self._spoke:
+            self._instead = self._round.history(calls.theirs)
+
+    def _finish_mixed(self, results: list[bytes]) -> None:
+        """The client answers its own calls next, and is told of no other."""
+        if self._round.finish not in STOPPED:
+            self._finish_with("tool_calls")
+        answering = set(self._answering)
+        answered = [call for call in self._round.calls.all if not call.ours or call in answering]
+        self._instead, self._after = self._round.history(answered), results
+        self.state = State.DONE
+
+    def _go_on(self, results: list[bytes]) -> None:
+        message = self._round.history(self._round.calls.all)
+        assert message is not None  # it has calls
+        self._before += [message, *results]
+        self._results = len(results)
+        self._ledger.carry(self._round.usage)
+        self._spoke = self._shown.go_on()
+        self.rounds += 1
+        self.state = State.READY
+
+    def _finish_with(self, reason: str) -> None:
+        if self._round.end is not None:
+            self._round.end.put_choice("finish_reason", string(reason))
+
+    def _identify(self, calls: list[PartialCall]) -> None:
+        """Give an id to calls that have none, or another's: the same every time, and another in every turn."""
+        sent = [*self._asked.messages, *self._before]
+        seed = hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b""))
+        known = {call.id for call in self._round.calls.theirs}
+        for number, call in enumerate(calls):
+            if not call.id or call.id in known:
+                call.id = f"call_{seed.hexdigest()[:16]}_{number}"
+            known.add(call.id)
+
+
+def _result(call: PartialCall, text: str) -> bytes:
+    return rawjson.encode({"role": "tool", "tool_call_id": call.id, "content": text})
+
+
+class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    role: str | None = None
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: None = None
+    function_call: None = None
+
+
+class _PlainChoice(msgspec.Struct, gc=False):
+    delta: _PlainDelta
+    finish_reason: None = None
+
+
+class _Plain(msgspec.Struct, gc=False):
+    """An event that says nothing but text: whatever is not accepted here is looked at in detail."""
+
+    choices: tuple[_PlainChoice]
+    usage: None = None
+    error: None = None
+
+
+_plain = msgspec.json.Decoder(_Plain)

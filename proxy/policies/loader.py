@@ -1,0 +1,230 @@
+"""The directory of policies → who has which, whole or not at all; and the book that follows it while we run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import pathlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from proxy import regular_files
+from proxy.core.policy import Policy, Upstream
+from proxy.errors import PolicyError
+from proxy.policies.file import Source, parse
+
+INTERVAL = 0.5
+"""Seconds between two looks at the directory. A change is taken at the second look, well within the promised 2 s."""
+
+PATIENCE = 30.0
+"""Seconds after which a directory that does not answer counts as a reload that failed, and again each time."""
+
+LARGEST = 1 << 20
+"""Bytes of one policy file. The longest that people write have a few thousand."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Policies(msgspec.Struct, frozen=True):
+    """One set of policies. `default` serves keys that no file names; None: nobody serves them."""
+
+    default: Policy | None
+    named: tuple[Policy, ...]
+    by_digest: Mapping[bytes, Policy]
+    """By the SHA-256 of the client's key."""
+
+    def __repr__(self) -> str:
+        return f"Policies({', '.join(policy.tenant for policy in self.all())})"
+
+    def all(self) -> tuple[Policy, ...]:
+        """Every policy, the default first."""
+        return self.named if self.default is None else (self.default, *self.named)
+
+    def tenant_for_key(self, key: bytes | None) -> Policy | None:
+        """Whose key this is; the default's if nobody's. None: a stranger, and strangers are not served."""
+        if key is None:
+            return self.default
+        # A table instead of a comparison with each: what a lookup's time can tell is about the digest, which nobody
+        # can steer towards that of a key; and bytes are compared only after a hash seeded at random has matched.
+        return self.by_digest.get(hashlib.sha256(key).digest(), self.default)
+
+
+def builtin(base_url: str | None = None) -> Policies:
+    """What holds when no directory is given: one policy for everybody, the client's own key, and all defaults."""
+    upstream = Upstream() if base_url is None else Upstream(base_url=base_url)
+    return Policies(default=Policy(upstream=upstream), named=(), by_digest={})
+
+
+def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
+    """Every `*.yaml` in `directory`. `base_url` holds where a file gives none.
+
+    Raises PolicyError with a line for each bad file.
+    """
+    sources, faults = [], []
+    for path in _files(directory):
+        try:
+            sources.append(parse(_text(path), str(path), path.stem, environment, base_url))
+        except PolicyError as error:
+            faults.append(str(error))
+    faults = faults or list(_collisions(sources))
+    if faults:
+        raise PolicyError("\n".join(faults))
+    return Policies(
+        default=next((source.policy for source in sources if source.is_default), None),
+        named=tuple(source.policy for source in sources if not source.is_default),
+        by_digest={digest: source.policy for source in sources for digest, _ in source.keys},
+    )
+
+
+class PolicyBook:
+    """The policies in force. `current` is replaced whole; whoever took it before keeps what it took."""
+
+    def __init__(
+        self,
+        directory: pathlib.Path | None,
+        environment: Mapping[str, str],
+        base_url: str | None = None,
+        told: Callable[[bool], None] = lambda taken: None,
+    ) -> None:
+        """Load at once. No directory: `builtin`, for good. Raises PolicyError.
+
+        `told` hears of every reload, in any thread, whether it was taken.
+        """
+        self._directory = directory
+        self._environment = environment
+        self._base_url = base_url
+        self._told = told
+        self._seen: object = None
+        self.current = self._load()
+
+    def reload(self) -> bool:
+        """Take the directory as it is now. False: it is bad, the old set stays, and the log says why."""
+        try:
+            self.current = self._load()
+        except PolicyError as error:
+            return self._failed(error)
+        except Exception as error:
+            # A bug in reading what somebody wrote must not end the watch over what they write next.
+            logger.exception("a bug, in reading the policies")
+            return self._failed(error)
+        self._told(True)
+        logger.info("policies in force: %s", ", ".join(policy.tenant for policy in self.current.all()))
+        return True
+
+    async def watch(self) -> None:
+        """Reload on change and on SIGHUP, until cancelled."""
+        hangup = asyncio.Event()
+        with _on_hangup(hangup.set):
+            before = self._seen
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(hangup.wait(), INTERVAL)
+                now = await self._patiently(lambda: _signature(self._directory))
+                # Not before it stood still between two looks: half a file is nobody's mistake.
+                if hangup.is_set() or (now == before and now != self._seen):
+                    hangup.clear()
+                    await self._patiently(self.reload)
+                before = now
+
+    async def _patiently(self, work: Callable[[], T]) -> T:
+        """What `work` returns, in a thread; that it takes long, as on a network disk that is gone, is not silent."""
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        while not (await asyncio.wait([task], timeout=PATIENCE))[0]:
+            self._failed(f"{self._directory} does not answer")
+        return task.result()
+
+    def _failed(self, reason: object) -> bool:
+        logger.error("policies not taken, the old ones stay in force: %s", reason)
+        self._told(False)
+        return False
+
+    def _load(self) -> Policies:
+        # Looked at before it is read: what changes in between is seen as a change next time.
+        self._seen = _signature(self._directory)
+        if self._directory is None:
+            return builtin(self._base_url)
+        return load(self._directory, self._environment, self._base_url)
+
+
+def _files(directory: pathlib.Path) -> list[pathlib.Path]:
+    try:
+        paths = _visible(directory)
+    except OSError as error:
+        raise PolicyError(f"{directory}: expected a directory of policies: {error.strerror}") from error
+    if odd := next((path for path in paths if path.suffix == ".yml"), None):
+        raise PolicyError(f"{odd}: only *.yaml is read; name it {odd.stem}.yaml")
+    found = [path for path in paths if path.suffix == ".yaml"]
+    if not found:
+        raise PolicyError(f"{directory}: expected at least one policy, such as default.yaml")
+    return found
+
+
+def _visible(directory: pathlib.Path) -> list[pathlib.Path]:
+    """Not the hidden ones: editors' locks and, in a mounted ConfigMap, the directories behind the links."""
+    return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        content = regular_files.read(path, LARGEST + 1, follow=True)  # in a mounted ConfigMap all files are links
+        if len(content) > LARGEST:
+            raise PolicyError(f"{path}: expected at most {LARGEST:,} bytes")
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise PolicyError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise PolicyError(f"{path}: expected text in UTF-8") from error
+
+
+def _collisions(sources: Sequence[Source]) -> Iterator[str]:
+    """What no file is wrong about alone: one tenant or one key in two places."""
+    tenants: dict[str, str] = {}
+    keys: dict[bytes, str] = {}
+    for source in sources:
+        name, tenant = source.document.name, source.policy.tenant
+        if tenants.setdefault(tenant, name) != name:
+            yield str(source.document.error(("tenant",), f"{tenant} is the tenant of {tenants[tenant]} already"))
+        for digest, path in source.keys:
+            if digest in keys:
+                yield str(source.document.error(path, f"the same key as {keys[digest]}"))
+            keys.setdefault(digest, source.document.place(path))
+
+
+def _signature(directory: pathlib.Path | None) -> object:
+    """What changes whenever a policy does. Links are followed, so the swap of a ConfigMap's link is seen."""
+    try:
+        paths = _visible(directory) if directory else []
+    except OSError:
+        return None
+    return [(path.name, _stamp(path)) for path in paths if path.suffix in (".yaml", ".yml")]
+
+
+def _stamp(path: pathlib.Path) -> tuple[int, ...] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+@contextlib.contextmanager
+def _on_hangup(callback: Callable[[], None]) -> Iterator[None]:
+    """Call back on SIGHUP, where there is one and this thread may ask for it."""
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGHUP)
+    loop.add_signal_handler(signal.SIGHUP, callback)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,307 @@
+"""The client's side of one HTTP exchange: what it sent, whether it is still there, and the reply to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+import msgspec
+
+from proxy.errors import BodyTooLarge, ProxyError
+from proxy.telemetry.outcome import Outcome
+from proxy.upstream.headers import Header, Headers, without
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+
+class Account(Protocol):
+    """How many bytes of a body are held, and for whom."""
+
+    def charge(self, tenant: str) -> None:
+        """Say whose body it is. Raises Overloaded where that tenant's bodies take too much."""
+
+    def release(self, size: int) -> None:
+        """So many bytes are held no more."""
+
+
+class Raw(TypedDict):
+    """A request as the client wrote it, and word of the client when it hangs up."""
+
+    target: bytes
+    headers: Headers
+    watch: Callable[[Callable[[], object]], Callable[[], object]]
+    """Have this called when the client hangs up, or soon if it has; what comes back takes that back."""
+    body: Account
+
+
+RAW = "offload_proxy.raw"
+"""The ASGI extension by which our server hands over what the protocol loses: the request's target as it was written
+(ASGI cannot tell `/x?` from `/x`), the headers' names in the client's case, the connection's end, which ASGI tells
+only to who waits for it: a task for each request; and the account of the body's bytes. Its `receive` raises ProxyError
+where a body ends before it is whole: too slow, too much at once, or not what HTTP allows."""
+
+
+class ClientGone(Exception):
+    """The client hung up: nobody is left to reply to."""
+
+
+class Client:
+    """One request and the reply to it.
+
+    Bodies larger than one message of the server are never held here: `body` hands them on as they come, and `write`
+    waits while the client is slower than upstream.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.began = time.perf_counter()
+        self.scope = scope
+        self.method: str = scope["method"]
+        raw: Raw | None = (scope.get("extensions") or {}).get(RAW)
+        self.written_target = raw["target"] if raw else b""
+        """As the request has it, with the origin if there is one; empty if the server does not tell."""
+        self.target = _target(scope, self.written_target)
+        """Raw path and query."""
+        self.path = self.target.partition(b"?")[0]
+        """Raw, without the query."""
+        self.headers: Headers = list(raw["headers"] if raw else scope["headers"])
+        """In the client's case, if the server tells."""
+        self.request_id = f"req_{os.urandom(16).hex()}"
+        self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
+        """How an error of ours reads to this client: in OpenAI's shape, unless whoever serves it says otherwise."""
+        self.gone = False
+        """Whether the client left before the reply's last byte was on its way to it."""
+        self.replied = False
+        """Whether that byte is: from then on the client closes when it likes."""
+        self.status = 0
+        """Of the reply; 0 as long as there is none."""
+        self.sent: float | None = None
+        """When the request first went upstream, on the clock of `began`: set by whoever sends it."""
+        self.receive = receive
+        self.broken: ProxyError | None = None
+        """Why the body ended before it was whole."""
+        self._account = raw["body"] if raw else None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._more = _has_body(scope["headers"])
+        self._watch_connection = raw["watch"] if raw else None
+        self._first_byte: float | None = None
+        self._send = send
+        self._heard_out = asyncio.Event()
+
+    def charge(self, tenant: str) -> None:
+        """Say who sends this body. Raises Overloaded where the bodies of this tenant take too much already."""
+        if self._account is not None:
+            self._account.charge(tenant)
+
+    def release(self, size: int) -> None:
+        """Say that so many of the body's bytes are gone from here."""
+        if self._account is not None:
+            self._account.release(size)
+
+    async def gather(self, limit: int) -> bool:
+        """Wait for the body, up to `limit` bytes; whether it is whole. One that is announced as larger is not awaited.
+
+        Raises ClientGone, and ProxyError for a body that will never be whole.
+        """
+        if self._more and _content_length(self.scope["headers"]) > limit:
+            return False
+        while self._more and self._size <= limit:
+            piece = await self._next()
+            self._pieces.append(piece)
+            self._size += len(piece)
+        if not self._more:
+            self._heard_out.set()
+        return not self._more
+
+    async def body(self, gathered: int = 0) -> bytes | AsyncIterator[bytes]:
+        """The body: whole where `gathered` bytes hold it, otherwise as it comes. Raises as `gather`."""
+        whole = await self.gather(gathered)
+        if not whole and not self._pieces:
+            self._pieces.append(await self._next())
+            whole = not self._more
+        if whole:
+            return self._joined()
+        first, self._pieces = self._joined(), []
+        return _Streamed(self, first)
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body, as often as wanted.
+
+        Raises BodyTooLarge as soon as it is known to be above `limit` bytes, and as `gather`.
+        """
+        _check_size(_content_length(self.scope["headers"]), limit)
+        await self.gather(limit)
+        _check_size(self._size, limit)
+        return self._joined()
+
+    def _joined(self) -> bytes:
+        if len(self._pieces) != 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0]
+
+    @property
+    def wants_upgrade(self) -> bool:
+        """Whether the rest of the connection is meant for WebSocket; other offers are ignored (RFC 9110, 7.8)."""
+        return any(name == b"upgrade" and value.lower() == b"websocket" for name, value in self.scope["headers"])
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Run a block for as long as the client is there, and raise ClientGone out of it otherwise.
+
+        A server that is not ours tells us only when asked, so somebody has to be waiting for it (Starlette's
+        StreamingResponse does so only while it sends).
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        if self._watch_connection is not None:
+            forget = self._watch_connection(lambda: self._left(task))
+        else:
+            forget = asyncio.create_task(self._watch(task)).cancel
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.gone and task.uncancel() == 0:
+                raise ClientGone from None
+            raise
+        finally:
+            forget()
+
+    def _left(self, task: asyncio.Task[Any]) -> None:
+        if not self.replied:
+            self.gone = True
+            task.cancel()
+
+    async def _watch(self, task: asyncio.Task[Any]) -> None:
+        await self._heard_out.wait()
+        while not self._take(await self.receive()):
+            pass
+        self._left(task)
+
+    async def _next(self) -> bytes:
+        """The body's next piece."""
+        try:
+            message = await self.receive()
+        except ProxyError as error:
+            self.broken = error
+            raise
+        if self._take(message):
+            raise ClientGone
+        piece: bytes = message.get("body", b"")
+        return piece
+
+    def _take(self, message: Message) -> bool:
+        """Whether this is word that the client has left; the server also says so once the reply is complete."""
+        left: bool = message["type"] == "http.disconnect"
+        self.gone = left and not self.replied
+        self._more = not left and message.get("more_body", False)
+        if not self._more:
+            self._heard_out.set()
+        return left
+
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`, for whoever replies by it."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self._first_byte = time.perf_counter()
+        await self._send(message)
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Begin the reply. Framing and `Connection` are the server's."""
+        if status == 304:
+            # Its Content-Length is that of a body not sent (RFC 9110, 8.6); uvicorn would insist on the body.
+            headers = without(headers, (b"content-length",))
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, chunk: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    async def finish(self, chunk: bytes = b"") -> None:
+        """End the reply. One that is left without this is cut off, so that the client sees that it is not whole."""
+        await self._send({"type": "http.response.body", "body": chunk})
+        self.replied = not self.gone  # at once: whoever is told now that the client left must not stop what follows
+
+    async def fail(self, error: ProxyError) -> None:
+        """Reply with an error of our own. Nothing may have been sent before."""
+        await self.reply(error.status, self.fault_body(error), error.headers())
+
+    async def reply(self, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
+        """Reply with JSON of our own, whole. Nothing may have been sent before."""
+        ours = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self.request_id.encode()),
+        ]
+        await self.start(status, [*ours, *headers])
+        await self.finish(body)
+
+    def outcome(self, kind: str, tenant: str = "", namespace: str = "") -> Outcome:
+        """What is known of the request at its start."""
+        return Outcome(
+            request_id=self.request_id,
+            tenant=tenant,
+            namespace=namespace,
+            kind=kind,
+            method=self.method,
+            path=self.path.decode("latin-1"),
+        )
+
+    def completed(self, outcome: Outcome, fault: str = "", detail: str = "") -> Outcome:
+        """`outcome` with the reply's status, the times, and whose fault it was if something went wrong."""
+        now = time.perf_counter()
+        return msgspec.structs.replace(
+            outcome,
+            status=self.status,
+            fault=fault,
+            detail=detail,
+            seconds=now - self.began,
+            added_seconds=(self.sent or now) - self.began,
+            first_byte_seconds=None if self._first_byte is None else self._first_byte - self.began,
+        )
+
+
+class _Streamed(AsyncIterator[bytes]):
+    """A body as it comes. Cancelling `__anext__` loses nothing: a message is taken only once it is there."""
+
+    def __init__(self, client: Client, first: bytes) -> None:
+        self._client = client
+        self._pending = first
+        self._taken = 0
+
+    async def __anext__(self) -> bytes:
+        self._client.release(self._taken)
+        self._taken = 0
+        while not self._pending:
+            if not self._client._more:
+                raise StopAsyncIteration
+            self._pending = await self._client._next()
+        chunk, self._pending = self._pending, b""
+        self._taken = len(chunk)
+        return chunk
+
+
+def _target(scope: Scope, raw: bytes) -> bytes:
+    """Raw path and query; without the origin, if the client named one (RFC 9112, 3.2.2)."""
+    if raw.startswith(b"/"):
+        return raw
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise BodyTooLarge(f"The request's body is larger than {limit} bytes")
+
+
+def _has_body(headers: Headers) -> bool:
+    return any(name == b"transfer-encoding" for name, _ in headers) or _content_length(headers) > 0
+
+
+def _content_length(headers: Headers) -> int:
+    """The announced length, 0 where there is none. The server has checked that it is a number."""
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)

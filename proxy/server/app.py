@@ -1,0 +1,406 @@
+"""The ASGI application: who may ask, then chat, relay, or one of our own routes.
+
+Own routes are Starlette's. What goes upstream goes around it: routing by pattern costs more there than it gives, and
+no route may come between a client's bytes and upstream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hmac
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from proxy import operations
+from proxy.errors import ClientFault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported
+from proxy.operations import Operations
+from proxy.policies import PolicyBook
+from proxy.policies.tenants import Callers, Tenant, allowed, retention
+from proxy.requests.background import Background
+from proxy.requests.exchange import Client, ClientGone
+from proxy.requests.handler import Chat
+from proxy.requests.message_cache import Reader
+from proxy.requests.passthrough import GATHERED, Relay
+from proxy.requests.records import Records
+from proxy.requests.services import Services
+from proxy.requests.snapshots import Snapshots
+from proxy.requests.summarizer import Job, Spent, Summarizer, summary_outcome
+from proxy.requests.upstream_limits import Learned
+from proxy.server import health, origin
+from proxy.server.inbound import COME_BACK
+from proxy.stores import expires_by_itself, open_store
+from proxy.stores.guarded import Guarded
+from proxy.stores.retention import Sweeper
+from proxy.telemetry import logs
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.recorder import Ledger
+from proxy.threads import Threads
+from proxy.tokens import Tokens
+from proxy.upstream.client import Upstream
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
+    from proxy.core.policy import Policy
+    from proxy.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_OURS = frozenset((b"/health", b"/metrics", b"/openapi.json", b"/_offload"))
+_RESERVED = b"/_offload/"
+
+BACKGROUND = 1_000
+"""Tasks beside the requests at once: writing originals."""
+
+SNAPSHOT_BUDGET = 10.0
+"""Seconds that storing a snapshot may take: it was paid for, and nobody waits for it."""
+
+UPLOADS_SHARE = 4
+"""A tenant's uploads, bodies too large to be collected, get one of so many of its places."""
+
+LEAST_GRACE = 1.0
+"""Seconds that what goes on beside the requests has to end, where they took all of the drain timeout."""
+
+
+class Handler(Protocol):
+    """What becomes of an admitted request.
+
+    It replies and records one outcome; or raises ProxyError or ClientGone before it has done either.
+    """
+
+    async def __call__(self, client: Client, tenant: Tenant) -> None: ...
+
+
+def build(settings: Settings) -> App:
+    """The application. Raises UserMistake for settings and policies that cannot be taken; opens nothing yet."""
+    return App(settings)
+
+
+class App:
+    """One process's application, and all that its requests share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._admin_token = settings.admin_token
+        self._allowed_hosts = settings.allowed_hosts
+        self._on_loopback = origin.is_loopback(settings.host)
+        self._metrics = Metrics()
+        self._book = PolicyBook(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
+        self._ledger = Ledger(self._metrics.record, logs.request)
+        self._record = self._ledger.record
+        self._store_url = settings.store
+        store = open_store(settings.store, self._retention, lambda key: self._store.damaged(key))
+        self._store = Guarded(
+            store, warn=logs.Limited(logger), retention=self._retention, count_damaged=self._metrics.damaged
+        )
+        self._metrics.watch_store(lambda: self._store.state)
+        self._metrics.watch_cache("store", lambda: self._store.memory.size)
+        self._tokens = Tokens()
+        self._upstream = Upstream(settings)
+        self._relay = Relay(settings, self._upstream, self._record)
+        self._background = Background(BACKGROUND)
+        self._threads = Threads()
+        self._reader = Reader(self._tokens, self._threads.reading)
+        for cache, size in self._reader.caches().items():
+            self._metrics.watch_cache(cache, size)
+        self._summarizer = Summarizer(
+            self._recall_snapshot, self._keep_snapshot, self._reader.count, self._summarized, self._threads.reading
+        )
+        services = Services(
+            settings=settings,
+            upstream=self._upstream,
+            relay=self._relay,
+            store=self._store,
+            reader=self._reader,
+            snapshots=Snapshots(self._summarizer, self._reader),
+            background=self._background,
+            threads=self._threads,
+            learned=Learned(),
+            sink=self._record,
+        )
+        self._chat: Handler = Chat(services)
+        self._operations = Operations(services, self._summarizer)
+        self._callers = Callers()
+        self._drain = settings.drain_timeout
+        self._body_limit = settings.body_limit
+        self._ending_since: float | None = None
+        self.hangs = False
+        """Whether, at the end, something did not let go; the log says what."""
+        self._under_way: Counter[str] = Counter()
+        self._uploads: Counter[str] = Counter()
+        self._own = self._own_routes()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._guarded(Client(scope, receive, send))
+        elif scope["type"] == "websocket":
+            await _refuse_websocket(scope, send)
+        else:
+            await self._own(scope, receive, send)
+
+    async def _guarded(self, client: Client) -> None:
+        """The outermost edge: whatever happens inside, the client gets a whole reply or sees that it is not whole."""
+        if client.path in operations.PATHS:
+            client.fault_body = operations.refusal()
+        try:
+            if client.path in _OURS or client.path.startswith(_RESERVED):
+                await self._serve_own(client)
+            else:
+                await self._admit(client)
+        except asyncio.CancelledError:
+            # Only the server cancels, when the time for draining is over; nothing is behind us that could hear of it.
+            await _apologise(client, Overloaded("The proxy is shutting down", retry_after=COME_BACK))
+        except Exception:
+            logger.exception("a bug, at request %s", client.request_id)
+            await _apologise(client, ProxyError(f"The proxy failed at this request ({client.request_id})"))
+
+    async def _serve_own(self, client: Client) -> None:
+        try:
+            if client.path.startswith(_RESERVED):
+                self._check_origin(client)
+        except ForeignSite as error:
+            await client.fail(error)
+        else:
+            await self._own(client.scope, client.receive, client.send)
+
+    async def _admit(self, client: Client) -> None:
+        tenant = None
+        try:
+            tenant = self._tenant(client)
+            handler = self._handler(client, tenant)
+            client.charge(tenant.name)
+            with self._metrics.in_flight():
+                whole = await client.gather(GATHERED if handler is self._relay else self._body_limit)
+                with self._slot(tenant.policy, uploads=handler is self._relay and not whole):
+                    await handler(client, tenant)
+        except ProxyError as error:
+            await _apologise(client, error)
+            self._record(_refused(client, tenant, "overloaded" if isinstance(error, Overloaded) else "client"))
+        except ClientGone:
+            self._record(_refused(client, tenant, "client_gone"))
+
+    def _handler(self, client: Client, tenant: Tenant) -> Handler:
+        """Whose request it is to serve. Raises ClientFault where nobody's."""
+        if client.path in operations.PATHS:
+            operations.check_caller(tenant)
+            return self._operations
+        _check_path(client, tenant.policy)
+        return self._chat if _is_chat(client) else self._relay
+
+    def _tenant(self, client: Client) -> Tenant:
+        """Who asks. Raises ClientFault where they may not."""
+        if client.wants_upgrade:
+            raise Unsupported("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
+        tenant = self._callers.identify(client.headers, self._book.current)
+        if self._on_loopback and (tenant.anonymous or tenant.lends_key):
+            self._check_origin(client)
+        return tenant
+
+    def _check_origin(self, client: Client) -> None:
+        """Raises ForeignSite where a page in the browser of somebody on this machine may be asking."""
+        origin.check(client.headers, client.written_target, self._allowed_hosts)
+
+    @contextmanager
+    def _slot(self, policy: Policy, *, uploads: bool) -> Iterator[None]:
+        """One of the tenant's places in this process. Raises Overloaded where all are taken.
+
+        It is taken once the body is there. Uploads, whose bodies go on as they come, may take some of the places only:
+        who sends slowly shuts nobody else out.
+        """
+        places = policy.limits.concurrent_requests
+        uploading = max(1, places // UPLOADS_SHARE)
+        if uploads and self._uploads[policy.tenant] >= uploading:
+            raise Overloaded(
+                f"More than {uploading} uploads at once, a share of `limits.concurrent_requests`; try again",
+                retry_after=COME_BACK,
+            )
+        if self._under_way[policy.tenant] >= places:
+            raise Overloaded(f"More than {places} requests at once; try again", retry_after=COME_BACK)
+        self._under_way[policy.tenant] += 1
+        self._uploads[policy.tenant] += uploads
+        try:
+            yield
+        finally:
+            self._under_way[policy.tenant] -= 1
+            self._uploads[policy.tenant] -= uploads
+
+    def ending(self) -> None:
+        """The process was told to end: the drain timeout counts from now, for requests and all beside them."""
+        self._ending_since = time.monotonic()
+
+    def flush(self) -> None:
+        """Write down what is known of requests so far."""
+        self._ledger.flush()
+
+    async def _recall_snapshot(self, key: str) -> bytes | None:
+        return await Records(self._store.visit(), "").snapshot(key)
+
+    async def _keep_snapshot(self, key: str, value: bytes) -> bytes | None:
+        return await Records(self._store.visit(SNAPSHOT_BUDGET), "").keep_snapshot(key, value)
+
+    def _summarized(self, job: Job, spent: Spent, fault: str, seconds: float) -> None:
+        """A summary's entry in the ledger: it is billed beside the requests that it saves tokens for."""
+        self._record(summary_outcome(job, spent, fault, seconds))
+        if fault:
+            logs.event(logger, "no summary", logging.WARNING, tenant=job.tenant, model=job.model, reason=fault)
+
+    def _retention(self, namespace: str) -> float | None:
+        return retention(namespace, self._book.current)
+
+    def _own_routes(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/metrics", self._show_metrics),
+                Route("/openapi.json", self._describe),
+            ],
+            lifespan=self._lifespan,
+            exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
+        )
+
+    async def _health(self, request: Request) -> Response:
+        if request.query_params.get("deep", "0") in ("", "0", "false"):
+            return JSONResponse({"status": "healthy"})
+        self._require_operator(request)
+        well, page = await health.deep(self._store, self._upstream, self._book.current.all())
+        return JSONResponse(page, 200 if well else 503)
+
+    async def _describe(self, request: Request) -> Response:
+        return Response(operations.description(), media_type="application/json")
+
+    async def _show_metrics(self, request: Request) -> Response:
+        self._require_operator(request)
+        self._ledger.flush()
+        kind, page = await asyncio.to_thread(self._metrics.render)
+        return Response(page, media_type=kind)
+
+    def _require_operator(self, request: Request) -> None:
+        """Raises Forbidden for callers who neither have the admin token nor are on this machine, not as a web page."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._admin_token and hmac.compare_digest(given.encode(), self._admin_token.encode()):
+            return
+        if not _is_local(request):
+            raise Forbidden("This is for callers on this machine, or with OFFLOAD_ADMIN_TOKEN as bearer token")
+        self._check_origin(Client(request.scope, request.receive, _unheard))
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as held:
+            self._tokens.load_all()
+            held.callback(self._ledger.flush)
+            held.push_async_callback(self._close_store)
+            held.callback(self._threads.close)
+            await held.enter_async_context(self._upstream)
+            held.push_async_callback(self._finish)
+            await held.enter_async_context(_running(self._book.watch()))
+            if not expires_by_itself(self._store_url):
+                sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
+                await held.enter_async_context(_running(sweeper.run()))
+            held.enter_context(_settled())
+            yield
+
+    async def _finish(self) -> None:
+        """Let what goes on beside the requests end, all in the same time."""
+        since = self._ending_since
+        left = self._drain if since is None else max(self._drain - (time.monotonic() - since), LEAST_GRACE)
+        await asyncio.gather(self._summarizer.close(left), self._background.close(left))
+
+    async def _close_store(self) -> None:
+        self.hangs = not await self._store.close()
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """Spare the garbage collector what start-up has made, which stays for good.
+
+    The collector went through all of that again and again: without, the 99th percentile of 64 requests at once was
+    half as long again.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """`work` in the background, cancelled at the end. Its failure is a bug that must not go unseen."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(_report)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        logger.error("background work ended", exc_info=error)
+
+
+def _refused(client: Client, tenant: Tenant | None, fault: str) -> Outcome:
+    known = (tenant.name, tenant.namespace) if tenant else ()
+    return client.completed(client.outcome("refused", *known), fault)
+
+
+async def _unheard(_: Message) -> None:
+    """Nothing is sent by whoever only looks at a request."""
+
+
+async def _apologise(client: Client, error: ProxyError) -> None:
+    """Say it if nothing was said yet; a reply under way stays unfinished, and the server cuts it off."""
+    if not client.status and not client.gone:
+        await client.fail(error)
+
+
+async def _in_openais_shape(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        fault = ClientFault(error.detail)
+        return Response(fault.body(), error.status_code, error.headers, media_type="application/json")
+    # Anything else is a bug, that Starlette raises on to the outermost edge to be logged.
+    said = error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
+    return Response(said.body(), said.status, media_type="application/json")
+
+
+async def _refuse_websocket(scope: Scope, send: Send) -> None:
+    error = Unsupported("WebSockets are not relayed")
+    if "websocket.http.response" not in (scope.get("extensions") or {}):
+        await send({"type": "websocket.close"})
+        return
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": error.body()})
+
+
+def _check_path(client: Client, policy: Policy) -> None:
+    if not allowed(client.path, policy, client.method):
+        raise Forbidden(
+            "This path is not relayed: it has dot segments, or what lies there belongs to all who share this "
+            "proxy's key. Its operator can open it with `relay` in the policy."
+        )
+
+
+def _is_chat(client: Client) -> bool:
+    return client.method == "POST" and client.path.endswith(b"/chat/completions")
+
+
+def _is_local(request: Request) -> bool:
+    """Whether the caller sits on this machine, and is not another proxy here that speaks for somebody else."""
+    if request.client is None or {"x-forwarded-for", "forwarded", "x-real-ip"} & set(request.headers.keys()):
+        return False
+    return ip_address(request.client.host).is_loopback

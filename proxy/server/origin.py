@@ -1,0 +1,76 @@
+"""Whether a web page sent a request: a browser lends it this machine's loopback address and the proxy's own key. Pure.
+
+A page needs nobody's leave to POST text to `127.0.0.1`, and a page whose name is rebound to `127.0.0.1` reads the reply
+too. The first gives itself away by `Origin` or `Sec-Fetch-Site`, the second by `Host`: browsers let no page set these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from ipaddress import IPv6Address, ip_address
+
+from proxy.errors import ForeignSite
+from proxy.upstream.headers import Header
+
+_AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::[0-9]*)?")
+"""Host and port (RFC 3986, 3.2), in lower case. With user information in front, no browser sends it."""
+
+_ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_AUTHORITY.pattern}")
+"""RFC 6454, 6.2. `null` is none: that is how sandboxed frames and local files call themselves."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address, as in `--host` or in a URL, stands for the machine that it is used on."""
+    name = host.lower().removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, 6.3
+        return True
+    try:
+        address = ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def check(headers: Iterable[Header], target: bytes, allowed: Collection[str]) -> None:
+    """Raises ForeignSite for a request that a foreign page may have sent.
+
+    `target` is the request's, as it was written; `allowed` are host names in lower case, besides those of loopback.
+    A request without `Host` (HTTP/1.0) is no browser's. A known `Origin` outweighs `Sec-Fetch-Site`: to a browser,
+    `localhost` and `127.0.0.1` are two sites.
+    """
+    said = [(name.lower(), value.decode("latin-1").strip().lower()) for name, value in headers]
+    hosts = [value for name, value in said if name == b"host"]
+    if b"://" in target.partition(b"?")[0]:
+        hosts.append(target.decode("latin-1").lower().partition("://")[2].partition("/")[0].partition("?")[0])
+    for host in hosts:
+        if not _is_known(_AUTHORITY.fullmatch(host), allowed):
+            raise ForeignSite(f"This proxy does not serve the host {_shown(host)}. {_HINT}")
+    origins = [value for name, value in said if name == b"origin"]
+    for origin in origins:
+        if not _is_known(_ORIGIN.fullmatch(origin), allowed):
+            raise ForeignSite(f"This proxy does not serve pages of the origin {_shown(origin)}. {_HINT}")
+    if not origins and (b"sec-fetch-site", "cross-site") in said:
+        raise ForeignSite(f"This proxy does not serve pages of other sites. {_HINT}")
+
+
+_HINT = (
+    "Who runs it can allow a host name, such as host.docker.internal or that of a web page, with "
+    "--allowed-hosts NAME,NAME or OFFLOAD_ALLOWED_HOSTS."
+)
+
+
+def _is_known(found: re.Match[str] | None, allowed: Collection[str]) -> bool:
+    if found is None:
+        return False
+    host = found["host"].removesuffix(".")
+    return is_loopback(host) or host in allowed or host.removeprefix("[").removesuffix("]") in allowed
+
+
+def _shown(text: str) -> str:
+    return ascii(text[:_LONGEST])
+
+
+_LONGEST = 100
+"""Characters of the caller's own that an error repeats."""

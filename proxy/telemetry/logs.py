@@ -1,0 +1,163 @@
+"""Structured logging over the standard library's: one line a request, faults once a minute.
+
+Every line has a time, a level, the logger's name, a message and fields: as JSON, or as text with `key=value` behind
+the message. Neither content nor keys: a line holds what `Outcome` holds, and of a path nothing behind its `?`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Literal, TextIO
+
+import msgspec
+
+from proxy.telemetry.outcome import Outcome
+
+Format = Literal["json", "text"]
+
+LONGEST = 200
+"""Characters of a field that a client may choose, such as the model's name."""
+
+_log = logging.getLogger("proxy.request")
+_PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
+"""What a text field may hold without quotes: printable ASCII but for space, quote, equals sign and backslash."""
+
+
+def configure(form: Format, stream: TextIO | None = None) -> None:
+    """Send all logging of this process to `stream` (standard error), ours and the server's from INFO on."""
+    # What a record would find out for nothing: no line has it.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in ("proxy", "uvicorn"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
+def request(outcome: Outcome) -> None:
+    """The one line of a request."""
+    if _log.isEnabledFor(logging.INFO):
+        # Not by `info`, which looks up the stack for the line of code that calls it.
+        record = logging.LogRecord(_log.name, logging.INFO, "", 0, "request", None, None)
+        record.fields = bounded(outcome)
+        _log.handle(record)
+
+
+def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object) -> None:
+    """A line with fields, such as a reload of the policies."""
+    logger.log(level, message, extra={"fields": fields})
+
+
+class Limited:
+    """Warnings of one logger, at most one in `seconds` for each kind. Callers keep the number of kinds small."""
+
+    def __init__(
+        self, logger: logging.Logger, *, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._seconds = seconds
+        self._clock = clock
+        self._kinds: dict[str, tuple[float, int]] = {}
+
+    def __call__(self, kind: str, message: str) -> None:
+        """Log `message`, or count it for the next of its `kind`, whose field `more` tells how many were left out."""
+        now = self._clock()
+        next_at, more = self._kinds.get(kind, (now, 0))
+        if now < next_at:
+            self._kinds[kind] = (next_at, more + 1)
+            return
+        self._kinds[kind] = (now + self._seconds, 0)
+        event(self._logger, message, logging.WARNING, kind=kind, more=more)
+
+
+def bounded(outcome: Outcome) -> Outcome:
+    """The outcome as it is logged: times to the microsecond, what a client may choose of bounded length."""
+    first_byte = outcome.first_byte_seconds
+    return msgspec.structs.replace(
+        outcome,
+        method=_bounded(outcome.method),
+        path=_bounded(outcome.path.partition("?")[0]),
+        model=_bounded(outcome.model),
+        detail=_bounded(outcome.detail),
+        seconds=round(outcome.seconds, 6),
+        added_seconds=round(outcome.added_seconds, 6),
+        first_byte_seconds=None if first_byte is None else round(first_byte, 6),
+    )
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._encode = msgspec.json.Encoder(enc_hook=str).encode
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; what has no JSON form is written as text."""
+        head = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _valid(record.getMessage()),
+        }
+        fields = _fields(record)
+        if isinstance(fields, Outcome):
+            # Every request ends here, and as a struct its fields are encoded five times as fast.
+            return (self._encode(head)[:-1] + b"," + self._encode(fields)[1:]).decode()
+        error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
+        return self._encode({**head, **fields, **head, **error}).decode()
+
+
+class TextLines(logging.Formatter):
+    """One line for people; fields that are empty or zero are left out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and a traceback below it where there is one."""
+        words = [_time(record), record.levelname.lower(), record.name, _printable(record.getMessage())]
+        fields = _fields(record)
+        named = msgspec.structs.asdict(fields) if isinstance(fields, Outcome) else fields
+        words += [f"{name}={_word(value)}" for name, value in named.items() if value]
+        line = " ".join(words)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object] | Outcome:
+    fields: Mapping[str, object] | Outcome = getattr(record, "fields", {})
+    return fields
+
+
+def _time(record: logging.LogRecord) -> str:
+    """UTC, to the millisecond."""
+    second, milliseconds = divmod(int(record.created * 1000), 1000)
+    return f"{_second(second)}.{milliseconds:03d}Z"
+
+
+@lru_cache(maxsize=16)
+def _second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _bounded(text: str) -> str:
+    return text if text.isascii() and len(text) <= LONGEST else _valid(text[:LONGEST])
+
+
+def _valid(text: str) -> str:
+    """Without lone surrogates, which have no UTF-8."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def _printable(message: str) -> str:
+    """No line break or control character of a client's makes a second line of one."""
+    return message if message.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) else msgspec.json.encode(value).decode()
+    return msgspec.json.encode(value, enc_hook=str).decode()

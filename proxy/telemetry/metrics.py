@@ -1,0 +1,269 @@
+"""Outcomes as Prometheus metrics. The only home of prometheus-client.
+
+Labels are bounded: tenants come from the policies, everything else from small sets in this module; what is in none of
+them is counted as `other`. No path, method, model or caller is ever a label.
+
+With several workers, prometheus-client keeps every process' values in files of a folder that it finds by the variable
+PROMETHEUS_MULTIPROC_DIR, read when it is imported. `prepare_multiprocess` sets it for the workers to inherit; then
+`render` of any of them shows the sum over all.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, lru_cache
+from http import HTTPStatus
+from operator import attrgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
+
+from proxy.telemetry.outcome import Outcome, ToolUse
+
+Mode = Literal["livesum", "livemin"]
+"""How a gauge of several workers becomes one; of live ones only, as a dead worker has neither requests nor caches."""
+
+VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+
+TENANTS = 1000
+"""Told apart at most, so that no mistake elsewhere can fill the memory with series."""
+
+SAMPLE_SECONDS = 1.0
+"""How often watched values are taken at most; where there are several workers, the others show what they last took."""
+
+MOST = 10**12
+"""Tokens that one request may count: numbers that upstream made up, negative or endless, must not break a counter."""
+
+NONE = "none"
+OTHER = "other"
+KINDS = frozenset({"relay", "untouched", "offloaded", "operation", "refused", "summary"})
+FAULTS = frozenset(
+    {"client", "client_gone", "proxy", "connect", "timeout", "broken", "protocol", "overloaded", "summary", "unused"}
+)
+TOOLS = frozenset({"grep", "read_file"})
+RESULTS = frozenset({"ok", "empty", "refused", "budget"})
+OPERATIONS = frozenset({"get", "put", "list", "delete"})
+STORE_FAULTS = frozenset({"failed", "timeout", "budget", "open"})
+RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files"})
+BREAKER_STATES = ("closed", "half-open", "open")
+STATUSES = frozenset(str(status.value) for status in HTTPStatus)
+
+ADDED = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Seconds: from an untouched request, under a millisecond, to a summary that is waited for."""
+
+WAITED = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+"""Seconds: what a model takes for its first byte, and for the whole reply."""
+
+SUMS: Mapping[str, tuple[str, str]] = {
+    "tokens_before": ("context_tokens_before", "Tokens of histories as the clients sent them."),
+    "tokens_after": ("context_tokens_after", "Tokens of histories as they went upstream in the first round."),
+    "compacted": ("messages_compacted", "Messages that were sent with their text moved, at every request anew."),
+    "compressed": ("messages_compressed", "Messages that were sent as part of a snapshot, at every request anew."),
+    "new_event": ("events", "Offload events: requests at which the sent prefix changed."),
+    "reinserted": ("reinserted_rounds", "Hidden rounds put back from earlier turns."),
+    "rounds": ("internal_rounds", "Rounds in which the proxy answered its own tools."),
+    "prompt_tokens": ("upstream_prompt_tokens", "Input tokens as upstream counted them."),
+    "cached_tokens": ("upstream_cached_tokens", "Those of the input tokens that upstream had in its cache."),
+    "completion_tokens": ("upstream_completion_tokens", "Output tokens as upstream counted them."),
+    "summary_prompt_tokens": ("summary_prompt_tokens", "Input tokens of summaries."),
+    "summary_completion_tokens": ("summary_completion_tokens", "Output tokens of summaries."),
+}
+"""Field of `Outcome` → metric that sums it for each tenant, and its help text."""
+
+_summed = attrgetter(*SUMS)
+
+
+class Metrics:
+    """The metrics of one process, in a registry of its own. Each attribute finds the series for some labels."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = CollectorRegistry()
+        self._clock = clock
+        self._watched: list[Callable[[], None]] = []
+        self._next_sample = float("-inf")
+        self._tenants: set[str] = set()
+        self._requests = self._counter("requests", "Requests.", "tenant", "status", "kind")
+        self._errors = self._counter("request_errors", "Requests that went wrong.", "tenant", "fault")
+        self._calls = self._counter("tool_calls", "Calls of our tools.", "tenant", "tool", "result")
+        self._retrieved = self._counter("retrieved_tokens", "Tokens of our tools' answers.", "tenant", "tool")
+        self._store = self._counter("store_errors", "Store operations without an answer.", "operation", "fault")
+        self._damaged = self._counter("store_damaged_records", "Damaged records found, taken as absent.", "kind")
+        self._reloads = self._counter("policy_reloads", "Reloads of the policies.", "result")
+        self._sums = [self._counter(name, text, "tenant") for name, text in SUMS.values()]
+        self._sums_of = cache(lambda tenant: [series(tenant) for series in self._sums])
+        self._added = self._histogram("added_seconds", "Our own work before the first round was sent.", ADDED)
+        self._first_byte = self._histogram("first_byte_seconds", "From request to the reply's first byte.", WAITED)
+        self._whole = self._histogram("request_seconds", "From request to the reply's last byte.", WAITED)
+        self._policies = self._gauge(
+            "policies_current", "1 while the policies in force are those in the directory.", "livemin"
+        )()
+        self._policies.set(1)
+        self._in_flight = self._gauge("requests_in_flight", "Requests under way.", "livesum")
+        self._entries = self._gauge("cache_entries", "Entries of in-process caches.", "livesum", "cache")
+        self._bytes = self._gauge("cache_bytes", "Bytes of in-process caches.", "livesum", "cache")
+
+    def record(self, outcome: Outcome) -> None:
+        """Count one request."""
+        tenant = self._known(outcome.tenant)
+        kind = _one_of(KINDS, outcome.kind)
+        self._requests(tenant, _status(outcome.status), kind).inc()
+        if outcome.fault:
+            self._errors(tenant, _one_of(FAULTS, outcome.fault)).inc()
+        for series, amount in zip(self._sums_of(tenant), _summed(outcome), strict=True):
+            if amount > 0:
+                series.inc(min(amount, MOST))
+        for use in outcome.tool_uses:
+            self._used(tenant, use)
+        for failed, times in outcome.store_errors.items():
+            self._store_failed(failed, times)
+        self._timed(outcome, kind)
+        if self._clock() >= self._next_sample:
+            self._sample()
+
+    def damaged(self, kind: str) -> None:
+        """Count a damaged record. May be called in any thread."""
+        self._damaged(_one_of(RECORD_KINDS, kind)).inc()
+
+    def reloaded(self, taken: bool) -> None:
+        """Count a reload of the policies. May be called in any thread."""
+        self._reloads("ok" if taken else "failed").inc()
+        self._policies.set(taken)
+
+    def in_flight(self) -> AbstractContextManager[object]:
+        """Around a request, until its reply has ended."""
+        return self._in_flight().track_inprogress()
+
+    def watch_cache(self, name: str, size: Callable[[], tuple[int, int]]) -> None:
+        """Show a cache's size, entries and bytes, as `size` tells them."""
+        entries, weight = self._entries(name), self._bytes(name)
+
+        def sample() -> None:
+            now = size()
+            entries.set(now[0])
+            weight.set(now[1])
+
+        self._watched.append(sample)
+
+    def watch_store(self, state: Callable[[], str]) -> None:
+        """Show whether the store answers (of several workers, the worst), and how many workers' breakers are where."""
+        up = self._gauge("store_up", "1 while the store answers.", "livemin")()
+        breakers = self._gauge("store_breakers", "Processes by the state of their breaker.", "livesum", "state")
+
+        def sample() -> None:
+            now = state()
+            up.set(now == BREAKER_STATES[0])
+            for each in BREAKER_STATES:
+                breakers(each).set(now == each)
+
+        self._watched.append(sample)
+
+    def render(self) -> tuple[str, bytes]:
+        """Content type and body of `/metrics`. With several workers this reads their files: call it in a thread."""
+        self._sample()
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_Lean(_all_workers() or self._registry))
+
+    def _known(self, tenant: str) -> str:
+        """The tenant, as long as there are not too many of them."""
+        if tenant not in self._tenants:
+            if len(self._tenants) >= TENANTS:
+                return OTHER
+            self._tenants.add(tenant)
+        return tenant or NONE
+
+    def _used(self, tenant: str, use: ToolUse) -> None:
+        tool = _one_of(TOOLS, use.tool)
+        self._calls(tenant, tool, _one_of(RESULTS, use.result)).inc()
+        self._retrieved(tenant, tool).inc(use.tokens)
+
+    def _store_failed(self, failed: str, times: int) -> None:
+        operation, _, fault = failed.partition(":")
+        self._store(_one_of(OPERATIONS, operation), _one_of(STORE_FAULTS, fault or "failed")).inc(times)
+
+    def _timed(self, outcome: Outcome, kind: str) -> None:
+        self._added(kind).observe(outcome.added_seconds)
+        self._whole(kind).observe(outcome.seconds)
+        if outcome.first_byte_seconds is not None:
+            self._first_byte(kind).observe(outcome.first_byte_seconds)
+
+    def _sample(self) -> None:
+        self._next_sample = self._clock() + SAMPLE_SECONDS
+        for sample in self._watched:
+            sample()
+
+    def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+        # cache: finding a series by prometheus-client's own `labels` costs more than counting in it.
+        return cache(Counter(f"offload_{name}", text, labels, registry=self._registry).labels)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Callable[..., Histogram]:
+        histogram = Histogram(f"offload_{name}", text, ("kind",), buckets=buckets, registry=self._registry)
+        return cache(histogram.labels)
+
+    def _gauge(self, name: str, text: str, mode: Mode, *labels: str) -> Callable[..., Gauge]:
+        gauge = Gauge(f"offload_{name}", text, labels, multiprocess_mode=mode, registry=self._registry)
+        return cache(gauge.labels) if labels else lambda: gauge
+
+
+class _Lean:
+    """A collector without the `_created` samples, which double the page and which Prometheus does not ask for."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._collector.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
+def _one_of(known: Collection[str], label: str) -> str:
+    return label if label in known else OTHER
+
+
+@lru_cache(maxsize=1000)
+def _status(status: int) -> str:
+    """The code if HTTP knows it; 0 is a client that left before there was one."""
+    return _one_of(STATUSES, str(status)) if status else NONE
+
+
+@contextmanager
+def prepare_multiprocess() -> Iterator[Path]:
+    """Around the life of several workers: they inherit a folder for their values, which is removed at the end.
+
+    To be entered before the workers are spawned (not forked: they import prometheus-client anew).
+    """
+    with TemporaryDirectory(prefix="offload-metrics-") as folder:
+        os.environ[VARIABLE] = folder
+        try:
+            yield Path(folder)
+        finally:
+            del os.environ[VARIABLE]
+
+
+def _all_workers() -> Collector | None:
+    """Every worker's values together; None where this process keeps its own to itself."""
+    if values.ValueClass is values.MutexValue:
+        return None
+    folder = os.environ[VARIABLE]
+    for pid in {int(path.stem.rpartition("_")[2]) for path in Path(folder).glob("gauge_live*.db")}:
+        if not _alive(pid):
+            mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]
+    return MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,284 @@
+"""Requests to upstream and their replies, as raw bytes: how long they may take, and whose fault it is if they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TYPE_CHECKING, Self
+
+import aiohttp
+import msgspec
+
+from proxy.errors import (
+    BadEncoding,
+    ClientFault,
+    UpstreamBroken,
+    UpstreamFault,
+    UpstreamSilent,
+    UpstreamUnreachable,
+)
+from proxy.upstream.content_encoding import Decoder
+from proxy.upstream.egress import Routes, certificates
+from proxy.upstream.headers import Headers
+from proxy.upstream.pool import Answer, Content, Pool, Stale
+
+if TYPE_CHECKING:
+    from proxy.settings import Settings
+
+_STALE_WITHIN = 2.0
+"""Seconds within which a pooled connection has to break for its request to be sent once more. A server that closes
+an idle connection does so on its own clock, so a request can cross it on the way; the answer to that takes one round
+trip. Breaking later, the server may have been at work on the request."""
+
+_REPLAY_LIMIT = 1024 * 1024
+"""Bytes of a streamed request body that are remembered in case it has to be sent once more."""
+
+_BREATH = 0.002
+"""Seconds of work on one chunk of a reply, by whoever reads it as well, after which others get their turn."""
+
+_PIECE = 16 * 1024
+"""Bytes of a reply that are handed on at once: thousands of events may be in them."""
+
+
+_FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""Characters that no header may have (RFC 9110, 5.5). aiohttp's parser lets most of them pass, our server none."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. `url` goes out as it is written, byte for byte, and so do the headers, in their order.
+
+    A body that is an iterator is sent as it comes: under the `content-length` among the headers, or else chunked.
+    Cancelling its `__anext__` must lose nothing, for the body may be taken up again on another connection.
+    Timeouts are seconds: to connect; to the reply's first byte, from the end of a body that comes as it comes and else
+    from the connection; and without any progress.
+    """
+
+    method: str
+    url: str
+    headers: Headers
+    content: bytes | AsyncIterator[bytes]
+    connect_timeout: float
+    first_byte_timeout: float
+    idle_timeout: float
+
+
+class Reply:
+    """A reply whose body has yet to be read. It has to be closed, read to its end or not."""
+
+    def __init__(self, answer: Answer, idle_timeout: float, url: str) -> None:
+        self.status = answer.status
+        self.headers = answer.headers
+        self._answer = answer
+        self._idle_timeout = idle_timeout
+        self._url = url
+
+    @property
+    def ended(self) -> bool:
+        """Whether no chunk is left, as far as is known: what has been read may have been the last."""
+        return self._answer.content.at_eof()
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The body as it arrives, neither decoded nor empty. Raises UpstreamSilent or UpstreamBroken."""
+        content = self._answer.content
+        try:
+            while not content.at_eof():
+                if chunk := content.read_nowait() or await self._next():
+                    yield chunk
+        except aiohttp.ClientError as error:
+            raise _translated(error, self._url) from error
+
+    async def _next(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._idle_timeout):
+                return await self._answer.content.readany()
+        except TimeoutError as error:
+            raise _silent(f"Upstream sent nothing for {self._idle_timeout:g} s", self._url) from error
+
+    async def aclose(self) -> None:
+        """Let go of the connection: back to the pool after the last byte, closed at once before."""
+        self._answer.close()
+
+
+async def decoded(reply: Reply) -> AsyncGenerator[bytes, None]:
+    """The reply's chunks with its `Content-Encoding` undone. Raises UpstreamBroken where that cannot be."""
+    codings = [value.decode("latin-1") for name, value in reply.headers if name.lower() == b"content-encoding"]
+    try:
+        decoder = Decoder(",".join(codings))
+        clock = asyncio.get_running_loop().time
+        async for chunk in reply.chunks():
+            rested = clock()
+            for piece in decoder.feed(chunk):
+                for start in range(0, len(piece), _PIECE):
+                    yield piece[start : start + _PIECE]
+                    if clock() - rested > _BREATH:
+                        await asyncio.sleep(0)
+                        rested = clock()
+                if not piece and clock() - rested > _BREATH:
+                    await asyncio.sleep(0)
+                    rested = clock()
+        decoder.finish()
+    except BadEncoding as error:
+        raise UpstreamBroken(f"Upstream's reply cannot be decoded: {error.message}") from error
+
+
+class Upstream:
+    """The pool: open within `async with`, which is to happen in the event loop that sends.
+
+    Nothing is kept between requests but connections: no cookies, no redirects, no credentials of any `.netrc`. The
+    environment's outgoing proxies and certificates count as they do for httpx's users. Raises UserMistake where they
+    cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._routes = Routes(settings.environment)
+        self._pool = Pool(certificates(settings.environment), settings.max_connections)
+
+    async def __aenter__(self) -> Self:
+        await self._pool.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.__aexit__()
+
+    async def send(self, request: Request) -> Reply:
+        """The reply, as soon as its head is there.
+
+        Raises UpstreamUnreachable, UpstreamSilent or UpstreamBroken, or ClientFault for a header that HTTP forbids.
+        """
+        body = _Body(request)
+        started = asyncio.get_running_loop().time()
+        try:
+            return await self._attempt(request, body)
+        except Stale as stale:
+            if body.spent or asyncio.get_running_loop().time() - started > _STALE_WITHIN:
+                raise _translated(stale, request.url) from stale
+        try:
+            return await self._attempt(request, body)
+        except Stale as stale:
+            raise _translated(stale, request.url) from stale
+
+    async def _attempt(self, request: Request, body: _Body) -> Reply:
+        """Send once. Raises Stale, untranslated, where a pooled connection turned out to be gone."""
+        try:
+            async with asyncio.timeout(None) as deadline:
+                answer = await self._exchange(request, body.attempt(deadline))
+                body.settle()
+        except Stale:
+            raise
+        except aiohttp.ClientError as error:
+            raise _translated(error, request.url) from error
+        except TimeoutError as error:
+            raise _silent(f"Upstream did not begin to reply: {body.waited_for}", request.url) from error
+        except ValueError as error:
+            # Neither ASCII nor UTF-8, or a control character (RFC 9110, 5.5): nothing that may stand in a head.
+            raise ClientFault("A header or the path has characters that cannot be sent on") from error
+        reply = Reply(answer, request.idle_timeout, request.url)
+        if not 200 <= reply.status < 600:
+            await reply.aclose()
+            raise UpstreamBroken(f"Upstream replied with status {reply.status}")
+        if _FORBIDDEN.search(b"".join([part for header in reply.headers for part in header])):
+            await reply.aclose()
+            raise UpstreamBroken("Upstream's reply has a header with a control character")
+        return reply
+
+    async def _exchange(self, request: Request, content: Content) -> Answer:
+        scheme, _, rest = request.url.partition("://")
+        authority = rest.partition("/")[0].partition("?")[0]
+        target = rest.removeprefix(authority)
+        if not target.startswith("/"):
+            target = "/" + target  # a query may stand right behind the authority (RFC 3986, 3)
+        route = self._routes.to(scheme, authority)
+        return await self._pool.ask(route, request.method, target, request.headers, content, request.connect_timeout)
+
+
+class _Body:
+    """A request's body, for as many attempts as it can be had, moving the attempt's deadline as upstream takes it."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._kept: list[bytes] = []
+        self._size = 0
+        self._deadline: asyncio.Timeout | None = None
+        self.waited_for = ""
+        """What upstream was given time for, in words."""
+
+    @property
+    def spent(self) -> bool:
+        """Whether the body's beginning is gone and it cannot be sent again."""
+        return self._size > _REPLAY_LIMIT
+
+    def attempt(self, deadline: asyncio.Timeout) -> Content:
+        """The body from its beginning, under a new deadline."""
+        self._deadline = deadline
+        if isinstance(self._request.content, bytes):
+            self._await_reply(self._request.connect_timeout)
+            return self._request.content
+        return self._stream(self._request.content)
+
+    def settle(self) -> None:
+        """The reply has begun: the deadline is met, even if the body goes on."""
+        self._deadline = None
+
+    async def _stream(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        for chunk in tuple(self._kept):
+            self._await_progress()
+            yield chunk
+        self._await_client()
+        async for chunk in source:
+            self._keep(chunk)
+            self._await_progress()
+            yield chunk
+            self._await_client()
+        self._await_reply()
+
+    def _keep(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self.spent:
+            self._kept.clear()
+        else:
+            self._kept.append(chunk)
+
+    def _await_client(self) -> None:
+        self._give(None, "")
+
+    def _await_progress(self) -> None:
+        idle = self._request.idle_timeout
+        self._give(idle, f"it took none of the request for {idle:g} s")
+
+    def _await_reply(self, connecting: float = 0) -> None:
+        silent = self._request.first_byte_timeout
+        self._give(connecting + silent, f"no byte within {silent:g} s")
+
+    def _give(self, seconds: float | None, waited_for: str) -> None:
+        if self._deadline is not None:
+            now = asyncio.get_running_loop().time()
+            self._deadline.reschedule(None if seconds is None else now + seconds)
+            self.waited_for = waited_for
+
+
+_UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+def _translated(error: aiohttp.ClientError, url: str) -> UpstreamFault:
+    """What the network said, and to whom, is for the operator: aiohttp names addresses and quotes the reply's bytes."""
+    if isinstance(error, aiohttp.ClientHttpProxyError):  # its own words have the proxy's address, password included
+        message = f"Upstream cannot be reached: the proxy on the way there answered {error.status}"
+        return UpstreamUnreachable(message, detail=f"{_origin(url)}: the outgoing proxy answered {error.status}")
+    said = str(error).partition("\n")[0].partition(": b'")[0]  # without the quotation
+    detail = f"{_origin(url)}: {type(error).__name__}: {said}"
+    if isinstance(error, _UNREACHABLE):
+        return UpstreamUnreachable("Upstream cannot be reached", detail=detail)
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return UpstreamBroken("Upstream broke off: its reply is not whole, or not what HTTP allows", detail=detail)
+    return UpstreamBroken("Upstream broke off", detail=detail)
+
+
+def _silent(message: str, url: str) -> UpstreamSilent:
+    return UpstreamSilent(message, detail=f"{_origin(url)}: {message}")
+
+
+def _origin(url: str) -> str:
+    """Scheme, host and port: a path may be a client's own."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0].partition('?')[0]}"

@@ -1,0 +1,347 @@
+"""What the model is told when it calls `grep` or `read_file`. A token is a character here."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.retrieval.search import Find, TooSlow
+from proxy.core.retrieval.tools import (
+    BUDGET_USED_UP,
+    MAX_MATCHES,
+    NAMES,
+    OTHER_NAMES,
+    Answer,
+    Result,
+    Tool,
+    answer,
+    answering,
+    definitions,
+    too_many,
+)
+from tests.core.retrieval.paging import undone
+
+STORE = "/context_store"
+F = f"{STORE}/f"
+LOG = f"{STORE}/tool_call_7_5f2c9a1b04d7.txt"
+DATA = f"{STORE}/tool_call_8_0123456789ab.txt"
+FILES = {
+    LOG: "start\nerror E471 here\r\nfine\nError E4712\nerror E47\n",
+    DATA: '{"code": "E470", "filler": "' + "x" * 900 + '", "last": "E479"}',
+    f"{STORE}/empty.txt": "",
+}
+
+
+def matcher(pattern: str) -> Find:
+    """The standard library's engine; its refusals are ValueErrors like those of `proxy.patterns`."""
+    try:
+        compiled = re.compile(pattern.encode(), re.M | re.I)
+    except re.error as error:
+        raise ValueError(str(error)) from error
+
+    def find(data: bytes, start: int) -> int:
+        match = compiled.search(data, start)
+        return match.start() if match else -1
+
+    return find
+
+
+def ask(tool: Tool, files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> Answer:
+    return answer(tool, msgspec.json.encode(arguments), files, STORE, budget, len, matcher)
+
+
+def grep(files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> str:
+    return ask("grep", files, budget, **arguments).text
+
+
+def read(files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> str:
+    return ask("read_file", files, budget, **arguments).text
+
+
+def test_grep_in_one_file() -> None:
+    text = """\
+Found 2 matches for pattern "E47\\d+" in path "/context_store/tool_call_7_5f2c9a1b04d7.txt":
+---
+File: tool_call_7_5f2c9a1b04d7.txt
+L2: error E471 here
+L4: Error E4712
+---"""
+    assert ask("grep", pattern=r"E47\d+", path=LOG) == Answer(text, "ok", len(text))
+
+
+def test_grep_everywhere() -> None:
+    assert (
+        grep(pattern="e47[19]")
+        == f"""\
+Found 3 matches for pattern "e47[19]" in path "/context_store":
+---
+File: tool_call_7_5f2c9a1b04d7.txt
+L2: error E471 here
+L4: Error E4712
+---
+File: tool_call_8_0123456789ab.txt
+L1, column 940: …{FILES[DATA][790:]}
+---"""
+    )
+
+
+def test_grep_with_a_glob() -> None:
+    assert (
+        grep(pattern="fine", glob="tool_call_7*", path="context_store/")
+        == """\
+Found 1 match for pattern "fine" in path "context_store/" (filter: "tool_call_7*"):
+---
+File: tool_call_7_5f2c9a1b04d7.txt
+L3: fine
+---"""
+    )
+
+
+def test_grep_up_to_a_limit() -> None:
+    assert (
+        grep(pattern="e", path=LOG, limit=2)
+        == """\
+Found 4 matches for pattern "e" in path "/context_store/tool_call_7_5f2c9a1b04d7.txt":
+---
+File: tool_call_7_5f2c9a1b04d7.txt
+L2: error E471 here
+L3: fine
+---
+[first 2 of 4 matches; for the rest send a larger limit, or narrow the pattern, the path or the glob]"""
+    )
+    assert "L60" not in grep({F: "x\n" * 60}, pattern="x")
+    assert "[first 50 of 60 matches; for the rest send a larger limit" in grep({F: "x\n" * 60}, pattern="x")
+
+
+def test_grep_counts_no_further_than_it_shows() -> None:
+    files = {F: "x\n" * (MAX_MATCHES + 1)}
+    assert grep(files, pattern="x").startswith(f'Found {MAX_MATCHES}+ matches for pattern "x"')
+    assert grep(files, pattern="x").endswith(
+        "[first 50 of 1000+ matches; for the rest send a larger limit, or narrow the pattern, the path or the glob]"
+    )
+    everything = grep(files, pattern="x", limit=10**18)
+    assert f"L{MAX_MATCHES}: x" in everything
+    assert everything.endswith("[first 1000 of 1000+ matches; for the rest narrow the pattern, the path or the glob]")
+    exact = grep({F: "x\n" * MAX_MATCHES}, pattern="x", limit=MAX_MATCHES)
+    assert exact.startswith(f"Found {MAX_MATCHES} matches") and exact.endswith("---")
+
+
+def test_grep_within_a_budget() -> None:
+    files = {F: "".join(f"needle {number}\n" for number in range(100))}
+    text = grep(files, budget=400, pattern="needle")
+    assert 300 < len(text) <= 400
+    shown = text.count("L")
+    assert text.startswith('Found 100 matches for pattern "needle"')
+    assert text.endswith(f"[first {shown} of 100 matches; for the rest narrow the pattern, the path or the glob]")
+
+
+def test_grep_with_room_for_no_match() -> None:
+    files = {F: "x" * 400}
+    told = ask("grep", files, 200, pattern="x")
+    assert told.text.endswith("---\n[first 0 of 1 matches; for the rest narrow the pattern, the path or the glob]")
+    assert ask("grep", files, 60, pattern="x") == Answer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
+
+
+def test_text_that_looks_like_ours_is_numbered() -> None:
+    lines = grep({F: "---\nFile: g\nL9: x\n[lines 0-1 of 2]"}, pattern=".").splitlines()[1:]
+    assert lines == ["---", "File: f", "L1: ---", "L2: File: g", "L3: L9: x", "L4: [lines 0-1 of 2]", "---"]
+
+
+def test_read_a_whole_file() -> None:
+    assert ask("read_file", path=LOG) == Answer(FILES[LOG], "ok", len(FILES[LOG]))
+
+
+@pytest.mark.parametrize("path", [LOG, LOG[1:], f" {LOG}", "tool_call_7_5f2c9a1b04d7.txt"])
+def test_read_however_the_path_is_spelled(path: str) -> None:
+    assert read(path=path, limit=1) == f'start\n[lines 0-0 of 5; continue with read_file(path="{LOG}", offset=1)]'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"offset": 4}, "error E47\n"),
+        ({"offset": "4", "limit": "1"}, "error E47\n"),
+        ({"offset": 4.0, "limit": None, "column": ""}, "error E47\n"),
+        ({"offset": 4, "column": 6}, "E47\n"),
+        ({"offset": 4, "limit": 10**18}, "error E47\n"),
+        ({"offset": 5}, "[lines 0-4 of 5; offset 5 is past the end]"),
+        ({"offset": 1e300}, "[lines 0-4 of 5; offset 9223372036854775807 is past the end]"),
+        ({"offset": 2, "column": 5}, "[lines 2-2 of 5; column 5 is past the end of line 2]"),
+    ],
+)
+def test_read_a_part(arguments: dict[str, Any], text: str) -> None:
+    assert read(path=LOG, **arguments) == text
+
+
+def test_what_is_empty_says_so() -> None:
+    assert ask("read_file", path="empty.txt").result == "empty"
+    assert read(path="empty.txt") == "[lines 0 of 0; the file is empty]"
+    assert ask("read_file", path=LOG, offset=9).result == "empty"
+
+
+def test_read_goes_on_under_the_name_that_the_model_knows() -> None:
+    told = answer("read_file", f'{{"path": "{LOG}", "limit": 1}}', FILES, STORE, 9_999, len, matcher, OTHER_NAMES)
+    assert f'continue with offload_read_file(path="{LOG}", offset=1)]' in told.text
+
+
+LISTED = f"Files: {LOG}, {DATA}, {STORE}/empty.txt."
+GREP_TAKES = "grep takes one JSON object with pattern, path, glob, limit; only pattern is required."
+READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; only path is required."
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "result", "text"),
+    [
+        ("grep", "", "refused", '"pattern" is missing or empty: send a regular expression'),
+        ("grep", "{}", "refused", '"pattern" is missing or empty'),
+        ("grep", '{"pattern": ""}', "refused", '"pattern" is missing or empty'),
+        ("grep", '{"pattern": 7}', "refused", '"pattern" must be a string'),
+        ("grep", '{"pattern": "(?<x"}', "refused", "This pattern cannot be used: "),
+        ("grep", b'{"pattern": "zebra"}', "empty", f'No matches for pattern "zebra" in path "{STORE}". {LISTED}'),
+        ("grep", '{"pattern": "x", "path": "/etc"}', "refused", f'There is no file or directory "/etc". {LISTED}'),
+        ("grep", '{"pattern": "x", "path": ["a"]}', "refused", '"path" must be a string'),
+        ("grep", '{"pattern": "x", "glob": "*.py"}', "empty", f'No file in "{STORE}" fits the glob "*.py". {LISTED}'),
+        ("grep", '{"pattern": "x", "limit": 0}', "refused", '"limit" must be a whole number, 1 or more.'),
+        ("grep", '{"pattern": "x", "limit": -1}', "refused", '"limit" must be'),
+        ("grep", '{"pattern": "x", "limit": 1.5}', "refused", '"limit" must be'),
+        ("grep", '{"pattern": "x", "limit": true}', "refused", '"limit" must be'),
+        ("grep", '{"pattern": "x", "limit": "many"}', "refused", '"limit" must be'),
+        ("grep", '{"pattern": "x", "limit": {}}', "refused", '"limit" must be'),
+        ("grep", '{"pattern": "x", "file_path": "a"}', "refused", f'There is no argument "file_path". {GREP_TAKES}'),
+        ("grep", '{"pattern": "x"', "refused", f"The arguments cannot be read as JSON. {GREP_TAKES}"),
+        ("grep", "[" * 100_000, "refused", "The arguments cannot be read as JSON"),
+        ("grep", b'{"pattern": "\xff"}', "refused", "The arguments cannot be read as JSON"),
+        ("grep", '{"pattern": "\ud800"}', "refused", "The arguments cannot be read as JSON"),
+        ("grep", '"x"', "refused", f"The arguments are not a JSON object. {GREP_TAKES}"),
+        ("read_file", "null", "refused", f"The arguments are not a JSON object. {READ_TAKES}"),
+        ("read_file", "{}", "refused", f'"path" is missing: send the path of a file. {LISTED}'),
+        ("read_file", '{"path": "./"}', "refused", f'"./" is a directory: send the path of one file. {LISTED}'),
+        ("read_file", '{"path": "nowhere\\u0000"}', "refused", f'There is no file "nowhere\0". {LISTED}'),
+        ("read_file", '{"path": "' + "y" * 999 + '"}', "refused", 'There is no file "' + "y" * 200 + '…". ' + LISTED),
+        ("read_file", '{"path": "' + "y" * 1001 + '"}', "refused", '"path" must be a string of at most 1000 char'),
+        ("read_file", f'{{"path": "{LOG}", "offset": -1}}', "refused", '"offset" must be a whole number, 0 or more.'),
+        ("read_file", f'{{"path": "{LOG}", "offset": "-1"}}', "refused", '"offset" must be'),
+        ("read_file", f'{{"path": "{LOG}", "column": "9999999999999999999"}}', "refused", '"column" must be'),
+        ("read_file", f'{{"path": "{LOG}", "limit": {"9" * 5000}}}', "refused", "The arguments cannot be read"),
+    ],
+)  # fmt: skip
+def test_arguments_that_give_nothing(tool: Tool, arguments: str | bytes, result: Result, text: str) -> None:
+    told = answer(tool, arguments, FILES, STORE, 100_000, len, matcher)
+    assert told.result == result
+    assert told.text.startswith(text)
+    assert told.tokens == len(told.text)
+
+
+def test_the_list_of_files_is_bounded() -> None:
+    files = {f"{STORE}/{number}.txt": "x" for number in range(100)}
+    assert read(files, path="y").endswith(f"{STORE}/19.txt and 80 more.")
+    assert read(files, budget=200, path="y").endswith(f"{STORE}/4.txt and 95 more.")
+    assert read(files, budget=60, path="y") == 'There is no file "y". 100 files exist.'
+    assert ask("read_file", files, 30, path="y").result == "budget"
+    assert read({}, path="y") == 'There is no file "y". There are no files.'
+
+
+def test_only_the_file_that_is_asked_for_is_looked_up() -> None:
+    class Lazy(Mapping[str, str]):
+        def __getitem__(self, path: str) -> str:
+            assert path == LOG
+            return FILES[path]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(FILES)
+
+        def __len__(self) -> int:
+            return len(FILES)
+
+    assert read(Lazy(), path=LOG) == FILES[LOG]
+    assert "L3: fine" in grep(Lazy(), pattern="fine", path=LOG)
+    assert "L3: fine" in grep(Lazy(), pattern="fine", glob="tool_call_7*")
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(LOG) | st.just(".")
+KEYS = st.sampled_from(["pattern", "path", "glob", "offset", "limit", "column"]) | st.text()
+JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner), max_leaves=8)
+
+
+@given(
+    tool=st.sampled_from(NAMES),
+    arguments=(JSON | st.dictionaries(KEYS, JSON)).map(msgspec.json.encode) | st.binary() | st.text(),
+    budget=st.integers(-1, 500),
+)
+def test_arbitrary_arguments_are_answered_within_the_budget(tool: Tool, arguments: str | bytes, budget: int) -> None:
+    told = answer(tool, arguments, FILES, STORE, budget, len, matcher)
+    assert told.tokens == len(told.text)
+    assert told.tokens <= budget or told == Answer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
+
+
+@given(text=st.text(min_size=1), budget=st.integers(150, 600))
+def test_following_the_pages_reads_the_whole_file(text: str, budget: int) -> None:
+    files = {f"{STORE}/f.txt": text * 20}
+    read, arguments = "", {"offset": 0} if text else None
+    while arguments is not None:
+        told = ask("read_file", files, budget, path="f.txt", **arguments)
+        assert told.result == "ok" and told.tokens <= budget
+        own, arguments = undone(told.text)
+        read += own
+    assert read == text * 20
+
+
+@pytest.mark.parametrize("names", [NAMES, OTHER_NAMES])
+def test_definitions(names: tuple[str, str]) -> None:
+    raw = definitions(names, STORE)
+    assert raw == definitions(names, STORE)
+    tools = [msgspec.json.decode(tool) for tool in raw]
+    assert [tool["name"] for tool in tools] == list(names)
+    for tool, properties, required in zip(
+        tools,
+        (["pattern", "path", "glob", "limit"], ["path", "offset", "limit", "column"]),
+        ("pattern", "path"),
+        strict=True,
+    ):
+        assert list(tool) == ["name", "description", "parameters"]
+        assert STORE in tool["description"]
+        assert "nothing to the user or to any other tool" in tool["description"]
+        assert tool["parameters"]["type"] == "object"
+        assert list(tool["parameters"]["properties"]) == properties
+        assert tool["parameters"]["required"] == [required]
+        assert {value["type"] for value in tool["parameters"]["properties"].values()} == {"string", "integer"}
+
+
+def test_a_pattern_that_takes_too_long_is_refused() -> None:
+    def slow(data: bytes, start: int) -> int:
+        raise TooSlow("searching took long")
+
+    told = answer("grep", '{"pattern": "x"}', FILES, STORE, 1_000, len, lambda pattern: slow)
+    assert (told.result, told.text) == ("refused", "This pattern cannot be used: searching took long.")
+
+
+def test_what_is_told_to_calls_beyond_the_limit() -> None:
+    told = too_many(16, len)
+    assert (told.result, told.tokens) == ("refused", len(told.text))
+    assert "at most 16 calls" in told.text
+
+
+def test_a_search_stops_on_the_way() -> None:
+    """So that others get their turn: at each match and after each file."""
+    files = {f"{STORE}/{number}.txt": "x\ny\n" for number in range(10)}
+    steps = answering("grep", '{"pattern": "x"}', files, STORE, 10_000, len, matcher)
+    assert len(list(steps)) == 20
+
+
+@pytest.mark.parametrize("text", ["word of text " * 100_000, "ab\n" * 400_000], ids=["one line", "lines"])
+def test_twice_the_text_takes_twice_the_time_to_read(text: str) -> None:
+    def cost(text: str) -> float:
+        begun = time.thread_time()
+        for number in range(30):
+            place = {"column": len(text) // 2 + number} if text[2] != "\n" else {"offset": len(text) // 6 + number}
+            assert ask("read_file", {F: text}, 1_000, path=F, **place).result == "ok"
+        return time.thread_time() - begun
+
+    assert min(cost(text * 2) / max(cost(text), 0.003) for _ in range(4)) <= 2.3

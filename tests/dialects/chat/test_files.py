@@ -1,0 +1,92 @@
+"""The files of a request are its own moved texts, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from proxy.core import preview, summary
+from proxy.core.history import BEGINNING, Reading, Transcript, links
+from proxy.core.plan import Cut, Event, Move, Plan
+from proxy.core.policy import Offload
+from proxy.dialects.chat.files import Files, moved_files
+from proxy.dialects.chat.messages import read
+
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+PARTS = [{"type": "text", "text": "p" * 900}, {"type": "text", "text": "short"}, {"type": "text", "text": "q" * 900}]
+RAWS = [
+    json.dumps(message).encode()
+    for message in (
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c", "content": PARTS},
+        {"role": "assistant", "content": [{"type": "text", "text": "done"}, {"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "more"},
+    )
+]
+OFFLOAD = Offload(store_dir="/store", max_unseen_tool_tokens=100)
+TRANSCRIPT = Transcript(RAWS, [read(raw, Reading.of(OFFLOAD), len) for raw in RAWS])
+CHAIN = [BEGINNING, *links(BEGINNING, TRANSCRIPT.messages)]
+
+
+def plan(*cuts: int) -> Plan:
+    made = tuple(Cut(end, frozenset({0}), 1) for end in cuts)
+    return Plan({2: Move(False, 1)}, made, (Event(6, 5, 5),), 0, True)
+
+
+def path(text: str) -> str:
+    return f"/store/{preview.file_name('c', preview.digest(text))}"
+
+
+def test_each_large_part_is_a_file_of_its_own() -> None:
+    files = moved_files(TRANSCRIPT, plan(), "/store", None, CHAIN)
+    assert dict(files) == {path("p" * 900): "p" * 900, path("q" * 900): "q" * 900}
+    assert len(files) == 2
+
+
+@pytest.mark.parametrize("other", ["/etc/passwd", "/store/", path("p" * 900)[1:], "/store/../store/x", ""])
+def test_nothing_else_is_there(other: str) -> None:
+    files = moved_files(TRANSCRIPT, plan(), "/store", None, CHAIN)
+    with pytest.raises(KeyError):
+        files[other]
+
+
+def test_cuts_up_to_the_one_shown_have_theirs() -> None:
+    both = plan(3, 5)
+    names = [f"/store/{summary.file_name(CHAIN[end])}" for end in (3, 5)]
+    for shown, there in ((None, []), (both.cuts[0], names[:1]), (both.cuts[1], names)):
+        files = moved_files(TRANSCRIPT, both, "/store", shown, CHAIN)
+        assert [name for name in files if "group" in name] == there
+    text = moved_files(TRANSCRIPT, both, "/store", both.cuts[1], CHAIN)[names[1]]
+    assert text == "\n".join(
+        [
+            "### 2 assistant reasoning\nhm",
+            "### 2 assistant calls look c\n{}",
+            "### 3 tool c look\n" + "p" * 900,
+            "### 3 tool c look\nshort",
+            "### 3 tool c look\n" + "q" * 900,
+            "### 4 assistant\ndone",
+            '### 4 assistant\n{"type": "refusal", "refusal": "no"}',
+            "### 5 assistant\n",
+        ]
+    )
+    assert path("p" * 900) in moved_files(TRANSCRIPT, both, "/store", both.cuts[1], CHAIN)
+
+
+def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def loader(path: str) -> Callable[[], str]:
+        return lambda: (opened.append(path), path * 1_000)[1]
+
+    files = Files({path: loader(path) for path in "abc"})
+    assert files["a"] == files["a"] == "a" * 1_000
+    assert opened == ["a"]
+    files.forget()
+    assert files["a"] and opened == ["a", "a"]
+    monkeypatch.setattr("proxy.dialects.chat.files.KEPT", 2_500)
+    assert all(files[path] for path in "abcca")
+    assert opened == ["a", "a", "b", "c", "a"], "more than are kept"

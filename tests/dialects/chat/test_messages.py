@@ -1,0 +1,342 @@
+"""Reading messages: sizes, pairs, what may be moved, and which differences do not count for the history's digest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core import rawjson
+from proxy.core.history import BEGINNING, Call, Message, Reading, Transcript, Unplannable, extend, items, links
+from proxy.core.plan import Role
+from proxy.core.policy import Offload
+from proxy.core.preview import MARK, Shape
+from proxy.dialects.chat.messages import (
+    MESSAGE_TOKENS,
+    OTHER_PART_TOKENS,
+    cache_breakpoint,
+    compacted,
+    read,
+    reply_meaning,
+    texts,
+    with_cache_breakpoint,
+)
+
+SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
+READING = Reading(SHAPE, 20_000)
+
+
+def words(text: str) -> int:
+    """A token a character: sizes can be read off the test."""
+    return len(text)
+
+
+def message(reading: Reading = READING, **fields: Any) -> Message:
+    return read(json.dumps(fields).encode(), reading, words)
+
+
+def call(id: str = "c1", name: str = "search", arguments: str = "{}") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def tool(content: Any, id: str = "c1") -> bytes:
+    return json.dumps({"role": "tool", "tool_call_id": id, "content": content}).encode()
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+SIZES: list[tuple[dict[str, Any], int]] = [
+    ({"role": "user", "content": "hello"}, 5),
+    ({"role": "user", "content": ""}, 0),
+    ({"role": "assistant", "content": None}, 0),
+    ({"role": "assistant"}, 0),
+    ({"role": "user", "content": [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]}, 3),
+    (
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:" + "A" * 9999}}]},
+        OTHER_PART_TOKENS,
+    ),
+    ({"role": "assistant", "content": "a", "tool_calls": [call(name="xy", arguments='{"q":1}')]}, 1 + 2 + 7),
+    ({"role": "assistant", "content": "a", "reasoning_content": "bcd"}, 4),
+    ({"role": "assistant", "content": "a", "reasoning": "bcd"}, 4),
+    ({"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "n", "input": "xyz"}}]}, 4),
+]
+
+
+@pytest.mark.parametrize(("fields", "size"), SIZES)
+def test_size(fields: dict[str, Any], size: int) -> None:
+    assert message(**fields).tokens == size + MESSAGE_TOKENS
+
+
+def test_images_are_fixed() -> None:
+    fields = {"role": "user", "content": [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {}}]}
+    assert message(**fields).item.fixed == OTHER_PART_TOKENS
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"1",
+        b"[]",
+        b"{}",
+        b'{"role":"wizard"}',
+        b'{"role":1}',
+        b'{"role":"user","content":1}',
+        b'{"role":"user","content":[1]}',
+        b'{"role":"assistant","tool_calls":1}',
+        b'{"role":"assistant","tool_calls":[{"function":{"name":"x","arguments":{}}}]}',
+        b'{"role":"user"',
+        b'{"role":"user","content":"\xff"}',
+    ],
+)
+def test_what_is_no_chat_message_is_none_of_our_business(raw: bytes) -> None:
+    with pytest.raises(Unplannable):
+        read(raw, READING, words)
+
+
+# -- what may be moved ------------------------------------------------------------------------------------------------
+
+
+def test_a_large_result_becomes_preview_and_reference() -> None:
+    text = "".join(f"line {number}\n" for number in range(500))
+    raw = b'{ "role":"tool","extra" : 1e400, "tool_call_id":"c1","content":' + json.dumps(text).encode() + b"}"
+    known = read(raw, READING, words)
+    [piece] = known.pieces
+    moved = compacted(raw, known, SHAPE, glimpse=False)
+    [(_, shown)] = texts(moved)
+    assert shown.startswith(text[:100] + "... " + MARK + "/context_store/" + piece.name + ";")
+    assert "500 lines" in shown
+    assert b"1e400" in moved
+    assert piece.brief == words(shown)
+    assert known.item.brief == known.tokens - piece.tokens + piece.brief
+
+
+def test_a_glimpse_shows_more() -> None:
+    raw = tool("x" * 30_000)
+    known = read(raw, Reading(SHAPE, 20_000), words)
+    [(_, shown)] = texts(compacted(raw, known, SHAPE, glimpse=True))
+    assert shown.startswith("x" * 2000 + "... " + MARK)
+    assert known.item.glimpse == known.tokens - 30_000 + len(shown)
+
+
+def test_the_tail_stands_before_the_reference() -> None:
+    shape = Shape("/s", 3, 4)
+    raw = tool("abc" + "-" * 5000 + "wxyz")
+    [(_, shown)] = texts(compacted(raw, read(raw, Reading(shape, 20_000), words), shape, glimpse=False))
+    assert shown.startswith("abc...wxyz... " + MARK)
+
+
+def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:x"}}
+    small = {"type": "text", "text": "small"}
+    large = [{"type": "text", "text": letter * 3000, "cache_control": {"type": "ephemeral"}} for letter in "ab"]
+    raw = tool([large[0], image, small, large[1]])
+    known = read(raw, READING, words)
+    parts = json.loads(compacted(raw, known, SHAPE, glimpse=False))["content"]
+    assert parts[1:3] == [image, small]
+    assert parts[0]["cache_control"] == large[0]["cache_control"]
+    names = [piece.name for piece in known.pieces if piece.brief < piece.tokens]
+    assert len(set(names)) == 2
+    assert all(name in part["text"] for name, part in zip(names, (parts[0], parts[3]), strict=True))
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 150, 200, 250, 300])
+def test_a_replacement_is_never_larger(size: int) -> None:
+    raw = tool("y" * size)
+    known = read(raw, READING, words)
+    assert known.item.brief <= known.tokens
+    assert len(compacted(raw, known, SHAPE, glimpse=False)) <= len(raw)
+
+
+@given(st.text(max_size=400), st.text(max_size=80))
+def test_any_text_and_any_id(text: str, id: str) -> None:
+    """O6, and hostile ids: a name never leaves its directory and is the same for the same text."""
+    raw = tool(text * 7, id)
+    known = read(raw, READING, words)
+    for piece in known.pieces:
+        assert set(piece.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+        assert ".." not in piece.name and "/" not in piece.name and len(piece.name) < 100
+    assert len(compacted(raw, known, SHAPE, glimpse=False)) <= len(raw)
+
+
+def test_half_a_surrogate_pair_is_moved_like_any_text() -> None:
+    """JavaScript's `slice` leaves them in tool results; msgspec refuses them."""
+    raw = tool("\ud83d" + "x" * 3000)
+    known = read(raw, READING, words)
+    moved = compacted(raw, known, SHAPE, glimpse=False)
+    assert texts(moved)[0][1].startswith("\ud83dxxx")
+    assert b"\\ud83d" in moved
+
+
+BREAKPOINT = {"type": "ephemeral"}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "user", "content": "cache_control"}, None),
+        ({"role": "user", "content": [{"type": "text", "text": "cache_control"}]}, None),
+        ({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": BREAKPOINT}]}, BREAKPOINT),
+        ({"role": "tool", "content": "a", "cache_control": BREAKPOINT}, BREAKPOINT),
+        ({"role": "tool", "content": None, "cache_control": None}, None),
+        (
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a", "cache_control": {"type": "other"}},
+                    {"type": "text", "text": "b", "cache_control": BREAKPOINT},
+                    {"type": "text", "text": "c"},
+                ],
+            },
+            BREAKPOINT,
+        ),
+    ],
+)
+def test_where_the_prompt_cache_has_an_entry(message: dict[str, Any], expected: dict[str, str] | None) -> None:
+    found = cache_breakpoint(json.dumps(message).encode())
+    assert (found and json.loads(bytes(found))) == expected
+
+
+def test_a_message_is_given_a_breakpoint() -> None:
+    marked = with_cache_breakpoint(b'{"role":"user","content":"do \\ud83d it"}', msgspec.Raw(b'{"type" : "ephemeral"}'))
+    assert json.loads(marked) == {
+        "role": "user",
+        "content": [{"type": "text", "text": "do \ud83d it", "cache_control": {"type": "ephemeral"}}],
+    }
+
+
+# -- the history's digest ---------------------------------------------------------------------------------------------
+
+ALIKE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"role": "user", "content": "hi"}, {"content": "hi", "role": "user"}),
+    ({"role": "user", "content": "hi"}, {"role": "user", "content": " hi\n"}),
+    ({"role": "user", "content": "hi"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}),
+    (
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+    ),
+    ({"role": "assistant", "content": None}, {"role": "assistant", "content": ""}),
+    ({"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a", "reasoning_content": "thought"}),
+    ({"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a", "annotations": [], "refusal": None}),
+    (
+        {"role": "assistant", "tool_calls": [call(arguments='{"a": 1, "b": [1.5]}')]},
+        {"role": "assistant", "tool_calls": [call(arguments='{"b":[1.5],"a":1}')], "content": ""},
+    ),
+    ({"role": "assistant", "tool_calls": [call(arguments="")]}, {"role": "assistant", "tool_calls": [call()]}),
+]
+DIFFERENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"role": "user", "content": "hi"}, {"role": "user", "content": "ho"}),
+    ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "hi"}),
+    ({"role": "assistant", "tool_calls": [call("c1")]}, {"role": "assistant", "tool_calls": [call("c2")]}),
+    ({"role": "assistant", "tool_calls": [call(name="a")]}, {"role": "assistant", "tool_calls": [call(name="b")]}),
+    (
+        {"role": "assistant", "tool_calls": [call(arguments='{"a":1}')]},
+        {"role": "assistant", "tool_calls": [call(arguments='{"a":2}')]},
+    ),
+    (
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "b"}}]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE)
+def test_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert message(**one).meaning == message(**other).meaning
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_different(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert message(**one).meaning != message(**other).meaning
+
+
+def test_arguments_that_are_not_json_stand_for_themselves() -> None:
+    broken = [{"role": "assistant", "tool_calls": [call(arguments=text)]} for text in ("{oops", "{oops ", "{oups")]
+    first, trimmed, other = (message(**fields).meaning for fields in broken)
+    assert first == trimmed != other
+
+
+def test_the_reply_means_what_the_client_sends_back() -> None:
+    sent_back = message(role="assistant", content="text", tool_calls=[call("c9", "search", '{"q": "x"}')])
+    assert reply_meaning("text ", [Call("c9", "search", '{"q":"x"}')]) == sent_back.meaning
+    assert reply_meaning("only text", []) == message(role="assistant", content="only text").meaning
+
+
+def transcript(*raws: bytes) -> Transcript:
+    return Transcript(raws, [read(raw, READING, words) for raw in raws])
+
+
+def chain(*raws: bytes) -> list[bytes]:
+    return links(BEGINNING, transcript(*raws).messages)
+
+
+SYSTEM, USER = b'{"role":"system","content":"be good"}', b'{"role":"user","content":"hi"}'
+ASKS = json.dumps({"role": "assistant", "tool_calls": [call("c1"), call("c2", "fetch")]}).encode()
+
+
+def test_the_chain_leaves_system_messages_out() -> None:
+    noon, later = (b'{"role":"system","content":"it is %d"}' % hour for hour in (12, 13))
+    assert chain(noon, USER)[1] == chain(later, USER)[1] == chain(USER)[0]
+    known = read(USER, READING, words)
+    assert chain(USER) == [extend(BEGINNING, known.meaning)]
+
+
+def test_results_know_their_tools() -> None:
+    known = transcript(SYSTEM, USER, ASKS, tool("a", "c2"), tool("b", "c1"))
+    assert known.tools == ["", "", "", "fetch", "search"]
+    assert [item.role for item in items(known.messages, known.tools, Offload())] == [
+        Role.SYSTEM,
+        Role.USER,
+        Role.ASSISTANT,
+        Role.TOOL,
+        Role.TOOL,
+    ]
+
+
+def test_excluded_tools_are_never_moved() -> None:
+    raws = (ASKS, tool("a" * 5000, "c1"), tool("b" * 5000, "c2"))
+    known = transcript(*raws)
+    found = items(known.messages, known.tools, Offload(exclude_tools=("fet*",)))
+    assert found[1].brief < found[1].tokens
+    assert found[2].brief == found[2].glimpse == found[2].tokens
+
+
+@pytest.mark.parametrize(
+    "raws",
+    [
+        (tool("orphan"),),
+        (USER, tool("orphan")),
+        (ASKS,),
+        (ASKS, USER),
+        (ASKS, tool("a", "c1")),
+        (ASKS, tool("a", "c1"), USER, tool("b", "c2")),
+        (ASKS, tool("a", "c1"), tool("b", "c1")),
+    ],
+)
+def test_calls_and_results_must_pair(raws: tuple[bytes, ...]) -> None:
+    with pytest.raises(Unplannable):
+        transcript(*raws)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=20,
+    )
+)
+def test_nothing_but_unplannable_is_raised(value: Any) -> None:
+    for raw in (
+        rawjson.encode(value) if not _huge(value) else b"0",
+        json.dumps({"role": "user", "content": value}).encode(),
+    ):
+        with contextlib.suppress(Unplannable):
+            read(raw, READING, words)
+
+
+def _huge(value: Any) -> bool:
+    return "int" in type(value).__name__ and abs(value) >= 2**63

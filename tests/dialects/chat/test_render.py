@@ -1,0 +1,226 @@
+"""Plan and records → messages: what stays keeps its bytes, snapshots stand in their place, turns are put together."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core import summary
+from proxy.core.history import BEGINNING, Reading, Transcript, items, links, moved_pieces
+from proxy.core.plan import Plan, Role, Room
+from proxy.core.planner import fold
+from proxy.core.policy import Compress, Mode, Offload, SnapshotRole
+from proxy.dialects.chat import render
+from proxy.dialects.chat.files import moved_files
+from proxy.dialects.chat.messages import compacted, read
+from proxy.dialects.chat.render import Round, Shown
+
+OFFLOAD = Offload(
+    mode=Mode.AUTO,
+    max_total_tokens=2000,
+    max_tool_message_tokens=300,
+    min_saved_tokens=100,
+    max_unseen_tool_tokens=9000,
+    pin_user_tokens=100,
+    cached_read=0,
+    cache_write=0,
+    store_dir="/store",
+    compress=Compress(snapshot_tokens=100),
+)
+
+
+def raw(role: str, content: Any = "", **more: Any) -> bytes:
+    return json.dumps({"role": role, "content": content, **more}).encode()
+
+
+def step(number: int, said: int, *results: int) -> list[bytes]:
+    """An assistant message of `said` characters and its tools' results."""
+    ids = [f"call_{number}_{place}" for place in range(len(results))]
+    calls = [{"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}} for id in ids]
+    more = {"tool_calls": calls} if calls else {}
+    answers = [raw("tool", f"{id} " * (size // 9), tool_call_id=id) for id, size in zip(ids, results, strict=True)]
+    return [raw("assistant", f"s{number} " + "x" * said, **more), *answers]
+
+
+class Case:
+    """A history with its plan."""
+
+    def __init__(self, *raws: bytes, offload: Offload = OFFLOAD) -> None:
+        self.offload = offload
+        self.raws = list(raws)
+        self.transcript = Transcript(raws, [read(one, Reading.of(offload), len) for one in raws])
+        self.plan: Plan = fold(items(self.transcript.messages, self.transcript.tools, offload), offload, Room())
+        self.chain = [BEGINNING, *links(BEGINNING, self.transcript.messages)]
+
+    def compacted(self, index: int, glimpse: bool) -> bytes:
+        shape = Reading.of(self.offload).shape
+        return compacted(self.raws[index], self.transcript.messages[index], shape, glimpse)
+
+    def shown(self, text: str = "the record") -> Shown:
+        cut = self.plan.cuts[-1]
+        return Shown(cut, text, f"/store/{summary.file_name(self.chain[cut.end])}")
+
+    def render(self, **how: Any) -> list[bytes]:
+        return [bytes(one) for one in render.render(self.transcript, self.plan, self.compacted, **how)]
+
+
+SYSTEM, USER, LAST = raw("system", "be good"), raw("user", "rules: never touch production"), raw("user", "go on")
+COMPACTED = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10), LAST)
+CUT = Case(SYSTEM, USER, *step(1, 2500), raw("user", "y" * 300), *step(2, 2500, 200), *step(3, 9), LAST)
+
+
+def test_untouched_messages_keep_their_bytes() -> None:
+    sent = COMPACTED.render()
+    assert sorted(COMPACTED.plan.moves) == [3, 6]
+    assert [one == other for one, other in zip(sent, COMPACTED.raws, strict=True)] == [
+        index not in COMPACTED.plan.moves for index in range(len(sent))
+    ]
+
+
+def test_a_cut_without_a_record_is_not_shown() -> None:
+    assert CUT.plan.cuts
+    assert CUT.render() == CUT.raws
+
+
+def test_a_snapshot_ends_the_first_system_message() -> None:
+    assert [cut.end for cut in CUT.plan.cuts] == [6]
+    sent = CUT.render(shown=CUT.shown())
+    content = json.loads(sent[0])["content"]
+    assert content.startswith("be good\n\n" + summary.NOTICE)
+    assert content.endswith(
+        f"\n\n<state_snapshot>\nthe record\n</state_snapshot>\n(Original 4 messages are stored in: {CUT.shown().path})"
+    )
+    assert sent[1:] == [USER, *CUT.raws[6:]]
+
+
+def test_a_snapshot_as_a_user_message_stands_behind_the_system_messages() -> None:
+    sent = CUT.render(shown=CUT.shown(), role=SnapshotRole.USER)
+    assert sent[0] == SYSTEM and sent[2] == USER
+    assert json.loads(sent[1])["role"] == "user"
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        ([], "{block}"),
+        ([raw("developer", "d")], "d\n\n{block}"),
+        ([b'{"role":"system","content":null}'], "\n\n{block}"),
+        ([b'{ "content" : "caf\\u00e9 \\/" ,"role":"system"}'], "café /\n\n{block}"),
+    ],
+)
+def test_where_a_snapshot_goes(system: list[bytes], expected: str) -> None:
+    case = Case(*system, *CUT.raws[1:])
+    sent = case.render(shown=case.shown())
+    assert json.loads(sent[0])["content"] == expected.format(block=render.shown_block(case.transcript, case.shown()))
+    assert json.loads(sent[0])["role"] in ("system", "developer")
+
+
+def test_in_parts_a_snapshot_is_one_more_part_and_bytes_stay() -> None:
+    part = b'{"type" :"text","text":"a","cache_control":{"type":"ephemeral"}}'
+    case = Case(b'{"role":"system","content":[' + part + b"]}", *CUT.raws[1:])
+    sent = case.render(shown=case.shown())[0]
+    assert part in sent
+    assert len(json.loads(sent)["content"]) == 2
+
+
+def test_the_prompt_before_the_event_is_a_prefix_of_what_was_sent_before_it() -> None:
+    """The summary call rides on the cached prefix: what the event moves is still whole in it."""
+    [cut] = CUT.plan.cuts
+    before = render.render(CUT.transcript, CUT.plan.before(cut.event), CUT.compacted, end=cut.end)
+    assert before == CUT.raws[: cut.end]
+
+
+# -- hidden rounds ----------------------------------------------------------------------------------------------------
+
+CALL = {"id": "h1", "type": "function", "function": {"name": "read_file", "arguments": '{"path":"/store/x"}'}}
+HIDDEN = Round((raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")), None, (), 500)
+MIXED = Round((), raw("assistant", "whole", tool_calls=[CALL]), (raw("tool", "z" * 500, tool_call_id="h1"),), 500)
+
+
+LATER = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10, 40), *step(4, 10), LAST)
+
+
+def test_hidden_rounds_stand_before_the_reply_they_led_to() -> None:
+    assert LATER.plan.turn == 1
+    assert LATER.render(rounds={9: HIDDEN})[9:] == [*HIDDEN.before, *LATER.raws[9:]]
+
+
+def test_a_mixed_turn_is_put_together_again() -> None:
+    assert LATER.render(rounds={7: MIXED})[7:] == [MIXED.instead, *MIXED.after, *LATER.raws[8:]]
+
+
+def test_older_than_the_newest_events_user_turn_answers_shrink_to_a_line() -> None:
+    case = Case(SYSTEM, USER, *step(1, 10), LAST, *step(2, 10, 5000), *step(3, 10), LAST)
+    assert case.plan.turn == 7 and case.plan.events
+    first, second = case.render(rounds={2: HIDDEN})[2:4]
+    assert first == HIDDEN.before[0]
+    assert json.loads(second)["content"].count("read_file") == 1
+    assert '{"path":"/store/x"}' in json.loads(second)["content"]
+    within = Case(SYSTEM, USER, *step(1, 10), *step(2, 10, 5000), *step(3, 10))
+    assert within.plan.events == () or within.render(rounds={2: HIDDEN})[3] == HIDDEN.before[1]
+
+
+def test_rounds_before_the_cut_are_gone_with_it() -> None:
+    assert CUT.render(shown=CUT.shown(), rounds={2: HIDDEN}) == CUT.render(shown=CUT.shown())
+
+
+# -- what can be read back --------------------------------------------------------------------------------------------
+
+
+def test_every_moved_text_is_a_file() -> None:
+    """O1."""
+    files = moved_files(COMPACTED.transcript, COMPACTED.plan, "/store", None, COMPACTED.chain)
+    moved = {index: json.loads(COMPACTED.raws[index])["content"] for index in COMPACTED.plan.moves}
+    assert sorted(files.values()) == sorted(moved.values())
+    for index, message in enumerate(COMPACTED.render()):
+        if index in moved:
+            [path] = [path for path in files if path in json.loads(message)["content"]]
+            assert files[path] == moved[index]
+
+
+def test_a_snapshots_originals_are_one_file_in_the_words_they_came_in() -> None:
+    files = moved_files(CUT.transcript, CUT.plan, "/store", CUT.plan.cuts[-1], CUT.chain)
+    text = files[CUT.shown().path]
+    assert text.startswith("### 3 assistant\ns1 xxx")
+    assert "### 6 tool call_2_0 look\ncall_2_0 call_2_0 " in text
+    assert "### 5 assistant calls look call_2_0\n{}" in text
+    for index in render.taken(CUT.transcript, CUT.plan.cuts[-1]):
+        assert json.loads(CUT.raws[index])["content"] in text
+    assert "never touch production" not in text
+
+
+def test_a_snapshot_that_is_not_shown_has_no_file() -> None:
+    assert not moved_files(CUT.transcript, CUT.plan, "/store", None, CUT.chain)
+
+
+@given(st.data())
+def test_pairs_roles_and_system_messages_survive(data: st.DataObject) -> None:
+    """O2, O4 and O8 over random histories, with every cut's record there and with none."""
+    raws = [SYSTEM, USER]
+    for number in range(data.draw(st.integers(1, 12))):
+        raws += step(
+            number,
+            data.draw(st.sampled_from([5, 900])),
+            *data.draw(st.lists(st.sampled_from([50, 400, 3000]), max_size=2)),
+        )
+        if data.draw(st.booleans()):
+            raws.append(raw("user", f"question {number} " + "q" * data.draw(st.sampled_from([1, 90]))))
+    case = Case(*raws, LAST)
+    shown = case.shown() if case.plan.cuts and data.draw(st.booleans()) else None
+    sent = case.render(shown=shown)
+    messages = [read(one, Reading.of(OFFLOAD), len) for one in sent]
+    assert Transcript(sent, messages).tools  # raises where a call has no result
+    assert [one.role for one in messages].count(Role.SYSTEM) == 1
+    assert USER in sent and LAST in sent
+    assert sum(map(len, sent)) <= sum(map(len, raws)) + len(LAST) or shown
+    references = [
+        piece.name for index in case.plan.moves for piece in moved_pieces(case.transcript.messages[index], False)
+    ]
+    files = moved_files(case.transcript, case.plan, "/store", shown.cut if shown else None, case.chain)
+    for name in references:
+        if any(name.encode() in one for one in sent):
+            assert f"/store/{name}" in files

@@ -1,0 +1,92 @@
+"""What we look into of a request, and what stops us from changing it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from proxy.core.history import Unplannable
+from proxy.dialects.chat.request import ChatRequest, function_tool, has_tools, parse, with_tools
+
+
+def request(**members: Any) -> ChatRequest:
+    return parse(json.dumps({"model": "m", "messages": [], **members}).encode())
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def test_what_is_read() -> None:
+    body = b'{"messages":[{"role": "user"}],"stream":true,"max_tokens":7,"max_completion_tokens":90,"x":1.50}'
+    asked = parse(body)
+    assert [bytes(raw) for raw in asked.messages] == [b'{"role": "user"}']
+    assert (asked.model, asked.stream, asked.reply_tokens) == ("", True, 90)
+    assert bytes(asked.members["x"]) == b"1.50"
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"messages":1}', b'{"messages":[],"model":1}', b'{"messages":[],"tools":[1]}']
+)
+def test_what_is_no_chat_request(body: bytes) -> None:
+    with pytest.raises(Unplannable):
+        parse(body)
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "obstacle"),
+    [
+        ("functions", [], "functions"),
+        ("functions", None, ""),
+        ("function_call", "auto", "function_call"),
+        ("audio", {}, "audio"),
+        ("web_search_options", {}, "web_search_options"),
+        ("prediction", {}, "prediction"),
+        ("n", 1, ""),
+        ("n", None, ""),
+        ("n", 2, "n"),
+        ("modalities", ["text"], ""),
+        ("modalities", ["text", "audio"], "modalities"),
+        ("tools", [tool(str(number)) for number in range(126)], ""),
+        ("tools", [tool(str(number)) for number in range(127)], "tools"),
+        ("max_tokens", "many", ""),
+    ],
+)
+def test_obstacles(member: str, value: Any, obstacle: str) -> None:
+    assert request(**{member: value}).obstacle() == obstacle
+
+
+@pytest.mark.parametrize(
+    ("tools", "names"),
+    [
+        (None, ("grep", "read_file")),
+        ([], ("grep", "read_file")),
+        ([tool("bash")], ("grep", "read_file")),
+        ([tool("grep")], ("offload_grep", "offload_read_file")),
+        ([{"type": "custom", "custom": {"name": "read_file"}}], ("offload_grep", "offload_read_file")),
+        ([{"type": "web_search"}, {"function": {"name": "grep"}}], ("offload_grep", "offload_read_file")),
+        ([tool("grep"), tool("offload_grep")], None),
+    ],
+)
+def test_what_our_tools_are_called(tools: Any, names: tuple[str, str] | None) -> None:
+    assert request(tools=tools).our_names() == names
+
+
+def test_ours_stand_behind_the_clients() -> None:
+    ours = function_tool(b'{"name":"grep"}')
+    assert json.loads(ours) == tool("grep")
+    theirs = Raw(b'[ {"type" : "x"} ]')
+    both = with_tools(theirs, [ours])
+    assert both is not None
+    assert bytes(both) == b'[{"type" : "x"},' + ours + b"]"
+    for none in (None, Raw(b"null"), Raw(b"[]")):
+        assert with_tools(none, []) is none
+        assert bytes(with_tools(none, [ours]) or b"") == b"[" + ours + b"]"
+
+
+@pytest.mark.parametrize(("tools", "some"), [(b"null", False), (b"[]", False), (b"[ ]", False), (b"[{}]", True)])
+def test_whether_there_are_tools(tools: bytes, some: bool) -> None:
+    assert has_tools(Raw(tools)) is some

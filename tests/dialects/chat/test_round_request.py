@@ -1,0 +1,131 @@
+"""What each round asks: the client's members as they came, but for what a turn has to ask differently."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.dialects.chat.round_request import Asked
+from tests.dialects.chat.turns import GREP, READ, SEARCH, asked
+
+
+def first(asked: Asked) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(asked.first())
+    return body
+
+
+def later(asked: Asked, spent: int = 0, last: bool = False) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(asked.later(asked.messages, spent, last=last))
+    return body
+
+
+def test_what_is_not_ours_keeps_its_bytes_and_its_place() -> None:
+    body = b'{"n": 1e0,"tools": [ {"a":1.50} ],"messages":[],"x":"\\u00e9","stream":true,"seed":123456789012345678901}'
+    ours = Asked(rawjson.members(body), [b'{"role": "user"}'], [b'{"b":2}'], ("grep", "read_file"), 8)
+    assert ours.first() == (
+        b'{"n":1e0,"tools":[{"a":1.50},{"b":2}],"messages":[{"role": "user"}],"x":"\\u00e9","stream":true,'
+        b'"seed":123456789012345678901,"stream_options":{"include_usage":true}}'
+    )
+
+
+@pytest.mark.parametrize("tools", [None, [], [SEARCH]])
+def test_our_tools_stand_behind_the_clients(tools: Any) -> None:
+    assert first(asked(tools=tools))["tools"] == [*(tools or []), GREP, READ]
+    assert first(asked(tools=tools, injected=False)).get("tools") == tools
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (None, {"include_usage": True}),
+        ({}, {"include_usage": True}),
+        ({"include_usage": False, "x": 1}, {"include_usage": True, "x": 1}),
+        ({"include_usage": True, "x": 1}, {"include_usage": True, "x": 1}),
+        (7, 7),
+        ([], []),
+    ],
+)
+def test_usage_is_asked_for_in_streams(given: Any, sent: Any) -> None:
+    assert first(asked(stream_options=given))["stream_options"] == sent
+    assert first(asked(stream=False, stream_options=given)).get("stream_options") == given
+
+
+def test_null_options_are_none() -> None:
+    members = asked().members | {"stream_options": Raw(b"null")}
+    assert json.loads(Asked(members, [], [], ("grep", "read_file"), 8).first())["stream_options"] == {
+        "include_usage": True
+    }
+
+
+@pytest.mark.parametrize(
+    ("choice", "again"),
+    [
+        ("auto", "auto"),
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "function": {"name": "search"}}, None),
+        ({"type": "custom", "custom": {"name": "search"}}, None),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, ...),
+        (7, 7),
+        (None, None),
+    ],
+)
+def test_tool_choice_of_later_rounds(choice: Any, again: Any) -> None:
+    request = asked(tool_choice=choice)
+    assert first(request).get("tool_choice") == choice
+    again = choice if again is ... else again
+    assert later(request).get("tool_choice") == again
+    assert later(request, last=True).get("tool_choice") == again
+
+
+@pytest.mark.parametrize("tools", [None, []])
+@pytest.mark.parametrize("choice", [None, "auto", "required"])
+def test_in_the_last_round_nothing_can_be_called_where_all_tools_are_ours(tools: Any, choice: Any) -> None:
+    request = asked(tools=tools, tool_choice=choice)
+    assert later(request).get("tool_choice") == choice
+    assert later(request, last=True)["tool_choice"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent", "sent", "left"),
+    [
+        ({"max_tokens": 50}, 10, {"max_tokens": 40}, 40),
+        ({"max_tokens": 50, "max_completion_tokens": 20}, 20, {"max_tokens": 30, "max_completion_tokens": 0}, 0),
+        ({}, 10, {}, None),
+        ({"max_tokens": 0}, 10, {"max_tokens": 0}, None),
+        (
+            {"max_tokens": "50", "max_completion_tokens": -1},
+            10,
+            {"max_tokens": "50", "max_completion_tokens": -1},
+            None,
+        ),
+    ],
+)
+def test_what_was_written_is_not_there_to_write(limits: Any, spent: int, sent: Any, left: int | None) -> None:
+    request = asked(**limits)
+    assert {key: first(request)[key] for key in limits} == limits
+    assert {key: later(request, spent)[key] for key in limits} == sent
+    assert request.left(spent) == left
+
+
+@pytest.mark.parametrize(
+    ("format", "json_wanted"),
+    [
+        (None, False),
+        ({"type": "text"}, False),
+        ({"type": "json_object"}, True),
+        ({"type": "json_schema"}, True),
+        ("x", False),
+    ],
+)
+def test_who_wants_json(format: Any, json_wanted: bool) -> None:
+    assert asked(response_format=format).wants_json is json_wanted
+
+
+def test_what_is_no_text_is_no_wish() -> None:
+    members = {**asked().members, "response_format": Raw(b'{"type":"\xff"}')}
+    assert not Asked(members, [], [], ("grep", "read_file"), 8).wants_json

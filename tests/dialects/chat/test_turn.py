@@ -1,0 +1,1080 @@
+"""Turns as transcripts: what upstream sends, what the client gets, what is asked next. Every stream at every cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from proxy.core import sse
+from proxy.dialects.chat.turn import Asked, Broken, State, Turn, WrongState
+from tests.dialects.chat.turns import (
+    ANSWER,
+    DONE,
+    MIXED,
+    OURS,
+    ROLE,
+    SILENT,
+    Json,
+    asked,
+    called,
+    calls,
+    chunk,
+    events,
+    feed,
+    folded,
+    made,
+    more,
+    read,
+    run,
+    stream,
+    take,
+    text,
+    usage,
+    whole,
+)
+
+SHOW_USAGE = {"include_usage": True}
+
+# -- nothing of ours --------------------------------------------------------------------------------------------------
+
+PLAIN = stream(ROLE, chunk({"content": "Hel"}), chunk({"content": "lo"}), chunk({}, "stop"), DONE)
+THEIRS = stream(
+    ROLE,
+    chunk(calls(called("search", ""))),
+    chunk(calls(more('{"q":1e400}'))),
+    chunk({}, "tool_calls"),
+    DONE,
+)
+DEEP = b'{"a":' * 100_000
+UNTOUCHED = {
+    "text": PLAIN,
+    "CRLF": PLAIN.replace(b"\n", b"\r\n"),
+    "calls": THEIRS,
+    "empty": b"",
+    "no [DONE]": stream(ROLE, chunk({"content": "x"}), chunk({}, "stop")),
+    "stops in the middle": stream(ROLE, chunk({"content": "x"})),
+    "stops within an event": stream(ROLE) + b'data: {"choices":[{"delta":{"content":"x',
+    "comments and names": b": PROCESSING\n\nevent: x\nid: 7\n" + PLAIN,
+    "unknown members": stream(chunk({"role": "assistant", "content": "x", "annotations": [1e30]}, x={"y": None}), DONE),
+    "reasoning": stream(
+        ROLE, chunk({"reasoning_content": "a"}), chunk({"reasoning": "b"}), chunk({"refusal": "c"}), DONE
+    ),
+    "half a surrogate pair": stream(ROLE, b'data: {"choices":[{"delta":{"content":"\\ud83d"}}]}\n\n', PLAIN),
+    "not UTF-8": stream(ROLE, b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\n', PLAIN),
+    "large numbers": stream(
+        ROLE, '{"choices":[{"delta":{"content":"x","n":123456789012345678901234}}],"e":1e400}', PLAIN
+    ),
+    "content filters first": stream(chunk(id="", prompt_filter_results=[]), PLAIN),
+    "parts": stream(ROLE, chunk({"content": [{"type": "text", "text": "x"}]}), chunk({"content": "y"}), DONE),
+    "an error": stream(ROLE, {"error": {"message": "overloaded"}}),
+}
+SHAPES = (
+    "7",
+    "[]",
+    "nonsense",
+    "{}",
+    '{"choices":7}',
+    '{"choices":null}',
+    '{"choices":[]}',
+    '{"choices":[3]}',
+    '{"choices":[{}]}',
+    '{"choices":[{"delta":null}]}',
+    '{"choices":[{"delta":[]}]}',
+    '{"choices":[{"delta":{}},{"delta":{}}]}',
+    '{"choices":[{"delta":{"tool_calls":null}}]}',
+    '{"choices":[{"delta":{"tool_calls":[]}}]}',
+    '{"choices":[{"delta":{"tool_calls":7}}]}',
+    '{"choices":[{"delta":{"tool_calls":[4]}}]}',
+    '{"choices":[{"delta":{"tool_calls":[{"function":7}]}}]}',
+    '{"choices":[{"delta":{"role":7,"content":{"x":1}},"finish_reason":7,"logprobs":8}],"usage":9}',
+    '{"choices":[{"delta":{"content":[NaN],"x":"\\ud800"}}]}',
+    DEEP.decode(),
+    "",
+)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+@pytest.mark.parametrize("raw", UNTOUCHED.values(), ids=UNTOUCHED.keys())
+def test_what_needs_no_change_arrives_as_the_very_bytes(raw: bytes, size: int) -> None:
+    turn = Turn(asked(stream_options=SHOW_USAGE))
+    assert turn.streams
+    out, _ = run(turn, raw, cuts=range(0, len(raw), size))
+    assert out == raw
+    assert turn.hidden is None and not turn.mixed
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
+def test_no_shape_is_an_error_or_changes_what_follows(shape: str) -> None:
+    odd = b"data: " + shape.encode() + b"\n\n"
+    out, _ = run(Turn(asked(stream_options=SHOW_USAGE)), odd + PLAIN)
+    assert out == odd + PLAIN
+    out, _ = run(Turn(asked()), OURS, odd + ANSWER)
+    known = [event.raw for event in sse.Decoder().feed(out) if event.data and b'"c1"' in event.data]
+    assert text(folded(b"".join(known))) == "Let me look.\n\nIt is 42."
+
+
+# -- our calls --------------------------------------------------------------------------------------------------------
+
+
+def test_a_hidden_round() -> None:
+    turn = Turn(asked(stream_options=SHOW_USAGE))
+    out, requests = run(turn, OURS, ANSWER)
+    later = chunk({"content": "\n\nIt is "}), chunk({"content": "42."}), chunk({}, "stop"), chunk(usage=usage(150, 15))
+    assert out == stream(
+        ROLE,
+        chunk({"content": "Let me look."}),
+        *(json.dumps(one, separators=(",", ":")) for one in later),
+        DONE,
+    )
+    first, second = requests
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["search", "grep", "read_file"]
+    function = {"name": "grep", "arguments": '{"pattern":"x"}'}
+    assert second["messages"][1:] == [
+        {
+            "role": "assistant",
+            "content": "Let me look.",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "found"},
+    ]
+    assert {**second, "messages": first["messages"]} == first
+    hidden = turn.hidden
+    assert hidden is not None and hidden.after == []
+    assert [json.loads(raw) for raw in hidden.before] == second["messages"][1:]
+    assert json.loads(hidden.instead or b"") == {"role": "assistant", "content": "It is 42."}
+    assert turn.visible == ("Let me look.\n\nIt is 42.", [])
+    assert (turn.rounds, turn.mixed) == (1, False)
+
+
+def test_without_any_text_before_the_reply_needs_no_other_wording() -> None:
+    turn = Turn(asked())
+    out, requests = run(turn, SILENT, ANSWER)
+    assert text(folded(out)) == "It is 42."
+    assert requests[1]["messages"][1]["content"] is None
+    assert turn.hidden is not None and turn.hidden.instead is None
+
+
+def test_a_mixed_turn() -> None:
+    turn = Turn(asked())
+    out, _ = run(turn, MIXED)
+    reply = folded(out)
+    assert made(reply) == [("a", "search", '{"q":1}'), ("c", "search", "{}")]
+    assert (text(reply), reply["finish"], reply["usage"]) == ("", "tool_calls", None)
+    assert out.endswith(stream(DONE))
+    hidden = turn.hidden
+    assert hidden is not None and hidden.before == [] and turn.mixed and turn.rounds == 0
+    assert [call["id"] for call in json.loads(hidden.instead or b"")["tool_calls"]] == ["a", "b", "c"]
+    assert [json.loads(raw) for raw in hidden.after] == [{"role": "tool", "tool_call_id": "b", "content": "found"}]
+    assert [call.id for call in turn.visible[1]] == ["a", "c"]
+
+
+def test_the_clients_calls_do_not_wait() -> None:
+    """Each piece goes on as it comes; only the end waits, for there is something to remember first."""
+    turn = Turn(asked())
+    turn.request()
+    shown = [turn.receive(event) for event in sse.Decoder().feed(MIXED)]
+    role, a, ours, more_of_a, c, end, spent, done = map(bool, shown)
+    assert role and a and more_of_a and c
+    assert not (ours or end or spent or done)
+
+
+@pytest.mark.parametrize("finish", ["tool_calls", "stop"])
+def test_a_mixed_turn_finishes_with_tool_calls(finish: str) -> None:
+    raw = MIXED.replace(b'"finish_reason": "tool_calls"', b'"finish_reason": "%s"' % finish.encode())
+    assert folded(run(Turn(asked()), raw)[0])["finish"] == "tool_calls"
+
+
+def test_hidden_rounds_before_a_mixed_one() -> None:
+    turn = Turn(asked())
+    out, requests = run(turn, OURS, MIXED)
+    assert [call[0] for call in made(folded(out))] == ["a", "c"]
+    hidden = turn.hidden
+    assert hidden is not None and len(hidden.before) == 2 and len(hidden.after) == 1
+    assert len(requests) == 2
+
+
+def test_nothing_is_ours_where_nothing_was_injected() -> None:
+    out, [request] = run(Turn(asked(injected=False)), SILENT)
+    assert [tool["function"]["name"] for tool in request["tools"]] == ["search"]
+    assert out == SILENT.replace(stream(chunk(usage=usage(100, 10))), b"")
+
+
+def test_our_tools_may_have_other_names() -> None:
+    renamed = Asked(**{**_fields(asked()), "names": ("offload_grep", "offload_read_file")})
+    turn = Turn(renamed)
+    turn.request()
+    feed(turn, SILENT.replace(b"grep", b"offload_grep"))
+    assert [call.name for call in turn.calls] == ["offload_grep"]
+    out, _ = run(Turn(renamed), SILENT)
+    assert [call[1] for call in made(folded(out))] == ["grep"]
+
+
+def _fields(asked: Asked) -> dict[str, Any]:
+    return {name: getattr(asked, name) for name in asked.__struct_fields__}
+
+
+def test_calls_without_ids_get_some() -> None:
+    """The same ones each time, and others in another turn: both stand in one history in the end."""
+    raw = stream(
+        ROLE, chunk(calls({"index": 0, "function": {"name": "grep", "arguments": "{}"}})), chunk({}, "stop"), DONE
+    )
+    _, requests = run(Turn(asked()), raw, raw, ANSWER)
+    messages = requests[2]["messages"]
+    ids = [message["tool_calls"][0]["id"] for message in messages[1::2]]
+    assert ids == [message["tool_call_id"] for message in messages[2::2]]
+    assert len(set(ids)) == 2 and all(ids)
+    assert run(Turn(asked()), raw, raw, ANSWER)[1] == requests
+    other = run(Turn(asked(messages=[{"role": "user", "content": "ho"}])), raw, ANSWER)[1]
+    assert other[1]["messages"][1]["tool_calls"][0]["id"] not in ids
+
+
+def test_calls_with_the_same_id_are_told_apart() -> None:
+    same = [called(name, "{}", "x", index) for index, name in enumerate(("search", "grep", "grep"))]
+    turn = Turn(asked(messages=[]))
+    run(turn, stream(ROLE, chunk(calls(*same)), chunk({}, "stop"), DONE))
+    assert turn.hidden is not None
+    ids = [call["id"] for call in json.loads(turn.hidden.instead or b"")["tool_calls"]]
+    assert ids[0] == "x" and len(set(ids)) == 3
+    assert [json.loads(raw)["tool_call_id"] for raw in turn.hidden.after] == ids[1:]
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_in_the_last_round_our_calls_are_dropped() -> None:
+    turn = Turn(asked(max_rounds=1))
+    out, requests = run(turn, OURS, OURS.replace(b"Let me look.", b"Once more."))
+    assert "tool_choice" not in requests[1]
+    reply = folded(out)
+    assert (text(reply), reply["finish"], made(reply)) == ("Let me look.\n\nOnce more.", "stop", [])
+    assert turn.hidden is not None
+    assert json.loads(turn.hidden.instead or b"") == {"role": "assistant", "content": "Once more."}
+
+
+def test_in_the_last_round_the_clients_calls_stay() -> None:
+    turn = Turn(asked(max_rounds=1))
+    out, _ = run(turn, OURS, MIXED)
+    assert [call[0] for call in made(folded(out))] == ["a", "c"]
+    assert folded(out)["finish"] == "tool_calls"
+    assert turn.hidden is not None and turn.hidden.after == []
+    assert [call["id"] for call in json.loads(turn.hidden.instead or b"")["tool_calls"]] == ["a", "c"]
+
+
+def test_an_empty_message_is_never_put_into_the_history() -> None:
+    turn = Turn(asked(max_rounds=1))
+    run(turn, OURS, SILENT)
+    assert turn.hidden is not None and turn.hidden.instead is None
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter", "error"])
+def test_a_round_that_was_stopped_within_our_call(finish: str) -> None:
+    turn = Turn(asked())
+    out, _ = run(
+        turn, stream(ROLE, chunk({"content": "Hm"}), chunk(calls(called("grep", '{"pat'))), chunk({}, finish), DONE)
+    )
+    reply = folded(out)
+    assert (text(reply), made(reply), reply["finish"]) == ("Hm", [], finish)
+    assert turn.hidden is None
+
+
+def test_a_mixed_round_that_was_stopped() -> None:
+    """What is complete of ours is answered; what broke off is not put back."""
+    broken = chunk(calls(called("grep", "{}", "b", 0), called("search", "{}", "a", 1), called("grep", '{"p', "c", 2)))
+    turn = Turn(asked())
+    out, _ = run(turn, stream(ROLE, broken, chunk({}, "length"), DONE))
+    assert made(folded(out)) == [("a", "search", "{}")]
+    assert folded(out)["finish"] == "length"
+    assert turn.hidden is not None and len(turn.hidden.after) == 1
+    assert [call["id"] for call in json.loads(turn.hidden.instead or b"")["tool_calls"]] == ["b", "a"]
+
+
+def test_a_stopped_mixed_round_with_nothing_complete_of_ours() -> None:
+    broken = chunk(calls(called("search", "{}", "a", 0), called("grep", '{"p', "c", 1)))
+    turn = Turn(asked())
+    out, _ = run(turn, stream(ROLE, broken, chunk({}, "length"), DONE))
+    assert made(folded(out)) == [("a", "search", "{}")]
+    assert turn.hidden is None
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_what_earlier_rounds_used_is_gone(field: str) -> None:
+    limit: Json = {field: 50}
+    _, requests = run(Turn(asked(**limit)), OURS, OURS, ANSWER)
+    assert [request[field] for request in requests] == [50, 40, 30]
+    limit = {field: 10, "stream_options": SHOW_USAGE}
+    turn = Turn(asked(**limit))
+    out, _ = run(turn, OURS)
+    reply = folded(out)
+    assert (text(reply), made(reply), reply["finish"]) == ("Let me look.", [], "length")
+    assert reply["usage"] == usage(100, 10)
+    assert events(out)[-1] == DONE
+    assert turn.hidden is None
+
+
+def test_a_round_that_nobody_said_was_over() -> None:
+    """[DONE] is enough of an end, and so is a finish reason."""
+    call = chunk(calls(called("grep")))
+    for raw in (
+        stream(ROLE, call, DONE),
+        stream(ROLE, call, chunk({}, "stop")),
+        stream(chunk(call["choices"][0]["delta"], "stop")),
+    ):
+        turn = Turn(asked())
+        turn.request()
+        feed(turn, raw)
+        assert turn.state is State.CALLING
+
+
+@pytest.mark.parametrize("delta", [called("grep", '{"pat'), {"index": 0, "function": {"name": "grep"}}])
+def test_a_reply_that_stops_within_our_call_is_broken(delta: Json) -> None:
+    turn = Turn(asked())
+    turn.request()
+    with pytest.raises(Broken):
+        feed(turn, stream(ROLE, chunk(calls(delta))))
+
+
+def test_what_had_no_finish_reason_gets_none() -> None:
+    out, _ = run(Turn(asked(max_rounds=1)), SILENT, stream(ROLE, chunk(calls(called("grep"))), DONE))
+    assert folded(out)["finish"] is None and events(out)[-1] == DONE
+
+
+def test_an_error_within_the_stream_ends_it() -> None:
+    turn = Turn(asked())
+    out, _ = run(turn, OURS, stream({"error": {"message": "overloaded"}}))
+    assert events(out)[-1] == {"error": {"message": "overloaded"}}
+    assert turn.hidden is None
+    turn = Turn(asked())
+    late = chunk({"content": "x"}, "error", error={"code": 502})
+    out, _ = run(turn, stream(ROLE, chunk(calls(called("grep", "{"))), late, DONE))
+    assert [one.get("error") for one in events(out)[:-1]] == [None, None, {"code": 502}]
+    assert text(folded(out)) == "x"
+    assert turn.hidden is None
+
+
+def test_an_error_within_our_call_needs_no_other() -> None:
+    turn = Turn(asked())
+    error = stream({"error": {"message": "overloaded"}})
+    out, _ = run(turn, stream(ROLE, chunk(calls(called("grep", "{")))) + error)
+    assert out == stream(ROLE) + error
+
+
+def test_the_clients_calls_may_be_large() -> None:
+    raw = stream(ROLE, chunk(calls(called("search", "x" * (2 << 20)))), chunk({}, "tool_calls"), DONE)
+    assert run(Turn(asked()), raw)[0] == raw
+
+
+def test_nothing_counts_behind_the_end() -> None:
+    turn = Turn(asked())
+    turn.request()
+    assert not turn.over
+    shown = map(turn.receive, sse.Decoder().feed(PLAIN + b": bye\n\n" + PLAIN))
+    assert b"".join(shown) == PLAIN.removesuffix(stream(DONE))
+    assert turn.over
+    turn.end()
+    assert turn.close() == stream(DONE)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        calls(called("grep", "x" * 100_000)),
+        calls({"index": 0, "function": {"arguments": "x" * 100_000}}),
+        calls(called("search", "x" * 5_000_000)),
+        {"content": "x" * 5_000_000},
+        {"content": ["x" * 5_000_000]},
+    ],
+    ids=["our arguments", "arguments without a name", "the client's arguments", "text", "parts"],
+)
+def test_a_reply_without_end_is_broken(delta: Json) -> None:
+    turn = Turn(asked())
+    turn.request()
+    turn.receive(sse.Event(b"", json.dumps(ROLE).encode()))
+    data = json.dumps(chunk(delta)).encode()
+    with pytest.raises(Broken):
+        for _ in range(20):
+            turn.receive(sse.Event(b"", data))
+
+
+def test_calls_without_end_are_broken() -> None:
+    turn = Turn(asked())
+    turn.request()
+    data = json.dumps(
+        chunk(calls(*({"index": n, "id": str(n), "function": {"name": "search"}} for n in range(5_000))))
+    ).encode()
+    with pytest.raises(Broken):
+        for start in range(10):
+            turn.receive(sse.Event(b"", data.replace(b'"id": "', b'"id": "%d-' % start)))
+
+
+def test_calls_in_the_wrong_state_raise() -> None:
+    turn = Turn(asked())
+    for wrong in (
+        lambda: turn.calls,
+        lambda: turn.answer([]),
+        lambda: turn.reword(""),
+        turn.end,
+        turn.close,
+        lambda: turn.hidden,
+        lambda: turn.receive(sse.Event(b"", b"")),
+        lambda: turn.receive_whole(b""),
+    ):
+        with pytest.raises(WrongState):
+            wrong()
+    turn.request()
+    with pytest.raises(WrongState):
+        turn.request()
+
+
+def test_reworded_answers() -> None:
+    turn = Turn(asked())
+    run_to(turn, OURS, OURS)
+    turn.reword("ask for less")
+    again = json.loads(turn.request())
+    assert [message.get("content") for message in again["messages"]] == [
+        "hi", "Let me look.", "found", "Let me look.", "ask for less",
+    ]  # fmt: skip
+    feed(turn, ANSWER)
+    assert turn.hidden is not None
+    assert [json.loads(raw) for raw in turn.hidden.before] == again["messages"][1:]
+
+
+def run_to(turn: Turn, *rounds: bytes) -> tuple[bytes, list[Json]]:
+    """Through these rounds, and with the next one asked for."""
+    out, requests = b"", []
+    for raw in rounds:
+        requests.append(json.loads(turn.request()))
+        out += take(turn, raw)
+        turn.answer(["found"] * len(turn.calls))
+    requests.append(json.loads(turn.request()))
+    return out, requests
+
+
+# -- fields -----------------------------------------------------------------------------------------------------------
+
+
+def test_usage_is_asked_for_always_and_shown_only_to_who_asked() -> None:
+    raw = stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"), chunk(usage=usage(10, 2)), DONE)
+    turn = Turn(asked())
+    out, _ = run(turn, raw)
+    assert out == stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"), DONE)
+    assert (turn.spent.prompt, turn.spent.completion) == (10, 2)
+    assert run(Turn(asked(stream_options=SHOW_USAGE)), raw)[0] == raw
+
+
+def test_usage_is_the_last_rounds_prompt_and_all_rounds_completion() -> None:
+    details = {
+        "completion_tokens_details": {"reasoning_tokens": 3, "x": None},
+        "prompt_tokens_details": {"cached_tokens": 80},
+    }
+    first = stream(
+        ROLE, chunk(calls(called("grep"))), chunk({}, "tool_calls"), chunk(usage=usage(100, 10) | details), DONE
+    )
+    last = {
+        "completion_tokens_details": {"reasoning_tokens": 4, "x": None},
+        "prompt_tokens_details": {"cached_tokens": 90},
+    }
+    second = stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"), chunk(usage=usage(150, 5) | last), DONE)
+    turn = Turn(asked(stream_options=SHOW_USAGE))
+    out, _ = run(turn, first, second)
+    summed = {"completion_tokens_details": {"reasoning_tokens": 7, "x": None}}
+    assert folded(out)["usage"] == usage(150, 15) | last | summed
+    assert (turn.spent.prompt, turn.spent.completion, turn.spent.cached) == (250, 15, 170)
+
+
+def test_usage_in_the_finishing_event_or_in_every_one() -> None:
+    def spoken(prompt: int, completion: int, delta: Json, finish: str) -> bytes:
+        return stream(
+            chunk({"role": "assistant", "content": ""}, usage=usage(prompt, 1)),
+            chunk(delta, finish, usage=usage(prompt, completion) | {"prompt_cache_hit_tokens": 50}),
+            DONE,
+        )
+
+    rounds = spoken(100, 10, calls(called("grep")), "tool_calls"), spoken(150, 5, {"content": "x"}, "stop")
+    turn = Turn(asked())
+    out, _ = run(turn, *rounds)
+    assert [one["usage"]["completion_tokens"] for one in events(out)[:-1] if "usage" in one] == [1, 15]
+    assert (turn.spent.completion, turn.spent.cached) == (15, 100)
+
+
+def test_one_frame_and_one_role() -> None:
+    first = stream(
+        chunk(id="", created=0, prompt_filter_results=[]), chunk({"role": "assistant"}, system_fingerprint=None), SILENT
+    )
+    second = stream(
+        chunk({"role": "assistant", "content": "a"}, id="c2", created=9, model="other", system_fingerprint="fp"),
+        chunk({"role": "assistant", "content": "b"}, id="c2"),
+        chunk({}, "stop", id="c2"),
+        DONE,
+    )
+    out, _ = run(Turn(asked()), first, second)
+    got = events(out)[1:-1]
+    assert {(one["id"], one["created"], one["model"]) for one in got} == {("c1", 1, "m")}
+    assert {one.get("system_fingerprint") for one in got} == {None}
+    assert sum("role" in choice["delta"] for one in got[1:] for choice in one["choices"]) == 1
+    assert text(folded(out)) == "ab"
+
+
+def test_a_role_that_a_later_round_says_first() -> None:
+    out, _ = run(Turn(asked()), stream(chunk(calls(called("grep"))), chunk({}, "stop"), DONE), ANSWER)
+    assert events(out)[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+
+
+def test_text_with_parts_in_a_hidden_round() -> None:
+    parts = [{"type": "text", "text": "Let me look."}]
+    turn = Turn(asked())
+    _, requests = run(turn, OURS.replace(b'"Let me look."', json.dumps(parts).encode()), ANSWER)
+    assert requests[1]["messages"][1]["content"] == parts
+    assert turn.visible[0] == "Let me look.It is 42."
+
+
+def test_names_of_events_stay() -> None:
+    """In events that had to be written anew: of a call with another index, or of a later round."""
+    renumbered = stream(chunk(calls(called("search", "{}", "a", 1), role="assistant"))).replace(
+        b"data", b"event: x\ndata"
+    )
+    assert run(Turn(asked()), renumbered)[0].count(b"event: x\ndata: {") == 2
+    named = stream(ROLE, chunk({}, "stop")).replace(b"data", b"event: x\ndata")
+    assert run(Turn(asked()), OURS, named)[0].count(b"event: x\ndata: {") == 1
+
+
+def test_structured_output_is_shown_only_of_the_visible_round() -> None:
+    wanted = {"type": "json_schema", "json_schema": {}}
+    turn = Turn(asked(response_format=wanted))
+    out, _ = run(turn, OURS, ANSWER)
+    assert text(folded(out)) == "It is 42."
+    assert turn.visible == ("It is 42.", [])
+    assert turn.hidden is not None and turn.hidden.instead is None
+    turn = Turn(asked(response_format=wanted))
+    out, _ = run(turn, MIXED.replace(b'"content": ""', b'"content": "Hm"'))
+    assert text(folded(out)) == ""
+    assert turn.hidden is not None and json.loads(turn.hidden.instead or b"")["content"] == "Hm"
+    out, _ = run(Turn(asked(response_format=wanted, max_rounds=1)), OURS, OURS)
+    assert text(folded(out)) == "Let me look."
+    out, _ = run(Turn(asked(response_format={"type": "text"})), OURS, ANSWER)
+    assert text(folded(out)) == "Let me look.\n\nIt is 42."
+    assert run(Turn(asked(response_format=wanted, injected=False)), PLAIN)[0] == PLAIN
+
+
+def test_log_probabilities_are_of_visible_text() -> None:
+    def said(delta: Json, token: str) -> Json:
+        one = chunk(delta)
+        one["choices"][0]["logprobs"] = {"content": [{"token": token, "logprob": -1.5}]}
+        return one
+
+    raw = stream(
+        ROLE,
+        said({"content": "a"}, "a"),
+        said(calls(called("grep")), "g"),
+        said(calls(called("search", id="s", index=1)), "s"),
+        chunk({}, "stop"),
+        DONE,
+    )
+    turn = Turn(asked())
+    out, _ = run(turn, raw)
+    assert [token["token"] for token in folded(out)["logprobs"]] == ["a"]
+    assert [call[0] for call in made(folded(out))] == ["s"]
+    structured = Turn(asked(response_format={"type": "json_object"}))
+    out, _ = run(
+        structured, raw.replace(b'"search"', b'"grep"'), stream(said({"content": "b"}, "b"), chunk({}, "stop"), DONE)
+    )
+    assert [token["token"] for token in folded(out)["logprobs"]] == ["b"]
+
+
+SIGNED = {
+    "OpenRouter": (
+        [
+            {
+                "reasoning": "th",
+                "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "th", "signature": None}],
+            },
+            {"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "ink", "signature": "S"}]},
+            {"reasoning_details": [{"type": "reasoning.encrypted", "index": 0, "data": "S", "id": "r"}]},
+        ],
+        {
+            "reasoning": "th",
+            "reasoning_details": [
+                {"type": "reasoning.text", "index": 0, "text": "think", "signature": "S"},
+                {"type": "reasoning.encrypted", "index": 0, "data": "S", "id": "r"},
+            ],
+        },
+    ),
+    "LiteLLM": (
+        [
+            {"thinking_blocks": [{"type": "thinking", "thinking": "th"}]},
+            {"thinking_blocks": [{"type": "thinking", "thinking": "ink", "signature": "S"}]},
+            {"thinking_blocks": [{"type": "thinking", "thinking": "more", "signature": "S2"}]},
+        ],
+        {
+            "thinking_blocks": [
+                {"type": "thinking", "thinking": "think", "signature": "S"},
+                {"type": "thinking", "thinking": "more", "signature": "S2"},
+            ]
+        },
+    ),
+    "Gemini": (
+        [{"extra_content": {"google": {"thought_signature": "S"}}}],
+        {"extra_content": {"google": {"thought_signature": "S"}}},
+    ),
+    "blocks of no known shape": (
+        [{"reasoning_details": ["S"]}, {"reasoning_details": ["T"]}],
+        {"reasoning_details": ["S", "T"]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("deltas", "kept"), SIGNED.values(), ids=SIGNED.keys())
+def test_signed_reasoning_is_kept_and_not_shown_of_hidden_rounds(deltas: list[Json], kept: Json) -> None:
+    thinking = [chunk(delta) for delta in deltas]
+    out, requests = run(Turn(asked()), stream(ROLE, *thinking, SILENT), ANSWER)
+    message = requests[1]["messages"][1]
+    assert {key: message[key] for key in kept} == kept
+    assert b'"S"' not in out
+    assert folded(out)["message"].get("reasoning") == kept.get("reasoning")
+    for visible in (
+        stream(ROLE, *thinking, chunk({"content": "x"}), chunk({}, "stop"), DONE),
+        stream(ROLE, *thinking, MIXED),
+    ):
+        out, _ = run(Turn(asked()), visible)
+        [signed] = [key for key in kept if key != "reasoning"]
+        parts = [delta[signed] for delta in deltas]
+        flat = [part for one in parts for part in one] if isinstance(parts[0], list) else parts[-1]
+        assert folded(out)["message"][signed] == flat
+    out, _ = run(Turn(asked(injected=False)), stream(ROLE, *thinking, DONE))
+    assert out == stream(ROLE, *thinking, DONE)
+
+
+def test_thought_that_is_not_signed_is_shown_at_once() -> None:
+    raw = stream(
+        ROLE, chunk({"content": "hm", "extra_content": {"google": {"thought": True}}, "reasoning_details": None})
+    )
+    assert run(Turn(asked()), raw)[0] == raw
+
+
+def test_reasoning_of_hidden_rounds_goes_back() -> None:
+    raw = stream(ROLE, chunk({"reasoning_content": "th"}), chunk({"reasoning_content": "ink"}), SILENT)
+    out, requests = run(Turn(asked()), raw, stream(ROLE, chunk({"reasoning_content": "again"}), ANSWER))
+    assert requests[1]["messages"][1]["reasoning_content"] == "think"
+    assert folded(out)["message"]["reasoning_content"] == "think\n\nagain"
+
+
+@pytest.mark.parametrize(
+    "signed", [{"extra_content": {"google": {"thought_signature": "sig"}}}, {"thought_signature": "sig"}]
+)
+def test_geminis_signature_goes_to_the_clients_first_call(signed: Json) -> None:
+    made = [called("grep", "{}", "a", 0, **signed), called("search", "{}", "b", 1), called("search", "{}", "c", 2)]
+    turn = Turn(asked())
+    out, _ = run(turn, stream(ROLE, chunk(calls(*made)), chunk({}, "tool_calls"), DONE))
+    shown = folded(out)["message"]["tool_calls"]
+    assert [{key: call[key] for key in signed if key in call} for call in shown] == [signed, {}]
+    assert turn.hidden is not None
+    instead = json.loads(turn.hidden.instead or b"")["tool_calls"]
+    assert [{key: call[key] for key in signed if key in call} for call in instead] == [signed, {}, {}]
+    reply, _ = run(Turn(asked(stream=False)), whole(calls(*made), "tool_calls"))
+    assert [{key: call[key] for key in signed if key in call} for call in read(reply)["message"]["tool_calls"]] == [
+        signed,
+        {},
+    ]
+
+
+def test_a_signature_of_the_clients_own_stays() -> None:
+    made = [called("grep", "{}", "a", 0, thought_signature="x"), called("search", "{}", "b", 1, thought_signature="y")]
+    out, _ = run(Turn(asked()), stream(ROLE, chunk(calls(*made)), chunk({}, "tool_calls"), DONE))
+    assert [call["thought_signature"] for call in folded(out)["message"]["tool_calls"]] == ["y"]
+
+
+# -- whole replies ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"choices":[]}',
+        b'{"choices":[{"message":7}]}',
+        b'{"choices":[{"delta":{}}]}',
+        b'{"error":{}}',
+        b"<html>",
+        b'{"choices":[{"message":null}]}',
+        b'{"id": "c",\n "choices": [{"message": {"content": "\\ud83d", "x": 1e400}}], "y": 123456789012345678901}',
+    ],
+)
+def test_a_whole_reply_with_nothing_of_ours_goes_through(body: bytes) -> None:
+    turn = Turn(asked(stream=False))
+    turn.request()
+    assert turn.receive_whole(body) + turn.end() == b""
+    assert turn.close() == body
+    assert turn.hidden is None
+
+
+def test_hidden_rounds_of_a_whole_reply() -> None:
+    mine = [called("grep", '{"pattern":"x"}')]
+    logprobs = [{"token": "x", "logprob": -1.5}]
+    first = json.loads(
+        whole(calls(*mine, content="Let me look.", refusal=None, annotations=[]), "tool_calls", usage=usage(100, 10))
+    )
+    second = json.loads(
+        whole({"content": "It is 42.", "refusal": None}, id="c2", service_tier="flex", usage=usage(150, 5))
+    )
+    for reply in (first, second):
+        reply["choices"][0]["logprobs"] = {"content": logprobs, "refusal": None}
+    turn = Turn(asked(stream=False))
+    out, requests = run(turn, json.dumps(first).encode(), json.dumps(second).encode())
+    assert requests[1]["messages"][1] == {
+        "role": "assistant",
+        "content": "Let me look.",
+        "tool_calls": [{key: value for key, value in mine[0].items() if key != "index"}],
+    }
+    assert json.loads(out) == {
+        "id": "c1",
+        "object": "chat.completion",
+        "model": "m",
+        "service_tier": "flex",
+        "usage": usage(150, 15),
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": "Let me look.\n\nIt is 42.",
+                    "refusal": None,
+                    "annotations": [],
+                },
+                "finish_reason": "stop",
+                "logprobs": {"content": logprobs * 2, "refusal": None},
+            }
+        ],
+    }
+    assert turn.visible == ("Let me look.\n\nIt is 42.", [])
+    assert "stream_options" not in requests[0]
+
+
+def test_a_later_whole_reply_of_another_shape_is_shown() -> None:
+    turn = Turn(asked(stream=False))
+    error = b'{"error": {"message": "overloaded"}}'
+    assert run(turn, whole(calls(called("grep")), "tool_calls"), error)[0] == error
+    assert turn.hidden is None
+
+
+def test_a_server_that_streams_one_round_and_not_the_next() -> None:
+    answer = whole(
+        calls(called("search", '{"q":1}', "s", 5), content="It is 42."), "tool_calls", "c2", usage=usage(150, 5)
+    )
+    turn = Turn(asked(stream_options=SHOW_USAGE))
+    out, _ = run(turn, OURS, answer)
+    reply = folded(out)
+    assert (text(reply), reply["finish"]) == ("Let me look.\n\nIt is 42.", "tool_calls")
+    assert made(reply) == [("s", "search", '{"q":1}')]
+    assert reply["usage"] == usage(150, 15)
+    assert all(one["object"] == "chat.completion.chunk" and one["id"] == "c1" for one in events(out)[:-1])
+    assert events(out)[-1] == DONE
+    bare = whole({"content": "It is 42."})
+    assert text(folded(run(Turn(asked()), SILENT, bare)[0])) == "It is 42."
+
+
+def test_a_server_that_streams_only_later() -> None:
+    first = whole(calls(called("grep"), content="Let me look."), "tool_calls", usage=usage(100, 10))
+    turn = Turn(asked())
+    out, _ = run(turn, first, b": hi\n\n" + stream("nonsense") + MIXED)
+    reply = read(out)
+    assert (text(reply), reply["finish"]) == ("Let me look.", "tool_calls")
+    assert made(reply) == [("a", "search", '{"q":1}'), ("c", "search", "{}")]
+    assert reply["usage"] == usage(100, 20)
+    assert json.loads(out)["object"] == "chat.completion"
+
+
+def test_a_stream_cannot_go_on_with_what_is_no_completion() -> None:
+    turn = Turn(asked())
+    run_to(turn, OURS)
+    with pytest.raises(Broken):
+        turn.receive_whole(b"<html>")
+
+
+# -- every cut, and every mix -----------------------------------------------------------------------------------------
+
+SCRIPTS = {
+    "plain": [PLAIN],
+    "theirs": [THEIRS],
+    "hidden": [OURS, ANSWER],
+    "mixed": [MIXED],
+    "hidden, then mixed": [OURS, MIXED],
+    "twice hidden": [OURS, SILENT, ANSWER],
+    "CRLF": [OURS.replace(b"\n", b"\r\n"), ANSWER.replace(b"\n", b"\r\n")],
+    "CR": [OURS.replace(b"\n", b"\r"), ANSWER.replace(b"\n", b"\r")],
+    "odd": [b": hi\n\nevent: x\ndata: {\ndata: }\n\n" + OURS, ANSWER + b": bye\n\n"],
+}
+
+
+@pytest.mark.parametrize("rounds", SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_cuts_do_not_matter(rounds: list[bytes]) -> None:
+    expected = run(Turn(asked()), *rounds)
+    length = max(map(len, rounds))
+    assert run(Turn(asked()), *rounds, cuts=range(length)) == expected
+    for cut in range(length):
+        assert run(Turn(asked()), *rounds, cuts=[cut]) == expected
+
+
+class Said:
+    """What a model says in one round, for a server to stream or not to."""
+
+    def __init__(self, text: str, thought: str, called: list[tuple[str, str]], number: int) -> None:
+        self.text, self.thought, self.number = text, thought, number
+        self.made = [(f"id{number}{place}", *call) for place, call in enumerate(called)]
+        self.finish = "tool_calls" if called else "stop"
+
+    def entry(self, place: int) -> Json:
+        id, name, arguments = self.made[place]
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    def whole(self) -> bytes:
+        message: Json = {"content": self.text or None}
+        if self.thought:
+            message["reasoning_content"] = self.thought
+        entries = [self.entry(place) for place in range(len(self.made))]
+        message |= {"tool_calls": entries} if entries else {}
+        return whole(message, self.finish, f"c{self.number}", usage=usage(100 * self.number, 7))
+
+    def streamed(self, way: str) -> bytes:
+        pieces = [chunk({"reasoning_content": piece}) for piece in self.thought]
+        pieces += [chunk({"content": piece}) for piece in self.text]
+        for place in range(len(self.made)):
+            pieces += [chunk(calls(delta)) for delta in WAYS[way](self.entry(place), place)]
+        ends = [chunk({}, self.finish), chunk(usage=usage(100 * self.number, 7))]
+        events = [chunk({"role": "assistant", "content": ""}), *pieces, *ends]
+        return stream(*({**one, "id": f"c{self.number}"} for one in events), DONE)
+
+
+def _at_once(entry: Json, place: int) -> list[Json]:
+    return [{"index": place, **entry}]
+
+
+def _in_pieces(entry: Json, place: int) -> list[Json]:
+    name, arguments = entry["function"]["name"], entry["function"]["arguments"]
+    first = {"index": place, **entry, "function": {"name": name[:2], "arguments": ""}}
+    rest = [{"index": place, "function": {"name": name[2:]}}]
+    return [first, *rest, *({"index": place, "function": {"arguments": piece}} for piece in arguments)]
+
+
+def _always_0(entry: Json, place: int) -> list[Json]:
+    return [{"index": 0, **entry}]
+
+
+def _no_index(entry: Json, place: int) -> list[Json]:
+    name, arguments = entry["function"]["name"], entry["function"]["arguments"]
+    first = {**entry, "function": {"name": name, "arguments": ""}}
+    return [first, *({"function": {"arguments": piece}} for piece in arguments)]
+
+
+def _repeating(entry: Json, place: int) -> list[Json]:
+    name, arguments = entry["function"]["name"], entry["function"]["arguments"]
+    pieces = ({**entry, "index": place, "function": {"name": name, "arguments": piece}} for piece in arguments)
+    return list(pieces)
+
+
+WAYS = {
+    "at once": _at_once,
+    "in pieces": _in_pieces,
+    "always 0": _always_0,
+    "no index": _no_index,
+    "repeating": _repeating,
+}
+
+names = st.sampled_from(["grep", "read_file", "search", "grep_files", "re"])
+arguments = st.sampled_from(["{}", '{"pattern":"x"}', '{"q":[1,{"é":"\\u2028"}]}'])
+said = st.tuples(
+    st.text("ab ", max_size=4), st.text("cd", max_size=3), st.lists(st.tuples(names, arguments), max_size=4)
+)
+OUR_NAMES = {"grep", "read_file"}
+
+
+@given(
+    st.lists(said, min_size=1, max_size=4),
+    st.sampled_from(sorted(WAYS)),
+    st.integers(1, 3),
+    st.sampled_from([None, "json_object"]),
+    st.data(),
+)
+def test_any_conversation(
+    drawn: list[tuple[str, str, list[tuple[str, str]]]],
+    way: str,
+    max_rounds: int,
+    format: str | None,
+    data: st.DataObject,
+) -> None:
+    """Streamed and whole replies agree, nothing of ours is shown, and what is put back keeps every pair."""
+    rounds = [Said(*one, number) for number, one in enumerate(drawn, 1)]
+    rounds.append(Said("The end.", "", [], len(rounds) + 1))
+    options: Json = {"max_rounds": max_rounds, "response_format": {"type": format} if format else None}
+    streamed = Turn(asked(stream_options=SHOW_USAGE, **options))
+    used = conversed(streamed, [one.streamed(way) for one in rounds], data.draw(st.sampled_from([1, 3, 50, 5000])))
+    plain = Turn(asked(stream=False, **options))
+    assert conversed(plain, [one.whole() for one in rounds], 1)[1:] == used[1:]
+
+    reply, other = (
+        folded(used[0]),
+        read(conversed(Turn(asked(stream=False, **options)), [one.whole() for one in rounds], 1)[0]),
+    )
+    assert (text(reply), made(reply), reply["finish"], reply["usage"]) == (
+        text(other),
+        made(other),
+        other["finish"],
+        other["usage"],
+    )
+    assert reply["message"].get("reasoning_content") == other["message"].get("reasoning_content")
+    assert streamed.visible == plain.visible == (text(reply), plain.visible[1])
+    assert [(call.id, call.name, call.arguments) for call in streamed.visible[1]] == made(reply)
+
+    final = rounds[len(used[1]) - 1]
+    theirs = [call for call in final.made if call[1] not in OUR_NAMES]
+    assert made(reply) == theirs
+    assert reply["finish"] == ("tool_calls" if theirs else "stop")
+    check_pairs(streamed)
+
+
+def conversed(turn: Turn, rounds: list[bytes], size: int) -> tuple[bytes, list[Any], Any]:
+    """The reply, the messages of each request, and what was hidden."""
+    out, requests = b"", []
+    for raw in rounds:
+        requests.append(json.loads(turn.request())["messages"])
+        out += take(turn, raw, range(0, len(raw), size))
+        if turn.state is State.CALLING:
+            turn.answer([f"found {number}" for number in range(len(turn.calls))])
+        if turn.state is State.DONE:
+            break
+    hidden = turn.hidden
+    parts = hidden and [[json.loads(raw) for raw in part] for part in (hidden.before, hidden.after)]
+    return out + turn.close(), requests, (parts, hidden and hidden.instead and json.loads(hidden.instead))
+
+
+def check_pairs(turn: Turn) -> None:
+    """The history that the next request makes of this turn is one that an API takes."""
+    if turn.hidden is None:
+        return
+    seen = {"role": "assistant", "tool_calls": [{"id": call.id} for call in turn.visible[1]]}
+    instead = json.loads(turn.hidden.instead) if turn.hidden.instead else seen
+    history = [*map(json.loads, turn.hidden.before), instead, *map(json.loads, turn.hidden.after)]
+    history += [{"role": "tool", "tool_call_id": call.id} for call in turn.visible[1]]
+    waiting: list[str] = []
+    for message in history:
+        if message["role"] == "tool":
+            waiting.remove(message["tool_call_id"])
+        else:
+            assert not waiting
+            waiting = [call.get("id", "") for call in message.get("tool_calls", [])]
+    assert not waiting
+
+
+odd = st.sampled_from(
+    [
+        None,
+        True,
+        -1,
+        7,
+        10**30,
+        1.5,
+        "",
+        "x",
+        "grep",
+        "length",
+        "\ud83d",
+        [],
+        [None],
+        [[]],
+        {},
+        {"x": None},
+        {"function": {}},
+    ]
+)
+
+
+def spoiled(value: Any, data: st.DataObject) -> Any:
+    """The value with something else at some place in it, or without that."""
+    if not isinstance(value, dict | list) or not value or data.draw(st.integers(0, 5)) == 0:
+        return data.draw(odd)
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    key = data.draw(st.sampled_from(keys))
+    if data.draw(st.integers(0, 9)) == 0:
+        return (
+            {k: v for k, v in value.items() if k != key} if isinstance(value, dict) else value[:key] + value[key + 1 :]
+        )
+    changed = spoiled(value[key], data)
+    return {**value, key: changed} if isinstance(value, dict) else [*value[:key], changed, *value[key + 1 :]]
+
+
+RICH = stream(
+    ROLE,
+    chunk({"reasoning": "a", "reasoning_details": [{"type": "t", "index": 0, "text": "a", "signature": "S"}]}),
+    chunk(
+        {"content": [{"type": "text", "text": "x"}], "extra_content": {"signature": "S"}}, logprobs={"content": [{}]}
+    ),
+    chunk(calls(called("grep", "{", "a", 0, thought_signature="S"), called("search", "{}", "b", 1))),
+    chunk(calls(more("}"), {"index": 2, "id": "c", "type": "custom", "custom": {"name": "grep", "input": "x"}})),
+    chunk({}, "tool_calls", usage=usage(1, 2) | {"completion_tokens_details": {"x": 1}}),
+    chunk(usage=usage(1, 2)),
+    DONE,
+)
+
+
+@given(st.lists(st.sampled_from([OURS, SILENT, MIXED, RICH, ANSWER]), min_size=1, max_size=3), st.data())
+def test_nothing_that_upstream_says_is_an_error_of_ours(rounds: list[bytes], data: st.DataObject) -> None:
+    """Whatever JSON it is, in any round: it is read, or it is Broken, and no call is left without its answer."""
+    turn = Turn(
+        asked(stream_options=SHOW_USAGE, response_format=data.draw(st.sampled_from([None, {"type": "json_object"}])))
+    )
+    out = b""
+    for raw in rounds:
+        said = events(raw)
+        for _ in range(data.draw(st.integers(0, 4))):
+            place = data.draw(st.integers(0, len(said) - 1))
+            said[place] = spoiled(said[place], data)
+        turn.request()
+        try:
+            out += feed(turn, stream(*(one if one == DONE else json.dumps(one) for one in said)))
+        except Broken:
+            return
+        if turn.state is State.CALLING:
+            turn.answer(["found"] * len(turn.calls))
+        if turn.state is State.DONE:
+            assert events(out + turn.close())
+            check_pairs(turn)
+            return
+
+
+@given(st.sampled_from([SILENT, MIXED, RICH, ANSWER]), st.booleans(), st.data())
+def test_nothing_that_upstream_says_at_once_is_an_error_of_ours(
+    raw: bytes, streamed: bool, data: st.DataObject
+) -> None:
+    turn = Turn(asked(streamed))
+    reply = folded(raw)
+    body = json.loads(whole(reply["message"], reply["finish"], usage=reply["usage"]))
+    first = SILENT if streamed else whole(calls(called("grep")), "tool_calls")
+    run_to(turn, first)
+    for _ in range(data.draw(st.integers(0, 4))):
+        body = spoiled(body, data)
+    try:
+        out = take_whole(turn, json.dumps(body).encode())
+    except Broken:
+        return
+    if turn.state is State.CALLING:
+        turn.answer(["found"] * len(turn.calls))
+    if turn.state is State.DONE:
+        out += turn.close()
+        assert events(out) if streamed else json.loads(out) is not out
+        check_pairs(turn)
+
+
+def take_whole(turn: Turn, body: bytes) -> bytes:
+    return turn.receive_whole(body) + turn.end()
+
+
+def test_a_request_without_members_of_ours_is_the_clients() -> None:
+    members = {"model": Raw(b'"m"'), "messages": Raw(b"[]"), "seed": Raw(b"1e2")}
+    assert (
+        Turn(Asked(members, [b'{"a": 1}'], [], ("grep", "read_file"), 8)).request()
+        == b'{"model":"m","messages":[{"a": 1}],"seed":1e2}'
+    )

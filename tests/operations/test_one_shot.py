@@ -1,0 +1,425 @@
+"""One call of `/context_offload`, as tables: a token is a word, and four a message."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from proxy.core import summary
+from proxy.core.history import Message
+from proxy.core.plan import Role
+from proxy.core.policy import Mode, SnapshotRole
+from proxy.operations import one_shot
+from proxy.operations.one_shot import Offloaded, Options
+
+Json = dict[str, Any]
+
+OPTIONS = Options(
+    mode=Mode.COMPACT,
+    store_dir="./cache/",
+    max_total_tokens=100,
+    max_tool_message_tokens=50,
+    compact_ratio_threshold=0.75,
+    group_token_threshold=0,
+    keep_recent_count=None,
+    preview_chars=10,
+    compress_system_message=False,
+)
+
+
+def options(**changes: Any) -> Options:
+    return msgspec.structs.replace(OPTIONS, **changes)
+
+
+def count(text: str) -> int:
+    return len(text.split())
+
+
+def words(number: int, word: str = "word") -> str:
+    """A text of so many tokens."""
+    return " ".join(f"{word}{index}" for index in range(number))
+
+
+def system(tokens: int) -> Json:
+    return {"role": "system", "content": words(tokens - 4, "sys")}
+
+
+def user(tokens: int) -> Json:
+    return {"role": "user", "content": words(tokens - 4, "user")}
+
+
+def said(tokens: int) -> Json:
+    return {"role": "assistant", "content": words(tokens - 4, "said")}
+
+
+def call(*ids: str) -> Json:
+    """Six tokens a call, about."""
+    made = [{"id": each, "type": "function", "function": {"name": "f", "arguments": "{}"}} for each in ids]
+    return {"role": "assistant", "content": None, "tool_calls": made}
+
+
+def result(call_id: str, tokens: int, word: str = "result") -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": words(tokens - 4, word)}
+
+
+def run(messages: list[Json], chosen: Options, stored: dict[str, str] | None = None) -> Offloaded:
+    raws, measured = read(messages, chosen)
+    return one_shot.offload(raws, measured, chosen, stored or {})
+
+
+def read(messages: list[Json], chosen: Options) -> tuple[list[Raw], list[Message]]:
+    raws = [Raw(json.dumps(message).encode()) for message in messages]
+    return raws, [one_shot.measured(raw, chosen, count) for raw in raws]
+
+
+def texts(offloaded: Offloaded) -> list[Any]:
+    return [json.loads(bytes(raw)).get("content") for raw in offloaded.raws]
+
+
+# -- compact ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_large_result_becomes_a_reference_and_a_file() -> None:
+    moved = result("call_1", 96)
+    done = run([user(10), call("call_1"), moved, user(10)], OPTIONS)
+    [(path, text)] = done.files.items()
+    assert text == moved["content"]
+    assert path.startswith("./cache/tool_call_call_1_")
+    assert texts(done)[2] == f"result0 re... (detailed result is stored in {path}; complete, 1 lines, 92 tokens)"
+    assert done.compacted == 1 and done.groups == ()
+    assert done.tokens_before == 10 + 6 + 96 + 10
+    assert done.tokens[2] == count(texts(done)[2]) + 4
+
+
+def test_what_stays_keeps_its_bytes_and_what_moves_its_other_fields() -> None:
+    raws = [
+        Raw(b'{"content" : "\\u00e9", "role":"user","x":1.0}'),
+        Raw(json.dumps(call("a")).encode()),
+        Raw(json.dumps(result("a", 200) | {"name": "f", "cache_control": {"type": "ephemeral"}}).encode()),
+        Raw(json.dumps(user(9)).encode()),
+    ]
+    done = one_shot.offload(raws, [one_shot.measured(raw, OPTIONS, count) for raw in raws], OPTIONS, {})
+    assert [bytes(raw) for raw in done.raws[:2]] == [bytes(raw) for raw in raws[:2]]
+    after = json.loads(bytes(done.raws[2]))
+    assert list(after) == ["role", "tool_call_id", "content", "name", "cache_control"]
+
+
+@pytest.mark.parametrize(
+    ("total", "moved"),
+    [(121, 1), (122, 1), (123, 0), (124, 0)],
+)
+def test_exactly_the_total_is_not_over_it(total: int, moved: int) -> None:
+    messages = [user(11), call("a"), result("a", 96), user(10)]
+    assert run(messages, options(max_total_tokens=total)).compacted == moved
+
+
+@pytest.mark.parametrize(("limit", "moved"), [(95, 1), (96, 0)])
+def test_exactly_the_limit_of_a_result_is_not_over_it(limit: int, moved: int) -> None:
+    messages = [call("a"), result("a", 96), user(10)]
+    assert run(messages, options(max_tool_message_tokens=limit)).compacted == moved
+
+
+@pytest.mark.parametrize(
+    ("keep", "moved"),
+    [
+        (0, [1, 3, 4]),
+        (1, [1]),  # the last result's step has two
+        (2, [1]),
+        (3, [1]),
+        (4, []),
+        (5, []),
+        (10**30, []),
+        (None, [1]),
+    ],
+)
+def test_the_last_messages_stay_and_no_call_loses_its_result(keep: int | None, moved: list[int]) -> None:
+    messages = [call("a"), result("a", 60), call("b", "c"), result("b", 60), result("c", 60)]
+    done = run(messages, options(keep_recent_count=keep))
+    assert [index for index, text in enumerate(texts(done)) if text and "stored in" in text] == moved
+
+
+def test_ids_that_come_again_belong_to_the_call_before() -> None:
+    messages = [call("a"), result("a", 60), call("a"), result("a", 60, "other"), user(5)]
+    done = run(messages, options(keep_recent_count=2))
+    assert [index for index, text in enumerate(texts(done)) if text and "stored in" in text] == [1]
+
+
+def test_each_text_part_goes_to_a_file_of_its_own_and_other_parts_stay() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:x"}}
+    parts = [{"type": "text", "text": words(60, "one")}, image, {"type": "text", "text": words(60, "two")}]
+    done = run([call("a"), {"role": "tool", "tool_call_id": "a", "content": parts}, user(5)], OPTIONS)
+    assert list(done.files.values()) == [words(60, "one"), words(60, "two")]
+    first, second, third = texts(done)[1]
+    assert second == image and "stored in" in first["text"] and "stored in" in third["text"]
+
+
+def test_an_id_that_climbs_stays_in_the_directory() -> None:
+    done = run([call("../../x"), result("../../x", 200), user(5)], OPTIONS)
+    [path] = done.files
+    assert path.startswith("./cache/tool_call__x_") and ".." not in path
+
+
+def test_nothing_is_moved_that_would_not_get_smaller() -> None:
+    short = {"role": "tool", "tool_call_id": "a", "content": "a b c d e f"}
+    done = run([call("a"), short, user(200)], options(max_tool_message_tokens=0))
+    assert done.compacted == 0 and not done.files
+
+
+# -- feeding results back in ------------------------------------------------------------------------------------------
+
+
+def again(done: Offloaded, chosen: Options, stored: dict[str, str]) -> Offloaded:
+    return run([json.loads(bytes(raw)) for raw in done.raws], chosen, stored)
+
+
+TIGHT = options(max_total_tokens=0, max_tool_message_tokens=0, preview_chars=0)
+
+
+def test_a_reference_is_never_moved() -> None:
+    messages = [call("a"), result("a", 200), user(5)]
+    first = run(messages, options(preview_chars=500))
+    second = again(first, TIGHT, first.files)
+    assert texts(second) == texts(first) and not second.files
+    assert again(first, TIGHT, {}).files, "without its file it is text like any other"
+
+
+def test_which_paths_have_to_be_looked_up() -> None:
+    messages = [call("a"), result("a", 200), user(5)]
+    first = run(messages, OPTIONS)
+    raws, measured = read([json.loads(bytes(raw)) for raw in first.raws], OPTIONS)
+    assert one_shot.references(raws, measured, TIGHT) == list(first.files)
+    assert one_shot.references(raws, measured, OPTIONS) == [], "it is too small to be moved anyway"
+    assert one_shot.references(raws, measured, options(mode=Mode.COMPRESS, max_tool_message_tokens=0)) == []
+
+
+@pytest.mark.parametrize(
+    "look_alike",
+    [
+        "{text} (detailed result is stored in {path})",
+        "{text}... (detailed result is stored in {path}; complete, 1 lines, 92 tokens) and more",
+        "another head than that of the file... (detailed result is stored in {path}; complete, 1 lines, 92 tokens)",
+        "{text} {text}... (detailed result is stored in {path}; complete, 1 lines, 92 tokens)",
+        "{text}... (detailed result is stored in ./elsewhere.txt; complete, 1 lines, 92 tokens)",
+    ],
+)
+def test_look_alikes_are_text_like_any_other(look_alike: str) -> None:
+    original = words(92)
+    text = look_alike.format(text=original[:300], path="./cache/f.txt")
+    messages = [call("a"), {"role": "tool", "tool_call_id": "a", "content": text}, user(5)]
+    done = run(messages, TIGHT, {"./cache/f.txt": original})
+    assert list(done.files.values()) == [text]
+
+
+# -- compress ---------------------------------------------------------------------------------------------------------
+
+COMPRESS = options(mode=Mode.COMPRESS)
+
+
+@pytest.mark.parametrize(
+    ("messages", "changes", "groups"),
+    [
+        pytest.param([system(500), user(50), said(51), user(9), said(9)], {}, ((1, 2),), id="systems and recents stay"),
+        pytest.param([system(500), user(50), said(50), user(9), said(9)], {}, (), id="exactly the total"),
+        pytest.param([system(50), user(50), said(9), user(9)], {"compress_system_message": True}, (), id="100 exactly"),
+        pytest.param([system(51), user(50), said(9), user(9)], {"compress_system_message": True}, ((0, 1),), id="101"),
+        pytest.param([user(60), said(60), user(9)], {"keep_recent_count": 0}, ((0, 1, 2),), id="nothing kept"),
+        pytest.param([user(60), said(60), user(9)], {"keep_recent_count": 3}, (), id="all kept"),
+        pytest.param([user(60), said(60)], {}, (), id="too short"),
+        pytest.param([user(200), call("a"), result("a", 60), user(9)], {}, ((0,),), id="a step is not cut"),
+        pytest.param([user(200), user(5), system(5), user(5), user(5)], {}, ((0, 1),), id="a system message between"),
+        pytest.param([user(50)] * 6, {"group_token_threshold": 100}, ((0, 1), (2, 3)), id="exactly the group"),
+        pytest.param([user(50)] * 6, {"group_token_threshold": 99}, ((0,), (1,), (2,), (3,)), id="one less"),
+        pytest.param(
+            [user(20), call("a"), result("a", 300), user(20), user(20), user(9), user(9)],
+            {"group_token_threshold": 50},
+            ((0,), (1, 2), (3, 4)),
+            id="a step above it stands alone",
+        ),
+    ],
+)
+def test_what_is_compressed(messages: list[Json], changes: Json, groups: tuple[tuple[int, ...], ...]) -> None:
+    done = run(messages, msgspec.structs.replace(COMPRESS, **changes))
+    assert done.groups == groups
+    assert not done.files and done.compacted == 0
+
+
+# -- auto -------------------------------------------------------------------------------------------------------------
+
+HALF = [user(50), said(50), call("a"), result("a", 96), user(9), user(9)]
+"""Of 220 tokens, 138 stay when the result is moved."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "moved", "groups"),
+    [
+        pytest.param({}, 1, (), id="compaction was enough"),
+        pytest.param({"compact_ratio_threshold": 0.5}, 1, ((0, 1, 2, 3),), id="it left too much"),
+        pytest.param({"compact_ratio_threshold": 0.5, "max_total_tokens": 150}, 1, (), id="what is left is not above"),
+        pytest.param({"max_tool_message_tokens": 96}, 0, ((0, 1, 2, 3),), id="there was nothing to compact"),
+        pytest.param({"max_tool_message_tokens": 96, "compact_ratio_threshold": 1.0}, 0, (), id="never"),
+        pytest.param({"max_total_tokens": 220}, 0, (), id="exactly the total"),
+    ],
+)
+def test_auto(changes: Json, moved: int, groups: tuple[tuple[int, ...], ...]) -> None:
+    done = run(HALF, options(mode=Mode.AUTO, **changes))
+    assert (done.compacted, done.groups) == (moved, groups)
+
+
+def test_exactly_the_ratio_is_not_above_it() -> None:
+    done = run(HALF, options(mode=Mode.AUTO, compact_ratio_threshold=0.0))
+    ratio = sum(done.tokens) / done.tokens_before
+    assert run(HALF, options(mode=Mode.AUTO, compact_ratio_threshold=ratio)).groups == ()
+    assert run(HALF, options(mode=Mode.AUTO, compact_ratio_threshold=ratio - 1e-9)).groups
+
+
+def test_auto_never_throws_the_compaction_away() -> None:
+    done = run([*HALF[:4], call("b"), result("b", 96), call("c"), result("c", 70)], options(
+        mode=Mode.AUTO, compact_ratio_threshold=0.1, keep_recent_count=4
+    ))  # fmt: skip
+    assert done.groups == ((0, 1, 2, 3),)
+    assert list(done.files.values()) == [result("a", 96)["content"]]
+    _, measured = read(HALF[:4], OPTIONS)
+    turns = one_shot.group_turns(done, measured, done.groups[0])
+    assert any("stored in ./cache/tool_call_a_" in turn.text for turn in turns), "the model that summarises sees paths"
+
+
+# -- odd messages -----------------------------------------------------------------------------------------------------
+
+ODD: list[Json] = [
+    {"role": "assistant", "content": None},
+    {"role": "assistant"},
+    {"role": "user", "content": []},
+    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+    {"role": "function", "name": "f", "content": words(200)},
+    {"role": "tool", "tool_call_id": "orphan", "content": words(200)},
+    {"role": "tool", "content": None},
+    {"role": "assistant", "tool_calls": [{"id": "call_123", "name": "web_search", "arguments": {"q": 1}}]},
+    {"role": "tool", "tool_call_id": "call_123", "content": words(90)},
+    {"role": "assistant", "tool_calls": [{"id": 5}]},
+    {"role": "user", "content": [{"type": "text", "text": 5}, {"no": "type"}]},
+    {"role": "user", "content": "half a pair \ud83d"},
+]
+
+
+@pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.COMPRESS, Mode.AUTO])
+def test_no_message_fails_a_call(mode: Mode) -> None:
+    chosen = options(mode=mode, keep_recent_count=0)
+    raws, measured = read(ODD, chosen)
+    done = one_shot.offload(raws, measured, chosen, {})
+    assert done.tokens_before == sum(message.tokens for message in measured)
+    turns = one_shot.group_turns(done, measured, range(len(ODD)))
+    assert "web_search" in " ".join(turn.title + turn.text for turn in turns)
+
+
+def test_what_cannot_be_read_stays_whole_and_is_counted_as_it_stands() -> None:
+    raw = Raw(json.dumps(ODD[4]).encode())
+    message = one_shot.measured(raw, OPTIONS, count)
+    assert message.role is Role.TOOL and message.tokens == count(bytes(raw).decode()) + 4
+    done = run([ODD[3], ODD[4], user(5)], OPTIONS)
+    assert texts(done)[1] == words(200) and not done.files
+
+
+messages = st.lists(
+    st.one_of(
+        st.sampled_from(ODD),
+        st.builds(result, st.sampled_from("abc"), st.integers(4, 120)),
+        st.builds(lambda ids: call(*ids), st.lists(st.sampled_from("abc"), min_size=1, unique=True)),
+        st.builds(user, st.integers(4, 60)),
+        st.builds(system, st.integers(4, 60)),
+    ),
+    max_size=14,
+)
+chosen_options = st.builds(
+    options,
+    mode=st.sampled_from([Mode.COMPACT, Mode.COMPRESS, Mode.AUTO]),
+    max_total_tokens=st.integers(0, 200),
+    max_tool_message_tokens=st.integers(0, 100),
+    compact_ratio_threshold=st.floats(0, 1),
+    group_token_threshold=st.integers(0, 100),
+    keep_recent_count=st.none() | st.integers(0, 8),
+    compress_system_message=st.booleans(),
+)
+
+
+@given(messages, chosen_options)
+def test_whatever_comes_nothing_is_lost_and_no_pair_is_cut(given_messages: list[Json], chosen: Options) -> None:
+    raws, measured = read(given_messages, chosen)
+    done = one_shot.offload(raws, measured, chosen, {})
+    taken = done.taken
+    assert sorted(taken) == [index for group in done.groups for index in group], "in order, each once"
+    for index, raw in enumerate(done.raws):
+        if raw is not raws[index]:
+            original = given_messages[index]["content"]
+            parts = [original] if isinstance(original, str) else [part["text"] for part in original if "text" in part]
+            assert set(parts) & set(done.files.values())
+    border = max(taken, default=-1)
+    calls: dict[str, int] = {}
+    for index, message in enumerate(measured):
+        if message.role is Role.TOOL and message.answers in calls:
+            assert (calls[message.answers] <= border) == (index <= border)
+        calls |= {made: index for made, _ in message.calls}
+
+
+# -- what the caller gets ---------------------------------------------------------------------------------------------
+
+
+def test_snapshots_stand_in_the_first_system_message_one_block_a_group() -> None:
+    done = run([system(9), *[user(50)] * 6], msgspec.structs.replace(COMPRESS, group_token_threshold=100))
+    after = one_shot.with_snapshots(done, [("one", "/s/0.json"), ("two", "/s/1.json")], role=SnapshotRole.SYSTEM)
+    first, *kept = [json.loads(bytes(raw)) for raw in after]
+    assert first["role"] == "system" and kept == [user(50)] * 2
+    assert first["content"] == (
+        f"{words(5, 'sys')}\n\n{summary.NOTICE}\n\n"
+        "<state_snapshot>\none\n</state_snapshot>\n(Original 2 messages are stored in: /s/0.json)\n\n"
+        "<state_snapshot>\ntwo\n</state_snapshot>\n(Original 2 messages are stored in: /s/1.json)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "role", "roles"),
+    [
+        ([system(9)], SnapshotRole.USER, ["system", "user", "user", "user"]),
+        ([], SnapshotRole.SYSTEM, ["system", "user", "user"]),
+    ],
+)
+def test_where_else_they_stand(first: list[Json], role: SnapshotRole, roles: list[str]) -> None:
+    done = run([*first, *[user(60)] * 4], COMPRESS)
+    after = one_shot.with_snapshots(done, [("one", "/s/0.json")], role=role)
+    assert [json.loads(bytes(raw))["role"] for raw in after] == roles
+
+
+def test_without_snapshots_the_messages_are_those_that_came() -> None:
+    done = run(HALF, options(mode=Mode.COMPRESS, max_total_tokens=1_000))
+    assert one_shot.with_snapshots(done, [], role=SnapshotRole.SYSTEM) == done.raws
+
+
+def test_a_groups_file_is_a_json_array_with_each_message_as_it_came() -> None:
+    raws = [b'{"role":"user","content":"a"}', b'{ "role": "user",\n"content": "b" }']
+    file = one_shot.group_file(raws)
+    assert json.loads(file) == [json.loads(raw) for raw in raws]
+    assert file.splitlines()[1] == raws[0] + b","
+
+
+@pytest.mark.parametrize(
+    ("chat_id", "stem"),
+    [
+        ("research_session_001", "compressed_group_research_session_001_"),
+        ("a_b", "compressed_group_a_b_"),
+        ("a/../b", "compressed_group_a_b-[0-9a-f]{12}_"),
+        ("x" * 65, "compressed_group_x{64}-[0-9a-f]{12}_"),
+        ("\ud800", "compressed_group__-[0-9a-f]{12}_"),
+    ],
+)
+def test_the_name_of_a_groups_file(chat_id: str, stem: str) -> None:
+    assert re.fullmatch(stem, one_shot.group_stem(chat_id))
+
+
+def test_names_are_never_longer_than_is_promised() -> None:
+    assert len(one_shot.group_stem("é" * 500)) + len("999999..json") <= one_shot.LONGEST_NAME

@@ -1,0 +1,374 @@
+"""A directory of policies: who has which, whole or not at all, and the book that follows changes."""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from proxy.core.policy import Policy, Upstream
+from proxy.errors import PolicyError
+from proxy.policies import Policies, PolicyBook, builtin, load
+from proxy.policies import loader as book_module
+
+SHIPPED = Path(__file__).parents[2] / "policies"
+ENVIRONMENT = {"ACME": "sk-acme", "GLOBEX": "sk-globex"}
+ACME = "api_keys: [{env: ACME}]\n"
+GLOBEX = "api_keys: [{env: GLOBEX}]\n"
+
+
+def put(directory: Path, **files: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    for stem, text in files.items():
+        (directory / f"{stem}.yaml").write_text(text)
+    return directory
+
+
+def refused(directory: Path) -> list[str]:
+    with pytest.raises(PolicyError) as caught:
+        load(directory, ENVIRONMENT)
+    return str(caught.value).replace(f"{directory}/", "").splitlines()
+
+
+# --- who has which ----------------------------------------------------------------------------------------------------
+
+
+def test_a_key_finds_its_tenant_and_strangers_the_default(tmp_path: Path) -> None:
+    policies = load(put(tmp_path, acme=ACME, globex=GLOBEX, default="{}"), ENVIRONMENT)
+    names = [
+        policy and policy.tenant
+        for policy in map(policies.tenant_for_key, [b"sk-acme", b"sk-globex", b"sk-other", b"", None])
+    ]
+    assert names == ["acme", "globex", "default", "default", "default"]
+    assert [policy.tenant for policy in policies.all()] == ["default", "acme", "globex"]
+
+
+def test_without_a_default_strangers_have_none(tmp_path: Path) -> None:
+    policies = load(put(tmp_path, acme=ACME), ENVIRONMENT)
+    assert [policies.tenant_for_key(key) for key in (b"sk-other", b"", None)] == [None, None, None]
+    assert [policy.tenant for policy in policies.all()] == ["acme"]
+
+
+def test_the_digest_of_a_key_is_no_key(tmp_path: Path) -> None:
+    policies = load(put(tmp_path, acme=ACME), ENVIRONMENT)
+    assert policies.tenant_for_key(hashlib.sha256(b"sk-acme").digest()) is None
+    assert policies.tenant_for_key(hashlib.sha256(b"sk-acme").hexdigest().encode()) is None
+
+
+def test_default_yaml_is_the_default_under_any_name(tmp_path: Path) -> None:
+    policies = load(put(tmp_path, default="tenant: public", acme=ACME + "tenant: default"), ENVIRONMENT)
+    assert policies.default is not None
+    assert [policy.tenant for policy in policies.all()] == ["public", "default"]
+    assert policies.default.tenant == "public"
+
+
+def test_no_key_and_no_digest_is_shown(tmp_path: Path) -> None:
+    policies = load(put(tmp_path, acme=ACME + "upstream: {api_key: '${ACME}'}"), ENVIRONMENT)
+    assert repr(policies) == "Policies(acme)"
+    assert "sk-acme" not in f"{policies.all()!r}"
+
+
+def test_the_builtin_serves_everybody_at_the_given_address() -> None:
+    assert builtin() == Policies(default=Policy(), named=(), by_digest={})
+    assert builtin("http://x/v1").tenant_for_key(b"any") == Policy(upstream=Upstream(base_url="http://x/v1"))
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_each_bad_file_has_its_line(tmp_path: Path) -> None:
+    put(tmp_path, acme=ACME + "open: maybe", default="{}", globex="api_keys: 3", odd="a: [")
+    assert refused(tmp_path) == [
+        "acme.yaml:2: open: expected true or false, got text (default.yaml only: strangers may use upstream.api_key)",
+        "globex.yaml:1: api_keys: expected a list, got a whole number (whose requests these are)",
+        "odd.yaml:1: not valid YAML: expected the node content, but found '<stream end>'",
+    ]
+
+
+def test_two_files_cannot_name_one_tenant(tmp_path: Path) -> None:
+    put(tmp_path, acme=ACME, zeta=GLOBEX + "tenant: acme")
+    assert refused(tmp_path) == [
+        f"zeta.yaml:2: tenant: acme is the tenant of {tmp_path}/acme.yaml already".replace(f"{tmp_path}/", "")
+    ]
+
+
+def test_two_tenants_cannot_share_a_key(tmp_path: Path) -> None:
+    digest = hashlib.sha256(b"sk-acme").hexdigest().upper()
+    put(tmp_path, acme="\n" + ACME, zeta=f"api_keys:\n- env: GLOBEX\n- sha256: {digest}")
+    said = refused(tmp_path)
+    assert said == ["zeta.yaml:3: api_keys[1]: the same key as acme.yaml:2"]
+
+
+def test_one_tenant_cannot_have_a_key_twice(tmp_path: Path) -> None:
+    put(tmp_path, acme="api_keys:\n- env: ACME\n- env: ACME")
+    assert refused(tmp_path) == ["acme.yaml:3: api_keys[1]: the same key as acme.yaml:2"]
+
+
+def test_directories_that_cannot_be_taken(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(PolicyError, match="missing: expected a directory of policies: No such file"):
+        load(tmp_path / "missing", {})
+    with pytest.raises(PolicyError, match="file: expected a directory of policies: Not a directory"):
+        load(tmp_path / "file", {})
+    with pytest.raises(PolicyError, match="expected at least one policy"):
+        load(tmp_path, {})
+    (tmp_path / "acme.yml").write_text(ACME)
+    with pytest.raises(PolicyError, match=r"acme\.yml: only \*\.yaml is read; name it acme\.yaml"):
+        load(tmp_path, {})
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").mkdir()
+    (tmp_path / "latin.yaml").write_bytes(b"tenant: b\xfccher")
+    (tmp_path / "lost.yaml").symlink_to("nowhere")
+    assert refused(tmp_path) == [
+        "default.yaml: cannot be read: Is a directory",
+        "latin.yaml: expected text in UTF-8",
+        "lost.yaml: cannot be read: No such file or directory",
+    ]
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    put(tmp_path, default="{}")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    assert refused(tmp_path) == [
+        "pipe.yaml: cannot be read: Not a regular file",
+        "zero.yaml: cannot be read: Not a regular file",
+    ]
+
+
+def test_a_file_of_any_size(tmp_path: Path) -> None:
+    put(tmp_path, default="# " + "x" * (1 << 20))
+    assert refused(tmp_path) == ["default.yaml: expected at most 1,048,576 bytes"]
+
+
+def test_what_is_no_policy_is_left_alone(tmp_path: Path) -> None:
+    put(tmp_path, default="{}", **{".hidden": "a: ["})
+    (tmp_path / "schema.json").write_text("{")
+    (tmp_path / "examples").mkdir()
+    put(tmp_path / "examples", acme="a: [")
+    (tmp_path / "default.yaml").write_bytes(b"\xef\xbb\xbftenant: marked")
+    assert repr(load(tmp_path, {})) == "Policies(marked)"
+
+
+# --- what we ship -----------------------------------------------------------------------------------------------------
+
+
+def test_the_shipped_default_says_the_defaults() -> None:
+    assert load(SHIPPED, {}) == builtin()
+
+
+def test_the_shipped_default_follows_the_address_from_outside() -> None:
+    assert load(SHIPPED, {}, "http://x/v1") == builtin("http://x/v1")
+
+
+def test_the_shipped_examples_load_together() -> None:
+    environment = {
+        "ACME_CLIENT_KEY": "a",
+        "ACME_OPENAI_KEY": "b",
+        "AZURE_OPENAI_API_KEY": "c",
+        "AZURE_RESOURCE": "contoso",
+        "LOCAL_CLIENT_KEY": "d",
+    }
+    policies = load(SHIPPED / "examples", environment)
+    assert [policy.tenant for policy in policies.named] == ["acme", "azure", "small-window"]
+    for variable in environment:
+        with pytest.raises(PolicyError, match=variable):
+            load(SHIPPED / "examples", {name: value for name, value in environment.items() if name != variable})
+
+
+# --- the book ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def watched(book: PolicyBook) -> AsyncIterator[None]:
+    task = asyncio.create_task(book.watch())
+    await asyncio.sleep(0.05)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def becomes(book: PolicyBook, expected: str, seconds: float = 2.0) -> None:
+    """Within the two seconds that are promised."""
+    async with asyncio.timeout(seconds):
+        while repr(book.current) != f"Policies({expected})":  # noqa: ASYNC110  (the book tells nobody)
+            await asyncio.sleep(0.02)
+
+
+def test_a_bad_set_at_start_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError):
+        PolicyBook(put(tmp_path, default="a: ["), {})
+
+
+async def test_files_changed_added_and_removed_are_taken(tmp_path: Path) -> None:
+    book = PolicyBook(put(tmp_path, default="{}"), ENVIRONMENT)
+    async with watched(book):
+        put(tmp_path, acme=ACME)
+        await becomes(book, "default, acme")
+        put(tmp_path, default="tenant: public")
+        await becomes(book, "public, acme")
+        (tmp_path / "default.yaml").unlink()
+        await becomes(book, "acme")
+
+
+async def test_a_bad_set_leaves_the_old_one_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = PolicyBook(put(tmp_path, default="{}"), ENVIRONMENT)
+    old = book.current
+    async with watched(book):
+        put(tmp_path, acme=ACME, default="retention: soon")
+        await asyncio.sleep(1.8)
+        assert book.current is old
+        errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert len(errors) == 1
+        assert f"{tmp_path}/default.yaml:1: retention: expected" in errors[0]
+        put(tmp_path, default="tenant: mended")
+        await becomes(book, "mended, acme")
+    assert "sk-acme" not in caplog.text
+
+
+async def test_reloads_go_on_after_a_pipe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    told: list[bool] = []
+    book = PolicyBook(put(tmp_path, default="{}"), {}, told=told.append)
+    async with watched(book):
+        os.mkfifo(tmp_path / "pipe.yaml")
+        async with asyncio.timeout(2):
+            while not told:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        (tmp_path / "pipe.yaml").unlink()
+        put(tmp_path, default="tenant: later")
+        await becomes(book, "later")
+    assert told == [False, True]
+    assert "pipe.yaml: cannot be read: Not a regular file" in caplog.text
+
+
+async def test_a_bug_does_not_end_the_watch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    book = PolicyBook(put(tmp_path, default="{}"), {}, told=told.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(book_module, "load", lambda *_: {}["bug"])
+        assert not book.reload()
+    assert "a bug, in reading the policies" in caplog.text
+    async with watched(book):
+        put(tmp_path, default="tenant: later")
+        await becomes(book, "later")
+    assert told == [False, True]
+
+
+async def test_a_directory_that_does_not_answer_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    let_go = threading.Event()
+    book = PolicyBook(put(tmp_path, default="{}"), {}, told=told.append)
+    look = book_module._signature
+    monkeypatch.setattr(book_module, "INTERVAL", 0.01)
+    monkeypatch.setattr(book_module, "PATIENCE", 0.1)
+    monkeypatch.setattr(book_module, "_signature", lambda directory: let_go.wait() and look(directory))
+    async with watched(book):
+        async with asyncio.timeout(5):
+            while len(told) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert told == [False] * len(told)
+        let_go.set()
+        put(tmp_path, default="tenant: back")
+        await becomes(book, "back")
+    assert "does not answer" in caplog.text
+
+
+async def test_a_directory_that_disappears_leaves_the_old_set(tmp_path: Path) -> None:
+    book = PolicyBook(put(tmp_path / "policies", default="{}"), {})
+    async with watched(book):
+        (tmp_path / "policies").rename(tmp_path / "gone")
+        await asyncio.sleep(1.5)
+        assert repr(book.current) == "Policies(default)"
+        put(tmp_path / "policies", default="tenant: back")
+        await becomes(book, "back")
+
+
+async def test_the_swap_of_a_mounted_configmap_is_seen(tmp_path: Path) -> None:
+    """As the kubelet does it: files are links through `..data`, which is replaced by a rename."""
+    put(tmp_path / "..one", default="tenant: one")
+    put(tmp_path / "..two", default="tenant: two")
+    (tmp_path / "..data").symlink_to("..one")
+    (tmp_path / "default.yaml").symlink_to("..data/default.yaml")
+    book = PolicyBook(tmp_path, {})
+    async with watched(book):
+        (tmp_path / "..next").symlink_to("..two")
+        (tmp_path / "..next").rename(tmp_path / "..data")
+        await becomes(book, "two")
+
+
+async def test_a_file_that_is_still_being_written_is_not_taken(tmp_path: Path) -> None:
+    """Half a file can be a policy too: here one that sends keys to the default address."""
+    book = PolicyBook(put(tmp_path, default="{}"), {})
+    seen = set()
+    async with watched(book):
+        for length in range(12):
+            put(tmp_path, default="tenant: " + "x" * (length + 1))
+            for _ in range(10):
+                await asyncio.sleep(0.02)
+                seen.add(repr(book.current))
+        await becomes(book, "x" * 12)
+    assert seen == {"Policies(default)"}
+
+
+async def test_sighup_takes_the_directory_at_once(tmp_path: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as the server has it until the book listens
+    book = PolicyBook(put(tmp_path, default="{}"), {})
+    async with watched(book):
+        put(tmp_path, default="tenant: now")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await becomes(book, "now", seconds=0.4)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+async def test_what_was_taken_before_a_reload_stays_as_it_was(tmp_path: Path) -> None:
+    book = PolicyBook(put(tmp_path, default="retention: 1d"), {})
+    under_way = book.current.tenant_for_key(None)
+    put(tmp_path, default="retention: 2d")
+    assert book.reload()
+    assert under_way is not None
+    assert under_way.retention == 86_400
+    assert book.current.default == Policy(retention=2 * 86_400)
+
+
+def test_reload_says_whether_it_was_taken(tmp_path: Path) -> None:
+    book = PolicyBook(put(tmp_path, default="{}"), {})
+    put(tmp_path, default="")
+    assert not book.reload()
+    assert book.current == builtin()
+
+
+async def test_the_builtin_is_followed_as_well() -> None:
+    book = PolicyBook(None, {}, "http://x/v1")
+    async with watched(book):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.2)
+    assert book.current == builtin("http://x/v1")
+
+
+def test_a_thread_that_may_not_have_signals_can_watch(tmp_path: Path) -> None:
+    book = PolicyBook(put(tmp_path, default="{}"), {})
+
+    async def brief() -> None:
+        async with watched(book):
+            put(tmp_path, default="tenant: threaded")
+            await becomes(book, "threaded")
+
+    asyncio.run(asyncio.wait_for(asyncio.to_thread(asyncio.run, brief()), 5))

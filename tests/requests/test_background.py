@@ -1,0 +1,52 @@
+"""Work beside the requests: bounded, each once at a time, finished before the process ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.requests.background import Background
+
+
+async def test_of_each_name_one_and_not_too_many() -> None:
+    background, gate, done = Background(2), asyncio.Event(), list[str]()
+
+    async def work(name: str) -> None:
+        await gate.wait()
+        done.append(name)
+
+    begun = [background.start(name, lambda name=name: work(name)) for name in ("a", "a", "b", "c")]
+    assert begun == [True, False, True, False] and len(background) == 2
+    gate.set()
+    await background.close(1)
+    assert sorted(done) == ["a", "b"] and len(background) == 0
+    assert background.start("a", lambda: work("again"))
+    await background.close(1)
+    assert done[2:] == ["again"]
+
+
+async def test_what_does_not_end_is_cancelled() -> None:
+    background = Background(1)
+    ended = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    background.start("long", work)
+    await background.close(0.01)
+    await asyncio.wait_for(ended.wait(), 1)
+
+
+async def test_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise ValueError("why")
+
+    background = Background(1)
+    background.start("bad", work)
+    await background.close(1)
+    await asyncio.sleep(0)
+    assert "background work failed" in caplog.text and "why" in caplog.text

@@ -1,0 +1,210 @@
+"""The client's side: its body within limits, its target as written, and whether it is still there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded
+from proxy.requests.exchange import RAW, ClientGone
+from tests.asgi import Exchange
+
+
+class Connection:
+    """What our own server hands over of one."""
+
+    def __init__(self, target: bytes = b"/", headers: Any = ()) -> None:
+        self.watching: list[Any] = []
+        self.charged = ""
+        self.held = 0
+        self.raw = {"target": target, "headers": list(headers), "watch": self.watch, "body": self}
+
+    def charge(self, tenant: str) -> None:
+        self.charged = tenant
+
+    def release(self, size: int) -> None:
+        self.held -= size
+
+    def watch(self, left: Any) -> Any:
+        self.watching.append(left)
+        return lambda: self.watching.remove(left)
+
+
+@pytest.mark.parametrize(
+    ("scope", "target", "path"),
+    [
+        ({}, b"/v1/x", b"/v1/x"),
+        ({"query_string": b"a=1"}, b"/v1/x?a=1", b"/v1/x"),
+        ({"raw_path": None, "path": "/v1/é"}, "/v1/é".encode(), "/v1/é".encode()),
+        ({"extensions": {RAW: Connection(b"/v1/x?").raw}}, b"/v1/x?", b"/v1/x"),
+        ({"extensions": {RAW: Connection(b"http://h/v1/x?").raw}}, b"/v1/x", b"/v1/x"),
+        ({"extensions": None}, b"/v1/x", b"/v1/x"),
+    ],
+)
+def test_target(scope: dict[str, Any], target: bytes, path: bytes) -> None:
+    client = Exchange(**scope).client()
+    assert (client.target, client.path) == (target, path)
+
+
+def test_headers_in_the_clients_case_where_the_server_tells() -> None:
+    headers = [(b"x-a", b"1")]
+    raw = Connection(headers=[(b"X-A", b"1")]).raw
+    assert Exchange(headers=headers).client().headers == headers
+    assert Exchange(headers=headers, extensions={RAW: raw}).client().headers == [(b"X-A", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "wanted"),
+    [
+        ([], False),
+        ([(b"upgrade", b"websocket")], True),
+        ([(b"upgrade", b"WebSocket")], True),
+        ([(b"upgrade", b"h2c")], False),
+        ([(b"upgrade", b"h2c"), (b"content-length", b"0")], False),
+        ([(b"upgrade", b"tls/1.0"), (b"content-length", b"2")], False),
+        ([(b"upgrade", b"websocket"), (b"transfer-encoding", b"chunked")], True),
+    ],
+)
+def test_wants_upgrade(headers: Any, wanted: bool) -> None:
+    assert Exchange(headers=headers).client().wants_upgrade is wanted
+
+
+@pytest.mark.parametrize("pieces", [(b"abcdef",), (b"abc", b"def"), (b"", b"abc", b"", b"def", b"")])
+async def test_read(pieces: tuple[bytes, ...]) -> None:
+    assert await Exchange(*pieces).client().read(6) == b"abcdef"
+    with pytest.raises(BodyTooLarge):
+        await Exchange(*pieces).client().read(5)
+
+
+async def test_an_announced_size_is_enough_to_refuse() -> None:
+    """Not a byte of the body is asked for, so that `Expect: 100-continue` is not answered."""
+    with pytest.raises(BodyTooLarge):
+        await Exchange(headers=[(b"content-length", b"7")]).client().read(6)
+
+
+async def test_an_endless_body_is_refused_when_it_is_too_large() -> None:
+    exchange = Exchange(b"abc", b"def", b"never read")
+    exchange._incoming._queue.pop()  # type: ignore[attr-defined]
+    with pytest.raises(BodyTooLarge):
+        await asyncio.wait_for(exchange.client().read(5), 1)
+
+
+async def test_no_body() -> None:
+    for headers in ([], [(b"content-length", b"0")]):
+        assert await asyncio.wait_for(Exchange(headers=headers).client().read(0), 1) == b""
+
+
+async def test_gone_while_it_sends() -> None:
+    exchange = Exchange(b"abc", b"more")
+    exchange._incoming._queue.pop()  # type: ignore[attr-defined]
+    exchange.hang_up()
+    with pytest.raises(ClientGone):
+        await exchange.client().read(100)
+
+
+async def test_a_piece_is_not_lost_when_waiting_for_it_is_cancelled() -> None:
+    exchange = Exchange(b"one", b"two")
+    exchange._incoming._queue.pop()  # type: ignore[attr-defined]
+    body = await exchange.client().body()
+    assert not isinstance(body, bytes)
+    assert await anext(body) == b"one"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(body), 0.01)
+    exchange.say(b"two", more=False)
+    assert [piece async for piece in body] == [b"two"]
+
+
+async def test_present_ends_with_the_client() -> None:
+    exchange = Exchange()
+    client = exchange.client()
+    await client.body()
+    with pytest.raises(ClientGone), client.present():
+        exchange.hang_up()
+        await asyncio.sleep(5)
+    task = asyncio.current_task()
+    assert client.gone and task and not task.cancelling()
+
+
+async def test_present_ends_when_our_server_says_so_and_needs_no_task_for_it() -> None:
+    connection = Connection()
+    client = Exchange(extensions={RAW: connection.raw}).client()
+    with pytest.raises(ClientGone), client.present():
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        connection.watching[0]()
+        await asyncio.sleep(5)
+    assert client.gone and not connection.watching
+
+
+async def test_present_lets_a_cancellation_from_elsewhere_through() -> None:
+    async def work() -> None:
+        client = Exchange().client()
+        await client.body()
+        with client.present():
+            await asyncio.sleep(5)
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_present_leaves_no_watcher() -> None:
+    client = Exchange().client()
+    await client.body()
+    with client.present():
+        pass
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_fail() -> None:
+    exchange = Exchange()
+    client = exchange.client()
+    await client.fail(Overloaded("full", retry_after=3))
+    headers = dict(exchange.headers)
+    assert (exchange.status, headers[b"retry-after"], client.status) == (503, b"3", 503)
+    assert headers[b"x-request-id"] == client.request_id.encode()
+    assert int(headers[b"content-length"]) == len(exchange.body)
+    assert json.loads(exchange.body)["error"]["message"] == "full"
+
+
+async def test_who_serves_a_client_says_how_an_error_reads() -> None:
+    exchange = Exchange()
+    client = exchange.client()
+    client.fault_body = lambda error: error.message.upper().encode()
+    await client.fail(MethodNotAllowed("post it"))
+    headers = dict(exchange.headers)
+    assert (exchange.status, headers[b"allow"], exchange.body) == (405, b"POST", b"POST IT")
+
+
+async def test_outcome() -> None:
+    client = Exchange().client()
+    began = client.outcome("relay", "acme", "acme-1")
+    assert (began.kind, began.tenant, began.namespace, began.path, began.status) == (
+        "relay",
+        "acme",
+        "acme-1",
+        "/v1/x",
+        0,
+    )
+    client.sent = client.began + 1
+    await client.start(204, [])
+    ended = client.completed(began, "broken")
+    assert (ended.status, ended.fault, ended.added_seconds) == (204, "broken", 1)
+    assert ended.first_byte_seconds is not None and 0 < ended.first_byte_seconds <= ended.seconds
+
+
+async def test_who_leaves_behind_the_last_byte_stops_nothing() -> None:
+    exchange = Exchange(b"{}")
+    client = exchange.client()
+    await client.read(10)
+    with client.present():
+        await client.start(200, [])
+        await client.finish(b"all")
+        exchange.hang_up()
+        await asyncio.sleep(0.01)
+    assert (client.gone, client.replied) == (False, True)

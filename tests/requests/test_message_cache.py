@@ -1,0 +1,168 @@
+"""Every message is decoded and counted once, whoever sends it again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from proxy.core.history import Message, Past, Reading, Terms, Transcript, Unplannable
+from proxy.core.plan import Room
+from proxy.core.policy import Offload
+from proxy.core.preview import Shape
+from proxy.requests.message_cache import INLINE_BYTES, Reader
+
+READING = Reading(Shape("/s", 5, 0), 100)
+
+
+class Counting:
+    """A token for each character, and which texts it was asked for."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.threads: set[int] = set()
+        self.ready = True
+
+    def count(self, text: str, model: str = "") -> int:
+        self.texts.append(text)
+        self.threads.add(threading.get_ident())
+        return len(text)
+
+    def loaded(self, model: str = "") -> bool:
+        return self.ready
+
+    def taken(self) -> set[str]:
+        taken, self.texts = {text for text in self.texts if text}, []
+        return taken
+
+
+def raw(text: str, role: str = "user", **members: str) -> Raw:
+    return Raw(json.dumps({"role": role, "content": text, **members}).encode())
+
+
+async def test_only_what_is_new_is_counted() -> None:
+    tokens = Counting()
+    reader = Reader(tokens)
+    first = await reader.read([raw("one"), raw("two"), raw("one")], READING, "m")
+    assert [message.tokens for message in first] == [7, 7, 7]
+    assert tokens.taken() == {"one", "two"}
+    again = await reader.read([raw("one"), raw("three")], READING, "m")
+    assert (again[0], again[1].tokens) == (first[0], 9)
+    assert tokens.taken() == {"three"}
+    assert reader.caches()["messages"]()[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("reading", "model"), [(READING, "other"), (Reading(Shape("/t", 5, 0), 100), "m"), (Reading(READING.shape, 9), "m")]
+)
+async def test_another_model_or_shape_is_read_anew(reading: Reading, model: str) -> None:
+    tokens = Counting()
+    reader = Reader(tokens)
+    for how, which in ((READING, "m"), (reading, model)):
+        await reader.read([raw("one")], how, which)
+        assert tokens.taken() == {"one"}
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_a_little_is_read_at_once_unless_the_vocabulary_has_to_be_loaded(ready: bool) -> None:
+    tokens = Counting()
+    tokens.ready = ready
+    [message] = await Reader(tokens).read([raw("one")], READING, "m")
+    assert message.tokens == 7
+    assert (threading.get_ident() in tokens.threads) is ready
+
+
+WORDS = st.sampled_from(["", "a", "bb " * 40, "word " * 400])
+TERMS = Terms("m", Offload(max_total_tokens=500, min_saved_tokens=0, max_tool_message_tokens=100), Room(), 400)
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Raw]:
+    """A user message and its answer, or a call and its result."""
+    if draw(st.booleans()):
+        return [raw(draw(WORDS)), raw(draw(WORDS), "assistant")]
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    asks = Raw(json.dumps({"role": "assistant", "tool_calls": [call]}).encode())
+    return [asks, raw(draw(WORDS), "tool", tool_call_id="c")]
+
+
+@given(st.lists(st.lists(steps(), max_size=6), min_size=2, max_size=6), st.data())
+def test_a_history_that_goes_on_is_what_it_were_read_at_once(parts: list[list[list[Raw]]], data: st.DataObject) -> None:
+    """Whatever came before: it goes on, begins anew, is cut short, or differs in the middle."""
+
+    async def run() -> None:
+        reader, raws = Reader(Counting()), [raw("You are."), raw("Begin."), raw("Yes?", "assistant")]
+        for part in parts:
+            kept = data.draw(st.integers(3, len(raws)))
+            raws = [*raws[:kept], *[one for step in part for one in step]]
+            try:
+                found = await reader.past(raws, TERMS)
+            except Unplannable:
+                with pytest.raises(Unplannable):
+                    await Reader(Counting()).past(raws, TERMS)
+            else:
+                assert seen(found) == seen(await Reader(Counting()).past(raws, TERMS))
+
+    def seen(past: Past) -> tuple[object, ...]:
+        return past.messages, past.tools, past.links, past.items, past.tokens, past.plan()
+
+    asyncio.run(run())
+
+
+async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(Counting())
+    raws = [raw(f"message {number}", "user" if number % 2 else "assistant") for number in range(101)]
+    read: list[int] = []
+    measure = reader.read
+
+    async def counted(some: Sequence[Raw], reading: Reading, model: str, caller: str) -> list[Message]:
+        read.append(len(some))
+        return await measure(some, reading, model, caller)
+
+    monkeypatch.setattr(reader, "read", counted)
+    for size in (3, 99, 99, 101, 100):
+        await reader.past(raws[:size], TERMS)
+    await reader.past(raws, msgspec.structs.replace(TERMS, model="other"))
+    assert read == [3, 99, 0, 2, 100, 101]
+    assert reader.caches()["histories"]()[0] == 2
+
+
+async def test_much_of_it_is_read_in_a_thread_to_the_same_end() -> None:
+    large = raw("x" * (INLINE_BYTES + 1))
+    [message] = await Reader(Counting()).read([large], READING, "m")
+    assert message.tokens == INLINE_BYTES + 1 + 4
+
+
+@pytest.mark.parametrize("length", [1, INLINE_BYTES + 1])
+async def test_what_is_no_message(length: int) -> None:
+    with pytest.raises(Unplannable):
+        await Reader(Counting()).read([raw("x" * length, role="narrator")], READING, "m")
+
+
+async def test_a_compacted_message_is_made_once() -> None:
+    reader = Reader(Counting())
+    tool = raw("0123456789" * 50, "tool", tool_call_id="c")
+    call = Raw(b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f"}}]}')
+    asked, message = await reader.read([call, tool], READING, "m")
+    make = reader.compactor(Transcript([call, tool], [asked, message]), READING.shape)
+    made = make(1, False)
+    assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/tool_call_c_")
+    assert make(1, False) is made
+    assert reader.caches()["compacted"]() == (1, len(made))
+    assert make(1, True) != made
+
+
+async def test_tool_definitions_are_counted_once() -> None:
+    tokens = Counting()
+    reader = Reader(tokens)
+    assert await reader.tool_tokens(None, "m") == 0
+    for _ in range(2):
+        assert await reader.tool_tokens(Raw(b"[{}]"), "m") == 4
+    assert tokens.texts == ["[{}]"]

@@ -1,0 +1,94 @@
+"""What a handler of ours gets from the relay: a body it read already, headers of its own, one outcome."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from proxy.core.policy import Policy
+from proxy.core.policy import Upstream as Where
+from proxy.policies.tenants import Tenant
+from proxy.requests.passthrough import Relay
+from proxy.settings import Settings
+from proxy.telemetry.outcome import Outcome
+from proxy.upstream.client import Upstream
+from tests.asgi import Exchange
+from tests.wire import EVENTS, OK, Handler, Peer, Wire, chunk, replying, upstream
+
+
+class Bench:
+    """A relay, and what it told its sink."""
+
+    def __init__(self, pool: Upstream) -> None:
+        self.outcomes: list[Outcome] = []
+        self.relay = Relay(Settings(first_byte_timeout=2), pool, self.outcomes.append)
+
+    async def respond(self, handler: Handler, exchange: Exchange, api_key: str | None = None) -> Wire:
+        async with upstream(handler) as wire:
+            client = exchange.client()
+            where = Where(base_url=wire.url + "/v1", idle_timeout=0.2, api_key=api_key)
+            tenant = Tenant(Policy(tenant="acme", upstream=where), "acme-1")
+            await self.relay(client, tenant)
+        return wire
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with Upstream(Settings()) as pool:
+        yield Bench(pool)
+
+
+async def test_the_tenants_key_goes_where_the_clients_stood(bench: Bench) -> None:
+    exchange = Exchange(b"{}", headers=[(b"authorization", b"Bearer client"), (b"content-length", b"2")])
+    wire = await bench.respond(replying(OK), exchange, api_key="tenants")
+    assert wire.requests[0].get(b"authorization") == [b"Bearer tenants"]
+
+
+async def test_outcome(bench: Bench) -> None:
+    await bench.respond(replying(OK), Exchange(b"{}"))
+    [outcome] = bench.outcomes
+    assert (outcome.kind, outcome.tenant, outcome.status, outcome.fault) == ("relay", "acme", 200, "")
+    assert outcome.first_byte_seconds is not None
+    assert 0 < outcome.added_seconds < outcome.first_byte_seconds < outcome.seconds
+
+
+async def close(peer: Peer) -> None:
+    await peer.request()
+
+
+async def silence(peer: Peer) -> None:
+    await peer.request()
+    await peer.send(EVENTS, chunk(b"x"))
+    await peer.gone()
+
+
+@pytest.mark.parametrize(
+    ("handler", "status", "complete", "fault"), [(close, 502, True, "broken"), (silence, 200, False, "timeout")]
+)
+async def test_upstreams_fault(bench: Bench, handler: Handler, status: int, complete: bool, fault: str) -> None:
+    exchange = Exchange(b"{}")
+    await bench.respond(handler, exchange)
+    assert (exchange.status, exchange.complete) == (status, complete)
+    assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(status, fault)]
+
+
+async def test_clients_fault(bench: Bench) -> None:
+    exchange = Exchange(b"{}", headers=[(b"x", b"\xff"), (b"content-length", b"2")])
+    await bench.respond(replying(OK), exchange)
+    assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(400, "client")]
+
+
+@pytest.mark.parametrize("pieces", [(b"{}",), (b"part",)])
+async def test_client_gone(bench: Bench, pieces: tuple[bytes, ...]) -> None:
+    async def hang(peer: Peer) -> None:
+        await peer.reader.readuntil(pieces[-1])
+        exchange.hang_up()
+        await peer.gone()
+
+    exchange = Exchange(*pieces, b"")
+    if pieces[0] == b"part":
+        exchange._incoming._queue.pop()  # type: ignore[attr-defined]
+    await bench.respond(hang, exchange)
+    assert exchange.messages == []
+    assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(0, "client_gone")]

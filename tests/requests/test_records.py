@@ -1,0 +1,277 @@
+"""What a request finds of what others wrote, in a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.dialects.chat.render import Round
+from proxy.requests.records import Records, sealed
+from proxy.requests.summarizer import Snapshot
+from proxy.stores import open_store
+from proxy.stores.guarded import Guarded
+
+LINKS = {index: bytes([index]) * 16 for index in (2, 5, 8, 11)}
+SNAPSHOT = Snapshot("the record", 3, "m")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Guarded:
+    return Guarded(open_store(str(tmp_path), lambda _: None), warn=lambda *_: None)
+
+
+@pytest.fixture
+def records(store: Guarded) -> Records:
+    return Records(store.visit(), "tenant-caller")
+
+
+def hidden(number: int, instead: bytes | None = None) -> Round:
+    return Round((b'{"n" : %d}' % number,), instead, (b'{"after":1}',), number)
+
+
+async def remember(records: Records, *indexes: int) -> None:
+    for place, index in enumerate(indexes):
+        earlier = [LINKS[one] for one in indexes[:place]]
+        await records.remember(LINKS[index], "m", hidden(index), earlier)
+
+
+async def test_the_newest_round_names_its_predecessors(records: Records) -> None:
+    await remember(records, 2, 8)
+    assert await records.rounds(LINKS, "m") == {2: hidden(2), 8: hidden(8)}
+    assert await records.rounds(LINKS, "other") == {}
+    assert await records.rounds({}, "m") == {}
+
+
+async def test_bytes_come_back_as_they_were(records: Records) -> None:
+    mixed = hidden(5, b'{"role" : "assistant","x":1.50}')
+    await records.remember(LINKS[5], "m", mixed, [])
+    assert await records.rounds(LINKS, "m") == {5: mixed}
+
+
+async def test_what_stands_behind_a_lost_round_is_left_out(records: Records) -> None:
+    await records.remember(LINKS[2], "m", hidden(2), [])
+    await records.remember(LINKS[8], "m", hidden(8), [LINKS[2], LINKS[5]])
+    assert await records.rounds(LINKS, "m") == {2: hidden(2)}
+
+
+async def test_another_caller_finds_nothing(records: Records, store: Guarded) -> None:
+    await remember(records, 2)
+    await records.keep_snapshot(records.key("snapshots", "a"), msgspec.json.encode(SNAPSHOT))
+    other = Records(store.visit(), "tenant-other")
+    assert await other.rounds(LINKS, "m") == {}
+    assert await other.snapshots(["a"]) == [None]
+
+
+async def test_the_first_snapshot_wins(records: Records) -> None:
+    key = records.key("snapshots", "a")
+    assert await records.snapshot(key) is None
+    first, second = (msgspec.json.encode(Snapshot(text, 1, "m")) for text in ("first", "second"))
+    assert await records.keep_snapshot(key, first) == first
+    assert await records.keep_snapshot(key, second) == first
+    assert await records.snapshot(key) == first
+    assert [one and one.text for one in await records.snapshots(["a", "b"])] == ["first", None]
+
+
+async def test_a_damaged_record_is_as_good_as_none(records: Records) -> None:
+    await records.keep_snapshot(records.key("snapshots", "a"), b"\xff{")
+    assert await records.snapshots(["a"]) == [None]
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------
+
+ASSISTANT = (
+    b'{"role" : "assistant","content":"caf\xc3\xa9","tool_calls":[{"id":"c-1","type":"function",'
+    b'"function":{"name":"grep","arguments":"{}"}}]}'
+)
+ANSWER = b'{"role":"tool","tool_call_id":"c-1","content":"found"}'
+TURN = Round((ASSISTANT, ANSWER), None, (), 7)
+OLD_ROUND = b'{"before":[%b,%b],"instead":null,"after":[],"tokens":7,"earlier":[]}' % (ASSISTANT, ANSWER)
+OLD_SNAPSHOT = msgspec.json.encode(SNAPSHOT)
+
+
+class Found(Guarded):
+    """A folder as a store, into which damage is laid, and what was said of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.counted: list[str] = []
+        self.warned: list[str] = []
+        store = open_store(str(folder))
+        super().__init__(store, warn=lambda _, text: self.warned.append(text), count_damaged=self.counted.append)
+        self.folder = folder
+
+    def lay(self, key: str, value: bytes) -> None:
+        path = self.folder / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(value)
+
+
+@pytest.fixture(scope="module")
+def laid(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return Found(tmp_path_factory.mktemp("damaged"))
+
+
+def damaged(value: bytes, where: float, bits: int | None) -> bytes:
+    """One byte changed, or cut off there (None)."""
+    at = min(int(where * len(value)), len(value) - 1)
+    return value[:at] if bits is None else value[:at] + bytes([value[at] ^ bits]) + value[at + 1 :]
+
+
+DAMAGE = given(where=st.floats(0, 1), bits=st.none() | st.integers(1, 255))
+
+
+async def read_round(guarded: Guarded) -> dict[int, Round]:
+    return await Records(guarded.visit(30), "tenant-caller").rounds({2: LINKS[2]}, "m")
+
+
+ROUND_KEY = f"tenant-caller/rounds/{LINKS[2].hex()}-{hashlib.sha256(b'm').hexdigest()[:8]}"
+
+
+@DAMAGE
+@settings(max_examples=300)
+def test_a_sealed_round_is_whole_or_absent(laid: Found, where: float, bits: int | None) -> None:
+    laid.lay(ROUND_KEY, damaged(sealed(OLD_ROUND), where, bits))
+    laid.memory.forget(ROUND_KEY)
+    before = len(laid.counted)
+    assert asyncio.run(read_round(laid)) == {}
+    assert laid.counted[before:] == ["rounds"]
+    assert not (laid.folder / ROUND_KEY).exists(), "or it would keep a good one from being put"
+
+
+@DAMAGE
+@settings(max_examples=300)
+def test_an_old_round_is_as_whole_as_one_can_tell(laid: Found, where: float, bits: int | None) -> None:
+    """What is read has the structure that upstream takes: only within a text can a flip go unseen."""
+    laid.lay(ROUND_KEY, damaged(OLD_ROUND, where, bits))
+    laid.memory.forget(ROUND_KEY)
+    for found in asyncio.run(read_round(laid)).values():
+        messages = [json.loads(raw) for raw in found.before]
+        assert [message["role"] for message in messages] == ["assistant", "tool"]
+        assert messages[1]["tool_call_id"] == messages[0]["tool_calls"][0]["id"]
+
+
+@DAMAGE
+@settings(max_examples=300)
+def test_a_sealed_snapshot_is_whole_or_absent(laid: Found, where: float, bits: int | None) -> None:
+    key = "tenant-caller/snapshots/a"
+    laid.lay(key, damaged(sealed(OLD_SNAPSHOT), where, bits))
+    laid.memory.forget(key)
+
+    async def read() -> None:
+        records = Records(laid.visit(30), "tenant-caller")
+        assert await records.snapshots(["a"]) == [None]
+        assert await records.keep_snapshot(key, OLD_SNAPSHOT) == OLD_SNAPSHOT
+        assert await records.snapshots(["a"]) == [SNAPSHOT]
+
+    asyncio.run(read())
+    assert (laid.folder / key).read_bytes() == sealed(OLD_SNAPSHOT)
+
+
+async def test_records_of_the_version_before_are_read(laid: Found) -> None:
+    laid.lay(ROUND_KEY, OLD_ROUND)
+    laid.lay("tenant-caller/snapshots/old", OLD_SNAPSHOT)
+    laid.memory.forget(ROUND_KEY)
+    before = len(laid.counted)
+    assert await read_round(laid) == {2: TURN}
+    assert await Records(laid.visit(), "tenant-caller").snapshots(["old"]) == [SNAPSHOT]
+    assert len(laid.counted) == before
+
+
+def test_the_version_before_reads_our_records() -> None:
+    class Before(msgspec.Struct):
+        before: list[msgspec.Raw]
+        instead: msgspec.Raw
+        after: list[msgspec.Raw]
+        tokens: int
+        earlier: list[str]
+
+    assert bytes(msgspec.json.decode(sealed(OLD_ROUND), type=Before).before[0]) == ASSISTANT
+    assert msgspec.json.decode(sealed(OLD_SNAPSHOT), type=Snapshot) == SNAPSHOT
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"\xff{",
+        b'{"text":"\xff","tokens":1,"model":"m"}',
+        b'{"text":"a","tokens":1,"model":"m","x":' + b"[" * 100_000,
+        b'{"text":"a","tokens":1,"model":"m","x":1}',
+    ],
+)
+async def test_what_is_no_snapshot(laid: Found, value: bytes) -> None:
+    laid.lay("tenant-caller/snapshots/b", value)
+    assert await Records(laid.visit(), "tenant-caller").snapshots(["b"]) == [None]
+    assert "tenant-caller/snapshots/b" in laid.warned[-1]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b'{"role":"assistant","content":"\xff"}',
+        b"1",
+        b"{}",
+        b'{"role":"system","content":"obey"}',
+        b'{"role":"tool","content":"x"}',
+        ANSWER,
+        b'{"role":"assistant","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"role":"assistant","tool_calls":1}',
+    ],
+)
+async def test_what_is_no_message_of_a_round(laid: Found, before: bytes) -> None:
+    laid.lay(ROUND_KEY, OLD_ROUND.replace(b"%b,%b" % (ASSISTANT, ANSWER), before))
+    laid.memory.forget(ROUND_KEY)
+    assert await read_round(laid) == {}
+
+
+async def test_a_whole_record_of_a_later_version_is_left_alone(laid: Found) -> None:
+    value = sealed(b'{"words":["other"]}')
+    laid.lay("tenant-caller/snapshots/later", value)
+    before = len(laid.counted)
+    assert await Records(laid.visit(), "tenant-caller").snapshots(["later"]) == [None]
+    assert (laid.folder / "tenant-caller/snapshots/later").read_bytes() == value
+    assert len(laid.counted) == before
+
+
+# --- originals ----------------------------------------------------------------------------------------------------
+
+
+async def test_originals_are_kept_with_half_surrogate_pairs(records: Records, tmp_path: Path) -> None:
+    await records.keep_originals("these", {"x.txt": lambda: "a\ud83d"})
+    assert _bytes_of(tmp_path, "x.txt") == "a\ud83d".encode("utf-8", "surrogatepass")
+
+
+async def test_originals_are_looked_at_again_until_all_are_kept(store: Guarded) -> None:
+    broken, records = Records(store.visit(0), "tenant-caller"), Records(store.visit(), "tenant-caller")
+    await broken.keep_originals("these", {"x.txt": lambda: "a"})
+    assert not records.has_originals("these")
+    await records.keep_originals("these", {"x.txt": lambda: "a"})
+    assert records.has_originals("these") and not records.has_originals("others")
+
+
+async def test_many_originals_may_take_longer_than_a_request_may_wait(tmp_path: Path) -> None:
+    ticks = itertools.count()
+    slow = Guarded(open_store(str(tmp_path)), warn=lambda *_: None, clock=lambda: next(ticks) / 10, budget_seconds=1)
+    records = Records(slow.visit(), "tenant-caller")
+    await records.keep_originals("these", {f"{number}.txt": lambda: "a" for number in range(50)})
+    assert records.has_originals("these")
+
+
+async def test_a_store_that_is_broken_is_empty_and_counted(store: Guarded) -> None:
+    records = Records(store.visit(0), "tenant-caller")
+    assert await records.snapshots(["a"]) == [None]
+    assert await records.rounds(LINKS, "m") == {}
+    assert await records.keep_snapshot("tenant-caller/snapshots/a", b"x") is None
+    assert set(records.errors) == {"get:budget", "put:budget"}
+
+
+def _bytes_of(folder: Path, name: str) -> bytes:
+    [found] = [path for path in folder.rglob(name) if path.is_file()]
+    return found.read_bytes()

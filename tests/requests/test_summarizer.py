@@ -1,0 +1,378 @@
+"""One flight a record, few at a time, bounded; failures back off; the bytes are the winner's."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from proxy.core.plan import Role
+from proxy.core.summary import Turn
+from proxy.errors import UpstreamBroken
+from proxy.requests.summarizer import (
+    FIRST_BACKOFF,
+    FLIGHTS_PER_TENANT,
+    LONGEST_BACKOFF,
+    QUEUE_PER_TENANT,
+    UNUSED,
+    UNUSED_LIMIT,
+    UNUSED_PAUSE,
+    Answer,
+    Failed,
+    Job,
+    Snapshot,
+    Spent,
+    Summarizer,
+    summary_outcome,
+)
+from proxy.threads import Pool
+
+GOOD = Answer(200, b"", "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
+TOO_LONG = Answer(400, b"prompt is too long")
+
+
+class World:
+    """Store, model and clock of one summarizer."""
+
+    def __init__(self, *answers: Answer | BaseException, pool: Pool | None = None) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+        self.stored: dict[str, bytes] = {}
+        self.broken = False
+        self.reported: list[tuple[str, Spent, str]] = []
+        self.now = 0.0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.at_once = self.most_at_once = 0
+        self.pool = pool or Pool("reading", 2)
+        self.summarizer = Summarizer(
+            self._recall,
+            self._keep,
+            lambda text, _: len(text.split()),
+            self._report,
+            self.pool,
+            lambda: self.now,
+        )
+
+    async def _recall(self, key: str) -> bytes | None:
+        return None if self.broken else self.stored.get(key)
+
+    async def _keep(self, key: str, value: bytes) -> bytes | None:
+        return None if self.broken else self.stored.setdefault(key, value)
+
+    def _report(self, job: Job, spent: Spent, fault: str, seconds: float) -> None:
+        self.reported.append((job.key, spent, fault))
+
+    async def ask(self, body: bytes) -> Answer:
+        self.asked.append(json.loads(body))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await self.gate.wait()
+        finally:
+            self.at_once -= 1
+        answer = self.answers.pop(0) if self.answers else GOOD
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def job(self, key: str = "a", conversation: str = "c", **changes: Any) -> Job:
+        fields: dict[str, Any] = {
+            "key": f"ns/snapshots/{key}",
+            "tenant": "t",
+            "conversation": conversation,
+            "model": "m",
+            "snapshot_tokens": 100,
+            "replaced_tokens": 1000,
+            "store_dir": "/s",
+            "timeout": 5.0,
+            "group_tokens": 0,
+            "max_calls": 4,
+            "riding": lambda task: b'{"ride":' + task + b"}",
+            "members": {"model": Raw(b'"m"'), "user": Raw(b'"u"')},
+            "history": lambda: [Turn("1 user", "word " * 900)],
+            "earlier": "",
+            "originals": "/s/compressed_group_1.txt",
+            "ask": self.ask,
+        }
+        return Job(**fields | changes)
+
+    async def made(self, **changes: Any) -> Snapshot | None:
+        return await self.summarizer.wait(self.job(**changes))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - what is waited for is many things
+            await asyncio.sleep(0)
+
+
+async def test_it_is_made_once_stored_and_paid_for_in_the_ledger() -> None:
+    world = World()
+    made = await world.made()
+    assert made == Snapshot("the record", 2, "m")
+    assert await world.made() == made
+    assert len(world.asked) == 1
+    assert world.reported == [("ns/snapshots/a", Spent(100, 20, 80, 1), "")]
+    outcome = summary_outcome(world.job(), world.reported[0][1], "", 1.0)
+    assert (outcome.kind, outcome.status, outcome.summary_prompt_tokens, outcome.cached_tokens) == (
+        "summary",
+        200,
+        100,
+        80,
+    )
+
+
+async def test_single_flight() -> None:
+    world = World()
+    world.gate.clear()
+    flights = {world.summarizer.request(world.job()) for _ in range(3)}
+    waiting = asyncio.create_task(world.made())
+    await until(lambda: bool(world.asked))
+    world.gate.set()
+    assert await waiting
+    assert len(flights) == len(world.asked) == 1
+    assert world.summarizer.under_way == 0
+
+
+async def test_one_at_a_time_for_a_conversation_and_who_must_wait_waits() -> None:
+    world = World()
+    world.gate.clear()
+    assert world.summarizer.request(world.job("a"))
+    assert world.summarizer.request(world.job("b")) is None
+    patient = asyncio.create_task(world.made(key="b"))
+    await until(lambda: bool(world.asked))
+    world.gate.set()
+    assert await patient
+    assert (world.most_at_once, len(world.stored)) == (1, 2)
+
+
+async def test_few_at_a_time_for_a_tenant_and_not_too_many_behind_them() -> None:
+    world = World()
+    world.gate.clear()
+    flights = [world.summarizer.request(world.job(str(number), str(number))) for number in range(QUEUE_PER_TENANT + 1)]
+    assert flights[-1] is None and None not in flights[:-1]
+    assert world.summarizer.request(world.job("x", "x", tenant="other"))
+    await until(lambda: world.at_once == FLIGHTS_PER_TENANT + 1)
+    world.gate.set()
+    await until(lambda: world.summarizer.under_way == 0)
+    assert world.most_at_once == FLIGHTS_PER_TENANT + 1
+
+
+async def test_the_winners_bytes_are_used() -> None:
+    world = World()
+    world.gate.clear()
+    waiting = asyncio.create_task(world.made())
+    await until(lambda: bool(world.asked))
+    winner = Snapshot("another process was first", 4, "m")
+    world.stored["ns/snapshots/a"] = msgspec.json.encode(winner)
+    world.gate.set()
+    assert await waiting == winner
+
+
+@pytest.mark.parametrize("stored", [None, b"{", b'{"text":1}'])
+async def test_without_a_store_or_with_a_damaged_record_its_own_is_used(stored: bytes | None) -> None:
+    world = World()
+    world.broken = stored is None
+    if stored is not None:
+        world.stored["ns/snapshots/a"] = stored
+    made = await world.made()
+    assert made and made.text == "the record"
+
+
+async def test_failures_back_off_longer_each_time() -> None:
+    world = World(*[UpstreamBroken("x")] * 20)
+    pause = FIRST_BACKOFF
+    for number in range(1, 12):
+        assert await world.made() is None
+        assert len(world.asked) == number
+        world.now += pause - 1
+        assert await world.made() is None
+        assert len(world.asked) == number, "not yet"
+        world.now += 1
+        pause = min(pause * 2, LONGEST_BACKOFF)
+    assert await world.made(conversation="another") is None
+    assert len(world.asked) == 12, "another conversation is not held up"
+    assert all(fault == "x" for _, _, fault in world.reported)
+
+
+async def test_a_success_ends_the_backoff() -> None:
+    world = World(Answer(500, b""), GOOD, Answer(500, b""))
+    for key in "abc":
+        await world.made(key=key)
+        world.now += FIRST_BACKOFF
+    assert await world.made(key="d"), "one minute after the first failure in a row"
+
+
+async def test_what_nobody_uses_is_not_made_for_ever() -> None:
+    world = World()
+    for number in range(UNUSED_LIMIT + 3):
+        await world.made(key=str(number))
+    assert len(world.asked) == UNUSED_LIMIT
+    assert [fault for _, _, fault in world.reported if fault] == [UNUSED]
+    assert summary_outcome(world.job(), Spent(), UNUSED, 0.0).fault == "unused"
+    world.now += UNUSED_PAUSE
+    assert await world.made(key="later")
+
+
+async def test_what_is_used_is() -> None:
+    world = World()
+    for number in range(3 * UNUSED_LIMIT):
+        assert await world.made(key=str(number))
+        world.summarizer.used("c" if number % 3 == 0 else "another")
+
+
+async def test_bounded_in_time() -> None:
+    world = World()
+    world.gate.clear()
+    assert await world.made(timeout=0.01) is None
+    assert world.reported[0][2] == "no answer in time"
+
+
+async def test_once_is_for_its_caller_alone() -> None:
+    world, spent = World(Answer(500, b"")), Spent()
+    job = world.job(key="", riding=None)
+    with pytest.raises(Failed, match="upstream answered 500"):
+        await world.summarizer.once(job, spent)
+    made = [await world.summarizer.once(job, spent) for _ in range(2)]
+    assert made == [Snapshot("the record", 2, "m")] * 2, "no back-off, and nothing is remembered"
+    assert spent == Spent(200, 40, 160, 3)
+    assert (world.stored, world.reported, world.summarizer.under_way) == ({}, [], 0)
+
+
+async def test_once_is_bounded_in_time() -> None:
+    world = World()
+    world.gate.clear()
+    with pytest.raises(TimeoutError):
+        await world.summarizer.once(world.job(timeout=0.01), Spent())
+
+
+async def test_a_request_that_goes_away_does_not_take_its_summary_along() -> None:
+    world = World()
+    world.gate.clear()
+    waiting = asyncio.create_task(world.made())
+    await until(lambda: bool(world.asked))
+    waiting.cancel()
+    world.gate.set()
+    await until(lambda: bool(world.stored))
+
+
+async def test_closing_waits_for_what_is_paid_for_and_no_longer() -> None:
+    world = World()
+    world.gate.clear()
+    world.summarizer.request(world.job())
+    await until(lambda: bool(world.asked))
+    asyncio.get_running_loop().call_later(0.05, world.gate.set)
+    await world.summarizer.close(5)
+    assert world.stored
+    world.gate.clear()
+    flight = world.summarizer.request(world.job("b"))
+    await until(lambda: len(world.asked) == 2)
+    await world.summarizer.close(0.01)
+    assert flight
+    with pytest.raises(asyncio.CancelledError):
+        await flight
+    assert world.reported[-1][2] == "the proxy ended"
+
+
+async def test_too_long_to_ride_is_made_from_originals() -> None:
+    world = World(TOO_LONG)
+    assert await world.made()
+    assert [set(body) for body in world.asked] == [{"ride"}, {"model", "user", "messages"}]
+
+
+async def test_too_long_is_halved_until_it_fits_each_call_updating_the_last() -> None:
+    answers = [TOO_LONG, *(Answer(200, b"", f"<state_snapshot>part {n}</state_snapshot>") for n in range(9))]
+    world = World(*answers)
+    history = [Turn(f"{number} user", f"word{number} " * 1000) for number in range(4)]
+    made = await world.made(
+        riding=None, group_tokens=2500, history=lambda: history, earlier="the one before", max_calls=9
+    )
+    contents = [body["messages"][0]["content"] for body in world.asked]
+    assert made and made.text == f"part {len(contents) - 2}"
+    assert "the one before" in contents[0] and "the one before" in contents[1]
+    assert all(f"part {number}" in content for number, content in enumerate(contents[2:]))
+    assert [sum(content.count(f"word{number} ") for content in contents[1:]) for number in range(4)] == [1000] * 4
+
+
+async def test_what_is_too_long_whatever_we_do_fails() -> None:
+    world = World(*[TOO_LONG] * 20)
+    assert await world.made(group_tokens=2000) is None
+    assert len(world.asked) < 6
+    assert "too long" in world.reported[0][2]
+
+
+UNUSABLE = Answer(200, b"", "Hello!")
+
+
+@pytest.mark.parametrize("max_calls", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("rides", [True, False])
+async def test_a_snapshot_costs_at_most_so_many_calls_whatever_upstream_answers(max_calls: int, rides: bool) -> None:
+    history = [Turn(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(20)]
+    changes: dict[str, Any] = {"group_tokens": 1500, "history": lambda: history, "max_calls": max_calls}
+    changes |= {} if rides else {"riding": None}
+    for answers in itertools.product([GOOD, UNUSABLE, TOO_LONG], repeat=min(max_calls, 4)):
+        world = World(*answers)
+        made = await world.made(**changes)
+        assert 1 <= len(world.asked) <= max_calls
+        assert made or world.reported[-1][2]
+        assert not made or len(world.asked) > len(answers) or GOOD in answers
+
+
+async def test_what_is_left_is_shortened_to_the_calls_that_are_left() -> None:
+    """A try that fails costs a call; the last call covers all that no other has."""
+    history = [Turn(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(5)]
+    world = World(GOOD, UNUSABLE)
+    assert await world.made(riding=None, group_tokens=1500, history=lambda: history)
+    contents = [body["messages"][0]["content"] for body in world.asked]
+    assert len(contents) == 4
+    assert all(f"word{number} " in "".join([contents[0], *contents[2:]]) for number in range(5))
+    assert all(len(content.split()) < 1500 + 600 for content in contents)
+    assert "/s/compressed_group_1.txt" in contents[-1]
+    assert "no closed" in contents[2] and "no closed" not in contents[3]
+
+
+async def test_the_window_that_upstream_names_counts() -> None:
+    history = [Turn(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(30)]
+    world = World(Answer(400, b"maximum context length is 9000 tokens"))
+    assert await world.made(riding=None, history=lambda: history)
+    assert 1 < len(world.asked) <= 4
+    assert all(len(body["messages"][0]["content"].split()) < 8100 for body in world.asked[1:])
+
+
+async def test_reading_and_rendering_leave_the_loop_and_one_thread() -> None:
+    busy: list[str] = []
+    most: list[int] = []
+
+    def history() -> list[Turn]:
+        busy.append(threading.current_thread().name)
+        most.append(len(busy))
+        time.sleep(0.01)
+        busy.pop()
+        return [Turn("1 user", "word " * 900)]
+
+    world = World()
+    made = await asyncio.gather(
+        *(world.made(key=str(n), conversation=str(n), riding=None, history=history) for n in range(4))
+    )
+    assert all(made) and len(most) == 4
+    assert max(most) == 1, "one at a time"
+
+
+async def test_too_much_waiting_is_a_summary_that_failed() -> None:
+    world = World(pool=Pool("reading", 1, waiting=0))
+    held = threading.Event()
+    busy = asyncio.create_task(world.pool.run("another", held.wait))
+    await asyncio.sleep(0)
+    assert await world.made() is None
+    assert "pieces of work" in world.reported[0][2]
+    held.set()
+    await busy

@@ -1,0 +1,542 @@
+"""One turn driven over a scripted upstream: rounds, retries, faults on either side, and silence."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from proxy.core import sse
+from proxy.core.history import Call
+from proxy.dialects.chat.turn import Turn
+from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
+from proxy.requests import tool_loop
+from proxy.requests.tool_loop import REFUSAL_LIMIT, Interrupted, Refusal
+from proxy.upstream.headers import Headers
+from tests.asgi import Exchange
+from tests.dialects.chat.turns import (
+    ANSWER,
+    DONE,
+    MIXED,
+    OURS,
+    ROLE,
+    SILENT,
+    asked,
+    called,
+    calls,
+    chunk,
+    events,
+    folded,
+    read,
+    run,
+    stream,
+    text,
+    usage,
+    whole,
+)
+
+STREAM = (b"Content-Type", b"text/event-stream; charset=utf-8")
+JSON = (b"Content-Type", b"application/json")
+OVERFLOW = b'{"error": {"message": "maximum context length is 8192 tokens", "code": "context_length_exceeded"}}'
+BUSY = b'{\n  "error": {"message": "slow down"}\n}'
+
+Step = bytes | float | Exception | asyncio.Event
+"""A piece of a body; a pause; a fault; or what has to happen before it goes on."""
+
+
+class Said:
+    """A reply of upstream, as far as an exchange looks at it."""
+
+    def __init__(self, *steps: Step, status: int = 200, headers: Headers | None = None) -> None:
+        self.status = status
+        self.headers = (
+            [STREAM if steps and not str(steps[0]).startswith("b'{") else JSON] if headers is None else headers
+        )
+        self.steps = steps
+        self.read = 0
+        self.closed = False
+
+    @property
+    def ended(self) -> bool:
+        return False
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        for step in self.steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, asyncio.Event):
+                await step.wait()
+            elif isinstance(step, float):
+                await asyncio.sleep(step)
+            else:
+                self.read += 1
+                yield step
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def refused(status: int, body: bytes = BUSY, *headers: tuple[bytes, bytes]) -> Said:
+    return Said(body, status=status, headers=[JSON, *headers])
+
+
+class Partner:
+    """Sends to a script; answers each call with the same words, once `answering` is over."""
+
+    def __init__(self, *replies: Said | Exception) -> None:
+        self.replies = list(replies)
+        self.sent: list[Any] = []
+        self.remembered: list[Turn] = []
+        self.answering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
+        self.remembering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
+
+    async def send(self, body: bytes) -> Any:
+        self.sent.append(json.loads(body))
+        reply = self.replies[len(self.sent) - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def resolve(self, calls: Sequence[Call]) -> list[str]:
+        await self.answering()
+        return ["found"] * len(calls)
+
+    async def remember(self, turn: Turn) -> None:
+        await self.remembering()
+        self.remembered.append(turn)
+
+    def headers(self, turn: Turn) -> Headers:
+        return [(b"x-offload-rounds", b"%d" % turn.rounds)]
+
+    async def aside(self, work: Callable[[], bytes]) -> bytes:
+        return await asyncio.to_thread(work)
+
+    @property
+    def read(self) -> list[Said]:
+        return [reply for reply in self.replies[: len(self.sent)] if isinstance(reply, Said)]
+
+
+class Bench:
+    """A turn, its client, and what became of both."""
+
+    def __init__(
+        self, *replies: Said | Exception, stream: bool = True, heartbeat: float = 3600, **members: Any
+    ) -> None:
+        self.partner = Partner(*replies)
+        self.turn = Turn(asked(stream, **members))
+        self.browser = Exchange()
+        self._heartbeat = heartbeat
+
+    async def run(self) -> bytes:
+        """What the client got."""
+        await tool_loop.converse(self.turn, self.browser.client(), self.partner, self._heartbeat)
+        assert self.browser.complete
+        assert all(reply.closed for reply in self.partner.read)
+        return self.browser.body
+
+    def headers(self) -> dict[bytes, bytes]:
+        return {name.lower(): value for name, value in self.browser.headers}
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long was slept, without having done so."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def skip(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", skip)
+    return slept
+
+
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 10, 1 << 20])
+async def test_a_streamed_turn(size: int) -> None:
+    pieces = [[raw[at : at + size] for at in range(0, len(raw), size)] for raw in (OURS, ANSWER)]
+    bench = Bench(*(Said(*one) for one in pieces))
+    out = await bench.run()
+    assert out == run(Turn(asked()), OURS, ANSWER)[0]
+    assert [len(request["messages"]) for request in bench.partner.sent] == [1, 3]
+    assert bench.browser.status == 200
+    assert bench.headers()[b"content-type"].startswith(b"text/event-stream")
+    assert bench.partner.remembered == [bench.turn]
+
+
+async def test_a_turn_that_is_not_streamed() -> None:
+    first, second = whole(calls(called("grep")), "tool_calls"), whole({"content": "It is 42."})
+    bench = Bench(Said(first), Said(second[:20], second[20:]), stream=False)
+    out = await bench.run()
+    assert text(read(out)) == "It is 42."
+    assert bench.headers()[b"content-length"] == b"%d" % len(out)
+    assert bench.headers()[b"x-offload-rounds"] == b"1"
+    assert bench.partner.remembered == [bench.turn]
+
+
+async def test_what_needs_no_change_goes_through_with_its_headers() -> None:
+    bench = Bench(
+        Said(whole({"content": "x"}), headers=[JSON, (b"X-Request-Id", b"7"), (b"Connection", b"close")]), stream=False
+    )
+    assert await bench.run() == whole({"content": "x"})
+    assert bench.headers()[b"x-request-id"] == b"7" and b"connection" not in bench.headers()
+    assert bench.partner.remembered == []
+
+
+@pytest.mark.parametrize("kind", [STREAM, JSON])
+async def test_a_reply_compressed_unasked(kind: tuple[bytes, bytes]) -> None:
+    body = ANSWER if kind is STREAM else whole({"content": "It is 42."})
+    packed = gzip.compress(body)
+    said = Said(
+        packed[:9], packed[9:], headers=[kind, (b"Content-Encoding", b"gzip"), (b"Content-Length", b"%d" % len(packed))]
+    )
+    bench = Bench(said, stream=kind is STREAM)
+    out = await bench.run()
+    assert text(folded(out) if kind is STREAM else read(out)) == "It is 42."
+    assert b"content-encoding" not in bench.headers()
+    assert bench.headers().get(b"content-length") == (None if kind is STREAM else b"%d" % len(out))
+
+
+async def test_a_stream_that_was_not_asked_for_and_none_that_was() -> None:
+    bench = Bench(Said(SILENT), Said(ANSWER), stream=False)
+    assert text(folded(await bench.run())) == "It is 42."
+    bench = Bench(Said(whole(calls(called("grep")), "tool_calls")), Said(whole({"content": "It is 42."})))
+    assert text(read(await bench.run())) == "It is 42."
+    assert bench.headers()[b"content-type"] == JSON[1]
+
+
+@pytest.mark.parametrize("later", ["stream", "whole"])
+async def test_a_server_that_cannot_make_up_its_mind(later: str) -> None:
+    call, answer = whole(calls(called("grep")), "tool_calls"), whole({"content": "It is 42."})
+    bench = Bench(Said(call), Said(ANSWER)) if later == "stream" else Bench(Said(SILENT), Said(answer))
+    out = await bench.run()
+    assert text(read(out) if later == "stream" else folded(out)) == "It is 42."
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")]])
+async def test_where_the_content_type_says_nothing_the_request_does(headers: Headers) -> None:
+    assert text(folded(await Bench(Said(SILENT, headers=headers), Said(ANSWER, headers=headers)).run())) == "It is 42."
+    assert await Bench(Said(b"<html>", headers=headers), stream=False).run() == b"<html>"
+
+
+async def test_a_last_event_that_nothing_ends_is_ended() -> None:
+    bench = Bench(Said(stream(ROLE, chunk({"content": "x"}), chunk({}, "stop")).removesuffix(b"\n\n")))
+    assert await bench.run() == stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"))
+
+
+async def test_a_connection_that_stays_open_behind_the_end_keeps_nobody_waiting() -> None:
+    bench = Bench(Said(OURS, asyncio.Event()), Said(ANSWER, UpstreamBroken("reset")))
+    async with asyncio.timeout(5):
+        assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
+
+
+async def test_what_stands_behind_the_end_is_read_out() -> None:
+    reply = Said(ANSWER, b": bye\n\n", b"\n")
+    await Bench(reply).run()
+    assert reply.read == 3
+
+
+# -- one thing after another ------------------------------------------------------------------------------------------
+
+
+async def test_the_reply_begins_with_upstreams_and_ends_after_it_is_remembered() -> None:
+    answered, kept, more = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    bench = Bench(Said(stream(ROLE), more, OURS.removeprefix(stream(ROLE))), Said(ANSWER))
+    bench.partner.answering, bench.partner.remembering = answered.wait, kept.wait
+    task = asyncio.create_task(bench.run())
+    await settled()
+    assert bench.browser.body == stream(ROLE)
+    more.set()
+    await settled()
+    assert text(folded(bench.browser.body)) == "Let me look." and len(bench.partner.sent) == 1
+    answered.set()
+    await settled()
+    assert text(folded(bench.browser.body)) == "Let me look.\n\nIt is 42."
+    assert folded(bench.browser.body)["finish"] is None and not bench.browser.complete
+    kept.set()
+    assert folded(await task)["finish"] == "stop"
+
+
+async def test_a_mixed_turn_is_remembered_before_it_ends() -> None:
+    kept = asyncio.Event()
+    bench = Bench(Said(MIXED))
+    bench.partner.remembering = kept.wait
+    task = asyncio.create_task(bench.run())
+    await settled()
+    assert folded(bench.browser.body)["finish"] is None
+    kept.set()
+    assert folded(await task)["finish"] == "tool_calls"
+
+
+async def settled() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("where", ["upstream is silent", "a tool works", "upstream thinks", "the store is slow"])
+async def test_a_stream_is_never_silent_for_long(where: str) -> None:
+    pause: tuple[Step, ...] = (0.2,)
+    slow = pause if where == "upstream is silent" else ()
+    bench = Bench(Said(OURS[:200], *slow, OURS[200:]), Said(ANSWER), heartbeat=0.03)
+    if where == "a tool works":
+        bench.partner.answering = lambda: asyncio.sleep(0.2)
+    if where == "the store is slow":
+        bench.partner.remembering = lambda: asyncio.sleep(0.2)
+    if where == "upstream thinks":
+        send = bench.partner.send
+
+        async def slowly(body: bytes) -> Any:
+            await asyncio.sleep(0.2)
+            return await send(body)
+
+        bench.partner.send = slowly  # type: ignore[method-assign]
+    out = await bench.run()
+    assert out.count(b": working\n\n") >= 2
+    assert out.replace(b": working\n\n", b"") == run(Turn(asked()), OURS, ANSWER)[0]
+    assert bench.browser.messages[0]["type"] == "http.response.start"
+
+
+async def test_a_reply_that_is_no_stream_gets_no_comments() -> None:
+    bench = Bench(Said(0.1, whole({"content": "x"}), headers=[JSON]), stream=False, heartbeat=0.01)
+    assert await bench.run() == whole({"content": "x"})
+
+
+async def test_a_slow_reader_gets_no_comments_on_top() -> None:
+    bench = Bench(Said(ANSWER), heartbeat=0.01)
+    send = bench.browser.send
+
+    async def slowly(message: Any) -> None:
+        await asyncio.sleep(0.05)
+        await send(message)
+
+    bench.browser.send = slowly  # type: ignore[method-assign]
+    assert b"working" not in await bench.run()
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("status", [400, 429, 500, 302])
+async def test_a_first_refusal_is_handed_on_whole(streamed: bool, status: int) -> None:
+    bench = Bench(refused(status, BUSY, (b"Retry-After", b"7")), stream=streamed)
+    with pytest.raises(Refusal) as caught:
+        await bench.run()
+    refusal = caught.value
+    assert (refusal.status, refusal.body, refusal.headers) == (status, BUSY, [JSON, (b"Retry-After", b"7")])
+    assert bench.browser.messages == [] and len(bench.partner.sent) == 1
+    assert all(reply.closed for reply in bench.partner.read)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "said"),
+    [
+        (gzip.compress(OVERFLOW), b"gzip", OVERFLOW),
+        (OVERFLOW, b"gzip", OVERFLOW),
+        (OVERFLOW, b"rot13", OVERFLOW),
+        (gzip.compress(OVERFLOW + b" " * (2 << 20)), b"gzip", OVERFLOW + b" " * (REFUSAL_LIMIT - len(OVERFLOW))),
+    ],
+)
+def test_what_a_refusal_says(body: bytes, encoding: bytes, said: bytes) -> None:
+    assert Refusal(400, [(b"Content-Encoding", encoding)], body).said() == said
+    assert Refusal(400, [], body).said() == body
+
+
+@pytest.mark.parametrize("fault", [UpstreamUnreachable("no"), UpstreamSilent("no"), UpstreamBroken("no")])
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_first_fault_is_the_callers(fault: UpstreamFault, streamed: bool) -> None:
+    bench = Bench(fault, stream=streamed)
+    with pytest.raises(type(fault)):
+        await bench.run()
+    assert bench.browser.messages == [] and len(bench.partner.sent) == 1
+
+
+@pytest.mark.parametrize("reply", [b"x" * (33 << 20), whole(calls(called("grep", "x" * (2 << 20))), "tool_calls")])
+async def test_a_whole_reply_that_cannot_be_used(reply: bytes) -> None:
+    bench = Bench(Said(reply, headers=[JSON]), stream=False)
+    with pytest.raises(UpstreamBroken):
+        await bench.run()
+    assert bench.browser.messages == []
+
+
+LATE: dict[str, tuple[Step, ...]] = {
+    "breaks off": (stream(ROLE, chunk({"content": "x"})), UpstreamBroken("reset")),
+    "breaks off within an event": (stream(ROLE), b'data: {"choi', UpstreamBroken("reset")),
+    "falls silent": (stream(ROLE), UpstreamSilent("nothing for 300 s")),
+    "stops within our call": (stream(ROLE, chunk(calls(called("grep", "{")))),),
+    "arguments without end": (stream(ROLE), *[stream(chunk(calls(called("grep", "x" * 300_000))))] * 5),
+    "an event without end": (stream(ROLE), *[b"x" * (1 << 20)] * 65),
+}
+
+
+@pytest.mark.parametrize("steps", LATE.values(), ids=LATE.keys())
+async def test_a_stream_that_fails_ends_with_an_error_event(steps: tuple[Step, ...]) -> None:
+    bench = Bench(Said(*steps))
+    with pytest.raises(Interrupted) as caught:
+        await bench.run()
+    last = events(bench.browser.body)[-1]
+    assert last == json.loads(caught.value.fault.body())
+    assert last["error"]["type"] == "upstream_error"
+    assert DONE not in events(bench.browser.body) and bench.browser.complete
+    assert bench.partner.remembered == []
+    assert all(reply.closed for reply in bench.partner.read)
+
+
+# -- later rounds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", [UpstreamUnreachable("no"), UpstreamBroken("reset"), 429, 500, 503])
+async def test_passing_trouble_in_later_rounds_is_waited_out(trouble: Any, no_pauses: list[float]) -> None:
+    def again() -> Said | Exception:
+        return trouble if isinstance(trouble, Exception) else refused(trouble)
+
+    bench = Bench(Said(OURS), again(), again(), Said(ANSWER))
+    assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
+    assert bench.partner.sent[1] == bench.partner.sent[2] == bench.partner.sent[3]
+    assert [pause for pause in no_pauses if pause < 60 and pause] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "waited"),
+    [
+        (b"7", 7),
+        (b"0.25", 0.25),
+        (b"3600", 30),
+        (b"soon", 0.5),
+        (b"-1", 0.5),
+        (b"nan", 0.5),
+        (format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True).encode(), 30),
+        (b"Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        (b"Wed, 21 Oct 2015 07:28:00 -0000", 0.5),
+    ],
+    ids=range(9),  # not the time of day: workers that run tests side by side must find the same ones
+)
+async def test_how_long(said: bytes, waited: float, no_pauses: list[float]) -> None:
+    bench = Bench(Said(OURS), refused(429, BUSY, (b"retry-after", said)), Said(ANSWER))
+    await bench.run()
+    assert [pause for pause in no_pauses if pause < 60 and (pause or not waited)][:1] == [waited]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "tries"),
+    [(429, 3), (500, 3), (400, 1), (404, 1), (UpstreamUnreachable("no"), 3), (UpstreamSilent("no"), 1)],
+)
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_trouble_that_lasts(trouble: Any, tries: int, streamed: bool, no_pauses: list[float]) -> None:
+    first = OURS if streamed else whole(calls(called("grep")), "tool_calls")
+    again = [trouble if isinstance(trouble, Exception) else refused(trouble) for _ in range(tries)]
+    bench = Bench(Said(first), *again, stream=streamed)
+    with pytest.raises(Interrupted if streamed else (Refusal, UpstreamFault)) as caught:
+        await bench.run()
+    assert len(bench.partner.sent) == 1 + tries
+    if not streamed:
+        assert bench.browser.messages == []
+        assert isinstance(caught.value, Refusal) == isinstance(trouble, int)
+    else:
+        shown = json.loads(BUSY) if isinstance(trouble, int) else json.loads(trouble.body())
+        assert events(bench.browser.body)[-1] == shown
+    assert all(reply.closed for reply in bench.partner.read)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"error":null}', b'{"error":"\\ud800"}', b""])
+async def test_a_refusal_that_clients_could_not_read(body: bytes) -> None:
+    bench = Bench(Said(OURS), refused(404, body))
+    with pytest.raises(Interrupted):
+        await bench.run()
+    assert events(bench.browser.body)[-1]["error"]["code"] == "upstream_broken"
+
+
+@pytest.mark.parametrize("packed", [True, False])
+async def test_answers_that_are_too_long_are_taken_back(packed: bool) -> None:
+    said = refused(400, gzip.compress(OVERFLOW), (b"content-encoding", b"gzip")) if packed else refused(400, OVERFLOW)
+    bench = Bench(Said(OURS), said, Said(ANSWER))
+    assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
+    assert [request["messages"][-1]["content"] for request in bench.partner.sent] == ["hi", "found", tool_loop.TOO_LONG]
+    hidden = bench.turn.hidden
+    assert hidden is not None and json.loads(hidden.before[-1])["content"] == tool_loop.TOO_LONG
+
+
+async def test_answers_are_taken_back_once() -> None:
+    bench = Bench(Said(OURS), refused(400, OVERFLOW), refused(400, OVERFLOW))
+    with pytest.raises(Interrupted):
+        await bench.run()
+    assert events(bench.browser.body)[-1] == json.loads(OVERFLOW)
+
+
+# -- the client leaves ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["first round", "a tool", "later round", "remembering", "reading out"])
+async def test_a_client_that_leaves_leaves_nothing_open(where: str) -> None:
+    forever = asyncio.Event()
+    first = Said(ROLE_ONLY, forever) if where == "first round" else Said(OURS)
+    second = (
+        Said(ANSWER[:100], forever)
+        if where == "later round"
+        else Said(ANSWER, forever if where == "reading out" else b"\n")
+    )
+    bench = Bench(first, second)
+    if where == "a tool":
+        bench.partner.answering = forever.wait
+    if where == "remembering":
+        bench.partner.remembering = forever.wait
+    before = asyncio.all_tasks()
+    task = asyncio.create_task(bench.run())
+    await settled()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert all(reply.closed for reply in bench.partner.read)
+    assert asyncio.all_tasks() == before
+    assert not bench.browser.complete and bench.browser.body
+
+
+ROLE_ONLY = stream(ROLE)
+
+
+# -- the client's own request -----------------------------------------------------------------------------------------
+
+
+async def passed_on(said: Said) -> Exchange:
+    browser = Exchange()
+    try:
+        await tool_loop.pass_on(said, browser.client(), [(b"x-offload-mode", b"auto")])  # type: ignore[arg-type]
+    except (Interrupted, UpstreamFault) as error:
+        browser.messages.append({"error": error, "more_body": True})
+    return browser
+
+
+async def test_a_reply_to_the_clients_own_request_goes_as_it_came() -> None:
+    packed = gzip.compress(ANSWER)
+    browser = await passed_on(Said(packed[:9], packed[9:], headers=[STREAM, (b"Content-Encoding", b"gzip")]))
+    assert [message["body"] for message in browser.messages[1:]] == [packed[:9], packed[9:], b""]
+    assert browser.headers == [STREAM, (b"Content-Encoding", b"gzip"), (b"x-offload-mode", b"auto")]
+
+
+async def test_a_passed_on_stream_that_breaks_off_says_so() -> None:
+    browser = await passed_on(Said(ROLE_ONLY, b'data: {"x', UpstreamBroken("reset")))
+    error = browser.messages.pop()["error"]
+    assert isinstance(error, Interrupted) and browser.complete
+    assert browser.body == ROLE_ONLY + b'data: {"x' + b"\n\n" + sse.encode(error.fault.body())
+
+
+@pytest.mark.parametrize("headers", [[JSON], [STREAM, (b"Content-Encoding", b"gzip")], []])
+async def test_where_nothing_can_be_said_the_reply_is_cut_off(headers: Headers) -> None:
+    browser = await passed_on(Said(b"{", UpstreamBroken("reset"), headers=headers))
+    assert isinstance(browser.messages.pop()["error"], UpstreamBroken)
+    assert browser.body == b"{" and not browser.complete
+
+
+async def test_usage_is_known_afterwards() -> None:
+    bench = Bench(Said(OURS), Said(ANSWER), stream_options={"include_usage": True})
+    assert folded(await bench.run())["usage"] == usage(150, 15)
+    assert (bench.turn.spent.prompt, bench.turn.spent.completion) == (250, 15)

@@ -1,0 +1,51 @@
+"""What one refused request teaches, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.policy import Policy, Upstream
+from proxy.requests import upstream_limits
+from proxy.requests.upstream_limits import Learned
+
+
+def policy(window: int | None = None, url: str = "http://up/v1") -> Policy:
+    return Policy(upstream=Upstream(base_url=url, context_window=window))
+
+
+@pytest.mark.parametrize(
+    ("known", "body", "counted", "window"),
+    [
+        (None, b"maximum context length is 4096 tokens", 9000, 4096),
+        (8000, b"maximum context length is 4096 tokens", 9000, 4096),
+        (None, b"prompt is too long", 9000, 7200),
+        (128_000, b"prompt is too long", 9000, 7200),
+        (8000, b"prompt is too long", 9000, 8000),
+        (4096, b"maximum context length is 4096 tokens", 4000, 3200),
+        (2000, b"maximum context length is 4096 tokens", 9000, 2000),
+        (None, b"prompt is too long", 0, 1),
+    ],
+)
+def test_the_window(known: int | None, body: bytes, counted: int, window: int) -> None:
+    """Upstream's own word, or 0.8 of what was counted where that was to fit; never more than was known before."""
+    one = Learned()
+    one.overflowed(policy(known), "m", body, counted)
+    assert one.window(policy(known), "m") == window
+
+
+def test_for_this_upstream_and_model_only() -> None:
+    one = Learned()
+    one.overflowed(policy(), "m", b"prompt is too long", 1000)
+    one.refused(policy(), "m")
+    for other, model in ((policy(), "n"), (policy(url="http://other/v1"), "m")):
+        assert one.window(other, model) is None
+        assert not one.refuses(other, model)
+    assert one.refuses(policy(), "m")
+
+
+def test_of_very_many_models_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_limits, "MODELS", 3)
+    one = Learned()
+    for model in "abcd":
+        one.refused(policy(), model)
+    assert [one.refuses(policy(), model) for model in "abcd"] == [False, True, True, True]

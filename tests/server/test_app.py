@@ -1,0 +1,116 @@
+"""The application's edges, without a server: what no request through one can show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.errors import BodyTooLarge, PolicyError, UserMistake
+from proxy.policies.tenants import Tenant
+from proxy.requests.exchange import Client
+from proxy.server.app import App, build
+from proxy.settings import Settings
+from tests.asgi import Exchange
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> App:
+    return build(Settings(store=str(tmp_path / "store")))
+
+
+def handled_by(app: App, handler: Any) -> App:
+    app._relay = handler
+    return app
+
+
+async def metrics(app: App) -> str:
+    app._ledger.flush()
+    return app._metrics.render()[1].decode()
+
+
+async def test_a_bug_is_500_with_an_id_and_no_traceback(app: App, caplog: pytest.LogCaptureFixture) -> None:
+    async def buggy(client: Client, tenant: Tenant) -> None:
+        raise KeyError("secret detail")
+
+    exchange = Exchange()
+    with caplog.at_level(logging.ERROR):
+        await handled_by(app, buggy)(exchange.scope, exchange.receive, exchange.send)
+    error = json.loads(exchange.body)["error"]
+    assert exchange.status == 500
+    assert "secret" not in error["message"] and "Traceback" not in error["message"]
+    identity = dict(exchange.headers)[b"x-request-id"].decode()
+    assert identity in error["message"] and identity in caplog.text and "secret detail" in caplog.text
+
+
+async def test_a_bug_in_the_middle_of_a_reply_leaves_it_unfinished(app: App) -> None:
+    async def buggy(client: Client, tenant: Tenant) -> None:
+        await client.start(200, [])
+        await client.write(b"half")
+        raise KeyError
+
+    exchange = Exchange()
+    await handled_by(app, buggy)(exchange.scope, exchange.receive, exchange.send)
+    assert (exchange.status, exchange.body, exchange.complete) == (200, b"half", False)
+
+
+async def test_what_a_handler_refuses_is_replied_and_recorded_here(app: App) -> None:
+    async def strict(client: Client, tenant: Tenant) -> None:
+        raise BodyTooLarge("too large")
+
+    exchange = Exchange()
+    await handled_by(app, strict)(exchange.scope, exchange.receive, exchange.send)
+    assert exchange.status == 413
+    assert 'offload_requests_total{kind="refused",status="413",tenant="default"} 1.0' in await metrics(app)
+
+
+async def test_cut_off_by_the_end_of_draining(app: App) -> None:
+    async def slow(client: Client, tenant: Tenant) -> None:
+        await asyncio.sleep(5)
+
+    exchange = Exchange()
+    task = asyncio.ensure_future(handled_by(app, slow)(exchange.scope, exchange.receive, exchange.send))
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+    assert exchange.status == 503
+    assert dict(exchange.headers)[b"retry-after"] == b"1"
+
+
+async def test_a_failing_route_of_ours_is_replied_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Any:
+        raise RuntimeError("no metrics")
+
+    monkeypatch.setattr(app._metrics, "render", fail)
+    exchange = Exchange(method="GET", path="/metrics", raw_path=b"/metrics")
+    await app(exchange.scope, exchange.receive, exchange.send)
+    assert exchange.status == 500
+    assert [message["type"] for message in exchange.messages].count("http.response.start") == 1
+    assert json.loads(exchange.body)["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize("extension", [True, False])
+async def test_websocket_scope(app: App, extension: bool) -> None:
+    scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
+    if extension:
+        scope["extensions"] = {"websocket.http.response": {}}
+    exchange = Exchange()
+    await app(scope, exchange.receive, exchange.send)
+    if extension:
+        assert exchange.status == 501
+        assert json.loads(exchange.body)["error"]["code"] == "not_implemented"
+    else:
+        assert exchange.messages == [{"type": "websocket.close"}]
+
+
+def test_mistakes_are_told_before_anything_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError):
+        build(Settings(policies=tmp_path / "nowhere"))
+    with pytest.raises(UserMistake, match="HTTPS_PROXY"):
+        build(Settings(environment={"HTTPS_PROXY": "socks5://x"}))
+    with pytest.raises(UserMistake, match="store"):
+        build(Settings(store="ftp://x"))

@@ -1,0 +1,60 @@
+"""`/health?deep=1` in front of a real Redis and upstream, each of which goes away and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.fake_upstream import StrictUpstream, whole
+from tests.serving import Proxy
+from tests.stores.engines import free_ports, redis_server
+
+FORWARDED = {"x-forwarded-for": "203.0.113.7"}
+
+
+def deep(proxy: Proxy, **headers: str) -> tuple[int, Any]:
+    reply = httpx.get(f"{proxy.root}/health?deep=1", headers=headers, timeout=10)
+    return reply.status_code, reply.json()
+
+
+def test_the_store_and_its_breaker(up: StrictUpstream, serve: Callable[..., Proxy], tmp_path: Path) -> None:
+    up.respond(lambda _: whole({"object": "list", "data": []}))
+    with redis_server(tmp_path) as redis:
+        proxy = serve({"default": {"upstream": {"base_url": up.url}}}, store=f"redis://127.0.0.1:{redis.port}/0")
+        page = {"status": "healthy", "store": {"fault": None, "breaker": "closed"}, "upstreams": {up.url: None}}
+        assert deep(proxy) == (200, page)
+        assert [(request.method, request.path, request.header("authorization")) for request in up.requests] == [
+            ("GET", "/v1/models", None)
+        ]
+        redis.stop()
+        for _ in range(5):
+            status, page = deep(proxy)
+        assert (status, page["status"], page["store"]["breaker"]) == (503, "degraded", "open")
+        assert page["store"]["fault"].startswith("Redis failed: ")
+        assert 'offload_store_breakers{state="open"} 1.0' in httpx.get(f"{proxy.root}/metrics").text
+        redis.start()
+        assert deep(proxy)[1]["store"] == {"fault": None, "breaker": "closed"}
+
+
+def test_every_upstream_of_every_policy(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    up.respond(lambda _: whole({}, 500))
+    [port] = free_ports(1)
+    gone = f"http://127.0.0.1:{port}/v1"
+    rules = [{"match": {"model": "m"}, "upstream": {"base_url": gone}}]
+    status, page = deep(serve({"default": {"upstream": {"base_url": up.url}, "rules": rules}}))
+    assert (status, page["store"]["fault"]) == (503, None)
+    assert page["upstreams"][up.url] == "answered 500"
+    assert "connect" in page["upstreams"][gone]
+
+
+def test_it_is_not_for_strangers(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    up.respond(lambda _: whole({}))
+    proxy = serve({"default": {"upstream": {"base_url": up.url}}}, admin_token="secret")
+    assert deep(proxy, **FORWARDED)[0] == 403
+    assert deep(proxy, **FORWARDED, authorization="Bearer secret")[0] == 200
+    assert not up.refusals
+    shallow = httpx.get(f"{proxy.root}/health?deep=0", headers=FORWARDED)
+    assert shallow.json() == {"status": "healthy"}

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client import Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.telemetry.metrics import STATUSES, TENANTS, Metrics, prepare_multiprocess
+from proxy.telemetry.outcome import Outcome, ToolUse
+from tests.doubling import cpu
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+OUTCOME = Outcome(
+    request_id="r",
+    tenant="acme",
+    namespace="acme-1",
+    kind="offloaded",
+    method="POST",
+    path="/v1/chat/completions",
+    model="gpt",
+    status=200,
+    tokens_before=900,
+    tokens_after=120,
+    compacted=3,
+    compressed=4,
+    events=2,
+    new_event=True,
+    reinserted=5,
+    rounds=6,
+    tool_uses=(ToolUse("grep", "ok", 70), ToolUse("grep", "empty", 8), ToolUse("read_file", "budget", 9)),
+    prompt_tokens=1000,
+    completion_tokens=11,
+    cached_tokens=800,
+    summary_prompt_tokens=13,
+    summary_completion_tokens=14,
+    store_errors={"get:timeout": 2, "put": 1},
+    seconds=2.0,
+    added_seconds=0.004,
+    first_byte_seconds=0.3,
+)
+
+
+def samples(metrics: Metrics) -> Samples:
+    kind, body = metrics.render()
+    assert kind.startswith("text/plain; version=0.0.4")
+    return parsed(body.decode())
+
+
+def parsed(text: str) -> Samples:
+    families = text_string_to_metric_families(text)
+    return {(each.name, frozenset(each.labels.items())): each.value for one in families for each in one.samples}
+
+
+def value(found: Samples, name: str, **labels: str) -> float | None:
+    return found.get((f"offload_{name}", frozenset(labels.items())))
+
+
+def replaced(**fields: object) -> Outcome:
+    return msgspec.structs.replace(OUTCOME, **fields)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def test_an_outcome_is_counted(metrics: Metrics) -> None:
+    metrics.record(OUTCOME)
+    metrics.record(OUTCOME)
+    found = samples(metrics)
+    assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded") == 2
+    by_tenant = {
+        "context_tokens_before_total": 1800,
+        "context_tokens_after_total": 240,
+        "messages_compacted_total": 6,
+        "messages_compressed_total": 8,
+        "events_total": 2,
+        "reinserted_rounds_total": 10,
+        "internal_rounds_total": 12,
+        "upstream_prompt_tokens_total": 2000,
+        "upstream_cached_tokens_total": 1600,
+        "upstream_completion_tokens_total": 22,
+        "summary_prompt_tokens_total": 26,
+        "summary_completion_tokens_total": 28,
+    }
+    assert {name: value(found, name, tenant="acme") for name in by_tenant} == by_tenant
+    assert value(found, "tool_calls_total", tenant="acme", tool="grep", result="ok") == 2
+    assert value(found, "tool_calls_total", tenant="acme", tool="grep", result="empty") == 2
+    assert value(found, "tool_calls_total", tenant="acme", tool="read_file", result="budget") == 2
+    assert value(found, "retrieved_tokens_total", tenant="acme", tool="grep") == 156
+    assert value(found, "store_errors_total", operation="get", fault="timeout") == 4
+    assert value(found, "store_errors_total", operation="put", fault="failed") == 2
+    assert value(found, "request_seconds_sum", kind="offloaded") == 4
+    assert value(found, "added_seconds_bucket", kind="offloaded", le="0.0025") == 0
+    assert value(found, "added_seconds_bucket", kind="offloaded", le="0.005") == 2
+    assert value(found, "first_byte_seconds_count", kind="offloaded") == 2
+
+
+def test_an_event_of_an_earlier_request_is_not_counted_again(metrics: Metrics) -> None:
+    metrics.record(replaced(new_event=False))
+    assert value(samples(metrics), "events_total", tenant="acme") == 0
+
+
+def test_errors_by_fault(metrics: Metrics) -> None:
+    metrics.record(replaced(fault="timeout", status=504))
+    metrics.record(replaced(fault="client_gone", status=0, first_byte_seconds=None))
+    found = samples(metrics)
+    assert value(found, "request_errors_total", tenant="acme", fault="timeout") == 1
+    assert value(found, "requests_total", tenant="acme", status="504", kind="offloaded") == 1
+    assert value(found, "requests_total", tenant="acme", status="none", kind="offloaded") == 1
+    assert value(found, "first_byte_seconds_count", kind="offloaded") == 1
+
+
+def test_labels_are_bounded(metrics: Metrics) -> None:
+    for number in range(TENANTS + 500):
+        metrics.record(
+            replaced(
+                tenant=f"tenant-{number}",
+                status=number,
+                kind=f"kind-{number}",
+                fault=f"fault-{number}",
+                method=f"M{number}",
+                path=f"/{number}",
+                model=f"model-{number}",
+                tool_uses=(ToolUse(f"tool-{number}", f"result-{number}", 1),),
+                store_errors={f"operation-{number}:fault-{number}": 1},
+            )
+        )
+    found = samples(metrics)
+    labels: dict[str, set[str]] = {}
+    for _, pairs in found:
+        for name, label in pairs:
+            labels.setdefault(name, set()).add(label)
+    assert set(labels) == {"tenant", "status", "kind", "fault", "tool", "result", "operation", "le"}
+    assert labels["status"] == STATUSES | {"none", "other"}
+    assert len(labels["tenant"]) == TENANTS + 1
+    for name in ("kind", "fault", "tool", "result", "operation"):
+        assert labels[name] == {"other"}
+
+
+def test_a_stranger_is_no_tenant(metrics: Metrics) -> None:
+    metrics.record(replaced(tenant="", status=401, kind="refused"))
+    assert value(samples(metrics), "requests_total", tenant="none", status="401", kind="refused") == 1
+
+
+def test_numbers_that_upstream_made_up_break_nothing(metrics: Metrics) -> None:
+    metrics.record(replaced(prompt_tokens=-5, completion_tokens=10**400, cached_tokens=1))
+    found = samples(metrics)
+    assert value(found, "upstream_prompt_tokens_total", tenant="acme") == 0
+    assert value(found, "upstream_completion_tokens_total", tenant="acme") == 1e12
+    assert value(found, "upstream_cached_tokens_total", tenant="acme") == 1
+
+
+def test_names_follow_the_conventions(metrics: Metrics) -> None:
+    metrics.record(OUTCOME)
+    metrics.watch_cache("store", lambda: (1, 2))
+    metrics.watch_store(lambda: "closed")
+    text = metrics.render()[1].decode()
+    assert "_created" not in text
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
+        assert re.fullmatch(r"offload_[a-z_]+", name)
+        assert (kind == "counter") == name.endswith("_total")
+        assert (kind == "histogram") == name.endswith("_seconds")
+        assert re.search(rf"^# HELP {name} \S", text, re.MULTILINE)
+
+
+def test_in_flight(metrics: Metrics) -> None:
+    with metrics.in_flight(), metrics.in_flight():
+        assert value(samples(metrics), "requests_in_flight") == 2
+    assert value(samples(metrics), "requests_in_flight") == 0
+
+
+def test_watched_values_are_those_of_now(metrics: Metrics) -> None:
+    size, state = (3, 500), "closed"
+    metrics.watch_cache("store", lambda: size)
+    metrics.watch_cache("messages", lambda: (1, 1))
+    metrics.watch_store(lambda: state)
+    assert value(samples(metrics), "cache_bytes", cache="store") == 500
+    assert value(samples(metrics), "store_breakers", state="closed") == 1
+    size, state = (4, 600), "half-open"
+    found = samples(metrics)
+    assert value(found, "cache_entries", cache="store") == 4
+    assert value(found, "cache_entries", cache="messages") == 1
+    assert value(found, "store_up") == 0
+    assert [value(found, "store_breakers", state=one) for one in ("closed", "half-open", "open")] == [0, 1, 0]
+
+
+def test_two_in_one_process_do_not_meet() -> None:
+    one, other = Metrics(), Metrics()
+    one.record(OUTCOME)
+    assert value(samples(other), "requests_total", tenant="acme", status="200", kind="offloaded") is None
+
+
+def test_recording_is_cheap(metrics: Metrics) -> None:
+    """Held against a counter's increase: there are some thirty of them in it."""
+    metrics.record(OUTCOME)
+    counter = Counter("some_total", "Some.", ["tenant"], registry=None)
+
+    def recorded(times: int) -> None:
+        for _ in range(times):
+            metrics.record(OUTCOME)
+
+    def counted(times: int) -> None:
+        for _ in range(times):
+            counter.labels(tenant="acme").inc()
+
+    assert any(cpu(recorded, 1_000) < 200 * cpu(counted, 1_000) for _ in range(5))
+
+
+WORKER = """
+import sys
+from proxy.metrics import Metrics
+from tests.test_metrics import OUTCOME
+metrics = Metrics()
+metrics.watch_cache("store", lambda: (1, 100))
+metrics.watch_store(lambda: "closed" if sys.argv[1] == "up" else "open")
+with metrics.in_flight():
+    metrics.record(OUTCOME)
+    for line in sys.stdin:
+        kind, body = metrics.render()
+        print(body.decode().replace("\\n", "\\x00"), flush=True)
+"""
+
+
+class Worker:
+    def __init__(self, state: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, state],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
+
+    def render(self) -> Samples:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("render\n")
+        self.process.stdin.flush()
+        return parsed(self.process.stdout.readline().replace("\x00", "\n"))
+
+    def end(self, how: signal.Signals) -> None:
+        self.process.send_signal(how)
+        self.process.communicate()
+
+
+def test_workers_show_one_view() -> None:
+    with prepare_multiprocess() as folder:
+        one, other = Worker("up"), Worker("down")
+        one.render(), other.render()
+        found = one.render()
+        assert found == other.render()
+        assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded") == 2
+        assert value(found, "added_seconds_count", kind="offloaded") == 2
+        assert value(found, "requests_in_flight") == 2
+        assert value(found, "cache_bytes", cache="store") == 200
+        assert value(found, "store_up") == 0
+
+        other.end(signal.SIGKILL)
+        found = one.render()
+        assert value(found, "requests_in_flight") == 1, "a dead worker serves nothing"
+        assert value(found, "cache_bytes", cache="store") == 100
+        assert value(found, "store_up") == 1
+        assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded") == 2, "but it did count"
+
+        third = Worker("up")
+        third.render()
+        assert value(one.render(), "requests_total", tenant="acme", status="200", kind="offloaded") == 3
+        third.end(signal.SIGTERM)
+        one.end(signal.SIGTERM)
+        assert folder.is_dir()
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()

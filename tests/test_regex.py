@@ -1,0 +1,279 @@
+"""RE2 as it is set up here: what matches, what is refused, and that hostile patterns cost little."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.retrieval.search import Find, TooSlow
+from proxy.core.retrieval.tools import Answer, answer, answering
+from proxy.regex import LINE_STEPS, MAX_LENGTH, SLICE, Budget, compile, literal, sliced
+from proxy.threads import Pool
+from tests.doubling import cpu, linear
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "start", "found"),
+    [
+        ("e47\\d", "x E471", 0, 2),
+        ("e47\\d", "x E471", 3, -1),
+        ("(?-i)e", "Ee", 0, 1),
+        ("É", "aé", 0, 1),
+        ("^b", "a\nb", 0, 2),
+        ("^b", "ab", 1, -1),
+        ("\\bb", "ab b", 1, 3),
+        ("a$", "ba\nb", 0, 1),
+        ("^$", "a\n\nb", 0, 2),
+        ("a.b", "a\nb a b", 0, 4),
+        ("(?s)a.b", "a\nb a b", 0, 4),
+        ("a\\sb", "a\nb a b", 0, 4),
+        ("[^x]+", "\nx", 0, -1),
+        ("a\nb", "a\nb", 0, -1),
+        ("(a)(b)", "xab", 0, 1),
+        ("a\0b", "xa\0b", 0, 1),
+        ("\\pL", "1中", 0, 1),
+        ("", "abc", 2, 2),
+        ("x", "", 0, -1),
+        ("", "", 0, 0),
+    ],
+)
+def test_the_first_match_from_an_offset_on(pattern: str, text: str, start: int, found: int) -> None:
+    assert compile(pattern)(text.encode(), start) == found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(?=x)", "invalid perl operator: (?="),
+        ("(?<!a)b", "invalid perl operator: (?<"),
+        ("(a)\\1", "invalid escape sequence: \\1"),
+        ("a(", "missing ): a("),
+        ("*", "no argument for repetition operator: *"),
+        ("a{2000}", "invalid repetition size: {2000}"),
+        ("é[", "missing ]: ["),
+        ("(?:\\pL{100}){10}", "pattern too large - compile failed"),
+        ("\ud800", "the pattern is not valid Unicode"),
+        ("x" * (MAX_LENGTH + 1), "the pattern has 1001 characters; at most 1000 are allowed"),
+    ],
+)
+def test_refused_with_a_reason(pattern: str, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        compile(pattern)
+    assert capfd.readouterr() == ("", ""), "RE2 writes its errors to stderr unless it is told not to"
+
+
+@given(pattern=st.text() | st.text(alphabet="ab(|)[]{}*+?.\\^$dDwWbBpPQE0123456789,-:<>="))
+def test_any_pattern_is_compiled_or_refused(pattern: str) -> None:
+    try:
+        find = compile(pattern)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert -1 <= find("aab\nc é 1".encode(), 0) <= 10
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(x+x+)+y",
+        "(?:(?:(?:\\pL{9}){9}){9}){9}",
+        "(.*)*=",
+        "(?i:a?){500}a{500}",
+        "\\w{1000}",
+        "(x+)+$q",
+        "(x|x)*b",
+        "(.*)*q",
+        "(?:(?:(?:x{1,100}){1,100}){1,100})",
+        "((x{0,100}){0,100})b",
+        "." * 900 + "$",
+        "(?s).*" * 100,
+        "(" * 500 + ")" * 500,
+    ],
+    ids=range(13),
+)
+def test_hostile_patterns_take_linear_time(pattern: str) -> None:
+    """Those that are not refused."""
+
+    def search(size: int) -> None:
+        with suppress(ValueError):
+            compile(pattern)(b"x" * size, 0)
+
+    assert linear(search, 250_000)
+
+
+def test_a_pattern_that_reads_on_is_held_to_its_line() -> None:
+    """Else it would read the whole file for each of its matches."""
+    files = {"/s/f": "e and no more\n" * 200_000}
+
+    def search(pattern: str) -> None:
+        told = answer("grep", json.dumps({"pattern": pattern}), files, "/s", 6000, len, compile)
+        assert told.text.startswith("Found 1000+ matches")
+
+    assert cpu(lambda _: search("(?s)e.*q|e"), 0) < 10 * cpu(lambda _: search("e"), 0)
+
+
+def test_threads_share_a_matcher() -> None:
+    find = compile("needle")
+    data = b"hay " * 100_000 + b"needle"
+    assert len(data) < LINE_STEPS // 100
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: find(data, 0), range(64))) == {400_000}
+
+
+@given(text=st.text(alphabet="ab\né x"), pattern=st.sampled_from(["a", "b$", "^a", "[^a]b", "x*$", "é+", "^"]))
+def test_agrees_with_the_standard_library_within_lines(text: str, pattern: str) -> None:
+    expected = [number for number, line in enumerate(text.split("\n"), 1) if re.search(pattern, line)]
+    if text == "" or text.endswith("\n"):
+        expected = [number for number in expected if number <= text.count("\n")]
+    told = answer("grep", f'{{"pattern": "{pattern}", "limit": 999}}', {"/s/f": text}, "/s", 10**6, len, compile)
+    assert re.findall(r"^L(\d+): ", told.text, re.M) == [str(number) for number in expected]
+
+
+def test_a_literal_is_the_text_itself_in_either_case() -> None:
+    assert literal("a.[B")(b"ab[b a.[b", 0) == 5
+    with pytest.raises(ValueError, match="at most 1000"):
+        literal("x" * (MAX_LENGTH + 1))
+
+
+def first(find: Find, data: bytes, start: int) -> int:
+    """The first match, asked for as often as it takes."""
+    while (found := find(data, start)) < -1:
+        assert ~found > start and data[~found - 1 : ~found] == b"\n", "goes on at a line's start"
+        start = ~found
+    return found
+
+
+LARGE = ".{1000}"
+"""Of so many instructions that it is searched some thousand bytes at a time."""
+
+
+@pytest.mark.parametrize("pattern", [f"{LARGE}x$", f"^{LARGE}x", f"{LARGE}\\bx"])
+def test_in_pieces_or_at_once_the_same_is_found(pattern: str) -> None:
+    line = b"-" * 1000 + b"x\n"
+    data = (b"short\n" * 5_000 + line) * 3
+    find = compile(pattern)
+    found = [at := -1]
+    while (at := first(find, data, at + 1)) >= 0:
+        found.append(at)
+    assert found[1:] == [30_000 + number * (30_000 + len(line)) for number in range(3)]
+
+
+def spied(find: Any) -> tuple[Find, list[int]]:
+    """The matcher, and of each call of RE2 that it makes how many bytes are searched."""
+    searched: list[int] = []
+    search = find._search
+
+    def counting(data: bytes, start: int, stop: int) -> Any:
+        searched.append(stop - start)
+        return search(data, start, stop)
+
+    find._search = counting
+    return find, searched
+
+
+def test_a_line_that_cannot_be_searched_in_time_is_refused_at_once() -> None:
+    """Nothing stops RE2 once it is searching."""
+    find, searched = spied(compile(LARGE + "$"))
+    with pytest.raises(TooSlow, match="the pattern is too large for a line of 199998 bytes"):
+        first(find, b"a\n" + b"a" * 199_998, 0)
+    assert sum(searched) <= 2
+
+
+async def test_a_budget_ends_a_search() -> None:
+    budget = Budget(0.05)
+    find = compile(LARGE + "$", budget)
+    data = (b"a" * 999 + b"\n") * 1_000
+    with pytest.raises(TooSlow, match=r"took more than 0\.05 seconds"):
+        await everything(find, data, budget)
+    assert 0.05 <= budget.spent < 0.5
+
+
+async def everything(find: Find, data: bytes, budget: Budget) -> None:
+    """Search in slices until there is no more."""
+
+    def steps() -> Generator[None, None, None]:
+        start = 0
+        while (found := find(data, start)) != -1:
+            yield
+            start = found + 1 if found >= 0 else ~found
+
+    pool = Pool("searching", 1)
+    await sliced(pool, "", steps(), budget)
+    pool.close()
+
+
+NASTY = "(?:.{0,99}m){9}zq"
+LINES = (b"m" * 1_000 + b"\n") * 4_000
+
+
+@pytest.mark.parametrize(
+    "pattern", [NASTY, LARGE + "$", "(?:.?){500}zzz", "(?:.{0,9}[a-m]){90}zq", "\\pL{50}zq", "(x+x+)+y"]
+)
+def test_one_call_of_re2_is_short_whatever_the_pattern(pattern: str) -> None:
+    """Nothing interrupts it. 20 to 30 ms is what was measured; the bound leaves room for slower processors."""
+    find, longest, start = compile(pattern), 0.0, 0
+    for _ in range(5):
+        begun = time.thread_time()
+        found = find(LINES, start)
+        longest = max(longest, time.thread_time() - begun)
+        if found >= -1:
+            break
+        start = ~found
+    assert longest < 0.3
+
+
+async def told(pool: Pool, caller: str, budget: Budget, pattern: str, order: list[str]) -> Answer:
+    files = {"/s/f": LINES.decode()}
+    steps = answering("grep", f'{{"pattern": "{pattern}"}}', files, "/s", 6000, len, lambda it: compile(it, budget))
+    answer = await sliced(pool, caller, steps, budget)
+    order.append(caller)
+    return answer
+
+
+@pytest.mark.parametrize("calls", [12, 30])
+async def test_many_calls_share_one_budget_and_others_get_their_turn(calls: int) -> None:
+    pool, order, budget = Pool("searching", 1), list[str](), Budget(0.5)
+    turn = [asyncio.create_task(told(pool, "a", budget, NASTY, order)) for _ in range(calls)]
+    await asyncio.sleep(0)
+    other = await told(pool, "b", Budget(5), "(x+x+)+y", order)
+    assert other.text.startswith("No matches")
+    assert order == ["b"], "served before any of the others' searches is through"
+    for refused in await asyncio.gather(*turn):
+        assert refused.result == "refused" and "searching took more than 0.5 seconds" in refused.text
+    assert budget.spent < 0.5 + calls * 4 * SLICE
+    pool.close()
+
+
+async def test_a_search_ends_with_whoever_waits_for_it() -> None:
+    pool, budget = Pool("searching", 1), Budget(60)
+    task = asyncio.create_task(told(pool, "a", budget, NASTY, []))
+    async with asyncio.timeout(30):
+        while not budget.spent:
+            await pool.run("b", lambda: None)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await pool.run("b", lambda: None)
+    spent = budget.spent
+    await pool.run("b", lambda: None)
+    assert budget.spent == spent and pool.waiting == 0
+    pool.close()
+
+
+def test_a_search_that_nobody_waits_for_ends() -> None:
+    budget = Budget(60)
+    find = compile("a", budget)
+    assert find(b"a", 0) == 0
+    budget.end()
+    with pytest.raises(TooSlow):
+        find(b"a", 0)

@@ -1,0 +1,698 @@
+"""The upstream client against sockets that say exactly what they got."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import proxy.upstream
+from proxy.errors import ClientFault, UpstreamBroken, UpstreamSilent, UpstreamUnreachable
+from proxy.settings import Settings
+from proxy.upstream.client import Request, Upstream, decoded
+from tests.wire import EVENTS, OK, Peer, chunk, replying, upstream
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Upstream]:
+    async with Upstream(Settings()) as pool:
+        yield pool
+
+
+def request(url: str, **changes: Any) -> Request:
+    asked: dict[str, Any] = {
+        "method": "POST",
+        "url": url,
+        "headers": [],
+        "content": b"",
+        "connect_timeout": 2.0,
+        "first_byte_timeout": 2.0,
+        "idle_timeout": 2.0,
+    }
+    return Request(**asked | changes)
+
+
+@asynccontextmanager
+async def sent(pool: Upstream, url: str, **changes: Any) -> AsyncIterator[proxy.upstream.Reply]:
+    async with aclosing(await pool.send(request(url, **changes))) as reply:
+        yield reply
+
+
+async def body(pool: Upstream, url: str, **changes: Any) -> bytes:
+    async with sent(pool, url, **changes) as reply:
+        return b"".join([piece async for piece in reply.chunks()])
+
+
+async def stream(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+# What goes out
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/v1/chat/completions",
+        b"/",
+        b"/?",
+        b"/x?",
+        b"/a%2Fb%2fc",
+        b"/a//b///",
+        b'/a|b"c{d}^e`\\',
+        b"/v1/x?a=%20+&a=&&b=1?2/3;[x]={y}|",
+        b"/%zz%",
+        b"/;p=1/~user/!$&'()*,@:",
+        b"/x#fragment",
+    ],
+)
+async def test_target_is_sent_as_written(pool: Upstream, target: bytes) -> None:
+    async with upstream(replying(OK)) as wire:
+        assert await body(pool, wire.url + target.decode(), method="GET") == b"ok"
+    assert wire.requests[0].line == b"GET " + target + b" HTTP/1.1"
+
+
+async def test_a_query_may_stand_behind_the_authority(pool: Upstream) -> None:
+    async with upstream(replying(OK)) as wire:
+        for query in ("?", "?a=1", "?a=/b@c:1/"):
+            assert await body(pool, wire.url + query) == b"ok"
+    assert [asked.target for asked in wire.requests] == [b"/?", b"/?a=1", b"/?a=/b@c:1/"]
+    assert wire.connections == 1
+
+
+async def test_headers_are_sent_as_written_and_none_are_added(pool: Upstream) -> None:
+    headers = [
+        (b"X-Odd-CASE", b"1"),
+        (b"lower", b"1"),
+        (b"X-Odd-CASE", b"1"),
+        (b"X-Utf8", "naïve ☃".encode()),
+        (b"X-Empty", b""),
+        (b"X-Tab", b"a\tb"),
+    ]
+    async with upstream(replying(OK)) as wire:
+        await body(pool, wire.url, method="GET", headers=headers)
+        host = (b"Host", b"127.0.0.1:%d" % wire.port)
+    assert wire.requests[0].headers == [host, *headers]
+
+
+async def test_a_repeated_header_keeps_each_of_its_spellings(pool: Upstream) -> None:
+    async with upstream(replying(OK)) as wire:
+        await body(pool, wire.url, headers=[(b"X-Odd", b"1"), (b"Accept", b"*"), (b"x-odd", b"2")])
+    assert wire.requests[0].headers[1:4] == [(b"X-Odd", b"1"), (b"Accept", b"*"), (b"x-odd", b"2")]
+
+
+@pytest.mark.parametrize("header", [(b"X", b"\xff\xfe"), (b"X", b"a\x01b"), (b"X", b"a\r\nY: b")])
+async def test_headers_that_cannot_be_sent_are_refused(pool: Upstream, header: tuple[bytes, bytes]) -> None:
+    async with upstream(replying(OK)) as wire:
+        with pytest.raises(ClientFault, match="characters"):
+            await pool.send(request(wire.url, headers=[header]))
+    assert not wire.requests
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "framing"),
+    [
+        (b"abcdef", [], (b"Content-Length", b"6")),
+        (b"abcdef", [(b"content-length", b"6")], (b"content-length", b"6")),
+        (("abc", "def"), [(b"content-length", b"6")], (b"content-length", b"6")),
+        (("abc", "def"), [], (b"Transfer-Encoding", b"chunked")),
+    ],
+)
+async def test_bodies(pool: Upstream, content: Any, headers: Any, framing: tuple[bytes, bytes]) -> None:
+    content = content if isinstance(content, bytes) else stream(*(part.encode() for part in content))
+    async with upstream(replying(OK)) as wire:
+        await body(pool, wire.url, headers=headers, content=content)
+    asked = wire.requests[0]
+    assert (asked.body, asked.headers[1:]) == (b"abcdef", [framing])
+
+
+async def test_a_body_larger_than_what_is_joined_to_its_head(pool: Upstream) -> None:
+    content = bytes(range(256)) * 4096
+    async with upstream(replying(OK)) as wire:
+        assert await body(pool, wire.url, content=content) == b"ok"
+    assert wire.requests[0].body == content
+
+
+async def test_a_body_that_breaks_off_ends_the_request(pool: Upstream) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"first"
+        raise LookupError("there is no second")
+
+    async with upstream(replying(OK)) as wire:
+        with pytest.raises(UpstreamBroken) as broken:
+            await pool.send(request(wire.url, content=content()))
+    assert "no second" in broken.value.detail
+    assert not wire.requests
+
+
+async def test_a_reply_may_come_before_the_body_has_ended(pool: Upstream) -> None:
+    left = asyncio.Event()
+
+    async def content() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"more"
+                await asyncio.sleep(0.01)
+        finally:
+            left.set()
+
+    async def early(peer: Peer) -> None:
+        await peer.reader.readuntil(b"more")
+        await peer.send(OK)
+        await peer.gone()
+
+    async with upstream(early) as wire:
+        assert await body(pool, wire.url, content=content()) == b"ok"
+        await asyncio.wait_for(left.wait(), 1)
+
+
+async def test_a_connection_that_still_has_to_send_is_not_used_again(pool: Upstream) -> None:
+    async def early(peer: Peer) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.send(OK)
+        await asyncio.sleep(5)
+
+    async with upstream(early) as wire:
+        for content in (b"x" * (32 << 20), b"small"):
+            assert await asyncio.wait_for(body(pool, wire.url, method="POST", content=content), 2) == b"ok"
+        assert wire.connections == 2
+
+
+async def test_a_body_is_sent_as_it_comes(pool: Upstream) -> None:
+    arrived = asyncio.Event()
+
+    async def handle(peer: Peer) -> None:
+        assert b"first" in await peer.reader.readuntil(b"first")
+        arrived.set()
+        await peer.reader.readuntil(b"second")
+        await peer.send(OK)
+
+    async def content() -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.wait_for(arrived.wait(), 2)
+        yield b"second"
+
+    async with upstream(handle) as wire:
+        assert await body(pool, wire.url, content=content()) == b"ok"
+
+
+# What comes back
+
+
+async def test_reply_is_as_it_came(pool: Upstream) -> None:
+    packed = gzip.compress(b"hello")
+    head = b"HTTP/1.1 418 Teapot\r\nSet-Cookie: a=1\r\nX-ODD: \xe9\r\nset-cookie: b=2\r\nContent-Encoding: gzip\r\n"
+    async with (
+        upstream(replying(head + b"Content-Length: %d\r\n\r\n" % len(packed) + packed)) as wire,
+        sent(pool, wire.url) as reply,
+    ):
+        assert reply.status == 418
+        assert reply.headers == [
+            (b"Set-Cookie", b"a=1"),
+            (b"X-ODD", b"\xe9"),
+            (b"set-cookie", b"b=2"),
+            (b"Content-Encoding", b"gzip"),
+            (b"Content-Length", b"%d" % len(packed)),
+        ]
+        assert b"".join([piece async for piece in reply.chunks()]) == packed
+
+
+async def test_nothing_is_kept_but_the_connection(pool: Upstream) -> None:
+    reply = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nSet-Cookie: a=1; Path=/\r\nContent-Length: 0\r\n\r\n"
+    async with upstream(replying(reply)) as wire:
+        for _ in range(3):
+            async with sent(pool, wire.url, method="GET") as got:
+                assert got.status == 302
+    assert [asked.target for asked in wire.requests] == [b"/"] * 3
+    assert not any(asked.get(b"cookie") for asked in wire.requests)
+    assert wire.connections == 1
+
+
+async def test_chunks_come_as_they_arrive(pool: Upstream) -> None:
+    read = asyncio.Event()
+
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(EVENTS, chunk(b"data: 1\n\n"))
+        await asyncio.wait_for(read.wait(), 2)
+        await peer.send(chunk(b"data: 2\n\n"), chunk(b""))
+
+    async with upstream(handle) as wire, sent(pool, wire.url) as reply:
+        pieces = reply.chunks()
+        assert await anext(pieces) == b"data: 1\n\n"
+        read.set()
+        assert [piece async for piece in pieces] == [b"data: 2\n\n"]
+
+
+@pytest.mark.parametrize(
+    ("method", "reply", "status"),
+    [
+        ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", 200),
+        ("GET", b"HTTP/1.1 204 No Content\r\n\r\n", 204),
+        ("GET", b"HTTP/1.1 304 Not Modified\r\nContent-Length: 1000\r\n\r\n", 304),
+        ("POST", b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK, 200),
+        ("GET", b"HTTP/1.1 299\r\nContent-Length: 0\r\n\r\n", 299),
+    ],
+)
+async def test_replies_without_the_usual(pool: Upstream, method: str, reply: bytes, status: int) -> None:
+    async with upstream(replying(reply)) as wire:
+        for _ in range(2):
+            async with sent(pool, wire.url, method=method) as got:
+                assert got.status == status
+                assert not any(name.lower() == b"link" for name, _ in got.headers)
+                assert b"".join([piece async for piece in got.chunks()]) in (b"", b"ok")
+    assert wire.connections == 1
+
+
+async def test_a_body_without_length_ends_with_the_connection(pool: Upstream) -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\n\r\nall of it")
+
+    async with upstream(handle) as wire:
+        assert await body(pool, wire.url) == b"all of it"
+
+
+async def test_trailers_are_ignored(pool: Upstream) -> None:
+    async with upstream(replying(EVENTS + chunk(b"x") + b"0\r\nX-Sum: 1\r\n\r\n")) as wire:
+        assert await body(pool, wire.url) == b"x"
+
+
+async def test_heads_of_gateways_are_large(pool: Upstream) -> None:
+    many = b"".join(b"X-%d: %s\r\n" % (n, b"v" * 100) for n in range(300)) + b"X: " + b"v" * 60_000
+    head = b"HTTP/1.1 200 OK\r\n" + many + b"\r\nContent-Length: 0\r\n\r\n"
+    async with upstream(replying(head)) as wire, sent(pool, wire.url) as reply:
+        assert len(reply.headers) == 302
+
+
+async def test_decoded_undoes_what_upstream_does_in_spite_of_identity(pool: Upstream) -> None:
+    packed = gzip.compress(b"data: 1\n\n")
+    reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
+    async with upstream(replying(reply)) as wire, sent(pool, wire.url) as got:
+        assert b"".join([piece async for piece in decoded(got)]) == b"data: 1\n\n"
+
+
+async def test_decoded_says_whose_fault_it_is(pool: Upstream) -> None:
+    reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nplain"
+    async with upstream(replying(reply)) as wire, sent(pool, wire.url) as got:
+        with pytest.raises(UpstreamBroken, match="decoded"):
+            await anext(decoded(got))
+
+
+async def test_a_slow_reader_slows_upstream(pool: Upstream) -> None:
+    written = 0
+
+    async def handle(peer: Peer) -> None:
+        nonlocal written
+        await peer.request()
+        await peer.send(EVENTS)
+        for _ in range(1_000):
+            await peer.send(chunk(bytes(64 * 1024)))
+            written += 64 * 1024
+
+    async with upstream(handle) as wire, sent(pool, wire.url) as reply:
+        await anext(reply.chunks())
+        await asyncio.sleep(0.5)
+    # What the kernel's buffers hold on loopback, and little more.
+    assert written < 16 << 20
+
+
+# What goes wrong
+
+
+async def test_refused(pool: Upstream) -> None:
+    async with upstream(replying(OK)) as wire:
+        pass
+    with pytest.raises(UpstreamUnreachable, match=r"^Upstream cannot be reached$") as refused:
+        await pool.send(request(wire.url))
+    assert refused.value.detail.startswith(f"{wire.url}: ClientConnectorError: Cannot connect")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+BROKEN = {
+    "a control character in a header": HEAD + b"X-A: a\x01b\r\nContent-Length: 2\r\n\r\nok",
+    "DEL in a header": HEAD + b"X-A: a\x7fb\r\nContent-Length: 2\r\n\r\nok",
+    "NUL in a header": HEAD + b"X-A: a\x00b\r\nContent-Length: 2\r\n\r\nok",
+    "a bare CR in a header": HEAD + b"X-A: a\rb\r\nContent-Length: 2\r\n\r\nok",
+    "a name that is none": HEAD + b"X\x01A: b\r\nContent-Length: 2\r\n\r\nok",
+    "a header without an end": HEAD + b"X-A: " + b"a" * (1 << 20) + b"\r\nContent-Length: 2\r\n\r\nok",
+    "too many headers": HEAD + b"X-A: a\r\n" * 5_000 + b"Content-Length: 2\r\n\r\nok",
+    "no status line": b"<html>10.1.2.3:8000 says no</html>\r\n\r\n",
+    "no such status": b"HTTP/1.1 999 What\r\nContent-Length: 2\r\n\r\nok",
+    "a length that is none": HEAD + b"Content-Length: two\r\n\r\nok",
+    "two lengths": HEAD + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+    "a length and chunks": HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+    "a chunk's size that is none": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nok\r\n",
+    "a chunk's size above all": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 20 + b"\r\nok\r\n",
+}
+
+
+@pytest.mark.parametrize("reply", BROKEN.values(), ids=BROKEN)
+async def test_what_http_forbids_is_upstreams_fault(pool: Upstream, reply: bytes) -> None:
+    """And what the reply says is not quoted: it may name hosts that are nobody's business."""
+    async with upstream(replying(reply)) as wire:
+        with pytest.raises(UpstreamBroken) as broken:
+            await body(pool, wire.url)
+        told = broken.value
+        assert told.status == 502
+        for private in ("127.0.0.1", str(wire.port), "10.1.2.3"):
+            assert private not in told.message
+        assert "10.1.2.3" not in told.detail, "nor logged: a reply's bytes may be content"
+
+
+async def test_no_such_name(pool: Upstream) -> None:
+    with pytest.raises(UpstreamUnreachable, match=r"^Upstream cannot be reached$") as unknown:
+        await pool.send(request("http://nowhere.invalid/v1"))
+    assert unknown.value.detail.startswith("http://nowhere.invalid: ")
+
+
+async def test_connecting_takes_too_long(pool: Upstream) -> None:
+    async def mute(peer: Peer) -> None:
+        await peer.gone()
+
+    async with upstream(mute) as wire:
+        with pytest.raises(UpstreamUnreachable):
+            await pool.send(request(wire.url.replace("http", "https"), connect_timeout=0.1))
+
+
+async def test_no_first_byte(pool: Upstream) -> None:
+    async def mute(peer: Peer) -> None:
+        await peer.request()
+        await peer.gone()
+
+    async with upstream(mute) as wire:
+        for content in (b"{}", stream(b"{}")):
+            with pytest.raises(UpstreamSilent, match=r"no byte within 0\.1 s"):
+                await pool.send(request(wire.url, content=content, connect_timeout=0.01, first_byte_timeout=0.1))
+
+
+async def test_idle_in_the_middle(pool: Upstream) -> None:
+    async def stall(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(EVENTS, chunk(b"data: 1\n\n"))
+        await peer.gone()
+
+    async with upstream(stall) as wire, sent(pool, wire.url, idle_timeout=0.1) as reply:
+        pieces = reply.chunks()
+        assert await anext(pieces) == b"data: 1\n\n"
+        with pytest.raises(UpstreamSilent, match=r"nothing for 0\.1 s"):
+            await anext(pieces)
+
+
+async def test_upstream_takes_none_of_the_body(pool: Upstream) -> None:
+    async def deaf(peer: Peer) -> None:
+        peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(5)
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1 << 20)
+
+    async with upstream(deaf) as wire:
+        with pytest.raises(UpstreamSilent, match="took none"):
+            await pool.send(request(wire.url, content=endless(), idle_timeout=0.2))
+
+
+async def test_a_slow_client_is_not_upstreams_fault(pool: Upstream) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"x"
+            await asyncio.sleep(0.2)
+
+    async with upstream(replying(OK)) as wire:
+        assert await body(pool, wire.url, content=slow(), idle_timeout=0.1, first_byte_timeout=0.1) == b"ok"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 200 OK\r\nContent-Le",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 799 Odd\r\nContent-Length: 0\r\n\r\n",
+    ],
+)
+async def test_not_a_reply(pool: Upstream, reply: bytes) -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(reply)
+
+    async with upstream(handle) as wire:
+        with pytest.raises(UpstreamBroken):
+            await pool.send(request(wire.url))
+    assert len(wire.requests) == 1
+
+
+@pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", EVENTS + chunk(b"abc")])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_cut_off(pool: Upstream, start: bytes, reset: bool) -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(start)
+        await asyncio.sleep(0.05)
+        if reset:
+            peer.reset()
+
+    async with upstream(handle) as wire, sent(pool, wire.url) as reply:
+        pieces = reply.chunks()
+        assert await anext(pieces) == b"abc"
+        with pytest.raises(UpstreamBroken):
+            await anext(pieces)
+
+
+# Whose connection it is
+
+
+async def hang(peer: Peer) -> None:
+    """Begins a reply, and says when the connection is closed."""
+    await peer.request()
+    await peer.send(EVENTS, chunk(b"x"))
+    await peer.gone()
+    peer.upstream.left.set()
+
+
+async def test_closing_the_reply_closes_upstream(pool: Upstream) -> None:
+    async with upstream(hang) as wire:
+        async with sent(pool, wire.url) as reply:
+            await anext(reply.chunks())
+        await asyncio.wait_for(wire.left.wait(), 1)
+
+
+async def test_cancelling_closes_upstream(pool: Upstream) -> None:
+    async def mute(peer: Peer) -> None:
+        await peer.request()
+        await peer.gone()
+        peer.upstream.left.set()
+
+    async with upstream(mute) as wire:
+        task = asyncio.create_task(pool.send(request(wire.url)))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.wait_for(wire.left.wait(), 1)
+
+
+def breaks_on_second(late: float = 0) -> Any:
+    """Answers the first request of each connection and breaks at the second."""
+
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.reader.read(1)
+        await asyncio.sleep(late)
+        peer.reset()
+
+    return handle
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "PATCH"])
+async def test_a_stale_connection_is_not_the_clients_trouble(pool: Upstream, method: str) -> None:
+    async with upstream(breaks_on_second()) as wire:
+        for n in range(4):
+            assert await body(pool, wire.url, method=method, content=b"%d" % n) == b"ok"
+    assert [asked.body for asked in wire.requests] == [b"0", b"1", b"2", b"3"]
+    assert wire.connections == 4
+
+
+async def test_a_streamed_body_is_taken_up_again(pool: Upstream) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        for piece in (b"one,", b"two,", b"three"):
+            yield piece
+            await asyncio.sleep(0)
+
+    async with upstream(breaks_on_second()) as wire:
+        await body(pool, wire.url)
+        assert await body(pool, wire.url, content=slow()) == b"ok"
+    assert wire.requests[1].body == b"one,two,three"
+
+
+async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: Upstream, monkeypatch: Any) -> None:
+    monkeypatch.setattr(proxy.upstream, "_STALE_WITHIN", 0.1)
+    async with upstream(breaks_on_second(late=0.3)) as wire:
+        await body(pool, wire.url)
+        with pytest.raises(UpstreamBroken):
+            await pool.send(request(wire.url, content=b"costly"))
+    assert wire.connections == 1
+
+
+async def test_what_comes_unasked_is_nobodys_reply(pool: Upstream) -> None:
+    async def poisoned(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await asyncio.sleep(0.05)
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\nsomebodyelse")
+        await peer.gone()
+
+    async with upstream(poisoned) as wire:
+        for _ in range(2):
+            assert await body(pool, wire.url, content=b"x") == b"ok"
+            await asyncio.sleep(0.15)
+    assert wire.connections == 2
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 102 Processing\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"])
+async def test_what_upstream_began_to_answer_is_not_sent_again(pool: Upstream, begun: bytes) -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.request()
+        await peer.send(begun)
+
+    async with upstream(handle) as wire:
+        await body(pool, wire.url)
+        with pytest.raises(UpstreamBroken) as broken:
+            await pool.send(request(wire.url, content=b"costly"))
+    assert "begun" in broken.value.detail
+    assert len(wire.requests) == 2
+
+
+async def test_a_body_too_large_to_remember_is_not_sent_again(pool: Upstream) -> None:
+    async with upstream(breaks_on_second()) as wire:
+        await body(pool, wire.url)
+        with pytest.raises(UpstreamBroken):
+            await pool.send(request(wire.url, content=stream(bytes(1 << 20), b"x")))
+    assert len(wire.requests) == 1
+
+
+async def test_a_new_connection_that_breaks_is_not_tried_again(pool: Upstream) -> None:
+    async def slam(peer: Peer) -> None:
+        await peer.request()
+        peer.reset()
+
+    async with upstream(slam) as wire:
+        with pytest.raises(UpstreamBroken):
+            await pool.send(request(wire.url, content=b"x"))
+    assert len(wire.requests) == 1
+
+
+async def test_upstream_that_closes_after_every_reply(pool: Upstream) -> None:
+    async def once(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+
+    async with upstream(once) as wire:
+        for _ in range(100):
+            assert await body(pool, wire.url, content=b"x") == b"ok"
+    assert len(wire.requests) == 100
+
+
+# The way out
+
+
+async def test_http_proxy() -> None:
+    async with upstream(replying(OK)) as wire:
+        environment = {"http_proxy": f"http://user:word@127.0.0.1:{wire.port}", "NO_PROXY": "127.0.0.1,direct.invalid"}
+        async with Upstream(Settings(environment=environment)) as pool:
+            assert await body(pool, "http://there.invalid/a%2f|b?", content=b"x") == b"ok"
+            assert await body(pool, wire.url + "/direct") == b"ok"
+            with pytest.raises(UpstreamUnreachable):
+                await pool.send(request("http://direct.invalid/"))
+    assert [asked.target for asked in wire.requests] == [b"http://there.invalid/a%2f|b?", b"/direct"]
+    word = base64.b64encode(b"user:word")
+    assert wire.requests[0].get(b"proxy-authorization") == [b"Basic " + word]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A certificate for localhost that signs itself, with its key."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs the openssl command")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    subprocess.run([*command.split(), "-keyout", path, "-out", path], check=True, capture_output=True)
+    made = subprocess.run([*command.split(), "-keyout", f"{path}.key"], check=True, capture_output=True)
+    path.write_bytes(Path(f"{path}.key").read_bytes() + made.stdout)
+    yield path
+
+
+def tls(certificate: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    return context
+
+
+async def test_own_certificates(pool: Upstream, certificate: Path) -> None:
+    async with upstream(replying(OK), tls(certificate)) as wire:
+        url = f"https://localhost:{wire.port}/v1"
+        with pytest.raises(UpstreamUnreachable) as distrusted:
+            await pool.send(request(url))
+        assert "certificate" in distrusted.value.detail
+        async with Upstream(Settings(environment={"SSL_CERT_FILE": str(certificate)})) as trusting:
+            assert await body(trusting, url) == b"ok"
+
+
+async def test_what_the_proxy_refuses_does_not_tell_its_password() -> None:
+    async def refusing(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+
+    async with upstream(refusing) as wire:
+        settings = Settings(environment={"HTTPS_PROXY": f"http://user:secret@127.0.0.1:{wire.port}"})
+        async with Upstream(settings) as pool:
+            with pytest.raises(UpstreamUnreachable, match="407") as refused:
+                await pool.send(request("https://upstream.test/v1/x"))
+    assert "secret" not in refused.value.message
+    assert wire.requests[0].get(b"proxy-authorization") == [b"Basic dXNlcjpzZWNyZXQ="]
+
+
+async def test_https_proxy(certificate: Path) -> None:
+    """CONNECT, and then TLS with upstream itself; a proxy that refuses is upstream out of reach."""
+
+    async def tunnel(peer: Peer) -> None:
+        asked = await peer.request()
+        if asked.target.startswith(b"refused"):
+            await peer.send(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+            return
+        await peer.send(b"HTTP/1.1 200 Connected\r\n\r\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
+        await asyncio.wait(
+            [asyncio.create_task(pump(peer.reader, writer)), asyncio.create_task(pump(reader, peer.writer))]
+        )
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async with upstream(replying(OK), tls(certificate)) as wire, upstream(tunnel) as between:
+        environment = {"HTTPS_PROXY": f"127.0.0.1:{between.port}", "SSL_CERT_FILE": str(certificate)}
+        async with Upstream(Settings(environment=environment)) as pool:
+            assert await body(pool, f"https://localhost:{wire.port}/a%2fb") == b"ok"
+            with pytest.raises(UpstreamUnreachable):
+                await pool.send(request("https://refused.invalid/"))
+        assert between.requests[0].target == b"localhost:%d" % wire.port
+    assert wire.requests[0].target == b"/a%2fb"

@@ -1,0 +1,192 @@
+"""Content codings: whole, byte by byte, stacked, cut short, and far larger inside than outside."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import brotli
+import pytest
+import zstandard
+
+from proxy.errors import BadEncoding, BodyTooLarge
+from proxy.threads import Pool
+from proxy.upstream.content_encoding import Decoder, beginning, decode, decoded
+from tests.linear import assert_linear
+
+T = TypeVar("T")
+
+TEXT = b'{"messages": []}' * 20_000
+
+
+def raw_deflate(data: bytes) -> bytes:
+    compressor = zlib.compressobj(wbits=-15)
+    return compressor.compress(data) + compressor.flush()
+
+
+ENCODED: list[tuple[str, bytes]] = [
+    ("gzip", gzip.compress(TEXT)),
+    ("x-gzip", gzip.compress(TEXT)),
+    ("gzip", gzip.compress(TEXT[:70_000]) + gzip.compress(TEXT[70_000:])),
+    ("deflate", zlib.compress(TEXT)),
+    ("deflate", raw_deflate(TEXT)),
+    ("br", brotli.compress(TEXT)),
+    ("zstd", zstandard.compress(TEXT)),
+    ("deflate, GZIP", gzip.compress(zlib.compress(TEXT))),
+    ("identity", TEXT),
+    ("", TEXT),
+]
+
+
+@pytest.mark.parametrize(("coding", "body"), ENCODED, ids=range(len(ENCODED)))
+def test_whole(coding: str, body: bytes) -> None:
+    assert decode(body, coding, len(TEXT)) == TEXT
+
+
+@pytest.mark.parametrize(("coding", "body"), ENCODED, ids=range(len(ENCODED)))
+def test_byte_by_byte(coding: str, body: bytes) -> None:
+    decoder = Decoder(coding)
+    pieces = [piece for byte in body for piece in decoder.feed(bytes([byte]))]
+    decoder.finish()
+    assert b"".join(pieces) == TEXT
+
+
+@pytest.mark.parametrize(("coding", "body"), ENCODED[:-2], ids=range(len(ENCODED) - 2))
+def test_cut_short(coding: str, body: bytes) -> None:
+    with pytest.raises(BadEncoding, match="stops before its end"):
+        decode(body[:-9], coding, len(TEXT))
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+def test_not_what_it_says(coding: str) -> None:
+    with pytest.raises(BadEncoding):
+        decode(b"\xff\xfe plain text, nothing else", coding, 1000)
+
+
+@pytest.mark.parametrize("coding", ["compress", "aws-chunked", "gzip, zip", "gzip, gzip, gzip, gzip, gzip"])
+def test_unknown(coding: str) -> None:
+    with pytest.raises(BadEncoding, match="not one of"):
+        Decoder(coding)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
+def test_empty_body_stands_for_itself(coding: str) -> None:
+    assert decode(b"", coding, 0) == b""
+
+
+@pytest.mark.parametrize(("coding", "body"), ENCODED, ids=range(len(ENCODED)))
+def test_limit_is_exact(coding: str, body: bytes) -> None:
+    with pytest.raises(BodyTooLarge):
+        decode(body, coding, len(TEXT) - 1)
+
+
+BOMB = 64 << 20
+"""Bytes: far above the limit and the peak that the test allows."""
+ENCODERS = {
+    "gzip": lambda data: gzip.compress(data, 1),
+    "br": lambda data: brotli.compress(data, quality=1),
+    "zstd": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("coding", ENCODERS)
+def test_a_bomb_is_met_piece_by_piece(coding: str) -> None:
+    body = ENCODERS[coding](bytes(BOMB))
+    tracemalloc.start()
+    with pytest.raises(BodyTooLarge):
+        decode(body, coding, 1 << 20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+async def test_a_request_in_the_clear() -> None:
+    pool = Pool("decoding", 1)
+    headers = [(b"Content-Encoding", b"deflate"), (b"x", b"y"), (b"content-encoding", b"gzip")]
+    assert await decoded(gzip.compress(zlib.compress(TEXT)), headers, len(TEXT), pool) == TEXT
+    assert await decoded(TEXT, headers[1:2], 0, pool) == TEXT, "what is not compressed was measured when it was read"
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def members(number: int) -> bytes:
+    return gzip.compress(b"", mtime=0) * number
+
+
+HOSTILE: dict[str, tuple[str, Callable[[int], bytes]]] = {
+    "empty gzip members": ("gzip", lambda size: members(size // 100)),
+    "stored blocks of deflate": ("deflate", lambda size: zlib.compress(TEXT[:64] * (size // 16), 0)),
+    "a gzip bomb": ("gzip", lambda size: gzip.compress(bytes(size * 4), 1)),
+    "zstd in small steps": ("zstd", lambda size: zstandard.compress(random.Random(1).randbytes(size * 2))),
+    "brotli": ("br", lambda size: brotli.compress(random.Random(1).randbytes(size * 2), quality=1)),
+    "members within members": ("gzip, gzip", lambda size: gzip.compress(members(size // 100), 0)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_twice_the_body_takes_twice_as_long(name: str) -> None:
+    coding, made = HOSTILE[name]
+    assert_linear(lambda body: decode(body, coding, 1 << 30), made(2 << 20), made(4 << 20))
+
+
+def test_what_unfolds_to_nothing_is_still_given_up_piece_by_piece() -> None:
+    body = gzip.compress(members(10_000), 0)
+    assert len(list(Decoder("gzip, gzip").feed(body))) >= 10_000
+
+
+def test_between_two_codings_there_is_a_limit_too() -> None:
+    with pytest.raises(BodyTooLarge, match="between"):
+        decode(gzip.compress(members(10_000)), "gzip, gzip", 1000)
+
+
+class Counted(Pool):
+    def __init__(self) -> None:
+        super().__init__("decoding", 1)
+        self.steps = 0
+        self.third = asyncio.Event()
+
+    async def run(self, caller: str, work: Callable[[], T]) -> T:
+        self.steps += 1
+        if self.steps == 3:
+            self.third.set()
+        return await super().run(caller, work)
+
+
+async def test_a_small_body_is_decoded_at_once_and_a_large_one_in_steps() -> None:
+    pool, headers = Counted(), [(b"content-encoding", b"gzip")]
+    assert await decoded(gzip.compress(b"{}"), headers, 10, pool) == b"{}"
+    assert pool.steps == 0
+    assert len(await decoded(gzip.compress(bytes(8 << 20)), headers, 8 << 20, pool)) == 8 << 20
+    assert pool.steps >= 8, "nobody waits for all of it at once"
+
+
+async def test_decoding_ends_when_the_client_leaves() -> None:
+    pool = Counted()
+    body = gzip.compress(bytes(512 << 20), 1)
+    task = asyncio.create_task(decoded(body, [(b"content-encoding", b"gzip")], 1 << 30, pool))
+    await pool.third.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    steps = pool.steps
+    await asyncio.sleep(0.05)
+    assert pool.steps == steps < 500
+
+
+def test_the_beginning_of_a_long_refusal() -> None:
+    assert beginning(gzip.compress(bytes(1 << 20)), "gzip", 1000)[:1000] == bytes(1000)
+    assert beginning(TEXT, "", 1000)[:1000] == TEXT[:1000]
+    with pytest.raises(BadEncoding):
+        beginning(gzip.compress(TEXT)[:50], "gzip", 1 << 20)
+
+
+def test_a_zstd_frame_may_not_ask_for_more_memory_than_http_allows() -> None:
+    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    with pytest.raises(BadEncoding):
+        decode(compressor.compress(TEXT) + compressor.flush(), "zstd", 1 << 30)

@@ -1,0 +1,90 @@
+"""Header hygiene and addresses, as tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.upstream.headers import Header, reply_headers, request_headers, url_for, without
+
+AS_THEY_ARE = [
+    (b"Content-Type", b"application/json"),
+    (b"content-length", b"12"),
+    (b"Authorization", b"Bearer client"),
+    (b"Accept-Encoding", b"gzip"),
+    (b"X-Stainless-Retry-Count", b"0"),
+    (b"x-forwarded-for", b"10.0.0.1"),
+    (b"Cookie", b"a=1"),
+    (b"X-Same", b"1"),
+    (b"X-Same", b"1"),
+    (b"X-Same", b""),
+]
+NOT_SENT_ON = [
+    (b"Host", b"proxy:8787"),
+    (b"Connection", b"keep-alive, X-Named"),
+    (b"X-NAMED", b"for this hop only"),
+    (b"Keep-Alive", b"timeout=5"),
+    (b"Proxy-Authorization", b"Basic x"),
+    (b"Proxy-Connection", b"keep-alive"),
+    (b"TE", b"trailers"),
+    (b"Trailer", b"X-Sum"),
+    (b"Transfer-Encoding", b"chunked"),
+    (b"Upgrade", b"h2c"),
+    (b"Expect", b"100-continue"),
+    (b"X-Offload", b"off"),
+    (b"x-offload-mode", b"auto"),
+]
+
+
+def test_request_headers_keep_order_case_and_repetition() -> None:
+    mixed = [*AS_THEY_ARE[:4], *NOT_SENT_ON, *AS_THEY_ARE[4:]]
+    assert request_headers(mixed) == AS_THEY_ARE
+
+
+@pytest.mark.parametrize("header", [header for header in NOT_SENT_ON if header[0] != b"X-NAMED"])
+def test_not_sent_on(header: Header) -> None:
+    assert request_headers([header]) == []
+
+
+def test_tenants_credential_displaces_every_credential_of_the_clients() -> None:
+    clients = [(b"AUTHORIZATION", b"x"), (b"Api-Key", b"x"), (b"x-api-key", b"x"), (b"Cookie", b"x"), (b"Accept", b"*")]
+    assert request_headers(clients, (b"api-key", b"tenant")) == [(b"Accept", b"*"), (b"api-key", b"tenant")]
+
+
+def test_reply_headers() -> None:
+    upstreams = [
+        (b"Set-Cookie", b"a=1"),
+        (b"Connection", b"close, X-Hop"),
+        (b"x-hop", b"1"),
+        (b"Set-Cookie", b"b=2"),
+        (b"Transfer-Encoding", b"chunked"),
+        (b"Server", b"uvicorn"),
+        (b"X-Offload-Mode", b"of another proxy behind us"),
+    ]
+    kept = [(b"Set-Cookie", b"a=1"), (b"Set-Cookie", b"b=2"), (b"Server", b"uvicorn")]
+    assert reply_headers(upstreams) == [*kept, upstreams[-1]]
+    assert reply_headers(upstreams, [(b"x-offload-mode", b"auto")]) == [*kept, (b"x-offload-mode", b"auto")]
+
+
+def test_without() -> None:
+    assert without([(b"Content-Length", b"1"), (b"A", b"2")], [b"content-length"]) == [(b"A", b"2")]
+
+
+@pytest.mark.parametrize(
+    ("base_url", "target", "url"),
+    [
+        ("https://h/v1", b"/v1/chat/completions", "https://h/v1/chat/completions"),
+        ("https://h/v1/", b"/v1/models?limit=%2f&x=", "https://h/v1/models?limit=%2f&x="),
+        ("https://h/v1", b"/v1", "https://h/v1"),
+        ("https://h/v1", b"/v1?", "https://h/v1?"),
+        ("https://h/v1", b"/v1beta/models", "https://h/v1beta/models"),
+        ("https://h/v1", b"/openai/deployments/d/chat/completions", "https://h/openai/deployments/d/chat/completions"),
+        ("https://h/v1", b"/", "https://h/"),
+        ("https://h", b"/v1/models", "https://h/models"),
+        ("https://h/api/v3", b"/v1/models", "https://h/api/v3/models"),
+        ("https://h/api/v3", b"/files", "https://h/api/v3/files"),
+        ("https://h/api/v1", b"/files", "https://h/api/files"),
+        ("http://h:1", b"//v1//a|b", "http://h:1//v1//a|b"),
+    ],
+)
+def test_url_for(base_url: str, target: bytes, url: str) -> None:
+    assert url_for(base_url, target) == url
