@@ -77,7 +77,7 @@ class MethodNotAllowed(ClientFault):
         return [(b"allow", b"POST")]
 
 
-class TooSlow(ClientFault):
+class RequestTimeout(ClientFault):
     """The request did not come in time; it can be sent again."""
 
     status = 408

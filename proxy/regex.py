@@ -10,7 +10,7 @@ from typing import TypeVar
 import re2  # type: ignore[import-untyped]
 
 from proxy.core.retrieval.search import Find, TooSlow
-from proxy.threads import Pool
+from proxy.threads import WorkPool
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Budget:
             raise TooSlow(f"{said}; make the pattern simpler, or search fewer files")
 
 
-async def sliced(pool: Pool, caller: str, steps: Generator[object, None, T], budget: Budget) -> T:
+async def sliced(pool: WorkPool, caller: str, steps: Generator[object, None, T], budget: Budget) -> T:
     """The result of a search that stops many times on the way: in slices, between which other callers get their turn.
 
     It ends within a slice when the caller stops waiting or the pool closes. All time of its threads is charged to

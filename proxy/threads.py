@@ -27,7 +27,7 @@ WAITING = 1_000
 """Pieces of work that one caller may have waiting in one pool."""
 
 
-class Pool:
+class WorkPool:
     """Threads for one kind of work, shared fairly between callers. Belongs to one event loop."""
 
     def __init__(self, name: str, threads: int, waiting: int = WAITING) -> None:
@@ -97,11 +97,11 @@ class Pool:
 class Threads:
     """One process's pools."""
 
-    reading: Pool = field(default_factory=lambda: Pool("reading", READING))
+    reading: WorkPool = field(default_factory=lambda: WorkPool("reading", READING))
     """Parsing, counting and planning."""
-    searching: Pool = field(default_factory=lambda: Pool("searching", SEARCHING))
+    searching: WorkPool = field(default_factory=lambda: WorkPool("searching", SEARCHING))
     """Regular expressions over moved texts."""
-    decoding: Pool = field(default_factory=lambda: Pool("decoding", DECODING))
+    decoding: WorkPool = field(default_factory=lambda: WorkPool("decoding", DECODING))
     """Compressed bodies."""
 
     def close(self) -> None:

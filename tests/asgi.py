@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from proxy.requests.exchange import Client
+from proxy.requests.exchange import Exchange
 
 Headers = list[tuple[bytes, bytes]]
 
 
-class Exchange:
+class ScriptedClient:
     """Says `pieces` as the request's body, and then nothing until `hang_up`. Keeps what is sent."""
 
     def __init__(self, *pieces: bytes, headers: Headers | None = None, **scope: Any) -> None:
@@ -43,8 +43,8 @@ class Exchange:
     async def send(self, message: Any) -> None:
         self.messages.append(message)
 
-    def client(self) -> Client:
-        return Client(self.scope, self.receive, self.send)
+    def client(self) -> Exchange:
+        return Exchange(self.scope, self.receive, self.send)
 
     @property
     def status(self) -> int:

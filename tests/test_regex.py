@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.retrieval.search import Find, TooSlow
-from proxy.core.retrieval.tools import Answer, answer, answering
+from proxy.core.retrieval.tools import ToolAnswer, answer, answering
 from proxy.regex import LINE_STEPS, MAX_LENGTH, SLICE, Budget, compile, literal, sliced
-from proxy.threads import Pool
+from proxy.threads import WorkPool
 from tests.doubling import cpu, linear
 
 
@@ -207,7 +207,7 @@ async def everything(find: Find, data: bytes, budget: Budget) -> None:
             yield
             start = found + 1 if found >= 0 else ~found
 
-    pool = Pool("searching", 1)
+    pool = WorkPool("searching", 1)
     await sliced(pool, "", steps(), budget)
     pool.close()
 
@@ -232,7 +232,7 @@ def test_one_call_of_re2_is_short_whatever_the_pattern(pattern: str) -> None:
     assert longest < 0.3
 
 
-async def told(pool: Pool, caller: str, budget: Budget, pattern: str, order: list[str]) -> Answer:
+async def told(pool: WorkPool, caller: str, budget: Budget, pattern: str, order: list[str]) -> ToolAnswer:
     files = {"/s/f": LINES.decode()}
     steps = answering("grep", f'{{"pattern": "{pattern}"}}', files, "/s", 6000, len, lambda it: compile(it, budget))
     answer = await sliced(pool, caller, steps, budget)
@@ -242,7 +242,7 @@ async def told(pool: Pool, caller: str, budget: Budget, pattern: str, order: lis
 
 @pytest.mark.parametrize("calls", [12, 30])
 async def test_many_calls_share_one_budget_and_others_get_their_turn(calls: int) -> None:
-    pool, order, budget = Pool("searching", 1), list[str](), Budget(0.5)
+    pool, order, budget = WorkPool("searching", 1), list[str](), Budget(0.5)
     turn = [asyncio.create_task(told(pool, "a", budget, NASTY, order)) for _ in range(calls)]
     await asyncio.sleep(0)
     other = await told(pool, "b", Budget(5), "(x+x+)+y", order)
@@ -255,7 +255,7 @@ async def test_many_calls_share_one_budget_and_others_get_their_turn(calls: int)
 
 
 async def test_a_search_ends_with_whoever_waits_for_it() -> None:
-    pool, budget = Pool("searching", 1), Budget(60)
+    pool, budget = WorkPool("searching", 1), Budget(60)
     task = asyncio.create_task(told(pool, "a", budget, NASTY, []))
     async with asyncio.timeout(30):
         while not budget.spent:

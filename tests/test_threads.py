@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from proxy.errors import Overloaded
-from proxy.threads import Pool, Threads
+from proxy.threads import Threads, WorkPool
 
 
 class Gate:
@@ -34,7 +34,7 @@ async def settle() -> None:
 
 
 async def test_returns_and_raises_what_the_work_does() -> None:
-    pool = Pool("test", 1)
+    pool = WorkPool("test", 1)
     assert await pool.run("a", lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         await pool.run("a", lambda: 1 // 0)
@@ -42,7 +42,7 @@ async def test_returns_and_raises_what_the_work_does() -> None:
 
 
 async def test_callers_take_turns() -> None:
-    pool, gate = Pool("test", 1), Gate()
+    pool, gate = WorkPool("test", 1), Gate()
     tasks = [asyncio.create_task(pool.run("busy", gate.work(f"busy{number}"))) for number in range(5)]
     await settle()
     tasks.append(asyncio.create_task(pool.run("other", gate.work("other"))))
@@ -53,7 +53,7 @@ async def test_callers_take_turns() -> None:
 
 
 async def test_work_of_a_caller_who_left_is_never_run() -> None:
-    pool, gate = Pool("test", 1), Gate()
+    pool, gate = WorkPool("test", 1), Gate()
     first = asyncio.create_task(pool.run("a", gate.work("first")))
     await settle()
     left = asyncio.create_task(pool.run("a", gate.work("left")))
@@ -66,7 +66,7 @@ async def test_work_of_a_caller_who_left_is_never_run() -> None:
 
 
 async def test_a_thread_is_busy_until_its_work_ends_even_if_its_caller_left() -> None:
-    pool, gate = Pool("test", 1), Gate()
+    pool, gate = WorkPool("test", 1), Gate()
     left = asyncio.create_task(pool.run("a", gate.work("left")))
     await settle()
     left.cancel()
@@ -79,7 +79,7 @@ async def test_a_thread_is_busy_until_its_work_ends_even_if_its_caller_left() ->
 
 
 async def test_one_caller_has_bounded_work_waiting() -> None:
-    pool, gate = Pool("test", 1, waiting=2), Gate()
+    pool, gate = WorkPool("test", 1, waiting=2), Gate()
     tasks = [asyncio.create_task(pool.run("a", gate.work("a"))) for _ in range(3)]
     await settle()
     with pytest.raises(Overloaded):
@@ -93,7 +93,7 @@ async def test_one_caller_has_bounded_work_waiting() -> None:
 
 
 async def test_turns_are_not_lost_when_many_callers_leave() -> None:
-    pool, gate = Pool("test", 2), Gate()
+    pool, gate = WorkPool("test", 2), Gate()
     tasks = [asyncio.create_task(pool.run(str(number % 3), gate.work(str(number)))) for number in range(30)]
     await settle()
     for task in tasks[::2]:

@@ -28,7 +28,7 @@ class Unplannable(ValueError):
     """Not the messages of a valid chat: none of our business, they go upstream as they came."""
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """A tool call in an assistant message; `arguments` as the text that the model wrote."""
 
     id: str
@@ -159,7 +159,7 @@ class Terms(msgspec.Struct, frozen=True):
         )
 
 
-class Past(msgspec.Struct, frozen=True):
+class History(msgspec.Struct, frozen=True):
     """The messages of a history, measured and folded. `links`: entry *i* identifies what the first *i* of them mean."""
 
     terms: Terms
@@ -173,17 +173,17 @@ class Past(msgspec.Struct, frozen=True):
     tokens: int
 
     @classmethod
-    def beginning(cls, terms: Terms) -> Past:
+    def beginning(cls, terms: Terms) -> History:
         return cls(terms, fold=None, messages=[], tools=[], items=[], links=[BEGINNING], tokens=0)
 
-    def extended(self, messages: Sequence[Message]) -> Past:
+    def extended(self, messages: Sequence[Message]) -> History:
         """The history with these behind it. Raises Unplannable where calls lack results."""
         if not messages:
             return self
         tools = answered_tools(messages)
         new = items(messages, tools, self.terms.offload)
         tokens = self.tokens + sum(message.tokens for message in messages)
-        return Past(
+        return History(
             terms=self.terms,
             fold=self._folded(new, tokens),
             messages=[*self.messages, *messages],

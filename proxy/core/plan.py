@@ -55,7 +55,7 @@ def live(item: Item, move: Move | None) -> int:
     return item.brief if move.event else item.glimpse
 
 
-class Cut(msgspec.Struct, frozen=True):
+class SummaryBoundary(msgspec.Struct, frozen=True):
     """Everything before message `end` becomes a snapshot, but system messages and the user messages `pins`."""
 
     end: int
@@ -64,7 +64,7 @@ class Cut(msgspec.Struct, frozen=True):
     """The ordinal of the event that fixed it."""
 
 
-class Event(msgspec.Struct, frozen=True):
+class OffloadEvent(msgspec.Struct, frozen=True):
     """A request point at which the context was rewritten.
 
     `turn` is where its user turn begins; what stands before `answered` had been sent, and answered, by then.
@@ -79,8 +79,8 @@ class Plan(msgspec.Struct, frozen=True):
     """What is to be moved. Indexes are those of the client's messages."""
 
     moves: dict[int, Move]
-    cuts: tuple[Cut, ...]
-    events: tuple[Event, ...]
+    cuts: tuple[SummaryBoundary, ...]
+    events: tuple[OffloadEvent, ...]
     live: int
     """Tokens of the request as planned, tool definitions left out."""
     fits: bool
@@ -113,7 +113,7 @@ class Plan(msgspec.Struct, frozen=True):
         moves = {index: move for index, move in plan.moves.items() if index < answered}
         return msgspec.structs.replace(plan, moves=moves)
 
-    def shown(self, cut: Cut | None) -> Plan:
+    def shown(self, cut: SummaryBoundary | None) -> Plan:
         """What is sent of this plan while `cut` is the latest whose snapshot exists.
 
         An event that has a cut waits for its snapshot, so that the prefix breaks once and not twice: everything that it

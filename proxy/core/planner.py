@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Self
 
-from proxy.core.plan import Cut, Event, Item, Move, Plan, Role, Room
+from proxy.core.plan import Item, Move, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.core.policy import Mode, Offload
 
 SUMMARY_REQUEST_TOKENS = 500
@@ -41,8 +41,8 @@ class Fold:
         self._old = OldHistory(offload)
         self._rental = SkiRental(offload)
         self._moves: dict[int, Move] = {}
-        self._cuts: list[Cut] = []
-        self._events: list[Event] = []
+        self._cuts: list[SummaryBoundary] = []
+        self._events: list[OffloadEvent] = []
         self._waited = 0
         self._fitted = 0  # all before it was moved already because the window was full
 
@@ -158,7 +158,7 @@ class Fold:
     def _event(self, moved: Iterable[int], cut: bool) -> None:
         """Rewrite the context here: leave only references of `moved` and, with `cut`, a snapshot of what is old."""
         messages = self.messages
-        self._events.append(Event(len(messages.items), messages.turn, messages.unanswered))
+        self._events.append(OffloadEvent(len(messages.items), messages.turn, messages.unanswered))
         self._waited = 0
         for index in moved:
             self._old.shrunk(messages.shrink(index))
@@ -175,7 +175,7 @@ class Fold:
         pins = self._old.pins.settle()
         self.messages.take(range(self._cuts[-1].end if self._cuts else 0, self._old.end), pins, freed)
         self._old.taken(self.messages, pins, freed)
-        self._cuts.append(Cut(end=self._old.end, pins=pins, event=len(self._events)))
+        self._cuts.append(SummaryBoundary(end=self._old.end, pins=pins, event=len(self._events)))
 
 
 class Messages:

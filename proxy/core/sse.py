@@ -24,7 +24,7 @@ _longest_end = 4
 _lines = re.compile(rb"\r\n|\r|\n")
 
 
-class Event(msgspec.Struct, frozen=True, gc=False):
+class ServerSentEvent(msgspec.Struct, frozen=True, gc=False):
     """One event. `raw` is what came, up to and with its empty line; `data` is None where it has no data field."""
 
     raw: bytes
@@ -36,7 +36,7 @@ class TooLarge(ValueError):
     """An event that does not end within LIMIT."""
 
 
-class Decoder:
+class EventDecoder:
     """Feed it bytes as they come; the events' raw bytes add up to them."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Decoder:
         self._searched = 0
         self._begun = False
 
-    def feed(self, chunk: bytes) -> list[Event]:
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """The events that are complete now. Raises TooLarge."""
         if not self._rest and chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
             return [self._event(chunk)]  # one write of the server, one event: the usual case
@@ -54,7 +54,7 @@ class Decoder:
             raise TooLarge(f"an event of more than {LIMIT} bytes")
         return events
 
-    def flush(self) -> list[Event]:
+    def flush(self) -> list[ServerSentEvent]:
         """What stands behind the last empty line: an event that nothing ended."""
         rest, self._rest, self._searched = bytes(self._rest), bytearray(), 0
         return [self._event(rest)] if rest else []
@@ -71,18 +71,18 @@ class Decoder:
         self._searched = max(len(rest) - _longest_end + 1, 0)
         return raws
 
-    def _event(self, raw: bytes) -> Event:
+    def _event(self, raw: bytes) -> ServerSentEvent:
         text = raw
         if not self._begun:
             self._begun, text = True, raw.removeprefix(BOM)
         if text.startswith(b"data: ") and text.find(b"\n") == len(text) - 2 and b"\r" not in text:
-            return Event(raw, text[6:-2])
+            return ServerSentEvent(raw, text[6:-2])
         return _parsed(raw, text)
 
 
-def _parsed(raw: bytes, text: bytes) -> Event:
+def _parsed(raw: bytes, text: bytes) -> ServerSentEvent:
     if text.count(b"\n") + text.count(b"\r") > 2 * MAX_LINES:
-        return Event(raw, None)
+        return ServerSentEvent(raw, None)
     data: list[bytes] = []
     name = None
     for line in _lines.split(text):
@@ -92,7 +92,7 @@ def _parsed(raw: bytes, text: bytes) -> Event:
             data.append(value)
         elif field == b"event":
             name = value
-    return Event(raw, b"\n".join(data) if data else None, name)
+    return ServerSentEvent(raw, b"\n".join(data) if data else None, name)
 
 
 def encode(data: bytes, name: bytes | None = None) -> bytes:

@@ -70,7 +70,7 @@ End with the closing tag."""
 RETRY = "\n\nYour last answer could not be used: {fault}. Answer again, with the whole record this time."
 
 
-class Turn(msgspec.Struct, frozen=True):
+class Section(msgspec.Struct, frozen=True):
     """A message, or one text of it, for the file of originals: `12 tool call_17 web_search`, and the text as it was."""
 
     title: str
@@ -84,7 +84,7 @@ class Unusable(ValueError):
     """The model's answer is no snapshot; the text says why, for the retry and the log."""
 
 
-def originals(turns: Iterable[Turn]) -> str:
+def originals(turns: Iterable[Section]) -> str:
     """The readable file: per message a header line and its content untouched."""
     return "\n".join(f"### {turn.title}\n{turn.text}" for turn in turns)
 
@@ -183,7 +183,9 @@ def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:
 # -- a history in few calls ------------------------------------------------------------------------------------------
 
 
-def fitted(turns: Sequence[Turn], limit: int, calls: int, count: Callable[[str], int], whole: str) -> list[list[Turn]]:
+def fitted(
+    turns: Sequence[Section], limit: int, calls: int, count: Callable[[str], int], whole: str
+) -> list[list[Section]]:
     """The turns in at most `calls` groups of at most `limit` tokens. Where they do not fit, they are shortened first.
 
     `whole` is the path where all of it can be read. The longest texts lose most, and of each the middle; tool results
@@ -206,16 +208,16 @@ def fitted(turns: Sequence[Turn], limit: int, calls: int, count: Callable[[str],
         measured = _sizes(kept, count)
 
 
-def _sizes(turns: Iterable[Turn], count: Callable[[str], int]) -> list[int]:
+def _sizes(turns: Iterable[Section], count: Callable[[str], int]) -> list[int]:
     return [count(turn.text) + count(turn.title) for turn in turns]
 
 
 def _grouped(
-    turns: Sequence[Turn], sizes: Sequence[int], limit: int, worth_splitting: int, count: Callable[[str], int]
-) -> list[list[Turn]]:
+    turns: Sequence[Section], sizes: Sequence[int], limit: int, worth_splitting: int, count: Callable[[str], int]
+) -> list[list[Section]]:
     """Consecutive turns, as many as fit into `limit` tokens at a time. One that does not fit behind the others is split
     where there is still so much room that it is worth it."""
-    groups: list[list[Turn]] = [[]]
+    groups: list[list[Section]] = [[]]
     room = limit
     for turn, size in zip(turns, sizes, strict=True):
         while size > room and (room < limit or len(turn.text) > 1):
@@ -230,7 +232,7 @@ def _grouped(
     return groups
 
 
-def _split(turn: Turn, size: int, room: int, count: Callable[[str], int]) -> tuple[Turn, Turn]:
+def _split(turn: Section, size: int, room: int, count: Callable[[str], int]) -> tuple[Section, Section]:
     """A turn in two, the first of which takes at most `room` tokens, if its title does not take more.
 
     Behind a line if one ends near: so a line that says what is left out stays whole.
@@ -244,10 +246,10 @@ def _split(turn: Turn, size: int, room: int, count: Callable[[str], int]) -> tup
 
 
 def _shortened(
-    turns: Sequence[Turn], sizes: Sequence[int], room: int, count: Callable[[str], int], whole: str
-) -> list[Turn]:
+    turns: Sequence[Section], sizes: Sequence[int], room: int, count: Callable[[str], int], whole: str
+) -> list[Section]:
     """The turns in `room` tokens, but for the notes that stand for those that are left out."""
-    kept, gone = list[Turn](), list[Turn]()
+    kept, gone = list[Section](), list[Section]()
     for turn, size, tokens in zip(turns, sizes, _allowed(turns, sizes, room), strict=True):
         made = turn if size <= tokens else _without_middle(turn, size, tokens, count, whole)
         if made is None:
@@ -258,7 +260,7 @@ def _shortened(
     return [*kept, *_note(gone, whole)]
 
 
-def _allowed(turns: Sequence[Turn], sizes: Sequence[int], room: int) -> list[int]:
+def _allowed(turns: Sequence[Section], sizes: Sequence[int], room: int) -> list[int]:
     """Tokens that each turn may have.
 
     The user's words first, then the assistant's, then tool results: each kind takes what it needs, as long as those
@@ -299,7 +301,7 @@ def _spread(sizes: Sequence[int], room: int) -> list[int]:
     return least
 
 
-def _without_middle(turn: Turn, size: int, tokens: int, count: Callable[[str], int], whole: str) -> Turn | None:
+def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str], int], whole: str) -> Section | None:
     """The turn in at most `tokens`: two thirds of what stays are its head, the rest its tail. None if nothing fits."""
     if not tokens:
         return None
@@ -316,10 +318,10 @@ def _without_middle(turn: Turn, size: int, tokens: int, count: Callable[[str], i
     return None
 
 
-def _note(gone: Sequence[Turn], whole: str) -> list[Turn]:
+def _note(gone: Sequence[Section], whole: str) -> list[Section]:
     """What stands for turns that are left out, if there are any."""
     if not gone:
         return []
     missing = sum(turn.missing + len(turn.text) for turn in gone)
     text = f"[… from here on {missing:,} characters are left out; they are in {whole} …]"
-    return [Turn(gone[0].title, text, Role.TOOL, missing)]
+    return [Section(gone[0].title, text, Role.TOOL, missing)]

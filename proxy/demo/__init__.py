@@ -44,10 +44,10 @@ def _run(folder: Path) -> int:
     from proxy.demo.agent import Agent
     from proxy.demo.library import Library
     from proxy.demo.session import Session
-    from proxy.demo.upstream import Upstream
+    from proxy.demo.upstream import ScriptedUpstream
 
     library, count = Library(), _counter()
-    with Upstream(count) as upstream:
+    with ScriptedUpstream(count) as upstream:
         with (
             child.serving(upstream.url, folder) as address,
             DefaultHttpxClient(trust_env=False) as direct,

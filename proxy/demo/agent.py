@@ -18,7 +18,7 @@ SYSTEM = "You are a careful engineer. You answer from what you have read, never 
 MODEL = "scripted-demo"
 
 
-class Turn(msgspec.Struct, frozen=True):
+class AgentTurn(msgspec.Struct, frozen=True):
     """One reply of the model: what it said, and which tool call followed (name and arguments), if any did."""
 
     text: str
@@ -33,14 +33,14 @@ class Agent:
         self._client = client
         self._library = library
 
-    def work(self, request: str) -> Iterator[Turn]:
+    def work(self, request: str) -> Iterator[AgentTurn]:
         """The turns until the model calls no more tools. Raises ProxyError for what an agent would stumble over."""
         self.messages.append({"role": "user", "content": request})
         while True:
             reply = self._ask()
             self.messages.append(reply)
             calls = [call["function"] for call in reply.get("tool_calls") or ()]
-            yield Turn(reply["content"], [(call["name"], call["arguments"]) for call in calls])
+            yield AgentTurn(reply["content"], [(call["name"], call["arguments"]) for call in calls])
             if not calls:
                 return
             for call in reply["tool_calls"]:

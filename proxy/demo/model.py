@@ -39,16 +39,16 @@ _definition = re.compile(r"^(?:class|def|async def) (\w+)", re.MULTILINE)
 _found = re.compile(r"^File: (?P<file>.+)\nL(?P<line>\d+): ", re.MULTILINE)
 
 
-class Call(msgspec.Struct, frozen=True):
+class ScriptedCall(msgspec.Struct, frozen=True):
     name: str
     arguments: Json
 
 
-class Reply(msgspec.Struct, frozen=True):
+class ScriptedReply(msgspec.Struct, frozen=True):
     """`summary`: it is the record that somebody asked for instead of an answer."""
 
     text: str
-    call: Call | None = None
+    call: ScriptedCall | None = None
     summary: bool = False
 
 
@@ -62,7 +62,7 @@ class Page(NamedTuple):
     file: str | None
 
 
-def reply(messages: Sequence[Json], tools: Sequence[str]) -> Reply:
+def reply(messages: Sequence[Json], tools: Sequence[str]) -> ScriptedReply:
     """What the scripted model says to these messages, where it may call `tools` (names)."""
     request = next(message for message in reversed(messages) if message["role"] == "user")
     if messages[-1] is request and "</state_snapshot>" in text_of(request):
@@ -82,26 +82,32 @@ def text_of(message: Json) -> str:
 # Reading
 
 
-def _study(messages: Sequence[Json]) -> Reply:
+def _study(messages: Sequence[Json]) -> ScriptedReply:
     """The next step of the task: list, search, then the next page of the modules that the user named."""
     pages = list(_pages(messages))
     if messages[-1]["role"] == "user" and not pages:
-        return Reply("I start with the list of sources.", Call("list_sources", {}))
+        return ScriptedReply("I start with the list of sources.", ScriptedCall("list_sources", {}))
     if not pages and not _called(messages, "search_sources"):
-        return Reply("Now the exceptions.", Call("search_sources", {"pattern": r"^class \w+(Error|Exception)\b"}))
+        return ScriptedReply(
+            "Now the exceptions.", ScriptedCall("search_sources", {"pattern": r"^class \w+(Error|Exception)\b"})
+        )
     wanted = _next_page(messages, pages)
     note = _note(text_of(messages[-1]))
-    return Reply(note, wanted) if wanted else Reply(f"{note} That was the last page: I have read all of them.")
+    return (
+        ScriptedReply(note, wanted)
+        if wanted
+        else ScriptedReply(f"{note} That was the last page: I have read all of them.")
+    )
 
 
-def _next_page(messages: Sequence[Json], pages: list[Page]) -> Call | None:
+def _next_page(messages: Sequence[Json], pages: list[Page]) -> ScriptedCall | None:
     task = next(text_of(message) for message in messages if message["role"] == "user")
     for path in re.findall(r"`([^`]+\.py)`", task):
         read = max((page for page in pages if page.path == path), key=lambda page: page.last, default=None)
         if read is None:
-            return Call("read_source", {"path": path, "first": 1})
+            return ScriptedCall("read_source", {"path": path, "first": 1})
         if read.last < read.of:
-            return Call("read_source", {"path": path, "first": read.last + 1})
+            return ScriptedCall("read_source", {"path": path, "first": read.last + 1})
     return None
 
 
@@ -133,40 +139,42 @@ def _note(seen: str) -> str:
     return f"{page[0]}: {defined}."
 
 
-def _record(messages: Sequence[Json]) -> Reply:
+def _record(messages: Sequence[Json]) -> ScriptedReply:
     """The record of a conversation for somebody who will see nothing else of it."""
     kept = ((page, page.file or "context") for page in _pages(messages))
     pages = (f"- {page.path}, lines 1-{page.last} of {page.of}, kept in {file}\n" for page, file in kept)
-    return Reply(RECORD.format(pages="".join(pages)), summary=True)
+    return ScriptedReply(RECORD.format(pages="".join(pages)), summary=True)
 
 
 # Answering
 
 
-def _answer(path: str, begins: str, turn: Sequence[Json], pages: list[Page], tools: Sequence[str]) -> Reply:
+def _answer(path: str, begins: str, turn: Sequence[Json], pages: list[Page], tools: Sequence[str]) -> ScriptedReply:
     """Search what was moved, open what was found, quote it: always from the text that came back."""
     if not turn:
         return _look_up(path, begins, [page for page in pages if page.path == path], tools)
     last = text_of(turn[-1])
     if (opened := _calls(turn)[-1])["name"].endswith("read_file"):
-        return Reply(last.partition("\n")[0])
+        return ScriptedReply(last.partition("\n")[0])
     searched = json.loads(opened["arguments"])["path"]
     ours = {basename(page.file) for page in pages if page.file and page.path == path}
     found = [hit for hit in _found.finditer(last) if hit["file"] in ours] or list(_found.finditer(last))
     if not found:
-        return Reply("I cannot find that line any more.")
+        return ScriptedReply("I cannot find that line any more.")
     place = {"path": f"{searched}/{found[0]['file']}", "offset": int(found[0]["line"]) - 1, "limit": 1}
-    return Reply("", Call(_named("read_file", tools), place))
+    return ScriptedReply("", ScriptedCall(_named("read_file", tools), place))
 
 
-def _look_up(path: str, begins: str, pages: list[Page], tools: Sequence[str]) -> Reply:
+def _look_up(path: str, begins: str, pages: list[Page], tools: Sequence[str]) -> ScriptedReply:
     whole = (line for page in pages if not page.file for line in page.text.splitlines() if line.startswith(begins))
     if line := next(whole, None):
-        return Reply(line)
+        return ScriptedReply(line)
     files = [page.file for page in pages if page.file]
     if not files or not _named("grep", tools):
-        return Reply(f"I have no text of {path} any more.")
-    return Reply("", Call(_named("grep", tools), {"pattern": "^" + re.escape(begins), "path": dirname(files[0])}))
+        return ScriptedReply(f"I have no text of {path} any more.")
+    return ScriptedReply(
+        "", ScriptedCall(_named("grep", tools), {"pattern": "^" + re.escape(begins), "path": dirname(files[0])})
+    )
 
 
 def _named(tool: str, tools: Sequence[str]) -> str:

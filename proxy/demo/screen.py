@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from proxy.demo.session import Outcome, Row
+from proxy.demo.session import DemoResult, Row
 
 INTRODUCTION = """\
 An agent reads Python's standard library through offload-proxy, and sends its
@@ -84,7 +84,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (str(row.turn), row.action[:44], f"{row.client:,}", f"{row.sent:,}", *figures)
 
 
-def summary(outcome: Outcome, folder: str, python: str) -> str:
+def summary(outcome: DemoResult, folder: str, python: str) -> str:
     """What a user wants to know at the end."""
     last = outcome.last
     asked = [

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from proxy.demo import measure
-from proxy.demo.agent import Agent, Turn
+from proxy.demo.agent import Agent, AgentTurn
 from proxy.demo.library import DEFINITIONS, TOOLS, Library, Question
 from proxy.demo.model import QUESTION, TASK, text_of
-from proxy.demo.upstream import Upstream
+from proxy.demo.upstream import ScriptedUpstream
 
 HISTORY = 95_000
 """Tokens that the session must pass: the length at which the systems that this follows were shown."""
@@ -28,7 +28,7 @@ class Row(msgspec.Struct, frozen=True):
     read_back: int
 
 
-class Answer(msgspec.Struct, frozen=True):
+class DemoAnswer(msgspec.Struct, frozen=True):
     question: Question
     said: str
 
@@ -40,9 +40,9 @@ class Answer(msgspec.Struct, frozen=True):
 class Session:
     """An agent at work through the proxy. `rows` and `answers` grow as `run` is driven."""
 
-    def __init__(self, agent: Agent, library: Library, upstream: Upstream, count: Callable[[str], int]) -> None:
+    def __init__(self, agent: Agent, library: Library, upstream: ScriptedUpstream, count: Callable[[str], int]) -> None:
         self.rows: list[Row] = []
-        self.answers: list[Answer] = []
+        self.answers: list[DemoAnswer] = []
         self._agent = agent
         self._library = library
         self._upstream = upstream
@@ -56,15 +56,15 @@ class Session:
         yield from self._turns(TASK.format(modules=", ".join(f"`{module}`" for module in modules)))
         for question in questions:
             yield from self._turns(QUESTION.format(path=question.path, begins=question.begins))
-            self.answers.append(Answer(question, text_of(self._agent.messages[-1])))
+            self.answers.append(DemoAnswer(question, text_of(self._agent.messages[-1])))
 
-    def outcome(self, originals: Mapping[str, bytes]) -> Outcome:
+    def outcome(self, originals: Mapping[str, bytes]) -> DemoResult:
         """The figures, when all is done; `originals` is what the store holds of moved results, by file name."""
         requests = [request for request in self._upstream.requests if not request.summary]
         texts = {message.get("tool_call_id"): text_of(message) for message in self._agent.messages}
         moved = {name: call for request in requests for name, call in measure.moved(request.messages).items()}
         lost = sorted(name for name, call in moved.items() if originals.get(name) != texts[call].encode())
-        return Outcome(
+        return DemoResult(
             rows=self.rows,
             answers=self.answers,
             sent=sum(request.tokens for request in self._upstream.requests),
@@ -82,7 +82,7 @@ class Session:
             self.rows.append(self._row(turn, requests))
             yield self.rows[-1]
 
-    def _row(self, turn: Turn, requests: list[measure.Sent]) -> Row:
+    def _row(self, turn: AgentTurn, requests: list[measure.Sent]) -> Row:
         return Row(
             turn=len(self.rows) + 1,
             action=_action(turn),
@@ -93,11 +93,11 @@ class Session:
         )
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class DemoResult(msgspec.Struct, frozen=True):
     """What there is to say at the end. Sizes are tokens; `lost`: files that are not what the agent's history holds."""
 
     rows: list[Row]
-    answers: list[Answer]
+    answers: list[DemoAnswer]
     sent: int
     """Input of all that upstream got for it, internal rounds and summaries included."""
     prefix_kept: float
@@ -137,7 +137,7 @@ class Outcome(msgspec.Struct, frozen=True):
         return [text for failed, text in checks if failed] + wrong
 
 
-def _action(turn: Turn) -> str:
+def _action(turn: AgentTurn) -> str:
     """What the agent is told to do next, or that it has its answer."""
     for name, arguments in turn.calls:
         given = json.loads(arguments)

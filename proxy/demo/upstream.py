@@ -27,7 +27,7 @@ DELTA = 24
 """Characters of a streamed piece."""
 
 
-class Upstream:
+class ScriptedUpstream:
     """Runs in a thread while the block lasts. `requests`: what reached it; `refused`: why it refused some."""
 
     def __init__(self, count: Callable[[str], int]) -> None:
@@ -67,7 +67,7 @@ class Upstream:
         events = _events(head, said, number, usage if with_usage else None)
         return StreamingResponse(events, media_type="text/event-stream")
 
-    def _usage(self, sent: measure.Sent, said: model.Reply) -> Json:
+    def _usage(self, sent: measure.Sent, said: model.ScriptedReply) -> Json:
         cached = max((measure.shared_tokens(earlier, sent) for earlier in self.requests), default=0)
         completion = self._count(said.text) + (self._count(json.dumps(said.call.arguments)) if said.call else 0)
         return {
@@ -93,14 +93,14 @@ def unpaired(messages: Sequence[Json]) -> str | None:
     return f"these calls have no result: {', '.join(sorted(waiting))}" if waiting else None
 
 
-def _whole(head: Json, said: model.Reply, number: int, usage: Json) -> Json:
+def _whole(head: Json, said: model.ScriptedReply, number: int, usage: Json) -> Json:
     calls = {"tool_calls": [_call(said.call, number)]} if said.call else {}
     message = {"role": "assistant", "content": said.text or None, **calls}
     choice = {"index": 0, "message": message, "finish_reason": _finish(said)}
     return {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
 
 
-def _events(head: Json, said: model.Reply, number: int, usage: Json | None) -> Iterator[str]:
+def _events(head: Json, said: model.ScriptedReply, number: int, usage: Json | None) -> Iterator[str]:
     deltas: list[Json] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": said.text[start : start + DELTA]} for start in range(0, len(said.text), DELTA)]
     if said.call:
@@ -118,10 +118,10 @@ def _event(head: Json, choices: list[Json], **members: Json) -> str:
     return f"data: {json.dumps(chunk)}\n\n"
 
 
-def _call(call: model.Call, number: int) -> Json:
+def _call(call: model.ScriptedCall, number: int) -> Json:
     function = {"name": call.name, "arguments": json.dumps(call.arguments)}
     return {"id": f"call_{number}", "type": "function", "function": function}
 
 
-def _finish(said: model.Reply) -> str:
+def _finish(said: model.ScriptedReply) -> str:
     return "tool_calls" if said.call else "stop"

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized
 from proxy.operations import offload, openapi, parameters, read, search
-from proxy.operations.call import Call
-from proxy.operations.caller_files import Shelf
-from proxy.operations.envelope import Reply, refusal
+from proxy.operations.call import OperationCall
+from proxy.operations.caller_files import CallerFiles
+from proxy.operations.envelope import OperationReply, refusal
 from proxy.requests.passthrough import served
 from proxy.upstream.content_encoding import decoded
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
-    from proxy.requests.exchange import Client
+    from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
     from proxy.requests.summarizer import Summarizer
     from proxy.telemetry.outcome import Outcome
@@ -39,7 +39,7 @@ SECONDS = 600.0
 _OFFLOADS = frozenset((b"/context_offload", b"/context_compact", b"/context_compress"))
 """Those of the paths whose replies always hold messages."""
 
-PATHS: Mapping[bytes, Callable[[Call], Awaitable[Reply]]] = {
+PATHS: Mapping[bytes, Callable[[OperationCall], Awaitable[OperationReply]]] = {
     b"/context_offload": offload.offload,
     b"/context_compact": offload.compact,
     b"/context_compress": offload.compress,
@@ -63,14 +63,14 @@ class Operations:
         self._services = services
         self._summarizer = summarizer
 
-    async def __call__(self, client: Client, tenant: Tenant) -> None:
+    async def __call__(self, client: Exchange, tenant: Tenant) -> None:
         """Reply, and record one outcome whatever happens."""
         visit = self._services.store.visit(STORE_SECONDS)
-        shelf = Shelf(visit, tenant.namespace, tenant.policy, self._services.threads)
-        call = Call(self._services, self._summarizer, client, tenant, shelf)
+        shelf = CallerFiles(visit, tenant.namespace, tenant.policy, self._services.threads)
+        call = OperationCall(self._services, self._summarizer, client, tenant, shelf)
         await served(client, self._services.sink, self._serve(call), lambda: _outcome(call))
 
-    async def _serve(self, call: Call) -> None:
+    async def _serve(self, call: OperationCall) -> None:
         """Raises ProxyError and ClientGone."""
         client = call.client
         if client.method != "POST":
@@ -86,7 +86,7 @@ class Operations:
             await client.reply(200, await _answered(call))
 
 
-async def _answered(call: Call) -> bytes:
+async def _answered(call: OperationCall) -> bytes:
     """The reply's body. Raises ProxyError."""
     try:
         async with asyncio.timeout(SECONDS):
@@ -96,6 +96,6 @@ async def _answered(call: Call) -> bytes:
         raise Overloaded(f"This took longer than {SECONDS:g} seconds; ask for less at once") from error
 
 
-def _outcome(call: Call) -> Outcome:
+def _outcome(call: OperationCall) -> Outcome:
     outcome = call.client.outcome("operation", call.tenant.name, call.tenant.namespace)
     return replace(outcome, **call.noted, store_errors=call.shelf.errors)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from proxy.operations.caller_files import Shelf
+from proxy.operations.caller_files import CallerFiles
 from proxy.operations.parameters import Body
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
-    from proxy.requests.exchange import Client
+    from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
     from proxy.requests.summarizer import Summarizer
 
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 @dataclass
-class Call:
+class OperationCall:
     """What an operation has to work with."""
 
     services: Services
     summarizer: Summarizer
-    client: Client
+    client: Exchange
     tenant: Tenant
-    shelf: Shelf
+    shelf: CallerFiles
     given: Body = field(default_factory=Body)
     """What the client sent, once it is read."""
     noted: dict[str, Any] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class File(msgspec.Struct, frozen=True):
     size: int
 
 
-class Shelf:
+class CallerFiles:
     """One request's dealings with its caller's files. Everything raises StoreFault where the store does not answer."""
 
     def __init__(self, visit: Visit, namespace: str, policy: Policy, threads: Threads) -> None:

@@ -12,7 +12,7 @@ from proxy.core import rawjson
 from proxy.errors import ProxyError
 
 
-class Reply(msgspec.Struct, frozen=True):
+class OperationReply(msgspec.Struct, frozen=True):
     """The envelope's content. Messages are JSON already and stay as they are."""
 
     answer: str

@@ -18,13 +18,13 @@ from proxy.core.retrieval import names
 from proxy.core.retrieval.names import BadName
 from proxy.errors import ClientFault
 from proxy.operations import one_shot, parameters, summaries
-from proxy.operations.envelope import Reply
+from proxy.operations.envelope import OperationReply
 from proxy.operations.one_shot import Offloaded, Options
 
 if TYPE_CHECKING:
     from proxy.core.policy import Policy
-    from proxy.operations.call import Call
-    from proxy.operations.caller_files import Shelf
+    from proxy.operations.call import OperationCall
+    from proxy.operations.caller_files import CallerFiles
 
 KEEP_RECENT = 5
 """What `/context_compress` keeps unless it is told otherwise, as it always did."""
@@ -32,25 +32,25 @@ KEEP_RECENT = 5
 NOTHING = "Nothing was above the thresholds: the messages are as they came, and no file was written."
 
 
-async def offload(call: Call) -> Reply:
+async def offload(call: OperationCall) -> OperationReply:
     """The call's mode decides. Raises ProxyError."""
-    return await _offload(call, await call.read(parameters.taken, call.given, parameters.Offload))
+    return await _offload(call, await call.read(parameters.taken, call.given, parameters.OffloadParameters))
 
 
-async def compact(call: Call) -> Reply:
+async def compact(call: OperationCall) -> OperationReply:
     """The same in compact mode."""
-    given = await call.read(parameters.taken, call.given, parameters.Offload)
+    given = await call.read(parameters.taken, call.given, parameters.OffloadParameters)
     return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compact"))
 
 
-async def compress(call: Call) -> Reply:
+async def compress(call: OperationCall) -> OperationReply:
     """The same in compress mode."""
-    given = await call.read(parameters.taken, call.given, parameters.Offload)
+    given = await call.read(parameters.taken, call.given, parameters.OffloadParameters)
     keep = KEEP_RECENT if given.keep_recent_count is None else given.keep_recent_count
     return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compress", keep_recent_count=keep))
 
 
-async def _offload(call: Call, given: parameters.Offload) -> Reply:
+async def _offload(call: OperationCall, given: parameters.OffloadParameters) -> OperationReply:
     options, chat_id = _options(given), given.chat_id or str(uuid.uuid4())
     policy = call.tenant.policy.for_model(given.model or "")
     model = given.model or policy.offload.compress.model or ""
@@ -67,10 +67,10 @@ async def _offload(call: Call, given: parameters.Offload) -> Reply:
     after = await call.read(_tokens, kept, decided, options, counter)
     call.noted["tokens_after"] = after
     files = {**decided.files, **groups}
-    return Reply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
+    return OperationReply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
 
 
-def _options(given: parameters.Offload) -> Options:
+def _options(given: parameters.OffloadParameters) -> Options:
     return Options(
         mode=Mode(given.context_manage_mode),
         store_dir=given.store_dir,
@@ -84,7 +84,7 @@ def _options(given: parameters.Offload) -> Options:
     )
 
 
-async def _stored(shelf: Shelf, paths: Sequence[str]) -> dict[str, str]:
+async def _stored(shelf: CallerFiles, paths: Sequence[str]) -> dict[str, str]:
     """The texts of those paths that lead to a file."""
     named: dict[str, str] = {}
     for path in paths:
@@ -101,7 +101,7 @@ async def _stored(shelf: Shelf, paths: Sequence[str]) -> dict[str, str]:
 
 
 async def _summarised(
-    call: Call, policy: Policy, model: str, decided: Offloaded, messages: Sequence[Message], options: Options
+    call: OperationCall, policy: Policy, model: str, decided: Offloaded, messages: Sequence[Message], options: Options
 ) -> list[str]:
     if not model:
         raise ClientFault(
@@ -113,7 +113,7 @@ async def _summarised(
     return await summaries.made(call, policy, model, groups, names.stem(options.store_dir))
 
 
-async def _written(call: Call, decided: Offloaded, store_dir: str, chat_id: str) -> dict[str, str]:
+async def _written(call: OperationCall, decided: Offloaded, store_dir: str, chat_id: str) -> dict[str, str]:
     """Write all that is moved; the groups' files, path → content, in their order."""
     await call.shelf.put_all({names.canonical(path): _bytes(text) for path, text in decided.files.items()})
     groups = {}
@@ -123,7 +123,7 @@ async def _written(call: Call, decided: Offloaded, store_dir: str, chat_id: str)
     return groups
 
 
-async def _put_group(shelf: Shelf, store_dir: str, chat_id: str, content: bytes) -> str:
+async def _put_group(shelf: CallerFiles, store_dir: str, chat_id: str, content: bytes) -> str:
     stem = names.joined(store_dir, one_shot.group_stem(chat_id))
     name = await shelf.put_next(names.canonical(stem), ".json", content)
     return names.joined(store_dir, name.rpartition("/")[2])
@@ -161,7 +161,7 @@ def _metadata(
     return metadata
 
 
-def _note(call: Call, options: Options, model: str, decided: Offloaded) -> None:
+def _note(call: OperationCall, options: Options, model: str, decided: Offloaded) -> None:
     call.noted |= {
         "mode": options.mode.value,
         "model": model,

@@ -24,7 +24,7 @@ from proxy.core.policy import Mode, SnapshotRole
 from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
 from proxy.core.retrieval.names import joined, stem
-from proxy.core.summary import Turn
+from proxy.core.summary import Section
 from proxy.dialects.chat import messages as chat_messages
 from proxy.dialects.chat import render
 from proxy.dialects.chat.messages import MESSAGE_TOKENS
@@ -276,7 +276,7 @@ def with_snapshots(
     return render.with_snapshot(kept, leading, "\n\n".join([summary.NOTICE, *blocks]), role)
 
 
-def group_turns(offloaded: Offloaded, messages: Sequence[Message], group: Iterable[int]) -> list[Turn]:
+def group_turns(offloaded: Offloaded, messages: Sequence[Message], group: Iterable[int]) -> list[Section]:
     """A group for the model that summarises it: as the messages stand, with references in the place of what moved."""
     tools = {call: name for message in messages for call, name in message.calls}
     return [turn for index in group for turn in _turns(offloaded.raws[index], index, messages[index], tools)]
@@ -297,8 +297,8 @@ def group_stem(chat_id: str) -> str:
     return f"compressed_group_{safe}{mark}_"
 
 
-def _turns(raw: bytes | Raw, index: int, message: Message, tools: Mapping[str, str]) -> list[Turn]:
+def _turns(raw: bytes | Raw, index: int, message: Message, tools: Mapping[str, str]) -> list[Section]:
     if not _is_older(raw):
         with suppress(NotJson):
             return render.turns(raw, index, message, tools.get(message.answers, ""))
-    return [Turn(f"{index + 1} {message.role.name.lower()}", bytes(raw).decode("utf-8", "replace"), message.role)]
+    return [Section(f"{index + 1} {message.role.name.lower()}", bytes(raw).decode("utf-8", "replace"), message.role)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.operations.parameters import ALIASES, Find, Offload, ReadFile, Search
+from proxy.operations.parameters import ALIASES, Find, OffloadParameters, ReadFile, Search
 
 Json = dict[str, Any]
 
@@ -46,7 +46,7 @@ _FAULTS = {
 @cache
 def description() -> bytes:
     """The document."""
-    types = (Offload, Search, Find, ReadFile)
+    types = (OffloadParameters, Search, Find, ReadFile)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for kind in types:
         _add_aliases(schemas[kind.__name__])

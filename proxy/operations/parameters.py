@@ -63,26 +63,28 @@ class Function(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCallParameter(msgspec.Struct, frozen=True):
     """A tool call of the model."""
 
     id: str | None = None
     function: Function | None = None
 
 
-class Message(msgspec.Struct, frozen=True):
+class MessageParameter(msgspec.Struct, frozen=True):
     """A chat message as far as it must be one; whatever else it has is kept."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCallParameter] | None = None
     tool_call_id: str | None = None
 
 
-class Offload(msgspec.Struct, frozen=True, kw_only=True):
+class OffloadParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Moves old content of a conversation out of its messages; the caller goes on with the messages of the reply."""
 
-    messages: Annotated[list[Message], Meta(min_length=1, description="the conversation, every field of it is kept")]
+    messages: Annotated[
+        list[MessageParameter], Meta(min_length=1, description="the conversation, every field of it is kept")
+    ]
     store_dir: Annotated[Path, Meta(description="directory, a name among your own files, that references will carry")]
     context_manage_mode: Annotated[
         Literal["compact", "compress", "auto"],

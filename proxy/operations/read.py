@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 from proxy.core.retrieval import names, pages
 from proxy.errors import NotThere
 from proxy.operations import parameters
-from proxy.operations.envelope import Reply
+from proxy.operations.envelope import OperationReply
 
 if TYPE_CHECKING:
-    from proxy.operations.call import Call
-    from proxy.operations.caller_files import Shelf
+    from proxy.operations.call import OperationCall
+    from proxy.operations.caller_files import CallerFiles
 
 
-async def read_file(call: Call) -> Reply:
+async def read_file(call: OperationCall) -> OperationReply:
     """Raises ProxyError."""
     given = parameters.taken(call.given, parameters.ReadFile)
     path, content = await _found(call.shelf, given.absolute_path)
     return await call.read(shown, path, content, given.offset or 0, given.limit)
 
 
-async def _found(shelf: Shelf, path: str) -> tuple[str, bytes]:
+async def _found(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
     """The file of this path; or the only one whose path ends like this, as `File:` lines name them from a directory."""
     name = names.canonical(path)
     content = await shelf.read(name) if name else None
@@ -36,10 +36,10 @@ async def _found(shelf: Shelf, path: str) -> tuple[str, bytes]:
     )
 
 
-def shown(path: str, content: bytes, offset: int, limit: int | None) -> Reply:
+def shown(path: str, content: bytes, offset: int, limit: int | None) -> OperationReply:
     """`limit` lines from the 0-based line `offset` on; what is past the end is empty."""
     text = content.decode("utf-8", "surrogatepass")
     lines = pages.line_count(text)
     start = pages.line_start(text, min(offset, lines))
     stop = len(text) if limit is None else pages.line_start(text, min(limit, lines), start)
-    return Reply(text[start:stop], metadata={"path": path, "size_bytes": len(content), "lines": lines})
+    return OperationReply(text[start:stop], metadata={"path": path, "size_bytes": len(content), "lines": lines})

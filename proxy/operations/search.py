@@ -12,15 +12,15 @@ import msgspec
 
 from proxy import regex
 from proxy.core.retrieval import names, search
-from proxy.core.retrieval.search import Find, Match, TooSlow
+from proxy.core.retrieval.search import Find, LineMatch, TooSlow
 from proxy.errors import ClientFault, NotThere
 from proxy.operations import parameters
-from proxy.operations.envelope import Reply
+from proxy.operations.envelope import OperationReply
 from proxy.regex import Budget, sliced
 
 if TYPE_CHECKING:
-    from proxy.operations.call import Call
-    from proxy.operations.caller_files import File, Shelf
+    from proxy.operations.call import OperationCall
+    from proxy.operations.caller_files import CallerFiles, File
 
 SECONDS = 10.0
 """Of a processor, that one search may take: 10 GB in a pattern's usual speed."""
@@ -42,17 +42,17 @@ CHARACTERS = 16 << 20
 """What one answer holds at most, whatever the limit."""
 
 
-Steps = Generator[None, None, list[Match]]
+Steps = Generator[None, None, list[LineMatch]]
 
 
 class Found(msgspec.Struct, frozen=True):
     """Matches by their files' names, and whether there may be more."""
 
-    matches: list[Match]
+    matches: list[LineMatch]
     more: bool
 
 
-async def grep(call: Call) -> Reply:
+async def grep(call: OperationCall) -> OperationReply:
     """Raises ProxyError."""
     budget = Budget(SECONDS)
     try:
@@ -65,7 +65,7 @@ async def grep(call: Call) -> Reply:
         budget.end()  # batches side by side go on when one of them fails
 
 
-async def _below(call: Call, given: parameters.Search, budget: Budget) -> Reply:
+async def _below(call: OperationCall, given: parameters.Search, budget: Budget) -> OperationReply:
     directory = names.canonical(given.path or ".")
     find = await _matcher(call, regex.compile, given.pattern, budget)
     files = await call.shelf.below(directory)
@@ -73,14 +73,14 @@ async def _below(call: Call, given: parameters.Search, budget: Budget) -> Reply:
         raise NotThere(f"There is nothing in {given.path!r} among your files")
     wanted = await call.read(_fitting, given.glob, files, directory) if given.glob else files
 
-    async def run(steps: Steps) -> list[Match]:
+    async def run(steps: Steps) -> list[LineMatch]:
         return await sliced(call.services.threads.searching, call.tenant.namespace, steps, budget)
 
     matches = await searched(call.shelf, wanted, find, given.limit, run)
     return await call.read(_shown_below, given, directory, matches)
 
 
-async def _in_one(call: Call, given: parameters.Find, budget: Budget) -> Reply:
+async def _in_one(call: OperationCall, given: parameters.Find, budget: Budget) -> OperationReply:
     find = await _matcher(call, regex.literal, given.pattern, budget)
     [content] = await call.shelf.read_many([names.canonical(given.file_path)])
     if content is None:
@@ -90,22 +90,26 @@ async def _in_one(call: Call, given: parameters.Find, budget: Budget) -> Reply:
     return await call.read(_shown_of_one, given, matches)
 
 
-async def _matcher(call: Call, matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
+async def _matcher(call: OperationCall, matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
     return await call.services.threads.searching.run(call.tenant.namespace, lambda: _compiled(matcher, pattern, budget))
 
 
 async def searched(
-    shelf: Shelf, files: Sequence[File], find: Find, limit: int | None, run: Callable[[Steps], Awaitable[list[Match]]]
-) -> list[Match]:
+    shelf: CallerFiles,
+    files: Sequence[File],
+    find: Find,
+    limit: int | None,
+    run: Callable[[Steps], Awaitable[list[LineMatch]]],
+) -> list[LineMatch]:
     """Matches in these files, in their order, `limit` or more where there are. Raises StoreFault and TooSlow.
 
     `run` searches a batch in the threads that all searches share.
     """
-    matches: list[Match] = []
+    matches: list[LineMatch] = []
     most, characters = _most(limit), 0
     batches = _batches(files)
 
-    async def in_batch(batch: Sequence[File]) -> list[Match]:
+    async def in_batch(batch: Sequence[File]) -> list[LineMatch]:
         wanted = [file.name for file in batch]
         contents = await shelf.read_many(wanted)
         # A file can have outlived its retention since it was listed.
@@ -121,7 +125,7 @@ async def searched(
 
 def _in_files(files: Sequence[tuple[str, bytes]], find: Find, most: int) -> Steps:
     """Matches, up to one more than `most` and a little more than `CHARACTERS`, so that it shows that there are more."""
-    matches: list[Match] = []
+    matches: list[LineMatch] = []
     characters = 0
     for name, content in files:
         for match in _in_file(name, content, find):
@@ -136,7 +140,7 @@ def _in_files(files: Sequence[tuple[str, bytes]], find: Find, most: int) -> Step
     return matches
 
 
-def _in_file(name: str, content: bytes, find: Find) -> Iterator[Match | None]:
+def _in_file(name: str, content: bytes, find: Find) -> Iterator[LineMatch | None]:
     """As `in_data`. Most files hold no match, and whether those are valid does not matter."""
     start = 0
     while (found := find(content, start)) < -1:
@@ -156,8 +160,8 @@ def _valid(content: bytes) -> bytes:
     return b"".join([*parts, decoder.decode(b"", final=True).encode()])
 
 
-def _bounded(matches: Sequence[Match], most: int) -> Found:
-    kept: list[Match] = []
+def _bounded(matches: Sequence[LineMatch], most: int) -> Found:
+    kept: list[LineMatch] = []
     characters = 0
     for match in matches[:most]:
         characters += len(match.text)
@@ -200,7 +204,7 @@ def _fitting(glob: str, files: Sequence[File], directory: str) -> list[File]:
     return [file for file in files if file.name in fitting]
 
 
-def _shown_below(given: parameters.Search, directory: str, matches: Sequence[Match]) -> Reply:
+def _shown_below(given: parameters.Search, directory: str, matches: Sequence[LineMatch]) -> OperationReply:
     """A block for each file, between lines of dashes."""
     found = _bounded(matches, _most(given.limit))
     path = given.path or "."
@@ -213,15 +217,15 @@ def _shown_below(given: parameters.Search, directory: str, matches: Sequence[Mat
         lines += ["---", f"File: {relative}", *shown]
         paths += [names.joined(path, relative)] * len(shown)
     answer = "\n".join([*lines, "---"]) if paths else f"No matches found for {about}"
-    return Reply(answer, metadata=_metadata(found, paths))
+    return OperationReply(answer, metadata=_metadata(found, paths))
 
 
-def _shown_of_one(given: parameters.Find, matches: Sequence[Match]) -> Reply:
+def _shown_of_one(given: parameters.Find, matches: Sequence[LineMatch]) -> OperationReply:
     """A line for each match."""
     path, found = given.file_path, _bounded(matches, _most(given.limit))
     lines = [f"{path}:{match.line}:{match.text}" for match in found.matches]
     answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{path}"'
-    return Reply(answer, metadata=_metadata(found, [path] * len(lines)))
+    return OperationReply(answer, metadata=_metadata(found, [path] * len(lines)))
 
 
 def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:

@@ -11,16 +11,16 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from proxy.core import rawjson
-from proxy.core.summary import Turn
+from proxy.core.summary import Section
 from proxy.errors import NoSummary, UpstreamSilent
 from proxy.requests import turn_io
 from proxy.requests.snapshots import group_limits
-from proxy.requests.summarizer import Answer, Failed, Job, Spent
+from proxy.requests.summarizer import Failed, Spent, SummaryAnswer, SummaryJob
 from proxy.upstream.headers import url_for
 
 if TYPE_CHECKING:
     from proxy.core.policy import Policy
-    from proxy.operations.call import Call
+    from proxy.operations.call import OperationCall
 
 LEAST = 200
 """Tokens of a summary that are asked for, however small the group: below, models do not keep to it."""
@@ -31,14 +31,14 @@ BEFORE = "earlier records, which are kept beside yours: do not repeat them"
 
 
 async def made(
-    call: Call, policy: Policy, model: str, groups: Sequence[tuple[list[Turn], int]], store_dir: str
+    call: OperationCall, policy: Policy, model: str, groups: Sequence[tuple[list[Section], int]], store_dir: str
 ) -> list[str]:
     """A text for each group, from its messages and the tokens that they have. Raises UpstreamFault."""
     spent, texts = Spent(), list[str]()
     call.client.sent = time.perf_counter()
     try:
         for turns, tokens in groups:
-            before = [Turn(BEFORE, "\n\n".join(texts))] if texts else []
+            before = [Section(BEFORE, "\n\n".join(texts))] if texts else []
             job = _job(call, policy, model, [*before, *turns], tokens, store_dir)
             texts.append((await call.summarizer.once(job, spent)).text)
     except Failed as error:
@@ -55,15 +55,17 @@ async def made(
     return texts
 
 
-def _job(call: Call, policy: Policy, model: str, turns: list[Turn], tokens: int, store_dir: str) -> Job:
+def _job(
+    call: OperationCall, policy: Policy, model: str, turns: list[Section], tokens: int, store_dir: str
+) -> SummaryJob:
     """The caller asked for a summary whatever it saves; so it need not, but it is to be half as long as the group."""
     compress = policy.offload.compress
     window = call.services.learned.window(policy, model)
 
-    async def ask(body: bytes) -> Answer:
+    async def ask(body: bytes) -> SummaryAnswer:
         return await _asked(call, policy, body)
 
-    return Job(
+    return SummaryJob(
         key="",
         tenant=call.tenant.name,
         conversation="",
@@ -83,7 +85,7 @@ def _job(call: Call, policy: Policy, model: str, turns: list[Turn], tokens: int,
     )
 
 
-async def _asked(call: Call, policy: Policy, body: bytes) -> Answer:
+async def _asked(call: OperationCall, policy: Policy, body: bytes) -> SummaryAnswer:
     """By the caller's own credentials, or those that the tenant has in their place."""
     tenant = replace(call.tenant, policy=policy)
     request = call.services.relay.request(call.client, tenant, body)

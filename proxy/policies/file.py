@@ -20,7 +20,7 @@ _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tool
 """Keys that may stand with nothing behind them, as when all below a section is commented out."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class PolicySource(msgspec.Struct, frozen=True):
     """One file, read: its policy, and the SHA-256 of each of its keys with the place where it stands."""
 
     document: Document
@@ -32,7 +32,7 @@ class Source(msgspec.Struct, frozen=True):
         return f"Source({self.document.name!r}, tenant={self.policy.tenant!r})"
 
 
-def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_url: str | None = None) -> Source:
+def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_url: str | None = None) -> PolicySource:
     """One file's text → its policy. `name` is for errors, `stem` the file's name without `.yaml`.
 
     `base_url` holds where the file gives none. Raises PolicyError with file, line, key and what was expected.
@@ -45,7 +45,7 @@ def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_
     policy = _policy(stem, written, value)
     for path, fault in _faults(written, policy, is_default=stem == "default"):
         raise document.error(path, fault)
-    return Source(document, policy, tuple(_keys(document, written, environment)), stem == "default")
+    return PolicySource(document, policy, tuple(_keys(document, written, environment)), stem == "default")
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

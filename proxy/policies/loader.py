@@ -17,7 +17,7 @@ import msgspec
 from proxy import regular_files
 from proxy.core.policy import Policy, Upstream
 from proxy.errors import PolicyError
-from proxy.policies.file import Source, parse
+from proxy.policies.file import PolicySource, parse
 
 INTERVAL = 0.5
 """Seconds between two looks at the directory. A change is taken at the second look, well within the promised 2 s."""
@@ -84,7 +84,7 @@ def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str 
     )
 
 
-class PolicyBook:
+class PolicyLoader:
     """The policies in force. `current` is replaced whole; whoever took it before keeps what it took."""
 
     def __init__(
@@ -184,7 +184,7 @@ def _text(path: pathlib.Path) -> str:
         raise PolicyError(f"{path}: expected text in UTF-8") from error
 
 
-def _collisions(sources: Sequence[Source]) -> Iterator[str]:
+def _collisions(sources: Sequence[PolicySource]) -> Iterator[str]:
     """What no file is wrong about alone: one tenant or one key in two places."""
     tenants: dict[str, str] = {}
     keys: dict[bytes, str] = {}

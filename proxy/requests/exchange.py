@@ -50,7 +50,7 @@ class ClientGone(Exception):
     """The client hung up: nobody is left to reply to."""
 
 
-class Client:
+class Exchange:
     """One request and the reply to it.
 
     Bodies larger than one message of the server are never held here: `body` hands them on as they come, and `write`
@@ -267,7 +267,7 @@ class Client:
 class _Streamed(AsyncIterator[bytes]):
     """A body as it comes. Cancelling `__anext__` loses nothing: a message is taken only once it is there."""
 
-    def __init__(self, client: Client, first: bytes) -> None:
+    def __init__(self, client: Exchange, first: bytes) -> None:
         self._client = client
         self._pending = first
         self._taken = 0

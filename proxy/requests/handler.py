@@ -20,15 +20,15 @@ from proxy.core.history import Unplannable
 from proxy.core.policy import Mode
 from proxy.dialects.chat import overflow
 from proxy.dialects.chat.request import LARGE_BYTES, ChatRequest, parse
-from proxy.dialects.chat.turn import Asked, Turn
+from proxy.dialects.chat.turn import ChatTurn, RoundRequest
 from proxy.errors import ClientFault
 from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
 from proxy.requests.passthrough import served
-from proxy.requests.prepare import History, Prepared, prepared
+from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered
 from proxy.requests.records import Records
 from proxy.requests.tool_loop import Interrupted, Refusal
-from proxy.requests.turn_io import Partner
+from proxy.requests.turn_io import RequestTurnIO
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Outcome
 from proxy.upstream.content_encoding import decoded
@@ -36,7 +36,7 @@ from proxy.upstream.headers import Headers, reply_headers
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
-    from proxy.requests.exchange import Client
+    from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Chat:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    async def __call__(self, client: Client, tenant: Tenant) -> None:
+    async def __call__(self, client: Exchange, tenant: Tenant) -> None:
         """Reply, and record one outcome whatever happens."""
         await _Request(self._services, client, tenant).serve()
 
@@ -61,16 +61,16 @@ class Chat:
 class _Request:
     """One client request from its first byte to its last."""
 
-    def __init__(self, services: Services, client: Client, tenant: Tenant) -> None:
+    def __init__(self, services: Services, client: Exchange, tenant: Tenant) -> None:
         self._services = services
         self._client = client
         self._tenant = tenant
         self._body = b""
         self._asked: ChatRequest | None = None
-        self._history: History | None = None
-        self._ready: Prepared | None = None
-        self._partner: Partner | None = None
-        self._turn: Turn | None = None
+        self._history: PlannedRequest | None = None
+        self._ready: RenderedRequest | None = None
+        self._partner: RequestTurnIO | None = None
+        self._turn: ChatTurn | None = None
         self._records = Records(services.store.visit(), tenant.namespace)
         self._searching = Budget(tenant.policy.tools.max_search_seconds)
         self._as_it_came = False
@@ -137,7 +137,7 @@ class _Request:
         """Off the event loop, if it takes long."""
         return await self._services.threads.reading.run(self._tenant.namespace, work) if large else work()
 
-    async def _planned(self) -> History | None:
+    async def _planned(self) -> PlannedRequest | None:
         """The history and its plan; None where the request is to go as it came."""
         asked, policy, learned = self._asked, self._tenant.policy, self._services.learned
         if asked is None or self._as_it_came or learned.refuses(policy, asked.model):
@@ -148,7 +148,7 @@ class _Request:
         except Unplannable:
             return None
 
-    async def _prepared(self, history: History) -> Prepared | None:
+    async def _prepared(self, history: PlannedRequest) -> RenderedRequest | None:
         """The request as it is to be sent; None where that is as it came."""
         if not history.concerns_us:
             return None
@@ -157,11 +157,11 @@ class _Request:
             snapshots.existing(history, self._records),
             self._records.rounds(history.reply_links(), history.request.model),
         )
-        ready = await self._run(partial(prepared, history, shown, rounds, reader), history.request.large)
+        ready = await self._run(partial(rendered, history, shown, rounds, reader), history.request.large)
         partner = self._new_partner(ready)
         ready = await snapshots.complete(ready, self._records, self._tenant.name, partner.ask)
         if rounds and not history.room.holds(ready.tokens):
-            ready = prepared(history, ready.shown, {}, reader, ready.plan)
+            ready = rendered(history, ready.shown, {}, reader, ready.plan)
         return ready if ready.changed else None
 
     # -- sending --
@@ -176,30 +176,32 @@ class _Request:
                 return None
             return await tool_loop.refusal(reply)
 
-    async def _offloaded(self, ready: Prepared) -> None:
+    async def _offloaded(self, ready: RenderedRequest) -> None:
         self._partner = self._new_partner(ready)
         self._keep_originals(ready)
         history = ready.history
         members = await self._run(lambda: history.request.members, history.request.large)
-        asked = Asked(
+        asked = RoundRequest(
             members=members,
             messages=ready.messages,
             tools=ready.definitions(),
             names=history.names,
             max_rounds=history.policy.tools.max_rounds,
         )
-        self._turn = await self._run(partial(Turn, asked), history.request.large)
+        self._turn = await self._run(partial(ChatTurn, asked), history.request.large)
         await tool_loop.converse(self._turn, self._client, self._partner)
 
-    def _new_partner(self, ready: Prepared) -> Partner:
-        return Partner(self._services, self._client, self._tenant, ready, self._records, self._headers, self._searching)
+    def _new_partner(self, ready: RenderedRequest) -> RequestTurnIO:
+        return RequestTurnIO(
+            self._services, self._client, self._tenant, ready, self._records, self._headers, self._searching
+        )
 
     async def _pass_on(self, refusal: Refusal) -> None:
         """An upstream error reaches the client with its status, headers and body."""
         await self._client.start(refusal.status, reply_headers(refusal.headers, self._headers()))
         await self._client.finish(refusal.body)
 
-    def _keep_originals(self, ready: Prepared) -> None:
+    def _keep_originals(self, ready: RenderedRequest) -> None:
         """For people to trace; nobody has to wait for it, as the proxy reads them out of each request."""
         name = ready.moves_name
         if not ready.history.policy.store_originals or self._records.has_originals(name):
@@ -264,7 +266,7 @@ class _Request:
         return replace(outcome, store_errors=self._records.errors)
 
 
-def _planned(history: History) -> dict[str, Any]:
+def _planned(history: PlannedRequest) -> dict[str, Any]:
     events = history.plan.events
     tokens = history.tokens
     return {
@@ -277,7 +279,7 @@ def _planned(history: History) -> dict[str, Any]:
     }
 
 
-def _carried_out(ready: Prepared) -> dict[str, Any]:
+def _carried_out(ready: RenderedRequest) -> dict[str, Any]:
     return {
         "kind": "offloaded",
         "tokens_after": ready.tokens,
@@ -287,7 +289,7 @@ def _carried_out(ready: Prepared) -> dict[str, Any]:
     }
 
 
-def _spent(turn: Turn) -> dict[str, Any]:
+def _spent(turn: ChatTurn) -> dict[str, Any]:
     return {
         "rounds": turn.rounds + turn.mixed,
         "prompt_tokens": turn.spent.prompt,

@@ -10,13 +10,13 @@ from typing import Protocol, TypeVar
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.core.history import Message, Past, Reading, Terms, Transcript
+from proxy.core.history import History, Message, Reading, Terms, Transcript
 from proxy.core.preview import Shape
 from proxy.dialects.chat.messages import compacted, digest, read
 from proxy.dialects.chat.render import Compacted
 from proxy.dialects.chat.request import LARGE_BYTES, LARGE_MESSAGES
 from proxy.lru import Lru
-from proxy.threads import READING, Pool
+from proxy.threads import READING, WorkPool
 
 T = TypeVar("T")
 
@@ -45,19 +45,19 @@ class Counter(Protocol):
         ...
 
 
-class Reader:
+class MessageCache:
     """Reads messages by their bytes. A message is a pure function of them, so nothing here is ever wrong.
 
     `caller` is whose turn it is in the pool, for work that is too much for the event loop.
     """
 
-    def __init__(self, tokens: Counter, pool: Pool | None = None) -> None:
+    def __init__(self, tokens: Counter, pool: WorkPool | None = None) -> None:
         self._tokens = tokens
-        self._pool = pool or Pool("reading", READING)
+        self._pool = pool or WorkPool("reading", READING)
         self._messages: Lru[Key, Message] = Lru(MESSAGES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
-        self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, Past]] = Lru(PAST_BYTES)
+        self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, History]] = Lru(PAST_BYTES)
 
     def caches(self) -> dict[str, Callable[[], tuple[int, int]]]:
         """What tells the entries and bytes of each cache, for the metrics."""
@@ -67,7 +67,7 @@ class Reader:
             "histories": lambda: (len(self._pasts), self._pasts.weight),
         }
 
-    async def past(self, raws: Sequence[Raw], terms: Terms, caller: str = "") -> Past:
+    async def past(self, raws: Sequence[Raw], terms: Terms, caller: str = "") -> History:
         """A history, measured and folded. Of one that goes on from an earlier request's only what is new is read.
 
         Raises Unplannable.
@@ -80,9 +80,9 @@ class Reader:
             self._pasts.put((key, terms), (seen, past), past.size())
         return past
 
-    def _begun(self, raws: Sequence[Raw], terms: Terms) -> tuple[Past, bytes, bytes]:
+    def _begun(self, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, bytes]:
         """What is known of a history already, by what it is found, and the digest of all of it."""
-        past = Past.beginning(terms)
+        past = History.beginning(terms)
         if len(raws) < LONG:
             return past, b"", b""
         seen = hashlib.sha256()

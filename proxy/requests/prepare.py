@@ -10,19 +10,19 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson, summary
-from proxy.core.history import Past, Reading, Terms, Transcript, moved_pieces
-from proxy.core.plan import Cut, Plan, Role, Room, live
+from proxy.core.history import History, Reading, Terms, Transcript, moved_pieces
+from proxy.core.plan import Plan, Role, Room, SummaryBoundary, live
 from proxy.core.policy import Inject, Mode, Policy
 from proxy.core.retrieval import tools
 from proxy.dialects.chat import render
 from proxy.dialects.chat.files import Files, moved_files, piece_loader
 from proxy.dialects.chat.messages import cache_breakpoint, compacted, with_cache_breakpoint
-from proxy.dialects.chat.render import Round, Shown
+from proxy.dialects.chat.render import ActiveSnapshot, HiddenRound
 from proxy.dialects.chat.request import ChatRequest, function_tool, has_tools, with_tools
 from proxy.dialects.chat.turn import LIMITS
 
 if TYPE_CHECKING:
-    from proxy.requests.message_cache import Reader
+    from proxy.requests.message_cache import MessageCache
 
 OUR_TOOLS_TOKENS = 400
 """Our two definitions, about; set aside whenever we may have to send them."""
@@ -32,13 +32,13 @@ SUMMARY_MEMBERS = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier
 model may know none of it but who asks."""
 
 
-class History(msgspec.Struct, frozen=True):
+class PlannedRequest(msgspec.Struct, frozen=True):
     """A request's history with the plan for it. `policy` is the one for the request's model."""
 
     request: ChatRequest
     policy: Policy
     transcript: Transcript
-    past: Past
+    past: History
     plan: Plan
     room: Room
     names: tuple[str, str]
@@ -68,12 +68,12 @@ class History(msgspec.Struct, frozen=True):
         roles = [message.role for message in self.transcript.messages]
         return {index: self.chain[index + 1] for index in range(first, len(roles)) if roles[index] is Role.ASSISTANT}
 
-    def snapshot_name(self, cut: Cut) -> str:
+    def snapshot_name(self, cut: SummaryBoundary) -> str:
         """The record's name: what the cut's history means, and what else decided the words of a summary."""
         variant = hashlib.sha256(f"{summary.PROMPT_VERSION}\n{self.summary_model}".encode()).hexdigest()[:8]
         return f"{self.chain[cut.end].hex()}-{variant}"
 
-    def originals_path(self, cut: Cut) -> str:
+    def originals_path(self, cut: SummaryBoundary) -> str:
         return f"{self.policy.offload.store_dir}/{summary.file_name(self.chain[cut.end])}"
 
     @property
@@ -94,8 +94,8 @@ class History(msgspec.Struct, frozen=True):
 
 
 async def plan(
-    asked: ChatRequest, policy: Policy, window: int | None, reader: Reader, caller: str = ""
-) -> History | None:
+    asked: ChatRequest, policy: Policy, window: int | None, reader: MessageCache, caller: str = ""
+) -> PlannedRequest | None:
     """Read and plan. None: nothing may be changed in this request. Raises Unplannable."""
     names = asked.our_names()
     if policy.offload.mode is Mode.OFF or names is None or asked.obstacle():
@@ -104,16 +104,16 @@ async def plan(
     room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
     entering = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     past = await reader.past(asked.messages, Terms(asked.model, policy.offload, room, entering), caller)
-    return History(asked, policy, past.transcript(asked.messages), past, past.plan(), room, names)
+    return PlannedRequest(asked, policy, past.transcript(asked.messages), past, past.plan(), room, names)
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class RenderedRequest(msgspec.Struct, frozen=True):
     """A request ready to be sent: a value, from which the turn is made. `plan` is what it shows of the history's."""
 
-    history: History
+    history: PlannedRequest
     plan: Plan
-    shown: Shown | None
-    rounds: Mapping[int, Round]
+    shown: ActiveSnapshot | None
+    rounds: Mapping[int, HiddenRound]
     messages: list[bytes | Raw]
     tokens: int
     """Of the messages as sent."""
@@ -157,20 +157,28 @@ class Prepared(msgspec.Struct, frozen=True):
         return sum(index >= start for index in self.plan.moves)
 
 
-def prepared(
-    history: History, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader, plan: Plan | None = None
-) -> Prepared:
+def rendered(
+    history: PlannedRequest,
+    shown: ActiveSnapshot | None,
+    rounds: Mapping[int, HiddenRound],
+    reader: MessageCache,
+    plan: Plan | None = None,
+) -> RenderedRequest:
     """Render the plan with the records that exist. `plan`: where it is not to be what these alone let it show."""
     plan = plan or history.plan.shown(shown.cut if shown else None)
     role = history.policy.offload.compress.snapshot_role
     messages = render.render(
         history.transcript, plan, _compactor(history, reader), shown=shown, role=role, rounds=rounds
     )
-    return Prepared(history, plan, shown, rounds, messages, _size(history, plan, shown, rounds, reader))
+    return RenderedRequest(history, plan, shown, rounds, messages, _size(history, plan, shown, rounds, reader))
 
 
 def riding(
-    history: History, cut: Cut, shown: Shown | None, rounds: Mapping[int, Round], left: int
+    history: PlannedRequest,
+    cut: SummaryBoundary,
+    shown: ActiveSnapshot | None,
+    rounds: Mapping[int, HiddenRound],
+    left: int,
 ) -> Callable[[bytes], bytes]:
     """The body of a summary call on the prefix that upstream has cached, which leaves `left` tokens for the reply.
 
@@ -199,7 +207,7 @@ def riding(
     return body
 
 
-def summary_members(history: History, left: int | None = None) -> dict[str, Raw]:
+def summary_members(history: PlannedRequest, left: int | None = None) -> dict[str, Raw]:
     """What a summary call has besides messages and tools; its reply may take `left` tokens. Never `store`."""
     members = history.request.members
     own = history.summary_model == history.request.model
@@ -209,12 +217,12 @@ def summary_members(history: History, left: int | None = None) -> dict[str, Raw]
     return {"model": Raw(rawjson.encode(history.summary_model)), **kept, **dict.fromkeys(limits, Raw(b"%d" % most))}
 
 
-def definitions(history: History) -> list[bytes]:
+def definitions(history: PlannedRequest) -> list[bytes]:
     """Our tools as they stand behind the client's."""
     return [function_tool(raw) for raw in tools.definitions(history.names, history.policy.offload.store_dir)]
 
 
-def originals(ready: Prepared) -> dict[str, Callable[[], str]]:
+def originals(ready: RenderedRequest) -> dict[str, Callable[[], str]]:
     """Every moved text by its file's name, for the store."""
     transcript = ready.history.transcript
     return {
@@ -224,11 +232,17 @@ def originals(ready: Prepared) -> dict[str, Callable[[], str]]:
     }
 
 
-def _compactor(history: History, reader: Reader) -> render.Compacted:
+def _compactor(history: PlannedRequest, reader: MessageCache) -> render.Compacted:
     return reader.compactor(history.transcript, history.reading.shape)
 
 
-def _size(history: History, plan: Plan, shown: Shown | None, rounds: Mapping[int, Round], reader: Reader) -> int:
+def _size(
+    history: PlannedRequest,
+    plan: Plan,
+    shown: ActiveSnapshot | None,
+    rounds: Mapping[int, HiddenRound],
+    reader: MessageCache,
+) -> int:
     """The messages as sent, in tokens."""
     start = shown.cut.end if shown else 0
     total = sum(hidden.tokens for index, hidden in rounds.items() if index >= start)

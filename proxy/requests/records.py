@@ -22,7 +22,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.rawjson import NotJson
 from proxy.dialects.chat.messages import tool_calls
-from proxy.dialects.chat.render import Round
+from proxy.dialects.chat.render import HiddenRound
 from proxy.requests.summarizer import Snapshot
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
@@ -48,9 +48,9 @@ class _Hidden(msgspec.Struct, frozen=True):
     tokens: int
     earlier: list[str]
 
-    def round(self) -> Round:
+    def round(self) -> HiddenRound:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
-        return Round(tuple(map(bytes, self.before)), instead, tuple(map(bytes, self.after)), self.tokens)
+        return HiddenRound(tuple(map(bytes, self.before)), instead, tuple(map(bytes, self.after)), self.tokens)
 
 
 class Records:
@@ -88,7 +88,7 @@ class Records:
                 return winner
         return None
 
-    async def rounds(self, links: Mapping[int, bytes], model: str) -> dict[int, Round]:
+    async def rounds(self, links: Mapping[int, bytes], model: str) -> dict[int, HiddenRound]:
         """The hidden rounds of these replies (index → digest of the history that the reply ends).
 
         The newest hit names its predecessors; where one of them is missing, it and all behind it are left out, for
@@ -101,14 +101,14 @@ class Records:
         places = {link.hex(): place for place, link in links.items()}
         earlier = [(places[link], link) for link in hidden.earlier if link in places]
         found = await self._hidden([link for _, link in earlier], model)
-        rounds: dict[int, Round] = {}
+        rounds: dict[int, HiddenRound] = {}
         for (place, _), record in zip(earlier, found, strict=True):
             if record is None:
                 return rounds
             rounds[place] = record.round()
         return rounds | {index: hidden.round()}
 
-    async def remember(self, link: bytes, model: str, hidden: Round, earlier: Sequence[bytes]) -> None:
+    async def remember(self, link: bytes, model: str, hidden: HiddenRound, earlier: Sequence[bytes]) -> None:
         """Write down what a reply hid, under the digest of the history that it ends."""
         record = _Hidden(
             before=[Raw(raw) for raw in hidden.before],

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxy.requests.background import Background
-    from proxy.requests.message_cache import Reader
+    from proxy.requests.message_cache import MessageCache
     from proxy.requests.passthrough import Relay, Sink
     from proxy.requests.snapshots import Snapshots
-    from proxy.requests.upstream_limits import Learned
+    from proxy.requests.upstream_limits import UpstreamLimits
     from proxy.settings import Settings
     from proxy.stores.guarded import Guarded
     from proxy.threads import Threads
-    from proxy.upstream.client import Upstream
+    from proxy.upstream.client import UpstreamClient
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Services:
     """What all requests of a process share."""
 
     settings: Settings
-    upstream: Upstream
+    upstream: UpstreamClient
     relay: Relay
     store: Guarded
-    reader: Reader
+    reader: MessageCache
     snapshots: Snapshots
     background: Background
     threads: Threads
-    learned: Learned
+    learned: UpstreamLimits
     sink: Sink

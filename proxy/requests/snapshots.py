@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from proxy.core.plan import Cut, live
+from proxy.core.plan import SummaryBoundary, live
 from proxy.core.policy import Compress, Source, Wait
 from proxy.core.summary import shares
 from proxy.dialects.chat import render
-from proxy.dialects.chat.render import Shown
-from proxy.requests.prepare import History, Prepared, prepared, riding, summary_members
-from proxy.requests.summarizer import Answer, Job, Snapshot, Summarizer
+from proxy.dialects.chat.render import ActiveSnapshot
+from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, riding, summary_members
+from proxy.requests.summarizer import Snapshot, Summarizer, SummaryAnswer, SummaryJob
 
 if TYPE_CHECKING:
-    from proxy.requests.message_cache import Reader
+    from proxy.requests.message_cache import MessageCache
     from proxy.requests.records import Records
 
-Ask = Callable[[bytes], Awaitable[Answer]]
+Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
 
 
 class Snapshots:
     """What a process knows of snapshots under way, for any request."""
 
-    def __init__(self, summarizer: Summarizer, reader: Reader) -> None:
+    def __init__(self, summarizer: Summarizer, reader: MessageCache) -> None:
         self._summarizer = summarizer
         self._reader = reader
 
-    async def existing(self, history: History, records: Records) -> Shown | None:
+    async def existing(self, history: PlannedRequest, records: Records) -> ActiveSnapshot | None:
         """The latest cut whose record exists."""
         cuts = history.plan.cuts
         found = await records.snapshots([history.snapshot_name(cut) for cut in cuts]) if cuts else []
@@ -37,7 +37,7 @@ class Snapshots:
                 return _shown(history, cut, snapshot)
         return None
 
-    async def complete(self, ready: Prepared, records: Records, tenant: str, ask: Ask) -> Prepared:
+    async def complete(self, ready: RenderedRequest, records: Records, tenant: str, ask: Ask) -> RenderedRequest:
         """The request with the snapshot that its plan wants, made or waited for as the policy says.
 
         A request that is too large without it waits whatever the policy says; one whose summary fails goes on without,
@@ -53,10 +53,10 @@ class Snapshots:
             return ready
         snapshot = await self._summarizer.wait(job)
         if snapshot is None:
-            return prepared(history, ready.shown, ready.rounds, self._reader, history.plan)
-        return prepared(history, _shown(history, cut, snapshot), ready.rounds, self._reader)
+            return rendered(history, ready.shown, ready.rounds, self._reader, history.plan)
+        return rendered(history, _shown(history, cut, snapshot), ready.rounds, self._reader)
 
-    def _job(self, ready: Prepared, cut: Cut, records: Records, tenant: str, ask: Ask) -> Job:
+    def _job(self, ready: RenderedRequest, cut: SummaryBoundary, records: Records, tenant: str, ask: Ask) -> SummaryJob:
         history, shown = ready.history, ready.shown
         offload = history.policy.offload
         snapshot_tokens = offload.compress.snapshot_tokens
@@ -67,7 +67,7 @@ class Snapshots:
         if window:
             left = history.room.left(sum(sizes.values()))
         rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
-        return Job(
+        return SummaryJob(
             key=records.key("snapshots", history.snapshot_name(cut)),
             tenant=tenant,
             conversation=records.key("snapshots", history.conversation),
@@ -89,7 +89,7 @@ class Snapshots:
         )
 
 
-def _sizes(history: History, cut: Cut, shown: Shown | None) -> dict[int, int]:
+def _sizes(history: PlannedRequest, cut: SummaryBoundary, shown: ActiveSnapshot | None) -> dict[int, int]:
     """Tokens of each message up to the cut as it was sent before the cut's event; those that a snapshot stood for count
     as that snapshot, at its first message."""
     moves = history.plan.before(cut.event).moves
@@ -108,5 +108,5 @@ def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tupl
     return compress.group_token_threshold or history, reply
 
 
-def _shown(history: History, cut: Cut, snapshot: Snapshot) -> Shown:
-    return Shown(cut, snapshot.text, history.originals_path(cut))
+def _shown(history: PlannedRequest, cut: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:
+    return ActiveSnapshot(cut, snapshot.text, history.originals_path(cut))

@@ -17,12 +17,12 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson, summary
-from proxy.core.summary import Turn, Unusable
+from proxy.core.summary import Section, Unusable
 from proxy.dialects.chat import overflow
 from proxy.errors import Overloaded, UpstreamFault
 from proxy.lru import Lru
 from proxy.telemetry.outcome import Outcome
-from proxy.threads import Pool
+from proxy.threads import WorkPool
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     model: str
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SummaryAnswer(msgspec.Struct, frozen=True):
     """What came back of one call: status and body; where it was 200, the text and what upstream says it cost."""
 
     status: int
@@ -57,7 +57,7 @@ class Answer(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
-class Job(msgspec.Struct, frozen=True):
+class SummaryJob(msgspec.Struct, frozen=True):
     """Everything that one snapshot is made from. Built by the request that plans it; lives on without it."""
 
     key: str
@@ -78,13 +78,13 @@ class Job(msgspec.Struct, frozen=True):
     call it, as it may `history`."""
     members: dict[str, Raw]
     """What a call on originals carries besides its messages: the model, who asks."""
-    history: Callable[[], list[Turn]]
+    history: Callable[[], list[Section]]
     """What is to be recorded, from full originals."""
     earlier: str
     """The snapshot that this one replaces; empty if none."""
     originals: str
     """The path where all of the history can be read."""
-    ask: Callable[[bytes], Awaitable[Answer]]
+    ask: Callable[[bytes], Awaitable[SummaryAnswer]]
     """Sends one body by the request's own upstream and credentials."""
 
 
@@ -96,7 +96,7 @@ class Spent(msgspec.Struct):
     cached_tokens: int = 0
     calls: int = 0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: SummaryAnswer) -> None:
         self.calls += 1
         self.prompt_tokens += answer.prompt_tokens
         self.completion_tokens += answer.completion_tokens
@@ -118,7 +118,7 @@ class TooLong(Exception):
 class Calls:
     """The calls for one snapshot, counted."""
 
-    def __init__(self, job: Job, spent: Spent) -> None:
+    def __init__(self, job: SummaryJob, spent: Spent) -> None:
         self.job = job
         self._left = job.max_calls
         self.fault = ""
@@ -131,7 +131,7 @@ class Calls:
             raise Failed(f"no usable record within {self.job.max_calls} calls (`compress.max_calls`)")
         return self._left
 
-    async def ask(self, body: bytes) -> Answer:
+    async def ask(self, body: bytes) -> SummaryAnswer:
         """Raises Failed where there are none left or upstream refuses, TooLong and UpstreamFault."""
         self._left = self.left() - 1
         answer = await self.job.ask(body)
@@ -153,7 +153,7 @@ Recall = Callable[[str], Awaitable[bytes | None]]
 """Key → the record; None where there is none."""
 Keep = Callable[[str, bytes], Awaitable[bytes | None]]
 """Put if absent → the bytes that are stored now, the winner's; None where the store failed."""
-Report = Callable[[Job, Spent, str, float], None]
+Report = Callable[[SummaryJob, Spent, str, float], None]
 """Job, what was spent, empty or why it failed, seconds."""
 
 
@@ -166,7 +166,7 @@ class Summarizer:
         keep: Keep,
         count: Callable[[str, str], int],
         report: Report,
-        threads: Pool,
+        threads: WorkPool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recall = recall
@@ -187,7 +187,7 @@ class Summarizer:
     def under_way(self) -> int:
         return len(self._flights)
 
-    def request(self, job: Job) -> asyncio.Task[Snapshot | None] | None:
+    def request(self, job: SummaryJob) -> asyncio.Task[Snapshot | None] | None:
         """The flight for this record, started unless one is under way; None where none may be started now.
 
         Do not await it unshielded: the snapshot is to be finished even if its request is cancelled.
@@ -196,14 +196,14 @@ class Summarizer:
             return self._flights.get(job.key)
         return self._started(job)
 
-    async def wait(self, job: Job) -> Snapshot | None:
+    async def wait(self, job: SummaryJob) -> Snapshot | None:
         """The snapshot, once whatever else its conversation is busy with is done; None where there will be none."""
         while job.key not in self._flights and job.conversation in self._busy:
             await asyncio.wait([self._busy[job.conversation]])
         flight = self._flights.get(job.key) or self._started(job)
         return await asyncio.shield(flight) if flight else None
 
-    async def once(self, job: Job, spent: Spent) -> Snapshot:
+    async def once(self, job: SummaryJob, spent: Spent) -> Snapshot:
         """A snapshot for a caller who waits for it and keeps it: no record, no flight, no back-off.
 
         Raises Failed, UpstreamFault, Overloaded and TimeoutError; `spent` is what it has cost by then.
@@ -224,7 +224,7 @@ class Summarizer:
         for flight in flights:
             flight.cancel()
 
-    def _started(self, job: Job) -> asyncio.Task[Snapshot | None] | None:
+    def _started(self, job: SummaryJob) -> asyncio.Task[Snapshot | None] | None:
         health = self._health.get(job.conversation)
         if health and health.until > self._clock():
             return None
@@ -233,7 +233,7 @@ class Summarizer:
         self._queues[job.tenant] += 1
         return flight
 
-    async def _fly(self, job: Job) -> Snapshot | None:
+    async def _fly(self, job: SummaryJob) -> Snapshot | None:
         begun, spent, fault = self._clock(), Spent(), "the proxy ended"
         try:
             async with self._places[job.tenant]:
@@ -248,7 +248,7 @@ class Summarizer:
                 self._report(job, spent, fault, self._clock() - begun)
             self._landed(job, fault)
 
-    def _landed(self, job: Job, fault: str) -> None:
+    def _landed(self, job: SummaryJob, fault: str) -> None:
         del self._flights[job.key], self._busy[job.conversation]
         health = self._health.get(job.conversation) or _Health()
         self._health.put(job.conversation, health)
@@ -256,13 +256,13 @@ class Summarizer:
         if health.paused_by(fault, self._clock()):
             self._report(job, Spent(), UNUSED, 0.0)
 
-    async def _paid(self, job: Job, spent: Spent) -> Snapshot:
+    async def _paid(self, job: SummaryJob, spent: Spent) -> Snapshot:
         """Made and stored. Everybody uses the winner's bytes; with the store down its own are used for this once."""
         async with asyncio.timeout(job.timeout):
             made = await self._make(job, spent)
         return _decoded(await self._keep(job.key, msgspec.json.encode(made))) or made
 
-    async def _make(self, job: Job, spent: Spent) -> Snapshot:
+    async def _make(self, job: SummaryJob, spent: Spent) -> Snapshot:
         calls = Calls(job, spent)
         limit = job.group_tokens or UNKNOWN_WINDOW
         try:
@@ -324,7 +324,7 @@ class Summarizer:
         calls.fault = ""
         return text
 
-    async def _off_loop(self, job: Job, work: Callable[[], T]) -> T:
+    async def _off_loop(self, job: SummaryJob, work: Callable[[], T]) -> T:
         """Whatever takes longer the more a conversation or a model has said."""
         async with self._working:
             return await self._threads.run(job.key.partition("/")[0] or job.tenant, work)
@@ -333,12 +333,12 @@ class Summarizer:
         return lambda text: self._count(text, model)
 
 
-def _room(job: Job, window: int | None) -> int:
+def _room(job: SummaryJob, window: int | None) -> int:
     """Tokens of history for one call in such a window; 0 where it is not known."""
     return summary.shares(window, job.snapshot_tokens)[0] if window else 0
 
 
-def _smaller(job: Job, limit: int, window: int | None) -> int:
+def _smaller(job: SummaryJob, limit: int, window: int | None) -> int:
     """What to try where `limit` tokens are too much: what upstream has room for, if it says so and that is less.
 
     Else half of a limit that was worked out, and a quarter of one that was guessed, as there are few calls.
@@ -355,7 +355,7 @@ def _decoded(record: bytes | None) -> Snapshot | None:
         return None
 
 
-def summary_outcome(job: Job, spent: Spent, fault: str, seconds: float) -> Outcome:
+def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
     """A snapshot's entry in the ledger, whose request may be long over."""
     return Outcome(
         request_id=job.key.rpartition("/")[2],
@@ -397,7 +397,7 @@ class _Health:
         return True
 
 
-def _group_body(job: Job, group: list[Turn], earlier: str, fault: str) -> bytes:
+def _group_body(job: SummaryJob, group: list[Section], earlier: str, fault: str) -> bytes:
     task = summary.task(job.snapshot_tokens, job.store_dir, fault)
     content = summary.fenced(summary.originals(group), earlier, task)
     return rawjson.encode(job.members | {"messages": [{"role": "user", "content": content}]})

@@ -14,15 +14,15 @@ from typing import Protocol
 import msgspec
 
 from proxy.core import rawjson, sse
-from proxy.core.history import Call
+from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.dialects.chat.overflow import is_overflow
-from proxy.dialects.chat.turn import Broken, State, Turn
+from proxy.dialects.chat.turn import Broken, ChatTurn, State
 from proxy.errors import BadEncoding, UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.requests import passthrough
-from proxy.requests.exchange import Client
+from proxy.requests.exchange import Exchange
 from proxy.upstream import content_encoding
-from proxy.upstream.client import Reply, decoded
+from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Headers, reply_headers, without
 
 HEARTBEAT = 15.0
@@ -61,19 +61,19 @@ class Refusal(Exception):
             return self.body
 
 
-class Partner(Protocol):
+class TurnIO(Protocol):
     """What a turn needs of the world around it."""
 
-    async def send(self, body: bytes) -> Reply:
+    async def send(self, body: bytes) -> UpstreamReply:
         """One round's request. Raises UpstreamFault."""
 
-    async def resolve(self, calls: Sequence[Call]) -> list[str]:
+    async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
         """The answers to calls of our tools, in their order."""
 
-    async def remember(self, turn: Turn) -> None:
+    async def remember(self, turn: ChatTurn) -> None:
         """Write down what the finished turn hid, before the client's reply ends."""
 
-    def headers(self, turn: Turn) -> Headers:
+    def headers(self, turn: ChatTurn) -> Headers:
         """Ours, for the client's reply."""
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
@@ -88,7 +88,7 @@ class Interrupted(Exception):
         self.fault = fault
 
 
-async def converse(turn: Turn, client: Client, partner: Partner, heartbeat: float = HEARTBEAT) -> None:
+async def converse(turn: ChatTurn, client: Exchange, partner: TurnIO, heartbeat: float = HEARTBEAT) -> None:
     """The whole turn. Raises Refusal, UpstreamFault and ClientGone only as long as nothing went to the client.
 
     What fails later becomes an error event at the end of the stream, as OpenAI's API does it; the fault is raised
@@ -111,7 +111,7 @@ async def converse(turn: Turn, client: Client, partner: Partner, heartbeat: floa
         raise Interrupted(broken) from refusal
 
 
-async def pass_on(reply: Reply, client: Client, ours: Headers) -> None:
+async def pass_on(reply: UpstreamReply, client: Exchange, ours: Headers) -> None:
     """A reply to the client's own request, byte for byte; a stream that breaks off ends with an error event."""
     try:
         await passthrough.pass_on(reply, client, ours)
@@ -125,7 +125,7 @@ async def pass_on(reply: Reply, client: Client, ours: Headers) -> None:
 class _Line:
     """The client's end of a stream: what goes out, and a comment now and then so that nobody takes it for dead."""
 
-    def __init__(self, client: Client, heartbeat: float) -> None:
+    def __init__(self, client: Exchange, heartbeat: float) -> None:
         self._client = client
         self._heartbeat = heartbeat
         self._writing = asyncio.Lock()
@@ -174,7 +174,7 @@ class _Line:
 
 
 class _Conversation:
-    def __init__(self, turn: Turn, line: _Line, partner: Partner) -> None:
+    def __init__(self, turn: ChatTurn, line: _Line, partner: TurnIO) -> None:
         self._turn = turn
         self._line = line
         self._partner = partner
@@ -194,7 +194,7 @@ class _Conversation:
             await self._partner.remember(self._turn)
         await self._end(self._turn.close())
 
-    async def _ask(self, body: bytes) -> Reply:
+    async def _ask(self, body: bytes) -> UpstreamReply:
         """The reply to one request. Raises Refusal unless upstream has said 200."""
         reply = await self._partner.send(body)
         if reply.status == 200:
@@ -202,7 +202,7 @@ class _Conversation:
         async with aclosing(reply):
             raise await refusal(reply)
 
-    async def _ask_again(self) -> Reply:
+    async def _ask_again(self) -> UpstreamReply:
         """The reply to a follow-up. The client's visible reply depends on it, so passing faults are tried again."""
         body = self._turn.request()
         reworded = False
@@ -224,7 +224,7 @@ class _Conversation:
 
     # -- reading --
 
-    async def _read(self, reply: Reply) -> None:
+    async def _read(self, reply: UpstreamReply) -> None:
         if _is_stream(reply, otherwise=self._turn.streams):
             await self._read_stream(reply)
         else:
@@ -234,10 +234,10 @@ class _Conversation:
             out = self._turn.end()
         await self._line.write(out)
 
-    async def _read_stream(self, reply: Reply) -> None:
+    async def _read_stream(self, reply: UpstreamReply) -> None:
         if not self._turn.rounds:
             await self._line.start(self._status, self._reply_headers([]))
-        decoder = sse.Decoder()
+        decoder = sse.EventDecoder()
         async with aclosing(decoded(reply)) as chunks:
             async for chunk in chunks:
                 await self._line.write(await self._received(decoder.feed, chunk))
@@ -247,7 +247,7 @@ class _Conversation:
         out = await self._received(lambda _: decoder.flush(), b"")
         await self._line.write(out + b"\n\n" if out else b"")
 
-    async def _received(self, events_of: Callable[[bytes], list[sse.Event]], chunk: bytes) -> bytes:
+    async def _received(self, events_of: Callable[[bytes], list[sse.ServerSentEvent]], chunk: bytes) -> bytes:
         """What goes to the client of the events that are complete with this chunk."""
         with _usable():
             events = events_of(chunk)
@@ -288,22 +288,22 @@ def _usable() -> Iterator[None]:
         raise UpstreamBroken(f"Upstream's reply cannot be used: {error}") from error
 
 
-def _is_stream(reply: Reply, *, otherwise: bool) -> bool:
+def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
     """By its content type; `otherwise` where that says neither."""
     kinds = b" ".join(value.lower() for name, value in reply.headers if name.lower() == b"content-type")
     return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
 
 
-def _is_compressed(reply: Reply) -> bool:
+def _is_compressed(reply: UpstreamReply) -> bool:
     return any(name.lower() == b"content-encoding" for name, _ in reply.headers)
 
 
-async def body(reply: Reply) -> bytes:
+async def body(reply: UpstreamReply) -> bytes:
     """A whole reply, decompressed. Raises UpstreamFault."""
     return await _gathered(decoded(reply))
 
 
-async def refusal(reply: Reply) -> Refusal:
+async def refusal(reply: UpstreamReply) -> Refusal:
     """A reply that is no 200, as it came. Raises UpstreamFault."""
     return Refusal(reply.status, reply.headers, await _gathered(reply.chunks()))
 

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from proxy import regex
-from proxy.core.history import Call, extend
+from proxy.core.history import ToolCall, extend
 from proxy.core.retrieval import tools
 from proxy.dialects.chat.files import Files
 from proxy.dialects.chat.messages import reply_meaning
-from proxy.dialects.chat.render import Round
-from proxy.dialects.chat.turn import Turn
+from proxy.dialects.chat.render import HiddenRound
+from proxy.dialects.chat.turn import ChatTurn
 from proxy.regex import Budget, sliced
 from proxy.requests import tool_loop
-from proxy.requests.prepare import History, Prepared
+from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
-from proxy.requests.summarizer import Answer
+from proxy.requests.summarizer import SummaryAnswer
 from proxy.telemetry.outcome import ToolUse
 from proxy.upstream.headers import Headers, without
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
-    from proxy.requests.exchange import Client
+    from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
-    from proxy.upstream.client import Reply, Request, Upstream
+    from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest
 
 REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding")
 ANOTHER = (*REWRITTEN, b"idempotency-key")
@@ -40,15 +40,15 @@ SUMMARY_BYTES = 4 << 20
 loop more than 10 ms."""
 
 
-class Partner:
+class RequestTurnIO:
     """One request's. `ready` is what was made of it; `searching` is what all its searches may take together."""
 
     def __init__(
         self,
         services: Services,
-        client: Client,
+        client: Exchange,
         tenant: Tenant,
-        ready: Prepared,
+        ready: RenderedRequest,
         records: Records,
         ours: Callable[[], Headers],
         searching: Budget,
@@ -65,19 +65,19 @@ class Partner:
         """Calls of our tools so far, as the outcome reports them."""
 
     @property
-    def _history(self) -> History:
+    def _history(self) -> PlannedRequest:
         return self._ready.history
 
-    async def send(self, body: bytes) -> Reply:
+    async def send(self, body: bytes) -> UpstreamReply:
         """A rewritten body, to the same address with the same headers. Raises UpstreamFault."""
         first = self._client.sent is None
         self._client.sent = self._client.sent or time.perf_counter()
         return await self._services.upstream.send(self._request(body, REWRITTEN if first else ANOTHER))
 
-    def _request(self, body: bytes, dropped: Collection[bytes]) -> Request:
+    def _request(self, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
         return rewritten(self._services.relay.request(self._client, self._tenant, body), body, dropped)
 
-    def headers(self, turn: Turn) -> Headers:
+    def headers(self, turn: ChatTurn) -> Headers:
         """Ours; in a reply that is not a stream with the number of internal rounds, which is known by then."""
         whole = not self._history.request.stream
         return [*self._ours(), (b"x-offload-rounds", b"%d" % turn.rounds)] if whole else self._ours()
@@ -88,7 +88,7 @@ class Partner:
 
     # -- our tools --
 
-    async def resolve(self, calls: Sequence[Call]) -> list[str]:
+    async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
         """The answers, within what the turn may still read; one after another, each with its share."""
         if self._files is None:
             self._files = self._ready.files()
@@ -111,7 +111,7 @@ class Partner:
         room = self._history.room
         return left if room.window is None else min(left, room.left(self._ready.tokens + read))
 
-    async def _answer(self, call: Call, files: Files, budget: int) -> tools.Answer:
+    async def _answer(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:
         names, threads = self._history.names, self._services.threads
         tool = _tool(call, names)
         steps = tools.answering(
@@ -133,7 +133,7 @@ class Partner:
 
     # -- what the reply hid --
 
-    async def remember(self, turn: Turn) -> None:
+    async def remember(self, turn: ChatTurn) -> None:
         """Under the digest of the history that the visible reply ends."""
         hidden = turn.hidden
         if hidden is None:
@@ -147,37 +147,39 @@ class Partner:
         )
         links = self._history.reply_links()
         earlier = [links[index] for index in sorted(self._ready.rounds)]
-        round_ = Round(tuple(hidden.before), hidden.instead, tuple(hidden.after), tokens)
+        round_ = HiddenRound(tuple(hidden.before), hidden.instead, tuple(hidden.after), tokens)
         await self._records.remember(link, model, round_, earlier)
 
     # -- summaries --
 
-    async def ask(self, body: bytes) -> Answer:
+    async def ask(self, body: bytes) -> SummaryAnswer:
         """A summary call: by the request's own upstream and credentials. Raises UpstreamFault."""
         return await ask(self._services.upstream, self._request(body, ANOTHER))
 
 
-def rewritten(request: Request, body: bytes, dropped: Collection[bytes]) -> Request:
+def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
     """The client's own request with another body; headers that told of the old one, and `dropped`, are left out."""
     kept = without(request.headers, dropped)
     headers = [*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))]
     return msgspec.structs.replace(request, content=body, headers=headers)
 
 
-async def ask(upstream: Upstream, request: Request) -> Answer:
+async def ask(upstream: UpstreamClient, request: UpstreamRequest) -> SummaryAnswer:
     """A summary call's answer. Raises UpstreamFault."""
     async with aclosing(await upstream.send(request)) as reply:
         return _read(reply.status, await tool_loop.body(reply))
 
 
-def answers_used(calls: Sequence[Call], answers: Sequence[tools.Answer], names: tuple[str, str]) -> list[ToolUse]:
+def answers_used(
+    calls: Sequence[ToolCall], answers: Sequence[tools.ToolAnswer], names: tuple[str, str]
+) -> list[ToolUse]:
     """What the outcome says of these answers."""
     return [
         ToolUse(_tool(call, names), answer.result, answer.tokens) for call, answer in zip(calls, answers, strict=True)
     ]
 
 
-def _tool(call: Call, names: tuple[str, str]) -> tools.Tool:
+def _tool(call: ToolCall, names: tuple[str, str]) -> tools.Tool:
     """Which of the two it is, whatever it is called in this request."""
     return "grep" if call.name == names[0] else "read_file"
 
@@ -207,14 +209,14 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = 0
 
 
-def _read(status: int, body: bytes) -> Answer:
+def _read(status: int, body: bytes) -> SummaryAnswer:
     if len(body) > SUMMARY_BYTES:
-        return Answer(status, body)
+        return SummaryAnswer(status, body)
     try:
         completion = msgspec.json.decode(body, type=_Completion)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Answer(status, body)
+        return SummaryAnswer(status, body)
     usage = completion.usage or _Usage()
     details = usage.prompt_tokens_details or _Details()
     text = (completion.choices[0].message.content or "") if completion.choices else ""
-    return Answer(status, body, text, usage.prompt_tokens, usage.completion_tokens, details.cached_tokens or 0)
+    return SummaryAnswer(status, body, text, usage.prompt_tokens, usage.completion_tokens, details.cached_tokens or 0)

@@ -16,7 +16,7 @@ SHRINK = 0.8
 """What is left of a window of unknown size, or one that turned out to be smaller than named."""
 
 
-class Learned:
+class UpstreamLimits:
     """By upstream and model. In this process only: the others learn it at the same price, one refused request."""
 
     def __init__(self) -> None:

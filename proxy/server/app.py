@@ -26,18 +26,18 @@ from starlette.routing import Route
 from proxy import operations
 from proxy.errors import ClientFault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported
 from proxy.operations import Operations
-from proxy.policies import PolicyBook
+from proxy.policies import PolicyLoader
 from proxy.policies.tenants import Callers, Tenant, allowed, retention
 from proxy.requests.background import Background
-from proxy.requests.exchange import Client, ClientGone
+from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
-from proxy.requests.message_cache import Reader
+from proxy.requests.message_cache import MessageCache
 from proxy.requests.passthrough import GATHERED, Relay
 from proxy.requests.records import Records
 from proxy.requests.services import Services
 from proxy.requests.snapshots import Snapshots
-from proxy.requests.summarizer import Job, Spent, Summarizer, summary_outcome
-from proxy.requests.upstream_limits import Learned
+from proxy.requests.summarizer import Spent, Summarizer, SummaryJob, summary_outcome
+from proxy.requests.upstream_limits import UpstreamLimits
 from proxy.server import health, origin
 from proxy.server.inbound import COME_BACK
 from proxy.stores import expires_by_itself, open_store
@@ -46,10 +46,10 @@ from proxy.stores.retention import Sweeper
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Outcome
-from proxy.telemetry.recorder import Ledger
+from proxy.telemetry.recorder import Recorder
 from proxy.threads import Threads
 from proxy.tokens import Tokens
-from proxy.upstream.client import Upstream
+from proxy.upstream.client import UpstreamClient
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -81,7 +81,7 @@ class Handler(Protocol):
     It replies and records one outcome; or raises ProxyError or ClientGone before it has done either.
     """
 
-    async def __call__(self, client: Client, tenant: Tenant) -> None: ...
+    async def __call__(self, client: Exchange, tenant: Tenant) -> None: ...
 
 
 def build(settings: Settings) -> App:
@@ -97,8 +97,8 @@ class App:
         self._allowed_hosts = settings.allowed_hosts
         self._on_loopback = origin.is_loopback(settings.host)
         self._metrics = Metrics()
-        self._book = PolicyBook(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
-        self._ledger = Ledger(self._metrics.record, logs.request)
+        self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
+        self._ledger = Recorder(self._metrics.record, logs.request)
         self._record = self._ledger.record
         self._store_url = settings.store
         store = open_store(settings.store, self._retention, lambda key: self._store.damaged(key))
@@ -108,11 +108,11 @@ class App:
         self._metrics.watch_store(lambda: self._store.state)
         self._metrics.watch_cache("store", lambda: self._store.memory.size)
         self._tokens = Tokens()
-        self._upstream = Upstream(settings)
+        self._upstream = UpstreamClient(settings)
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
         self._threads = Threads()
-        self._reader = Reader(self._tokens, self._threads.reading)
+        self._reader = MessageCache(self._tokens, self._threads.reading)
         for cache, size in self._reader.caches().items():
             self._metrics.watch_cache(cache, size)
         self._summarizer = Summarizer(
@@ -127,7 +127,7 @@ class App:
             snapshots=Snapshots(self._summarizer, self._reader),
             background=self._background,
             threads=self._threads,
-            learned=Learned(),
+            learned=UpstreamLimits(),
             sink=self._record,
         )
         self._chat: Handler = Chat(services)
@@ -144,13 +144,13 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._guarded(Client(scope, receive, send))
+            await self._guarded(Exchange(scope, receive, send))
         elif scope["type"] == "websocket":
             await _refuse_websocket(scope, send)
         else:
             await self._own(scope, receive, send)
 
-    async def _guarded(self, client: Client) -> None:
+    async def _guarded(self, client: Exchange) -> None:
         """The outermost edge: whatever happens inside, the client gets a whole reply or sees that it is not whole."""
         if client.path in operations.PATHS:
             client.fault_body = operations.refusal()
@@ -166,7 +166,7 @@ class App:
             logger.exception("a bug, at request %s", client.request_id)
             await _apologise(client, ProxyError(f"The proxy failed at this request ({client.request_id})"))
 
-    async def _serve_own(self, client: Client) -> None:
+    async def _serve_own(self, client: Exchange) -> None:
         try:
             if client.path.startswith(_RESERVED):
                 self._check_origin(client)
@@ -175,7 +175,7 @@ class App:
         else:
             await self._own(client.scope, client.receive, client.send)
 
-    async def _admit(self, client: Client) -> None:
+    async def _admit(self, client: Exchange) -> None:
         tenant = None
         try:
             tenant = self._tenant(client)
@@ -191,7 +191,7 @@ class App:
         except ClientGone:
             self._record(_refused(client, tenant, "client_gone"))
 
-    def _handler(self, client: Client, tenant: Tenant) -> Handler:
+    def _handler(self, client: Exchange, tenant: Tenant) -> Handler:
         """Whose request it is to serve. Raises ClientFault where nobody's."""
         if client.path in operations.PATHS:
             operations.check_caller(tenant)
@@ -199,7 +199,7 @@ class App:
         _check_path(client, tenant.policy)
         return self._chat if _is_chat(client) else self._relay
 
-    def _tenant(self, client: Client) -> Tenant:
+    def _tenant(self, client: Exchange) -> Tenant:
         """Who asks. Raises ClientFault where they may not."""
         if client.wants_upgrade:
             raise Unsupported("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
@@ -208,7 +208,7 @@ class App:
             self._check_origin(client)
         return tenant
 
-    def _check_origin(self, client: Client) -> None:
+    def _check_origin(self, client: Exchange) -> None:
         """Raises ForeignSite where a page in the browser of somebody on this machine may be asking."""
         origin.check(client.headers, client.written_target, self._allowed_hosts)
 
@@ -250,7 +250,7 @@ class App:
     async def _keep_snapshot(self, key: str, value: bytes) -> bytes | None:
         return await Records(self._store.visit(SNAPSHOT_BUDGET), "").keep_snapshot(key, value)
 
-    def _summarized(self, job: Job, spent: Spent, fault: str, seconds: float) -> None:
+    def _summarized(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
         """A summary's entry in the ledger: it is billed beside the requests that it saves tokens for."""
         self._record(summary_outcome(job, spent, fault, seconds))
         if fault:
@@ -293,7 +293,7 @@ class App:
             return
         if not _is_local(request):
             raise Forbidden("This is for callers on this machine, or with OFFLOAD_ADMIN_TOKEN as bearer token")
-        self._check_origin(Client(request.scope, request.receive, _unheard))
+        self._check_origin(Exchange(request.scope, request.receive, _unheard))
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -353,7 +353,7 @@ def _report(task: asyncio.Task[None]) -> None:
         logger.error("background work ended", exc_info=error)
 
 
-def _refused(client: Client, tenant: Tenant | None, fault: str) -> Outcome:
+def _refused(client: Exchange, tenant: Tenant | None, fault: str) -> Outcome:
     known = (tenant.name, tenant.namespace) if tenant else ()
     return client.completed(client.outcome("refused", *known), fault)
 
@@ -362,7 +362,7 @@ async def _unheard(_: Message) -> None:
     """Nothing is sent by whoever only looks at a request."""
 
 
-async def _apologise(client: Client, error: ProxyError) -> None:
+async def _apologise(client: Exchange, error: ProxyError) -> None:
     """Say it if nothing was said yet; a reply under way stays unfinished, and the server cuts it off."""
     if not client.status and not client.gone:
         await client.fail(error)
@@ -387,7 +387,7 @@ async def _refuse_websocket(scope: Scope, send: Send) -> None:
     await send({"type": "websocket.http.response.body", "body": error.body()})
 
 
-def _check_path(client: Client, policy: Policy) -> None:
+def _check_path(client: Exchange, policy: Policy) -> None:
     if not allowed(client.path, policy, client.method):
         raise Forbidden(
             "This path is not relayed: it has dot segments, or what lies there belongs to all who share this "
@@ -395,7 +395,7 @@ def _check_path(client: Client, policy: Policy) -> None:
         )
 
 
-def _is_chat(client: Client) -> bool:
+def _is_chat(client: Exchange) -> bool:
     return client.method == "POST" and client.path.endswith(b"/chat/completions")
 
 

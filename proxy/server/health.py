@@ -13,7 +13,7 @@ from typing import Any
 from proxy.core.policy import Policy
 from proxy.errors import ProxyError, UpstreamFault
 from proxy.stores.guarded import Guarded
-from proxy.upstream.client import Request, Upstream
+from proxy.upstream.client import UpstreamClient, UpstreamRequest
 
 SECONDS = 2.0
 """For all checks together, as they are made side by side."""
@@ -22,7 +22,7 @@ UPSTREAMS = 100
 """Asked at most: policies may have thousands."""
 
 
-async def deep(store: Guarded, upstream: Upstream, policies: Iterable[Policy]) -> tuple[bool, Mapping[str, Any]]:
+async def deep(store: Guarded, upstream: UpstreamClient, policies: Iterable[Policy]) -> tuple[bool, Mapping[str, Any]]:
     """Whether all is well, and the page that says what is not: null where something answers, else the reason."""
     addresses = sorted({address for policy in policies for address in _addresses(policy)})[:UPSTREAMS]
     fault, *faults = await asyncio.gather(
@@ -40,9 +40,9 @@ def _addresses(policy: Policy) -> Iterable[str]:
     return policy.upstream.base_url, *(rule.upstream.base_url for rule in policy.rules)
 
 
-async def _upstream_fault(upstream: Upstream, address: str) -> str | None:
+async def _upstream_fault(upstream: UpstreamClient, address: str) -> str | None:
     """Without anybody's key: 401 is an answer as good as any, as long as the server itself does not say it is ill."""
-    request = Request(
+    request = UpstreamRequest(
         method="GET",
         url=address.rstrip("/") + "/models",
         headers=[],

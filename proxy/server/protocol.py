@@ -34,8 +34,8 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from proxy.errors import BadRequest, HeadTooLarge, ProxyError, TooSlow, Unsupported
-from proxy.requests.exchange import RAW, Client, Raw
+from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported
+from proxy.requests.exchange import RAW, Exchange, Raw
 from proxy.server.inbound import IDLE_SECONDS, Inbound
 
 if TYPE_CHECKING:
@@ -187,10 +187,12 @@ class ExactProtocol(HttpToolsProtocol):
         elif self.flow.read_paused:
             self._wait(self.inbound.body_seconds)  # it is not the client who is slow
         elif self._reading is HEAD:
-            self.refuse(TooSlow(f"The request's head was not whole within {self.inbound.head_seconds:g} seconds"))
+            self.refuse(
+                RequestTimeout(f"The request's head was not whole within {self.inbound.head_seconds:g} seconds")
+            )
         elif self._reading is BODY:
             seconds = self.inbound.body_seconds
-            self.refuse(TooSlow(f"Nothing came of the request's body for {seconds:g} seconds (--body-timeout)"))
+            self.refuse(RequestTimeout(f"Nothing came of the request's body for {seconds:g} seconds (--body-timeout)"))
 
     def unfinished(self) -> Cycle | None:
         """The request whose body it is reading."""
@@ -525,7 +527,7 @@ def _refusal(error: ProxyError) -> Callable[..., Awaitable[None]]:
     """The application that answers a request which is none."""
 
     async def refuse(scope: Any, receive: Any, send: Any) -> None:
-        await Client(scope, receive, send).fail(error)
+        await Exchange(scope, receive, send).fail(error)
 
     return refuse
 

@@ -18,7 +18,7 @@ LATEST = 0.005
 """Seconds that one waits at most."""
 
 
-class Ledger:
+class Recorder:
     """Hands every outcome to each of the `sinks`, in order. To be used, but for `flush`, in a running event loop."""
 
     def __init__(self, *sinks: Callable[[Outcome], None]) -> None:

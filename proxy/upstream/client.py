@@ -18,10 +18,10 @@ from proxy.errors import (
     UpstreamSilent,
     UpstreamUnreachable,
 )
-from proxy.upstream.content_encoding import Decoder
+from proxy.upstream.content_encoding import ContentDecoder
 from proxy.upstream.egress import Routes, certificates
 from proxy.upstream.headers import Headers
-from proxy.upstream.pool import Answer, Content, Pool, Stale
+from proxy.upstream.pool import ConnectionPool, Content, Stale, UpstreamResponse
 
 if TYPE_CHECKING:
     from proxy.settings import Settings
@@ -45,7 +45,7 @@ _FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Characters that no header may have (RFC 9110, 5.5). aiohttp's parser lets most of them pass, our server none."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `url` goes out as it is written, byte for byte, and so do the headers, in their order.
 
     A body that is an iterator is sent as it comes: under the `content-length` among the headers, or else chunked.
@@ -63,10 +63,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout: float
 
 
-class Reply:
+class UpstreamReply:
     """A reply whose body has yet to be read. It has to be closed, read to its end or not."""
 
-    def __init__(self, answer: Answer, idle_timeout: float, url: str) -> None:
+    def __init__(self, answer: UpstreamResponse, idle_timeout: float, url: str) -> None:
         self.status = answer.status
         self.headers = answer.headers
         self._answer = answer
@@ -100,11 +100,11 @@ class Reply:
         self._answer.close()
 
 
-async def decoded(reply: Reply) -> AsyncGenerator[bytes, None]:
+async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
     """The reply's chunks with its `Content-Encoding` undone. Raises UpstreamBroken where that cannot be."""
     codings = [value.decode("latin-1") for name, value in reply.headers if name.lower() == b"content-encoding"]
     try:
-        decoder = Decoder(",".join(codings))
+        decoder = ContentDecoder(",".join(codings))
         clock = asyncio.get_running_loop().time
         async for chunk in reply.chunks():
             rested = clock()
@@ -122,7 +122,7 @@ async def decoded(reply: Reply) -> AsyncGenerator[bytes, None]:
         raise UpstreamBroken(f"Upstream's reply cannot be decoded: {error.message}") from error
 
 
-class Upstream:
+class UpstreamClient:
     """The pool: open within `async with`, which is to happen in the event loop that sends.
 
     Nothing is kept between requests but connections: no cookies, no redirects, no credentials of any `.netrc`. The
@@ -132,7 +132,7 @@ class Upstream:
 
     def __init__(self, settings: Settings) -> None:
         self._routes = Routes(settings.environment)
-        self._pool = Pool(certificates(settings.environment), settings.max_connections)
+        self._pool = ConnectionPool(certificates(settings.environment), settings.max_connections)
 
     async def __aenter__(self) -> Self:
         await self._pool.__aenter__()
@@ -141,7 +141,7 @@ class Upstream:
     async def __aexit__(self, *_: object) -> None:
         await self._pool.__aexit__()
 
-    async def send(self, request: Request) -> Reply:
+    async def send(self, request: UpstreamRequest) -> UpstreamReply:
         """The reply, as soon as its head is there.
 
         Raises UpstreamUnreachable, UpstreamSilent or UpstreamBroken, or ClientFault for a header that HTTP forbids.
@@ -158,7 +158,7 @@ class Upstream:
         except Stale as stale:
             raise _translated(stale, request.url) from stale
 
-    async def _attempt(self, request: Request, body: _Body) -> Reply:
+    async def _attempt(self, request: UpstreamRequest, body: _Body) -> UpstreamReply:
         """Send once. Raises Stale, untranslated, where a pooled connection turned out to be gone."""
         try:
             async with asyncio.timeout(None) as deadline:
@@ -173,7 +173,7 @@ class Upstream:
         except ValueError as error:
             # Neither ASCII nor UTF-8, or a control character (RFC 9110, 5.5): nothing that may stand in a head.
             raise ClientFault("A header or the path has characters that cannot be sent on") from error
-        reply = Reply(answer, request.idle_timeout, request.url)
+        reply = UpstreamReply(answer, request.idle_timeout, request.url)
         if not 200 <= reply.status < 600:
             await reply.aclose()
             raise UpstreamBroken(f"Upstream replied with status {reply.status}")
@@ -182,7 +182,7 @@ class Upstream:
             raise UpstreamBroken("Upstream's reply has a header with a control character")
         return reply
 
-    async def _exchange(self, request: Request, content: Content) -> Answer:
+    async def _exchange(self, request: UpstreamRequest, content: Content) -> UpstreamResponse:
         scheme, _, rest = request.url.partition("://")
         authority = rest.partition("/")[0].partition("?")[0]
         target = rest.removeprefix(authority)
@@ -195,7 +195,7 @@ class Upstream:
 class _Body:
     """A request's body, for as many attempts as it can be had, moving the attempt's deadline as upstream takes it."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: UpstreamRequest) -> None:
         self._request = request
         self._kept: list[bytes] = []
         self._size = 0

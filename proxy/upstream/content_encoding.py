@@ -12,7 +12,7 @@ import zstandard
 from proxy.errors import BadEncoding, BodyTooLarge
 
 if TYPE_CHECKING:
-    from proxy.threads import Pool
+    from proxy.threads import WorkPool
 
 _PIECE = 64 * 1024
 """Bytes that one step of a decompressor yields at most, about: a bomb of any ratio is met piece by piece."""
@@ -141,7 +141,7 @@ _LAYERS: dict[str, Callable[[], _Layer]] = {
 _FAULTS = (zlib.error, brotli.error, zstandard.ZstdError)
 
 
-class Decoder:
+class ContentDecoder:
     """Undoes a `Content-Encoding`, for instance `gzip` or `deflate, br`.
 
     Raises BadEncoding where the coding is unknown, the data is not in it, or (at `finish`) the data stops early; and
@@ -197,7 +197,7 @@ class _Whole:
     """A whole body on its way into the clear, as much at a time as whoever drives it likes."""
 
     def __init__(self, body: bytes, content_encoding: str, limit: int) -> None:
-        self._decoder = Decoder(content_encoding, limit)
+        self._decoder = ContentDecoder(content_encoding, limit)
         self._pieces = self._decoder.feed(body)
         self._limit = limit
         self._decoded = bytearray()
@@ -217,7 +217,7 @@ class _Whole:
 
 
 async def decoded(
-    body: bytes, headers: Iterable[tuple[bytes, bytes]], limit: int, pool: Pool, caller: str = ""
+    body: bytes, headers: Iterable[tuple[bytes, bytes]], limit: int, pool: WorkPool, caller: str = ""
 ) -> bytes:
     """A request's body in the clear. Raises BadEncoding, and BodyTooLarge above `limit` bytes.
 
@@ -244,7 +244,7 @@ def decode(body: bytes, content_encoding: str, limit: int) -> bytes:
 
 def beginning(body: bytes, content_encoding: str, most: int) -> bytes:
     """What the first `most` bytes unfold to, up to about as many. Raises BadEncoding where they stop early."""
-    decoder = Decoder(content_encoding)
+    decoder = ContentDecoder(content_encoding)
     found = bytearray()
     for piece in decoder.feed(body[:most]):
         found += piece

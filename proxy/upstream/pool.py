@@ -52,7 +52,7 @@ class Stale(aiohttp.ClientError):
     """A connection from the pool broke before it gave a byte of the reply, as far as can be known."""
 
 
-class Answer:
+class UpstreamResponse:
     """A reply whose head is there. Read to its end or not, it has to be closed."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Answer:
         return transport is None or not transport.get_write_buffer_size()
 
 
-class Pool:
+class ConnectionPool:
     """Open within `async with`. `limit`: connections at once. Everything here raises aiohttp.ClientError."""
 
     def __init__(self, context: ssl.SSLContext, limit: int) -> None:
@@ -107,7 +107,7 @@ class Pool:
 
     async def ask(
         self, route: Route, method: str, target: str, headers: Headers, content: Content, connect_timeout: float
-    ) -> Answer:
+    ) -> UpstreamResponse:
         """Send a request; its answer as soon as the head is there. Target and headers go out as they are written.
 
         Raises Stale, and ValueError for characters that no head may have.
@@ -136,7 +136,7 @@ class Pool:
             if reused and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
                 raise Stale(str(error)) from error
             raise
-        return Answer(connection, message, body, writing)
+        return UpstreamResponse(connection, message, body, writing)
 
     async def _connected(self, way: _Way, seconds: float) -> tuple[Connection, ResponseHandler]:
         """A connection on which nothing was said that nobody asked for: it would be taken for the reply."""

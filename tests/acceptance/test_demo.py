@@ -19,7 +19,7 @@ import pytest
 from proxy.demo.agent import Agent
 from proxy.demo.library import Library
 from proxy.demo.session import Session
-from proxy.demo.upstream import Upstream
+from proxy.demo.upstream import ScriptedUpstream
 from proxy.tokens import Tokens
 from tests.serving import Proxy
 
@@ -114,7 +114,7 @@ def test_an_interrupted_demo_leaves_nothing(
 def test_its_session_in_every_mode(serve: Callable[..., Proxy], mode: str, wait: str) -> None:
     """The demo takes the default; whatever the mode, what was taken away is found again."""
     count, library = lru_cache(maxsize=4096)(Tokens().count), Library()
-    with Upstream(count) as upstream:
+    with ScriptedUpstream(count) as upstream:
         offload = {"mode": mode, "compress": {"wait": wait}}
         proxy = serve({"default": {"upstream": {"base_url": upstream.url}, "offload": offload}})
         with openai.OpenAI(base_url=proxy.url, api_key="k", max_retries=0) as client:

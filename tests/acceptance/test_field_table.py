@@ -80,7 +80,7 @@ def read(raw: httpx.Response) -> Reply:
         choice = body["choices"][0]
         logprobs = (choice.get("logprobs") or {}).get("content") or []
         return Reply(raw, choice["message"], choice["finish_reason"], body.get("usage"), logprobs, [body])
-    decoder = sse.Decoder()
+    decoder = sse.EventDecoder()
     found = [event.data for event in decoder.feed(raw.content) + decoder.flush() if event.data is not None]
     assert found[-1] == b"[DONE]"
     return folded(raw, [json.loads(data) for data in found[:-1]])

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.requests.message_cache import Reader
+from proxy.requests.message_cache import MessageCache
 from proxy.requests.records import Records
-from proxy.requests.turn_io import Partner
+from proxy.requests.turn_io import RequestTurnIO
 from proxy.server.app import build
 from proxy.settings import Settings
 from tests.acceptance.test_openai_client import TOOL, history
-from tests.asgi import Exchange
+from tests.asgi import ScriptedClient
 from tests.fake_upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, error, hang, text
 from tests.serving import Proxy, tight, write_policies
 
@@ -134,12 +134,12 @@ async def running(settings: Settings) -> AsyncIterator[Any]:
 LONG = Cut(text("One two three four five six seven"), 3, HANG)
 LEAVING: dict[str, tuple[type | None, str, list[Reply]]] = {
     "before its body is complete": (None, "", []),
-    "during planning": (Reader, "read", []),
+    "during planning": (MessageCache, "read", []),
     "before the first head": (None, "", [hang()]),
     "mid-stream": (None, "", [LONG]),
     "before a hidden round's head": (None, "", [calls(GREP), hang()]),
     "in a later round": (None, "", [calls(GREP), LONG]),
-    "while tools answer": (Partner, "resolve", [calls(GREP)]),
+    "while tools answer": (RequestTurnIO, "resolve", [calls(GREP)]),
     "while rounds are remembered": (Records, "remember", [calls(GREP), text("Yes.")]),
 }
 
@@ -164,7 +164,7 @@ async def test_a_client_that_leaves_leaves_nothing_behind(
         tasks = len(asyncio.all_tasks())
         body = json.dumps({**BODY, "stream": True}).encode()
         path = "/v1/chat/completions"
-        one = Exchange(headers=[(b"content-length", b"%d" % len(body))], path=path, raw_path=path.encode())
+        one = ScriptedClient(headers=[(b"content-length", b"%d" % len(body))], path=path, raw_path=path.encode())
         partly = where == "before its body is complete"
         one.say(body[:100] if partly else body, more=partly)
         serving = asyncio.create_task(app(one.scope, one.receive, one.send))

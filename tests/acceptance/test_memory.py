@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.requests.exchange import Client
+from proxy.requests.exchange import Exchange
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, calls, text
 from tests.serving import served, tight
 
@@ -71,7 +71,7 @@ def test_a_request_leaves_nothing_behind(ask: str) -> None:
 
 
 def _living() -> int:
-    return sum(isinstance(one, Client) for one in gc.get_objects())
+    return sum(isinstance(one, Exchange) for one in gc.get_objects())
 
 
 def _soon(holds: Callable[[], bool]) -> bool:

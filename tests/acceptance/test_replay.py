@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core.history import Past, Reading, Terms
+from proxy.core.history import History, Reading, Terms
 from proxy.core.plan import Plan, Room
 from proxy.core.policy import Offload
 from proxy.dialects.chat.messages import read
@@ -109,7 +109,7 @@ def planned(run: Run, offload: Offload) -> Plan:
     last = list(bodies(run))[-1]["messages"]
     raws = [json.dumps(message).encode() for message in last]
     measured = [read(raw, Reading.of(offload), lambda text: TOKENS.count(text, "gpt-4o")) for raw in raws]
-    return Past.beginning(Terms("gpt-4o", offload, Room(), OUR_TOOLS_TOKENS)).extended(measured).plan()
+    return History.beginning(Terms("gpt-4o", offload, Room(), OUR_TOOLS_TOKENS)).extended(measured).plan()
 
 
 @pytest.mark.parametrize("source", SOURCES)

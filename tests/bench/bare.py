@@ -23,12 +23,12 @@ BASE = os.environ.get("BARE_UPSTREAM", "")
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    async with client.Upstream(Settings()) as app.state.upstream:
+    async with client.UpstreamClient(Settings()) as app.state.upstream:
         yield
 
 
 async def relay(request: Request) -> StreamingResponse:
-    asked = client.Request(
+    asked = client.UpstreamRequest(
         method=request.method,
         url=f"{BASE}{request.url.path}",
         headers=[header for header in request.headers.raw if header[0] != b"host"],

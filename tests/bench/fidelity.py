@@ -31,10 +31,10 @@ import msgspec
 from proxy import regex
 from proxy.core.history import Unplannable
 from proxy.core.policy import Policy
-from proxy.core.retrieval.tools import Answer, Tool, answer
+from proxy.core.retrieval.tools import Tool, ToolAnswer, answer
 from proxy.dialects.chat.messages import texts
-from proxy.requests.message_cache import Reader
-from proxy.requests.prepare import Prepared
+from proxy.requests.message_cache import MessageCache
+from proxy.requests.prepare import RenderedRequest
 from proxy.tokens import Tokens
 from tests.bench import chart
 from tests.bench.left_out import MODEL, Texts, replay, synthetic, words_of
@@ -80,13 +80,13 @@ class Found(msgspec.Struct, frozen=True):
 class Reading:
     """The tools over a run's last request."""
 
-    def __init__(self, ready: Prepared, tokens: Tokens) -> None:
+    def __init__(self, ready: RenderedRequest, tokens: Tokens) -> None:
         self._policy = ready.history.policy
         self._names = ready.history.names
         self._files = dict(ready.files())
         self._tokens = tokens
 
-    def ask(self, tool: Tool, arguments: Json) -> Answer:
+    def ask(self, tool: Tool, arguments: Json) -> ToolAnswer:
         return answer(
             tool,
             json.dumps(arguments),
@@ -200,7 +200,7 @@ def _text(message: Json) -> str:
 
 def examined(run: Run, tokens: Tokens, judge: Judge) -> Found | None:
     """None where nothing of it was moved. Raises Unplannable."""
-    sent = asyncio.run(replay(run, Policy(), Reader(tokens)))
+    sent = asyncio.run(replay(run, Policy(), MessageCache(tokens)))
     if sent.last is None or not sent.told:
         return None
     tools, known = Reading(sent.last, tokens), facts(sent.told)

@@ -18,12 +18,12 @@ from proxy.core.policy import Policy
 from proxy.core.rawjson import members
 from proxy.dialects.chat import render
 from proxy.dialects.chat.messages import reasoning, texts, tool_calls
-from proxy.dialects.chat.render import Shown
+from proxy.dialects.chat.render import ActiveSnapshot
 from proxy.dialects.chat.request import parse
-from proxy.dialects.chat.turn import Asked, Turn
+from proxy.dialects.chat.turn import ChatTurn, RoundRequest
 from proxy.requests import prepare
-from proxy.requests.message_cache import Reader
-from proxy.requests.prepare import Prepared, prepared
+from proxy.requests.message_cache import MessageCache
+from proxy.requests.prepare import RenderedRequest, rendered
 from tests.transcripts import Json, Run, requests_of
 
 MODEL = "gpt-4o"
@@ -43,10 +43,10 @@ class Sent(msgspec.Struct):
     told: Texts = {}
     changes: int = 0
     """Requests that did not begin with all messages of the one before, as the proxy knows itself."""
-    last: Prepared | None = None
+    last: RenderedRequest | None = None
 
 
-async def replay(run: Run, policy: Policy, reader: Reader) -> Sent:
+async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
     """Raises Unplannable."""
     sent, made, before = Sent(), set[str](), (False, 0, "")
     for messages, _ in requests_of(run):
@@ -56,9 +56,9 @@ async def replay(run: Run, policy: Policy, reader: Reader) -> Sent:
             sent.bodies.append(asked.body)
             continue
         shown = _shown(history, made)
-        ready = sent.last = prepared(history, shown, {}, reader)
+        ready = sent.last = rendered(history, shown, {}, reader)
         made |= {history.snapshot_name(cut) for cut in history.plan.cuts[-1:]}  # the next request has it
-        sent.bodies.append(Turn(_asked(ready)).request() if ready.changed else asked.body)
+        sent.bodies.append(ChatTurn(_asked(ready)).request() if ready.changed else asked.body)
         _note(sent.told, ready)
         # Our tools enter in front of everything; an event and a snapshot change what stood there.
         after = (ready.injecting, len(ready.plan.events), history.snapshot_name(shown.cut) if shown else "")
@@ -72,19 +72,19 @@ def _body(run: Run, messages: Sequence[Json]) -> bytes:
     return json.dumps({"model": MODEL, "messages": messages, **tools}, ensure_ascii=False).encode()
 
 
-def _shown(history: prepare.History, made: set[str]) -> Shown | None:
+def _shown(history: prepare.PlannedRequest, made: set[str]) -> ActiveSnapshot | None:
     """The latest snapshot that there is."""
     cuts = [cut for cut in history.plan.cuts if history.snapshot_name(cut) in made]
-    return Shown(cuts[-1], SUMMARY, history.originals_path(cuts[-1])) if cuts else None
+    return ActiveSnapshot(cuts[-1], SUMMARY, history.originals_path(cuts[-1])) if cuts else None
 
 
-def _asked(ready: Prepared) -> Asked:
+def _asked(ready: RenderedRequest) -> RoundRequest:
     history = ready.history
     rounds = history.policy.tools.max_rounds
-    return Asked(history.request.members, ready.messages, ready.definitions(), history.names, rounds)
+    return RoundRequest(history.request.members, ready.messages, ready.definitions(), history.names, rounds)
 
 
-def _note(told: Texts, ready: Prepared) -> None:
+def _note(told: Texts, ready: RenderedRequest) -> None:
     """What this request does not show, by the references in it."""
     transcript = ready.history.transcript
     gone = set(render.taken(transcript, ready.shown.cut)) if ready.shown else set[int]()

@@ -12,8 +12,8 @@ from itertools import pairwise
 
 import msgspec
 
-from proxy.core.history import Message, Past, Reading, Terms
-from proxy.core.plan import Cut, Item, Plan, Role, Room, live
+from proxy.core.history import History, Message, Reading, Terms
+from proxy.core.plan import Item, Plan, Role, Room, SummaryBoundary, live
 from proxy.core.planner import fold
 from proxy.core.policy import Inject, Offload, Tools, Wait
 from proxy.dialects.chat.messages import read
@@ -74,7 +74,7 @@ def recorded(run: Run, tokens: Tokens) -> Recorded:
     """Raises Unplannable."""
     raws = [json.dumps(message, ensure_ascii=False).encode() for message in run.messages]
     terms = Terms("gpt-4o", Offload(), Room(), OUR_TOOLS_TOKENS)
-    items = Past.beginning(terms).extended([measured(raw, tokens) for raw in raws]).items
+    items = History.beginning(terms).extended([measured(raw, tokens) for raw in raws]).items
     blocks = [content_blocks(message) for message in run.messages]
     points = [index for index, item in enumerate(items) if index and item.role is Role.ASSISTANT]
     defined = tokens.count(json.dumps(run.tools), "gpt-4o") if run.tools else 0
@@ -138,8 +138,10 @@ class _Proxied:
         self._inject = inject
         self._reading = reading
         self._late = 0 if offload.compress.wait is Wait.ALWAYS else late
-        self._shown: Cut | None = None
-        self._made: tuple[int, Cut] | None = None  # the summary under way, and the request that will have it
+        self._shown: SummaryBoundary | None = None
+        self._made: tuple[int, SummaryBoundary] | None = (
+            None  # the summary under way, and the request that will have it
+        )
         self._rounds: dict[int, list[int]] = {}  # before which reply: tokens of what was read there
         self._read: set[int] = set()
 
@@ -172,7 +174,7 @@ class _Proxied:
             asks_again = READ_CALL if shown < len(pages) else 0
             yield Call(self._sent(plan, point, self._round(plan, point)), asks_again, Kind.ROUND)
 
-    def _summary(self, plan: Plan, cut: Cut) -> Call:
+    def _summary(self, plan: Plan, cut: SummaryBoundary) -> Call:
         """The call that makes a snapshot: on the conversation as it was sent before the cut's event."""
         before = plan.before(cut.event)
         return Call(self._sent(before, cut.end, [(("task", cut.end), TASK, 1)]), SUMMARY_OUTPUT, Kind.SUMMARY)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from proxy.core.policy import Policy
-from proxy.requests.message_cache import Reader
+from proxy.requests.message_cache import MessageCache
 from proxy.tokens import Tokens
 from tests.bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, table, unread, visible
 from tests.bench.left_out import Sent, replay, synthetic
@@ -20,7 +20,7 @@ RESULT, GROUP = "/context_store/tool_call_1.txt", "/context_store/compressed_gro
 
 @pytest.fixture(scope="module")
 def sent() -> Sent:
-    return asyncio.run(replay(synthetic(), Policy(), Reader(TOKENS)))
+    return asyncio.run(replay(synthetic(), Policy(), MessageCache(TOKENS)))
 
 
 def test_of_a_synthetic_run_nothing_is_lost_and_not_all_is_visible() -> None:

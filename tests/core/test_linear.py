@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core import rawjson, sse
 from proxy.core.history import Unplannable
-from proxy.dialects.chat.reply import CallDelta, Message
+from proxy.dialects.chat.reply import CallDelta, ReplyMessage
 from proxy.dialects.chat.request import MAX_DEFINITIONS, MAX_MESSAGES, MAX_OTHERS, parse
 from proxy.dialects.chat.tool_calls import ToolCalls
 from tests.linear import assert_linear
@@ -128,7 +128,7 @@ def test_half_a_pair_beside_others_keeps_every_byte() -> None:
 
 
 def fed(data: bytes, step: int) -> int:
-    decoder = sse.Decoder()
+    decoder = sse.EventDecoder()
     events = 0
     for start in range(0, len(data), step):
         events += len(decoder.feed(data[start : start + step]))
@@ -153,7 +153,7 @@ def test_twice_the_stream_takes_twice_as_long(name: str) -> None:
 
 def test_of_an_event_of_many_lines_nothing_is_made() -> None:
     raw = b"data: \n" * 3 * sse.MAX_LINES + b"\n"
-    assert sse.Decoder().feed(raw) == [sse.Event(raw, None)]
+    assert sse.EventDecoder().feed(raw) == [sse.ServerSentEvent(raw, None)]
 
 
 def deltas(made: Callable[[int], dict[str, object]], number: int) -> list[CallDelta]:
@@ -201,7 +201,7 @@ def test_arguments_are_parsed_once_however_many_pieces_they_come_in(monkeypatch:
 
 def test_a_text_in_pieces_is_joined_in_linear_time() -> None:
     def work(number: int) -> None:
-        message = Message()
+        message = ReplyMessage()
         for _ in range(number):
             message.add_text("content", "word ")
         message.text()

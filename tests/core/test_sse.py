@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import sse
-from proxy.core.sse import Decoder, Event, TooLarge
+from proxy.core.sse import EventDecoder, ServerSentEvent, TooLarge
 
 Read = list[tuple[bytes | None, bytes | None]]
 
@@ -40,8 +40,8 @@ CASES: dict[str, tuple[bytes, Read]] = {
 }
 
 
-def read(*pieces: bytes) -> list[Event]:
-    decoder = Decoder()
+def read(*pieces: bytes) -> list[ServerSentEvent]:
+    decoder = EventDecoder()
     return [event for piece in pieces for event in decoder.feed(piece)] + decoder.flush()
 
 
@@ -57,7 +57,7 @@ def test_events(raw: bytes, expected: Read) -> None:
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n"])
 def test_an_event_is_there_as_soon_as_it_has_ended(end: bytes) -> None:
-    assert [event.data for event in Decoder().feed(b"data: 1" + end)] == [b"1"]
+    assert [event.data for event in EventDecoder().feed(b"data: 1" + end)] == [b"1"]
 
 
 @given(st.lists(st.sampled_from([b"\r", b"\n", b"data: x", b"event: y", b":", b"\xef\xbb\xbf"])), st.data())
@@ -70,7 +70,7 @@ def test_cuts_do_not_matter(tokens: list[bytes], data: st.DataObject) -> None:
 
 
 def test_an_event_without_end_is_refused() -> None:
-    decoder = Decoder()
+    decoder = EventDecoder()
     assert len(decoder.feed(b"data: 1\n\n" * 500)) == 500
     for _ in range(sse.LIMIT >> 20):
         assert decoder.feed(b"x" * (1 << 20)) == []

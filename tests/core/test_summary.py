@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.core import summary
 from proxy.core.plan import Role
-from proxy.core.summary import Turn, Unusable, accept
+from proxy.core.summary import Section, Unusable, accept
 
 
 def answer(text: str) -> str:
@@ -93,7 +93,7 @@ def test_the_file_is_named_after_the_history() -> None:
 
 
 def test_originals_are_headers_and_texts() -> None:
-    turns = [Turn("12 tool call_17 web_search", "found\r\n"), Turn("13 user", "")]
+    turns = [Section("12 tool call_17 web_search", "found\r\n"), Section("13 user", "")]
     assert summary.originals(turns) == "### 12 tool call_17 web_search\nfound\r\n\n### 13 user\n"
 
 
@@ -119,7 +119,7 @@ def words(text: str) -> int:
     return len(re.findall(r"\w+|[^\w\s]", text))
 
 
-def size(groups: list[list[Turn]]) -> int:
+def size(groups: list[list[Section]]) -> int:
     return sum(words(turn.title) + words(turn.text) for group in groups for turn in group)
 
 
@@ -128,20 +128,22 @@ TOOL, ASSISTANT, USER = Role.TOOL, Role.ASSISTANT, Role.USER
 KINDS = [TOOL, ASSISTANT, USER]
 
 
-def turn(number: int, role: Role, tokens: int) -> Turn:
+def turn(number: int, role: Role, tokens: int) -> Section:
     """So many tokens with its title, each word to be found once in the whole history."""
-    return Turn(f"{number} {role.name.lower()}", " ".join(f"w{number}x{place}e" for place in range(tokens - 2)), role)
+    return Section(
+        f"{number} {role.name.lower()}", " ".join(f"w{number}x{place}e" for place in range(tokens - 2)), role
+    )
 
 
-def history(*sizes: tuple[Role, int]) -> list[Turn]:
+def history(*sizes: tuple[Role, int]) -> list[Section]:
     return [turn(number, role, tokens) for number, (role, tokens) in enumerate(sizes)]
 
 
-def fitted(turns: list[Turn], limit: int, calls: int) -> list[list[Turn]]:
+def fitted(turns: list[Section], limit: int, calls: int) -> list[list[Section]]:
     return summary.fitted(turns, limit, calls, words, WHOLE)
 
 
-def flat(groups: list[list[Turn]]) -> list[Turn]:
+def flat(groups: list[list[Section]]) -> list[Section]:
     return [one for group in groups for one in group]
 
 
@@ -355,12 +357,14 @@ def test_a_fence_is_found_in_linear_time(text: str) -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        pytest.param(lambda number: [Turn("1 tool", "word " * number, TOOL)], id="one long text"),
-        pytest.param(lambda number: [Turn("1 tool", "word", KINDS[one % 3]) for one in range(number // 30)], id="many"),
+        pytest.param(lambda number: [Section("1 tool", "word " * number, TOOL)], id="one long text"),
+        pytest.param(
+            lambda number: [Section("1 tool", "word", KINDS[one % 3]) for one in range(number // 30)], id="many"
+        ),
     ],
 )
 @pytest.mark.parametrize("limit", [2_000, 10_000_000])
-def test_a_history_is_fitted_in_linear_time(made: Callable[[int], list[Turn]], limit: int) -> None:
+def test_a_history_is_fitted_in_linear_time(made: Callable[[int], list[Section]], limit: int) -> None:
     def work(number: int) -> None:
         summary.fitted(made(number), limit, 4, lambda text: text.count(" ") + 1, WHOLE)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from proxy.demo.agent import Agent, Turn
+from proxy.demo.agent import Agent, AgentTurn
 from proxy.demo.library import Library
 from proxy.errors import ProxyError
 from tests.fake_upstream import DROP, Cut, Reply, StrictUpstream, calls, error, mixed, text
@@ -30,9 +30,9 @@ def test_a_loop_of_tools_until_there_is_an_answer(up: StrictUpstream, agent: Age
     )
     turns = list(agent.work("Look."))
     assert turns == [
-        Turn("First, and then.", [("list_sources", "{}"), page]),
-        Turn("", [("search_sources", '{"pattern": "x"}')]),
-        Turn("Done.", []),
+        AgentTurn("First, and then.", [("list_sources", "{}"), page]),
+        AgentTurn("", [("search_sources", '{"pattern": "x"}')]),
+        AgentTurn("Done.", []),
     ]
     results = [message["content"] for message in agent.messages if message["role"] == "tool"]
     assert results == ["a.py 6 bytes\n", "a.py, lines 1-1 of 1\nx = 1\n", "a.py:1:x = 1\n"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.model import QUESTION, TASK, Call, reply
+from proxy.demo.model import QUESTION, TASK, ScriptedCall, reply
 
 Json = dict[str, Any]
 
@@ -46,17 +46,20 @@ SNAPSHOT = {
     "(Original 9 messages are stored in: /context_store/compressed_group_0.txt)",
 }
 
-NEXT: dict[str, tuple[list[Json], Call | None]] = {
-    "first the list": ([SYSTEM, READ], Call("list_sources", {})),
-    "then the search": (LISTED, Call("search_sources", {"pattern": r"^class \w+(Error|Exception)\b"})),
-    "then the first page": (SEARCHED, Call("read_source", {"path": "a.py", "first": 1})),
-    "then the next": ([*SEARCHED, *page("a.py", 1, 5, 9)], Call("read_source", {"path": "a.py", "first": 6})),
+NEXT: dict[str, tuple[list[Json], ScriptedCall | None]] = {
+    "first the list": ([SYSTEM, READ], ScriptedCall("list_sources", {})),
+    "then the search": (LISTED, ScriptedCall("search_sources", {"pattern": r"^class \w+(Error|Exception)\b"})),
+    "then the first page": (SEARCHED, ScriptedCall("read_source", {"path": "a.py", "first": 1})),
+    "then the next": ([*SEARCHED, *page("a.py", 1, 5, 9)], ScriptedCall("read_source", {"path": "a.py", "first": 6})),
     "though the page has been moved": (
         [*SEARCHED, *moved("a.py", 1, 5, 9)],
-        Call("read_source", {"path": "a.py", "first": 6}),
+        ScriptedCall("read_source", {"path": "a.py", "first": 6}),
     ),
-    "the next module": ([*SEARCHED, *page("a.py", 1, 9, 9)], Call("read_source", {"path": "b/c.py", "first": 1})),
-    "from a record": ([SNAPSHOT, READ], Call("read_source", {"path": "b/c.py", "first": 1})),
+    "the next module": (
+        [*SEARCHED, *page("a.py", 1, 9, 9)],
+        ScriptedCall("read_source", {"path": "b/c.py", "first": 1}),
+    ),
+    "from a record": ([SNAPSHOT, READ], ScriptedCall("read_source", {"path": "b/c.py", "first": 1})),
     "the end": ([*SEARCHED, *page("a.py", 1, 9, 9), *page("b/c.py", 1, 9, 9)], None),
 }
 
@@ -90,19 +93,21 @@ def test_answers_from_what_it_still_sees() -> None:
 @pytest.mark.parametrize("tools", [["grep", "read_file"], ["offload_grep", "offload_read_file"]])
 def test_searches_what_was_moved(tools: list[str]) -> None:
     answer = reply([*SEARCHED, *moved("a.py", 1, 9, 9), ASK], tools)
-    assert answer.call == Call(tools[0], {"pattern": r"^LIMIT\ =", "path": "/context_store"})
+    assert answer.call == ScriptedCall(tools[0], {"pattern": r"^LIMIT\ =", "path": "/context_store"})
 
 
 def test_opens_what_was_found_in_a_page_of_that_file() -> None:
     other = FOUND.replace("c1_0123456789ab", "c9_999999999999").replace("L7", "L3") + FOUND
     answer = reply([*SEARCHED, *moved("a.py", 1, 9, 9), ASK, GREP, result(other, "g1")], OURS)
-    assert answer.call == Call("read_file", {"path": FILE, "offset": 6, "limit": 1})
+    assert answer.call == ScriptedCall("read_file", {"path": FILE, "offset": 6, "limit": 1})
 
 
 def test_searches_a_record_s_originals() -> None:
     group = FOUND.replace("tool_call_c1_0123456789ab", "compressed_group_0")
     answer = reply([SNAPSHOT, READ, ASK, GREP, result(group, "g1")], OURS)
-    assert answer.call == Call("read_file", {"path": "/context_store/compressed_group_0.txt", "offset": 6, "limit": 1})
+    assert answer.call == ScriptedCall(
+        "read_file", {"path": "/context_store/compressed_group_0.txt", "offset": 6, "limit": 1}
+    )
 
 
 def test_quotes_what_came_back() -> None:

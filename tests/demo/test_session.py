@@ -10,8 +10,8 @@ import pytest
 
 from proxy.demo.agent import Agent
 from proxy.demo.library import Library, Question
-from proxy.demo.session import Answer, Outcome, Row, Session
-from proxy.demo.upstream import Upstream, unpaired
+from proxy.demo.session import DemoAnswer, DemoResult, Row, Session
+from proxy.demo.upstream import ScriptedUpstream, unpaired
 
 
 def words(text: str) -> int:
@@ -19,12 +19,12 @@ def words(text: str) -> int:
 
 
 @pytest.fixture
-def upstream() -> Iterator[Upstream]:
-    with Upstream(words) as running:
+def upstream() -> Iterator[ScriptedUpstream]:
+    with ScriptedUpstream(words) as running:
         yield running
 
 
-def test_without_a_proxy_all_is_said_but_nothing_moved(upstream: Upstream) -> None:
+def test_without_a_proxy_all_is_said_but_nothing_moved(upstream: ScriptedUpstream) -> None:
     library = Library()
     with openai.OpenAI(base_url=upstream.url, api_key="k", max_retries=0) as client:
         session = Session(Agent(client, library), library, upstream, words)
@@ -38,7 +38,7 @@ def test_without_a_proxy_all_is_said_but_nothing_moved(upstream: Upstream) -> No
 
 GOOD: dict[str, Any] = {
     "rows": [Row(1, "answers the user", 100_000, 10_000, 5, 300)],
-    "answers": [Answer(Question("a.py", "X =", "X = 1"), "X = 1")],
+    "answers": [DemoAnswer(Question("a.py", "X =", "X = 1"), "X = 1")],
     "sent": 10_000,
     "prefix_kept": 0.9,
     "moved": 5,
@@ -48,7 +48,7 @@ GOOD: dict[str, Any] = {
 
 
 def test_all_is_well() -> None:
-    assert Outcome(**GOOD).faults() == []
+    assert DemoResult(**GOOD).faults() == []
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_all_is_well() -> None:
         ({"rows": [Row(1, "", 100_000, 10_000, 5, 0)]}, "nothing was read back"),
         ({"lost": ["f.txt"]}, "does not hold what was moved: f.txt"),
         ({"refused": ["orphan"]}, "upstream refused: orphan"),
-        ({"answers": [Answer(Question("a.py", "X =", "X = 1"), "X = 2")]}, "it said 'X = 2'"),
+        ({"answers": [DemoAnswer(Question("a.py", "X =", "X = 1"), "X = 2")]}, "it said 'X = 2'"),
     ],
 )
 def test_what_is_wrong_is_said(wrong: dict[str, Any], fault: str) -> None:
-    (said,) = Outcome(**{**GOOD, **wrong}).faults()
+    (said,) = DemoResult(**{**GOOD, **wrong}).faults()
     assert fault in said
 
 

@@ -11,7 +11,7 @@ import pytest
 from proxy.core.policy import Policy
 from proxy.core.retrieval.names import key_part
 from proxy.errors import StoreFault
-from proxy.operations.caller_files import File, Shelf
+from proxy.operations.caller_files import CallerFiles, File
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import Threads
@@ -29,15 +29,15 @@ async def guarded(root: Path) -> Guarded:
 
 
 @pytest.fixture
-def shelf(guarded: Guarded) -> Iterator[Shelf]:
+def shelf(guarded: Guarded) -> Iterator[CallerFiles]:
     yield of(guarded, "acme")
 
 
-def of(guarded: Guarded, namespace: str) -> Shelf:
-    return Shelf(guarded.visit(30), namespace, Policy(), Threads())
+def of(guarded: Guarded, namespace: str) -> CallerFiles:
+    return CallerFiles(guarded.visit(30), namespace, Policy(), Threads())
 
 
-async def test_what_is_put_is_listed_below_its_directory_by_name_and_read(shelf: Shelf) -> None:
+async def test_what_is_put_is_listed_below_its_directory_by_name_and_read(shelf: CallerFiles) -> None:
     await shelf.put_all({"s/b": b"22", "s/a/c": b"1", "s2/d": b"", "e": b"333"})
     assert await shelf.below("s") == [File("s/a/c", 1), File("s/b", 2)]
     assert [file.name for file in await shelf.below("")] == ["e", "s/a/c", "s/b", "s2/d"]
@@ -45,7 +45,7 @@ async def test_what_is_put_is_listed_below_its_directory_by_name_and_read(shelf:
     assert list(await shelf.read_many([])) == []
 
 
-async def test_the_same_may_be_put_again_and_nothing_else(shelf: Shelf) -> None:
+async def test_the_same_may_be_put_again_and_nothing_else(shelf: CallerFiles) -> None:
     await shelf.put_all({"f": b"1"})
     await shelf.put_all({"f": b"1"})
     with pytest.raises(StoreFault, match="Another content stands in the store as f"):
@@ -53,14 +53,14 @@ async def test_the_same_may_be_put_again_and_nothing_else(shelf: Shelf) -> None:
     assert await shelf.read("f") == b"1"
 
 
-async def test_what_was_deleted_meanwhile_is_written_again(shelf: Shelf, root: Path) -> None:
+async def test_what_was_deleted_meanwhile_is_written_again(shelf: CallerFiles, root: Path) -> None:
     await shelf.put_all({"f": b"1"})
     (root / "acme" / "files" / key_part("f")).unlink()
     await shelf.put_all({"f": b"1"})
     assert await shelf.read("f") == b"1"
 
 
-async def test_numbers_go_on_behind_the_highest(shelf: Shelf) -> None:
+async def test_numbers_go_on_behind_the_highest(shelf: CallerFiles) -> None:
     await shelf.put_all({"g_0.json": b"", "g_7.json": b"", "g_x.json": b"", "g_9": b"", "g_1_8.json": b""})
     assert await shelf.put_next("g_", ".json", b"a") == "g_10.json"
     assert await shelf.put_next("h_", ".json", b"a") == "h_0.json"
@@ -80,7 +80,7 @@ async def test_namespaces_never_meet(guarded: Guarded) -> None:
     assert await other.read("f") is None and await other.below("") == []
 
 
-async def test_an_original_opens_by_its_path_and_only_by_it(shelf: Shelf, root: Path) -> None:
+async def test_an_original_opens_by_its_path_and_only_by_it(shelf: CallerFiles, root: Path) -> None:
     folder = root / "acme" / "originals"
     folder.mkdir(parents=True)
     (folder / "tool_call_1.txt").write_bytes(b"moved")

@@ -7,13 +7,13 @@ import json
 from msgspec import Raw
 
 from proxy.errors import NotThere, ProxyError
-from proxy.operations.envelope import Reply, refusal
+from proxy.operations.envelope import OperationReply, refusal
 
 OWN = Raw(b'{"role" : "user", "n": 1.0, "content": "\\ud83d"}')
 
 
 def test_messages_keep_their_bytes_whatever_text_is_beside_them() -> None:
-    body = Reply("\ud83d", [OWN], {"chat_id": "\udc00", "n": 1}).body()
+    body = OperationReply("\ud83d", [OWN], {"chat_id": "\udc00", "n": 1}).body()
     assert bytes(OWN) in body
     assert json.loads(body) == {
         "success": True,

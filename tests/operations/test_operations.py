@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from proxy import operations
-from proxy.requests.exchange import Client
+from proxy.requests.exchange import Exchange
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import Proxy
 
@@ -88,7 +88,7 @@ def test_the_body_of_a_caller_who_is_refused_is_not_looked_at(
     def look(*_: object) -> Any:
         raise AssertionError("the body was read")
 
-    monkeypatch.setattr(Client, "body", look)
+    monkeypatch.setattr(Exchange, "body", look)
     monkeypatch.setattr(operations, "decoded", look)
     upstream = {"base_url": "http://127.0.0.1:9/v1"}
     proxy = serve({"acme": {"tenant": "acme", "api_keys": [{"sha256": "0" * 64}], "upstream": upstream}})

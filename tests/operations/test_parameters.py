@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from proxy.core.retrieval.names import KEY_BYTES
 from proxy.errors import ClientFault
 from proxy.operations import parameters
-from proxy.operations.parameters import Find, Offload, ReadFile, Search
+from proxy.operations.parameters import Find, OffloadParameters, ReadFile, Search
 
 MESSAGES = [{"role": "user", "content": "x"}]
 
@@ -29,35 +29,51 @@ def refused(kind: Any, given: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("kind", "given", "field", "value"),
     [
-        (Offload, {"working_summary_mode": "compact"}, "context_manage_mode", "compact"),
-        (Offload, {"all_token_threshold": 7}, "max_total_tokens", 7),
-        (Offload, {"keep_recent": 3}, "keep_recent_count", 3),
-        (Offload, {"storage_path": "./old"}, "store_dir", "./dir"),
-        (Offload, {"file_path": 7, "unknown": {}}, "store_dir", "./dir"),
-        (Offload, {"keep_recent": 3, "keep_recent_count": 4}, "keep_recent_count", 4),
+        (OffloadParameters, {"working_summary_mode": "compact"}, "context_manage_mode", "compact"),
+        (OffloadParameters, {"all_token_threshold": 7}, "max_total_tokens", 7),
+        (OffloadParameters, {"keep_recent": 3}, "keep_recent_count", 3),
+        (OffloadParameters, {"storage_path": "./old"}, "store_dir", "./dir"),
+        (OffloadParameters, {"file_path": 7, "unknown": {}}, "store_dir", "./dir"),
+        (OffloadParameters, {"keep_recent": 3, "keep_recent_count": 4}, "keep_recent_count", 4),
         (ReadFile, {"file_path": "f"}, "absolute_path", "f"),
         (Find, {"file_path": "f", "pattern": "x"}, "file_path", "f"),
     ],
 )
 def test_older_names(kind: Any, given: dict[str, Any], field: str, value: Any) -> None:
-    needed = {"messages": MESSAGES, "store_dir": "./dir"} if kind is Offload else {}
+    needed = {"messages": MESSAGES, "store_dir": "./dir"} if kind is OffloadParameters else {}
     assert asdict(taken(kind, {**needed, **given}))[field] == value
 
 
 def test_an_older_name_is_enough() -> None:
-    assert taken(Offload, {"messages": MESSAGES, "storage_path": "~/x"}).store_dir == "~/x"
+    assert taken(OffloadParameters, {"messages": MESSAGES, "storage_path": "~/x"}).store_dir == "~/x"
 
 
 @pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
-        (Offload, {"keep_recent": "3"}, "Expected `int | null`, got `str` - at `$.keep_recent`"),
-        (Offload, {"max_total_tokens": 1, "all_token_threshold": -1}, "Expected `int` >= 0 - at `$.all_token_thresh"),
-        (Offload, {"max_total_tokens": -1, "all_token_threshold": 1}, "Expected `int` >= 0 - at `$.max_total_tokens"),
-        (Offload, {"storage_path": 7}, "Expected `str`, got `int` - at `$.storage_path`"),
-        (Offload, {"storage_path": ".."}, "`$.storage_path` is no path of yours: '..' leads out of your files"),
-        (Offload, {"store_dir": "a\0b"}, "`$.store_dir` is no path of yours: 'a\\x00b' has a control character in it"),
-        (Offload, {"store_dir": "x" * 140}, f"bytes when stored, of {KEY_BYTES}"),
+        (OffloadParameters, {"keep_recent": "3"}, "Expected `int | null`, got `str` - at `$.keep_recent`"),
+        (
+            OffloadParameters,
+            {"max_total_tokens": 1, "all_token_threshold": -1},
+            "Expected `int` >= 0 - at `$.all_token_thresh",
+        ),
+        (
+            OffloadParameters,
+            {"max_total_tokens": -1, "all_token_threshold": 1},
+            "Expected `int` >= 0 - at `$.max_total_tokens",
+        ),
+        (OffloadParameters, {"storage_path": 7}, "Expected `str`, got `int` - at `$.storage_path`"),
+        (
+            OffloadParameters,
+            {"storage_path": ".."},
+            "`$.storage_path` is no path of yours: '..' leads out of your files",
+        ),
+        (
+            OffloadParameters,
+            {"store_dir": "a\0b"},
+            "`$.store_dir` is no path of yours: 'a\\x00b' has a control character in it",
+        ),
+        (OffloadParameters, {"store_dir": "x" * 140}, f"bytes when stored, of {KEY_BYTES}"),
         (Search, {"path": "x" * 253}, "`$.path` is no path of yours"),
         (Find, {"file_path": "x" * 255}, "`$.file_path` is no path of yours"),
         (ReadFile, {"file_path": "x" * 255}, "`$.file_path` is no path of yours"),
@@ -66,7 +82,7 @@ def test_an_older_name_is_enough() -> None:
     ],
 )
 def test_an_error_names_the_place_by_the_callers_word(kind: Any, given: dict[str, Any], said: str) -> None:
-    needed = {"messages": MESSAGES, "store_dir": "./dir"} if kind is Offload else {"pattern": "x"}
+    needed = {"messages": MESSAGES, "store_dir": "./dir"} if kind is OffloadParameters else {"pattern": "x"}
     assert said in refused(kind, {**needed, **given})
 
 
@@ -84,7 +100,7 @@ def test_the_longest_paths_that_are_taken() -> None:
     ],
 )
 def test_a_messages_inside(message: dict[str, Any], place: str) -> None:
-    assert place in refused(Offload, {"messages": [{"role": "user", **message}], "store_dir": "x"})
+    assert place in refused(OffloadParameters, {"messages": [{"role": "user", **message}], "store_dir": "x"})
 
 
 def test_half_a_surrogate_pair_is_text() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from proxy.core.policy import Policy, Upstream
 from proxy.errors import PolicyError
-from proxy.policies import Policies, PolicyBook, builtin, load
+from proxy.policies import Policies, PolicyLoader, builtin, load
 from proxy.policies import loader as book_module
 
 SHIPPED = Path(__file__).parents[2] / "policies"
@@ -188,7 +188,7 @@ def test_the_shipped_examples_load_together() -> None:
 
 
 @contextlib.asynccontextmanager
-async def watched(book: PolicyBook) -> AsyncIterator[None]:
+async def watched(book: PolicyLoader) -> AsyncIterator[None]:
     task = asyncio.create_task(book.watch())
     await asyncio.sleep(0.05)
     try:
@@ -199,7 +199,7 @@ async def watched(book: PolicyBook) -> AsyncIterator[None]:
             await task
 
 
-async def becomes(book: PolicyBook, expected: str, seconds: float = 2.0) -> None:
+async def becomes(book: PolicyLoader, expected: str, seconds: float = 2.0) -> None:
     """Within the two seconds that are promised."""
     async with asyncio.timeout(seconds):
         while repr(book.current) != f"Policies({expected})":  # noqa: ASYNC110  (the book tells nobody)
@@ -208,11 +208,11 @@ async def becomes(book: PolicyBook, expected: str, seconds: float = 2.0) -> None
 
 def test_a_bad_set_at_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(PolicyError):
-        PolicyBook(put(tmp_path, default="a: ["), {})
+        PolicyLoader(put(tmp_path, default="a: ["), {})
 
 
 async def test_files_changed_added_and_removed_are_taken(tmp_path: Path) -> None:
-    book = PolicyBook(put(tmp_path, default="{}"), ENVIRONMENT)
+    book = PolicyLoader(put(tmp_path, default="{}"), ENVIRONMENT)
     async with watched(book):
         put(tmp_path, acme=ACME)
         await becomes(book, "default, acme")
@@ -225,7 +225,7 @@ async def test_files_changed_added_and_removed_are_taken(tmp_path: Path) -> None
 async def test_a_bad_set_leaves_the_old_one_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    book = PolicyBook(put(tmp_path, default="{}"), ENVIRONMENT)
+    book = PolicyLoader(put(tmp_path, default="{}"), ENVIRONMENT)
     old = book.current
     async with watched(book):
         put(tmp_path, acme=ACME, default="retention: soon")
@@ -241,7 +241,7 @@ async def test_a_bad_set_leaves_the_old_one_and_is_logged_once(
 
 async def test_reloads_go_on_after_a_pipe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     told: list[bool] = []
-    book = PolicyBook(put(tmp_path, default="{}"), {}, told=told.append)
+    book = PolicyLoader(put(tmp_path, default="{}"), {}, told=told.append)
     async with watched(book):
         os.mkfifo(tmp_path / "pipe.yaml")
         async with asyncio.timeout(2):
@@ -258,7 +258,7 @@ async def test_a_bug_does_not_end_the_watch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[bool] = []
-    book = PolicyBook(put(tmp_path, default="{}"), {}, told=told.append)
+    book = PolicyLoader(put(tmp_path, default="{}"), {}, told=told.append)
     with monkeypatch.context() as patched:
         patched.setattr(book_module, "load", lambda *_: {}["bug"])
         assert not book.reload()
@@ -274,7 +274,7 @@ async def test_a_directory_that_does_not_answer_is_told(
 ) -> None:
     told: list[bool] = []
     let_go = threading.Event()
-    book = PolicyBook(put(tmp_path, default="{}"), {}, told=told.append)
+    book = PolicyLoader(put(tmp_path, default="{}"), {}, told=told.append)
     look = book_module._signature
     monkeypatch.setattr(book_module, "INTERVAL", 0.01)
     monkeypatch.setattr(book_module, "PATIENCE", 0.1)
@@ -291,7 +291,7 @@ async def test_a_directory_that_does_not_answer_is_told(
 
 
 async def test_a_directory_that_disappears_leaves_the_old_set(tmp_path: Path) -> None:
-    book = PolicyBook(put(tmp_path / "policies", default="{}"), {})
+    book = PolicyLoader(put(tmp_path / "policies", default="{}"), {})
     async with watched(book):
         (tmp_path / "policies").rename(tmp_path / "gone")
         await asyncio.sleep(1.5)
@@ -306,7 +306,7 @@ async def test_the_swap_of_a_mounted_configmap_is_seen(tmp_path: Path) -> None:
     put(tmp_path / "..two", default="tenant: two")
     (tmp_path / "..data").symlink_to("..one")
     (tmp_path / "default.yaml").symlink_to("..data/default.yaml")
-    book = PolicyBook(tmp_path, {})
+    book = PolicyLoader(tmp_path, {})
     async with watched(book):
         (tmp_path / "..next").symlink_to("..two")
         (tmp_path / "..next").rename(tmp_path / "..data")
@@ -315,7 +315,7 @@ async def test_the_swap_of_a_mounted_configmap_is_seen(tmp_path: Path) -> None:
 
 async def test_a_file_that_is_still_being_written_is_not_taken(tmp_path: Path) -> None:
     """Half a file can be a policy too: here one that sends keys to the default address."""
-    book = PolicyBook(put(tmp_path, default="{}"), {})
+    book = PolicyLoader(put(tmp_path, default="{}"), {})
     seen = set()
     async with watched(book):
         for length in range(12):
@@ -329,7 +329,7 @@ async def test_a_file_that_is_still_being_written_is_not_taken(tmp_path: Path) -
 
 async def test_sighup_takes_the_directory_at_once(tmp_path: Path) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as the server has it until the book listens
-    book = PolicyBook(put(tmp_path, default="{}"), {})
+    book = PolicyLoader(put(tmp_path, default="{}"), {})
     async with watched(book):
         put(tmp_path, default="tenant: now")
         os.kill(os.getpid(), signal.SIGHUP)
@@ -339,7 +339,7 @@ async def test_sighup_takes_the_directory_at_once(tmp_path: Path) -> None:
 
 
 async def test_what_was_taken_before_a_reload_stays_as_it_was(tmp_path: Path) -> None:
-    book = PolicyBook(put(tmp_path, default="retention: 1d"), {})
+    book = PolicyLoader(put(tmp_path, default="retention: 1d"), {})
     under_way = book.current.tenant_for_key(None)
     put(tmp_path, default="retention: 2d")
     assert book.reload()
@@ -349,14 +349,14 @@ async def test_what_was_taken_before_a_reload_stays_as_it_was(tmp_path: Path) ->
 
 
 def test_reload_says_whether_it_was_taken(tmp_path: Path) -> None:
-    book = PolicyBook(put(tmp_path, default="{}"), {})
+    book = PolicyLoader(put(tmp_path, default="{}"), {})
     put(tmp_path, default="")
     assert not book.reload()
     assert book.current == builtin()
 
 
 async def test_the_builtin_is_followed_as_well() -> None:
-    book = PolicyBook(None, {}, "http://x/v1")
+    book = PolicyLoader(None, {}, "http://x/v1")
     async with watched(book):
         os.kill(os.getpid(), signal.SIGHUP)
         await asyncio.sleep(0.2)
@@ -364,7 +364,7 @@ async def test_the_builtin_is_followed_as_well() -> None:
 
 
 def test_a_thread_that_may_not_have_signals_can_watch(tmp_path: Path) -> None:
-    book = PolicyBook(put(tmp_path, default="{}"), {})
+    book = PolicyLoader(put(tmp_path, default="{}"), {})
 
     async def brief() -> None:
         async with watched(book):

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded
 from proxy.requests.exchange import RAW, ClientGone
-from tests.asgi import Exchange
+from tests.asgi import ScriptedClient
 
 
 class Connection:
@@ -45,15 +45,15 @@ class Connection:
     ],
 )
 def test_target(scope: dict[str, Any], target: bytes, path: bytes) -> None:
-    client = Exchange(**scope).client()
+    client = ScriptedClient(**scope).client()
     assert (client.target, client.path) == (target, path)
 
 
 def test_headers_in_the_clients_case_where_the_server_tells() -> None:
     headers = [(b"x-a", b"1")]
     raw = Connection(headers=[(b"X-A", b"1")]).raw
-    assert Exchange(headers=headers).client().headers == headers
-    assert Exchange(headers=headers, extensions={RAW: raw}).client().headers == [(b"X-A", b"1")]
+    assert ScriptedClient(headers=headers).client().headers == headers
+    assert ScriptedClient(headers=headers, extensions={RAW: raw}).client().headers == [(b"X-A", b"1")]
 
 
 @pytest.mark.parametrize(
@@ -69,24 +69,24 @@ def test_headers_in_the_clients_case_where_the_server_tells() -> None:
     ],
 )
 def test_wants_upgrade(headers: Any, wanted: bool) -> None:
-    assert Exchange(headers=headers).client().wants_upgrade is wanted
+    assert ScriptedClient(headers=headers).client().wants_upgrade is wanted
 
 
 @pytest.mark.parametrize("pieces", [(b"abcdef",), (b"abc", b"def"), (b"", b"abc", b"", b"def", b"")])
 async def test_read(pieces: tuple[bytes, ...]) -> None:
-    assert await Exchange(*pieces).client().read(6) == b"abcdef"
+    assert await ScriptedClient(*pieces).client().read(6) == b"abcdef"
     with pytest.raises(BodyTooLarge):
-        await Exchange(*pieces).client().read(5)
+        await ScriptedClient(*pieces).client().read(5)
 
 
 async def test_an_announced_size_is_enough_to_refuse() -> None:
     """Not a byte of the body is asked for, so that `Expect: 100-continue` is not answered."""
     with pytest.raises(BodyTooLarge):
-        await Exchange(headers=[(b"content-length", b"7")]).client().read(6)
+        await ScriptedClient(headers=[(b"content-length", b"7")]).client().read(6)
 
 
 async def test_an_endless_body_is_refused_when_it_is_too_large() -> None:
-    exchange = Exchange(b"abc", b"def", b"never read")
+    exchange = ScriptedClient(b"abc", b"def", b"never read")
     exchange._incoming._queue.pop()  # type: ignore[attr-defined]
     with pytest.raises(BodyTooLarge):
         await asyncio.wait_for(exchange.client().read(5), 1)
@@ -94,11 +94,11 @@ async def test_an_endless_body_is_refused_when_it_is_too_large() -> None:
 
 async def test_no_body() -> None:
     for headers in ([], [(b"content-length", b"0")]):
-        assert await asyncio.wait_for(Exchange(headers=headers).client().read(0), 1) == b""
+        assert await asyncio.wait_for(ScriptedClient(headers=headers).client().read(0), 1) == b""
 
 
 async def test_gone_while_it_sends() -> None:
-    exchange = Exchange(b"abc", b"more")
+    exchange = ScriptedClient(b"abc", b"more")
     exchange._incoming._queue.pop()  # type: ignore[attr-defined]
     exchange.hang_up()
     with pytest.raises(ClientGone):
@@ -106,7 +106,7 @@ async def test_gone_while_it_sends() -> None:
 
 
 async def test_a_piece_is_not_lost_when_waiting_for_it_is_cancelled() -> None:
-    exchange = Exchange(b"one", b"two")
+    exchange = ScriptedClient(b"one", b"two")
     exchange._incoming._queue.pop()  # type: ignore[attr-defined]
     body = await exchange.client().body()
     assert not isinstance(body, bytes)
@@ -118,7 +118,7 @@ async def test_a_piece_is_not_lost_when_waiting_for_it_is_cancelled() -> None:
 
 
 async def test_present_ends_with_the_client() -> None:
-    exchange = Exchange()
+    exchange = ScriptedClient()
     client = exchange.client()
     await client.body()
     with pytest.raises(ClientGone), client.present():
@@ -130,7 +130,7 @@ async def test_present_ends_with_the_client() -> None:
 
 async def test_present_ends_when_our_server_says_so_and_needs_no_task_for_it() -> None:
     connection = Connection()
-    client = Exchange(extensions={RAW: connection.raw}).client()
+    client = ScriptedClient(extensions={RAW: connection.raw}).client()
     with pytest.raises(ClientGone), client.present():
         assert asyncio.all_tasks() == {asyncio.current_task()}
         connection.watching[0]()
@@ -140,7 +140,7 @@ async def test_present_ends_when_our_server_says_so_and_needs_no_task_for_it() -
 
 async def test_present_lets_a_cancellation_from_elsewhere_through() -> None:
     async def work() -> None:
-        client = Exchange().client()
+        client = ScriptedClient().client()
         await client.body()
         with client.present():
             await asyncio.sleep(5)
@@ -153,7 +153,7 @@ async def test_present_lets_a_cancellation_from_elsewhere_through() -> None:
 
 
 async def test_present_leaves_no_watcher() -> None:
-    client = Exchange().client()
+    client = ScriptedClient().client()
     await client.body()
     with client.present():
         pass
@@ -162,7 +162,7 @@ async def test_present_leaves_no_watcher() -> None:
 
 
 async def test_fail() -> None:
-    exchange = Exchange()
+    exchange = ScriptedClient()
     client = exchange.client()
     await client.fail(Overloaded("full", retry_after=3))
     headers = dict(exchange.headers)
@@ -173,7 +173,7 @@ async def test_fail() -> None:
 
 
 async def test_who_serves_a_client_says_how_an_error_reads() -> None:
-    exchange = Exchange()
+    exchange = ScriptedClient()
     client = exchange.client()
     client.fault_body = lambda error: error.message.upper().encode()
     await client.fail(MethodNotAllowed("post it"))
@@ -182,7 +182,7 @@ async def test_who_serves_a_client_says_how_an_error_reads() -> None:
 
 
 async def test_outcome() -> None:
-    client = Exchange().client()
+    client = ScriptedClient().client()
     began = client.outcome("relay", "acme", "acme-1")
     assert (began.kind, began.tenant, began.namespace, began.path, began.status) == (
         "relay",
@@ -199,7 +199,7 @@ async def test_outcome() -> None:
 
 
 async def test_who_leaves_behind_the_last_byte_stops_nothing() -> None:
-    exchange = Exchange(b"{}")
+    exchange = ScriptedClient(b"{}")
     client = exchange.client()
     await client.read(10)
     with client.present():

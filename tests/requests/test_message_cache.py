@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from proxy.core.history import Message, Past, Reading, Terms, Transcript, Unplannable
+from proxy.core.history import History, Message, Reading, Terms, Transcript, Unplannable
 from proxy.core.plan import Room
 from proxy.core.policy import Offload
 from proxy.core.preview import Shape
-from proxy.requests.message_cache import INLINE_BYTES, Reader
+from proxy.requests.message_cache import INLINE_BYTES, MessageCache
 
 READING = Reading(Shape("/s", 5, 0), 100)
 
@@ -49,7 +49,7 @@ def raw(text: str, role: str = "user", **members: str) -> Raw:
 
 async def test_only_what_is_new_is_counted() -> None:
     tokens = Counting()
-    reader = Reader(tokens)
+    reader = MessageCache(tokens)
     first = await reader.read([raw("one"), raw("two"), raw("one")], READING, "m")
     assert [message.tokens for message in first] == [7, 7, 7]
     assert tokens.taken() == {"one", "two"}
@@ -64,7 +64,7 @@ async def test_only_what_is_new_is_counted() -> None:
 )
 async def test_another_model_or_shape_is_read_anew(reading: Reading, model: str) -> None:
     tokens = Counting()
-    reader = Reader(tokens)
+    reader = MessageCache(tokens)
     for how, which in ((READING, "m"), (reading, model)):
         await reader.read([raw("one")], how, which)
         assert tokens.taken() == {"one"}
@@ -74,7 +74,7 @@ async def test_another_model_or_shape_is_read_anew(reading: Reading, model: str)
 async def test_a_little_is_read_at_once_unless_the_vocabulary_has_to_be_loaded(ready: bool) -> None:
     tokens = Counting()
     tokens.ready = ready
-    [message] = await Reader(tokens).read([raw("one")], READING, "m")
+    [message] = await MessageCache(tokens).read([raw("one")], READING, "m")
     assert message.tokens == 7
     assert (threading.get_ident() in tokens.threads) is ready
 
@@ -98,7 +98,7 @@ def test_a_history_that_goes_on_is_what_it_were_read_at_once(parts: list[list[li
     """Whatever came before: it goes on, begins anew, is cut short, or differs in the middle."""
 
     async def run() -> None:
-        reader, raws = Reader(Counting()), [raw("You are."), raw("Begin."), raw("Yes?", "assistant")]
+        reader, raws = MessageCache(Counting()), [raw("You are."), raw("Begin."), raw("Yes?", "assistant")]
         for part in parts:
             kept = data.draw(st.integers(3, len(raws)))
             raws = [*raws[:kept], *[one for step in part for one in step]]
@@ -106,18 +106,18 @@ def test_a_history_that_goes_on_is_what_it_were_read_at_once(parts: list[list[li
                 found = await reader.past(raws, TERMS)
             except Unplannable:
                 with pytest.raises(Unplannable):
-                    await Reader(Counting()).past(raws, TERMS)
+                    await MessageCache(Counting()).past(raws, TERMS)
             else:
-                assert seen(found) == seen(await Reader(Counting()).past(raws, TERMS))
+                assert seen(found) == seen(await MessageCache(Counting()).past(raws, TERMS))
 
-    def seen(past: Past) -> tuple[object, ...]:
+    def seen(past: History) -> tuple[object, ...]:
         return past.messages, past.tools, past.links, past.items, past.tokens, past.plan()
 
     asyncio.run(run())
 
 
 async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = Reader(Counting())
+    reader = MessageCache(Counting())
     raws = [raw(f"message {number}", "user" if number % 2 else "assistant") for number in range(101)]
     read: list[int] = []
     measure = reader.read
@@ -136,18 +136,18 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: 
 
 async def test_much_of_it_is_read_in_a_thread_to_the_same_end() -> None:
     large = raw("x" * (INLINE_BYTES + 1))
-    [message] = await Reader(Counting()).read([large], READING, "m")
+    [message] = await MessageCache(Counting()).read([large], READING, "m")
     assert message.tokens == INLINE_BYTES + 1 + 4
 
 
 @pytest.mark.parametrize("length", [1, INLINE_BYTES + 1])
 async def test_what_is_no_message(length: int) -> None:
     with pytest.raises(Unplannable):
-        await Reader(Counting()).read([raw("x" * length, role="narrator")], READING, "m")
+        await MessageCache(Counting()).read([raw("x" * length, role="narrator")], READING, "m")
 
 
 async def test_a_compacted_message_is_made_once() -> None:
-    reader = Reader(Counting())
+    reader = MessageCache(Counting())
     tool = raw("0123456789" * 50, "tool", tool_call_id="c")
     call = Raw(b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f"}}]}')
     asked, message = await reader.read([call, tool], READING, "m")
@@ -161,7 +161,7 @@ async def test_a_compacted_message_is_made_once() -> None:
 
 async def test_tool_definitions_are_counted_once() -> None:
     tokens = Counting()
-    reader = Reader(tokens)
+    reader = MessageCache(tokens)
     assert await reader.tool_tokens(None, "m") == 0
     for _ in range(2):
         assert await reader.tool_tokens(Raw(b"[{}]"), "m") == 4

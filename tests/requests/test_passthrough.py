@@ -12,19 +12,19 @@ from proxy.policies.tenants import Tenant
 from proxy.requests.passthrough import Relay
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Outcome
-from proxy.upstream.client import Upstream
-from tests.asgi import Exchange
+from proxy.upstream.client import UpstreamClient
+from tests.asgi import ScriptedClient
 from tests.wire import EVENTS, OK, Handler, Peer, Wire, chunk, replying, upstream
 
 
 class Bench:
     """A relay, and what it told its sink."""
 
-    def __init__(self, pool: Upstream) -> None:
+    def __init__(self, pool: UpstreamClient) -> None:
         self.outcomes: list[Outcome] = []
         self.relay = Relay(Settings(first_byte_timeout=2), pool, self.outcomes.append)
 
-    async def respond(self, handler: Handler, exchange: Exchange, api_key: str | None = None) -> Wire:
+    async def respond(self, handler: Handler, exchange: ScriptedClient, api_key: str | None = None) -> Wire:
         async with upstream(handler) as wire:
             client = exchange.client()
             where = Where(base_url=wire.url + "/v1", idle_timeout=0.2, api_key=api_key)
@@ -35,18 +35,18 @@ class Bench:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    async with Upstream(Settings()) as pool:
+    async with UpstreamClient(Settings()) as pool:
         yield Bench(pool)
 
 
 async def test_the_tenants_key_goes_where_the_clients_stood(bench: Bench) -> None:
-    exchange = Exchange(b"{}", headers=[(b"authorization", b"Bearer client"), (b"content-length", b"2")])
+    exchange = ScriptedClient(b"{}", headers=[(b"authorization", b"Bearer client"), (b"content-length", b"2")])
     wire = await bench.respond(replying(OK), exchange, api_key="tenants")
     assert wire.requests[0].get(b"authorization") == [b"Bearer tenants"]
 
 
 async def test_outcome(bench: Bench) -> None:
-    await bench.respond(replying(OK), Exchange(b"{}"))
+    await bench.respond(replying(OK), ScriptedClient(b"{}"))
     [outcome] = bench.outcomes
     assert (outcome.kind, outcome.tenant, outcome.status, outcome.fault) == ("relay", "acme", 200, "")
     assert outcome.first_byte_seconds is not None
@@ -67,14 +67,14 @@ async def silence(peer: Peer) -> None:
     ("handler", "status", "complete", "fault"), [(close, 502, True, "broken"), (silence, 200, False, "timeout")]
 )
 async def test_upstreams_fault(bench: Bench, handler: Handler, status: int, complete: bool, fault: str) -> None:
-    exchange = Exchange(b"{}")
+    exchange = ScriptedClient(b"{}")
     await bench.respond(handler, exchange)
     assert (exchange.status, exchange.complete) == (status, complete)
     assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(status, fault)]
 
 
 async def test_clients_fault(bench: Bench) -> None:
-    exchange = Exchange(b"{}", headers=[(b"x", b"\xff"), (b"content-length", b"2")])
+    exchange = ScriptedClient(b"{}", headers=[(b"x", b"\xff"), (b"content-length", b"2")])
     await bench.respond(replying(OK), exchange)
     assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(400, "client")]
 
@@ -86,7 +86,7 @@ async def test_client_gone(bench: Bench, pieces: tuple[bytes, ...]) -> None:
         exchange.hang_up()
         await peer.gone()
 
-    exchange = Exchange(*pieces, b"")
+    exchange = ScriptedClient(*pieces, b"")
     if pieces[0] == b"part":
         exchange._incoming._queue.pop()  # type: ignore[attr-defined]
     await bench.respond(hang, exchange)

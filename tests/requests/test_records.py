@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.render import Round
+from proxy.dialects.chat.render import HiddenRound
 from proxy.requests.records import Records, sealed
 from proxy.requests.summarizer import Snapshot
 from proxy.stores import open_store
@@ -33,8 +33,8 @@ def records(store: Guarded) -> Records:
     return Records(store.visit(), "tenant-caller")
 
 
-def hidden(number: int, instead: bytes | None = None) -> Round:
-    return Round((b'{"n" : %d}' % number,), instead, (b'{"after":1}',), number)
+def hidden(number: int, instead: bytes | None = None) -> HiddenRound:
+    return HiddenRound((b'{"n" : %d}' % number,), instead, (b'{"after":1}',), number)
 
 
 async def remember(records: Records, *indexes: int) -> None:
@@ -92,7 +92,7 @@ ASSISTANT = (
     b'"function":{"name":"grep","arguments":"{}"}}]}'
 )
 ANSWER = b'{"role":"tool","tool_call_id":"c-1","content":"found"}'
-TURN = Round((ASSISTANT, ANSWER), None, (), 7)
+TURN = HiddenRound((ASSISTANT, ANSWER), None, (), 7)
 OLD_ROUND = b'{"before":[%b,%b],"instead":null,"after":[],"tokens":7,"earlier":[]}' % (ASSISTANT, ANSWER)
 OLD_SNAPSHOT = msgspec.json.encode(SNAPSHOT)
 
@@ -127,7 +127,7 @@ def damaged(value: bytes, where: float, bits: int | None) -> bytes:
 DAMAGE = given(where=st.floats(0, 1), bits=st.none() | st.integers(1, 255))
 
 
-async def read_round(guarded: Guarded) -> dict[int, Round]:
+async def read_round(guarded: Guarded) -> dict[int, HiddenRound]:
     return await Records(guarded.visit(30), "tenant-caller").rounds({2: LINKS[2]}, "m")
 
 

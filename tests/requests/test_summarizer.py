@@ -15,7 +15,7 @@ import pytest
 from msgspec import Raw
 
 from proxy.core.plan import Role
-from proxy.core.summary import Turn
+from proxy.core.summary import Section
 from proxy.errors import UpstreamBroken
 from proxy.requests.summarizer import (
     FIRST_BACKOFF,
@@ -25,24 +25,24 @@ from proxy.requests.summarizer import (
     UNUSED,
     UNUSED_LIMIT,
     UNUSED_PAUSE,
-    Answer,
     Failed,
-    Job,
     Snapshot,
     Spent,
     Summarizer,
+    SummaryAnswer,
+    SummaryJob,
     summary_outcome,
 )
-from proxy.threads import Pool
+from proxy.threads import WorkPool
 
-GOOD = Answer(200, b"", "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
-TOO_LONG = Answer(400, b"prompt is too long")
+GOOD = SummaryAnswer(200, b"", "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
+TOO_LONG = SummaryAnswer(400, b"prompt is too long")
 
 
 class World:
     """Store, model and clock of one summarizer."""
 
-    def __init__(self, *answers: Answer | BaseException, pool: Pool | None = None) -> None:
+    def __init__(self, *answers: SummaryAnswer | BaseException, pool: WorkPool | None = None) -> None:
         self.answers = list(answers)
         self.asked: list[Any] = []
         self.stored: dict[str, bytes] = {}
@@ -52,7 +52,7 @@ class World:
         self.gate = asyncio.Event()
         self.gate.set()
         self.at_once = self.most_at_once = 0
-        self.pool = pool or Pool("reading", 2)
+        self.pool = pool or WorkPool("reading", 2)
         self.summarizer = Summarizer(
             self._recall,
             self._keep,
@@ -68,10 +68,10 @@ class World:
     async def _keep(self, key: str, value: bytes) -> bytes | None:
         return None if self.broken else self.stored.setdefault(key, value)
 
-    def _report(self, job: Job, spent: Spent, fault: str, seconds: float) -> None:
+    def _report(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
         self.reported.append((job.key, spent, fault))
 
-    async def ask(self, body: bytes) -> Answer:
+    async def ask(self, body: bytes) -> SummaryAnswer:
         self.asked.append(json.loads(body))
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
@@ -84,7 +84,7 @@ class World:
             raise answer
         return answer
 
-    def job(self, key: str = "a", conversation: str = "c", **changes: Any) -> Job:
+    def job(self, key: str = "a", conversation: str = "c", **changes: Any) -> SummaryJob:
         fields: dict[str, Any] = {
             "key": f"ns/snapshots/{key}",
             "tenant": "t",
@@ -98,12 +98,12 @@ class World:
             "max_calls": 4,
             "riding": lambda task: b'{"ride":' + task + b"}",
             "members": {"model": Raw(b'"m"'), "user": Raw(b'"u"')},
-            "history": lambda: [Turn("1 user", "word " * 900)],
+            "history": lambda: [Section("1 user", "word " * 900)],
             "earlier": "",
             "originals": "/s/compressed_group_1.txt",
             "ask": self.ask,
         }
-        return Job(**fields | changes)
+        return SummaryJob(**fields | changes)
 
     async def made(self, **changes: Any) -> Snapshot | None:
         return await self.summarizer.wait(self.job(**changes))
@@ -205,7 +205,7 @@ async def test_failures_back_off_longer_each_time() -> None:
 
 
 async def test_a_success_ends_the_backoff() -> None:
-    world = World(Answer(500, b""), GOOD, Answer(500, b""))
+    world = World(SummaryAnswer(500, b""), GOOD, SummaryAnswer(500, b""))
     for key in "abc":
         await world.made(key=key)
         world.now += FIRST_BACKOFF
@@ -238,7 +238,7 @@ async def test_bounded_in_time() -> None:
 
 
 async def test_once_is_for_its_caller_alone() -> None:
-    world, spent = World(Answer(500, b"")), Spent()
+    world, spent = World(SummaryAnswer(500, b"")), Spent()
     job = world.job(key="", riding=None)
     with pytest.raises(Failed, match="upstream answered 500"):
         await world.summarizer.once(job, spent)
@@ -290,9 +290,9 @@ async def test_too_long_to_ride_is_made_from_originals() -> None:
 
 
 async def test_too_long_is_halved_until_it_fits_each_call_updating_the_last() -> None:
-    answers = [TOO_LONG, *(Answer(200, b"", f"<state_snapshot>part {n}</state_snapshot>") for n in range(9))]
+    answers = [TOO_LONG, *(SummaryAnswer(200, b"", f"<state_snapshot>part {n}</state_snapshot>") for n in range(9))]
     world = World(*answers)
-    history = [Turn(f"{number} user", f"word{number} " * 1000) for number in range(4)]
+    history = [Section(f"{number} user", f"word{number} " * 1000) for number in range(4)]
     made = await world.made(
         riding=None, group_tokens=2500, history=lambda: history, earlier="the one before", max_calls=9
     )
@@ -310,13 +310,13 @@ async def test_what_is_too_long_whatever_we_do_fails() -> None:
     assert "too long" in world.reported[0][2]
 
 
-UNUSABLE = Answer(200, b"", "Hello!")
+UNUSABLE = SummaryAnswer(200, b"", "Hello!")
 
 
 @pytest.mark.parametrize("max_calls", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("rides", [True, False])
 async def test_a_snapshot_costs_at_most_so_many_calls_whatever_upstream_answers(max_calls: int, rides: bool) -> None:
-    history = [Turn(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(20)]
+    history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(20)]
     changes: dict[str, Any] = {"group_tokens": 1500, "history": lambda: history, "max_calls": max_calls}
     changes |= {} if rides else {"riding": None}
     for answers in itertools.product([GOOD, UNUSABLE, TOO_LONG], repeat=min(max_calls, 4)):
@@ -329,7 +329,7 @@ async def test_a_snapshot_costs_at_most_so_many_calls_whatever_upstream_answers(
 
 async def test_what_is_left_is_shortened_to_the_calls_that_are_left() -> None:
     """A try that fails costs a call; the last call covers all that no other has."""
-    history = [Turn(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(5)]
+    history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(5)]
     world = World(GOOD, UNUSABLE)
     assert await world.made(riding=None, group_tokens=1500, history=lambda: history)
     contents = [body["messages"][0]["content"] for body in world.asked]
@@ -341,8 +341,8 @@ async def test_what_is_left_is_shortened_to_the_calls_that_are_left() -> None:
 
 
 async def test_the_window_that_upstream_names_counts() -> None:
-    history = [Turn(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(30)]
-    world = World(Answer(400, b"maximum context length is 9000 tokens"))
+    history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(30)]
+    world = World(SummaryAnswer(400, b"maximum context length is 9000 tokens"))
     assert await world.made(riding=None, history=lambda: history)
     assert 1 < len(world.asked) <= 4
     assert all(len(body["messages"][0]["content"].split()) < 8100 for body in world.asked[1:])
@@ -352,12 +352,12 @@ async def test_reading_and_rendering_leave_the_loop_and_one_thread() -> None:
     busy: list[str] = []
     most: list[int] = []
 
-    def history() -> list[Turn]:
+    def history() -> list[Section]:
         busy.append(threading.current_thread().name)
         most.append(len(busy))
         time.sleep(0.01)
         busy.pop()
-        return [Turn("1 user", "word " * 900)]
+        return [Section("1 user", "word " * 900)]
 
     world = World()
     made = await asyncio.gather(
@@ -368,7 +368,7 @@ async def test_reading_and_rendering_leave_the_loop_and_one_thread() -> None:
 
 
 async def test_too_much_waiting_is_a_summary_that_failed() -> None:
-    world = World(pool=Pool("reading", 1, waiting=0))
+    world = World(pool=WorkPool("reading", 1, waiting=0))
     held = threading.Event()
     busy = asyncio.create_task(world.pool.run("another", held.wait))
     await asyncio.sleep(0)

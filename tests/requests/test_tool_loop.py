@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from proxy.core import sse
-from proxy.core.history import Call
-from proxy.dialects.chat.turn import Turn
+from proxy.core.history import ToolCall
+from proxy.dialects.chat.turn import ChatTurn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.requests import tool_loop
 from proxy.requests.tool_loop import REFUSAL_LIMIT, Interrupted, Refusal
 from proxy.upstream.headers import Headers
-from tests.asgi import Exchange
+from tests.asgi import ScriptedClient
 from tests.dialects.chat.turns import (
     ANSWER,
     DONE,
@@ -92,7 +92,7 @@ class Partner:
     def __init__(self, *replies: Said | Exception) -> None:
         self.replies = list(replies)
         self.sent: list[Any] = []
-        self.remembered: list[Turn] = []
+        self.remembered: list[ChatTurn] = []
         self.answering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.remembering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
 
@@ -103,15 +103,15 @@ class Partner:
             raise reply
         return reply
 
-    async def resolve(self, calls: Sequence[Call]) -> list[str]:
+    async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
         await self.answering()
         return ["found"] * len(calls)
 
-    async def remember(self, turn: Turn) -> None:
+    async def remember(self, turn: ChatTurn) -> None:
         await self.remembering()
         self.remembered.append(turn)
 
-    def headers(self, turn: Turn) -> Headers:
+    def headers(self, turn: ChatTurn) -> Headers:
         return [(b"x-offload-rounds", b"%d" % turn.rounds)]
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
@@ -129,8 +129,8 @@ class Bench:
         self, *replies: Said | Exception, stream: bool = True, heartbeat: float = 3600, **members: Any
     ) -> None:
         self.partner = Partner(*replies)
-        self.turn = Turn(asked(stream, **members))
-        self.browser = Exchange()
+        self.turn = ChatTurn(asked(stream, **members))
+        self.browser = ScriptedClient()
         self._heartbeat = heartbeat
 
     async def run(self) -> bytes:
@@ -166,7 +166,7 @@ async def test_a_streamed_turn(size: int) -> None:
     pieces = [[raw[at : at + size] for at in range(0, len(raw), size)] for raw in (OURS, ANSWER)]
     bench = Bench(*(Said(*one) for one in pieces))
     out = await bench.run()
-    assert out == run(Turn(asked()), OURS, ANSWER)[0]
+    assert out == run(ChatTurn(asked()), OURS, ANSWER)[0]
     assert [len(request["messages"]) for request in bench.partner.sent] == [1, 3]
     assert bench.browser.status == 200
     assert bench.headers()[b"content-type"].startswith(b"text/event-stream")
@@ -301,7 +301,7 @@ async def test_a_stream_is_never_silent_for_long(where: str) -> None:
         bench.partner.send = slowly  # type: ignore[method-assign]
     out = await bench.run()
     assert out.count(b": working\n\n") >= 2
-    assert out.replace(b": working\n\n", b"") == run(Turn(asked()), OURS, ANSWER)[0]
+    assert out.replace(b": working\n\n", b"") == run(ChatTurn(asked()), OURS, ANSWER)[0]
     assert bench.browser.messages[0]["type"] == "http.response.start"
 
 
@@ -506,8 +506,8 @@ ROLE_ONLY = stream(ROLE)
 # -- the client's own request -----------------------------------------------------------------------------------------
 
 
-async def passed_on(said: Said) -> Exchange:
-    browser = Exchange()
+async def passed_on(said: Said) -> ScriptedClient:
+    browser = ScriptedClient()
     try:
         await tool_loop.pass_on(said, browser.client(), [(b"x-offload-mode", b"auto")])  # type: ignore[arg-type]
     except (Interrupted, UpstreamFault) as error:

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.core.policy import Policy, Upstream
 from proxy.requests import upstream_limits
-from proxy.requests.upstream_limits import Learned
+from proxy.requests.upstream_limits import UpstreamLimits
 
 
 def policy(window: int | None = None, url: str = "http://up/v1") -> Policy:
@@ -28,13 +28,13 @@ def policy(window: int | None = None, url: str = "http://up/v1") -> Policy:
 )
 def test_the_window(known: int | None, body: bytes, counted: int, window: int) -> None:
     """Upstream's own word, or 0.8 of what was counted where that was to fit; never more than was known before."""
-    one = Learned()
+    one = UpstreamLimits()
     one.overflowed(policy(known), "m", body, counted)
     assert one.window(policy(known), "m") == window
 
 
 def test_for_this_upstream_and_model_only() -> None:
-    one = Learned()
+    one = UpstreamLimits()
     one.overflowed(policy(), "m", b"prompt is too long", 1000)
     one.refused(policy(), "m")
     for other, model in ((policy(), "n"), (policy(url="http://other/v1"), "m")):
@@ -45,7 +45,7 @@ def test_for_this_upstream_and_model_only() -> None:
 
 def test_of_very_many_models_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_limits, "MODELS", 3)
-    one = Learned()
+    one = UpstreamLimits()
     for model in "abcd":
         one.refused(policy(), model)
     assert [one.refuses(policy(), model) for model in "abcd"] == [False, True, True, True]

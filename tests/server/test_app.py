@@ -12,10 +12,10 @@ import pytest
 
 from proxy.errors import BodyTooLarge, PolicyError, UserMistake
 from proxy.policies.tenants import Tenant
-from proxy.requests.exchange import Client
+from proxy.requests.exchange import Exchange
 from proxy.server.app import App, build
 from proxy.settings import Settings
-from tests.asgi import Exchange
+from tests.asgi import ScriptedClient
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ async def metrics(app: App) -> str:
 
 
 async def test_a_bug_is_500_with_an_id_and_no_traceback(app: App, caplog: pytest.LogCaptureFixture) -> None:
-    async def buggy(client: Client, tenant: Tenant) -> None:
+    async def buggy(client: Exchange, tenant: Tenant) -> None:
         raise KeyError("secret detail")
 
-    exchange = Exchange()
+    exchange = ScriptedClient()
     with caplog.at_level(logging.ERROR):
         await handled_by(app, buggy)(exchange.scope, exchange.receive, exchange.send)
     error = json.loads(exchange.body)["error"]
@@ -48,31 +48,31 @@ async def test_a_bug_is_500_with_an_id_and_no_traceback(app: App, caplog: pytest
 
 
 async def test_a_bug_in_the_middle_of_a_reply_leaves_it_unfinished(app: App) -> None:
-    async def buggy(client: Client, tenant: Tenant) -> None:
+    async def buggy(client: Exchange, tenant: Tenant) -> None:
         await client.start(200, [])
         await client.write(b"half")
         raise KeyError
 
-    exchange = Exchange()
+    exchange = ScriptedClient()
     await handled_by(app, buggy)(exchange.scope, exchange.receive, exchange.send)
     assert (exchange.status, exchange.body, exchange.complete) == (200, b"half", False)
 
 
 async def test_what_a_handler_refuses_is_replied_and_recorded_here(app: App) -> None:
-    async def strict(client: Client, tenant: Tenant) -> None:
+    async def strict(client: Exchange, tenant: Tenant) -> None:
         raise BodyTooLarge("too large")
 
-    exchange = Exchange()
+    exchange = ScriptedClient()
     await handled_by(app, strict)(exchange.scope, exchange.receive, exchange.send)
     assert exchange.status == 413
     assert 'offload_requests_total{kind="refused",status="413",tenant="default"} 1.0' in await metrics(app)
 
 
 async def test_cut_off_by_the_end_of_draining(app: App) -> None:
-    async def slow(client: Client, tenant: Tenant) -> None:
+    async def slow(client: Exchange, tenant: Tenant) -> None:
         await asyncio.sleep(5)
 
-    exchange = Exchange()
+    exchange = ScriptedClient()
     task = asyncio.ensure_future(handled_by(app, slow)(exchange.scope, exchange.receive, exchange.send))
     await asyncio.sleep(0)
     task.cancel()
@@ -86,7 +86,7 @@ async def test_a_failing_route_of_ours_is_replied_once(app: App, monkeypatch: py
         raise RuntimeError("no metrics")
 
     monkeypatch.setattr(app._metrics, "render", fail)
-    exchange = Exchange(method="GET", path="/metrics", raw_path=b"/metrics")
+    exchange = ScriptedClient(method="GET", path="/metrics", raw_path=b"/metrics")
     await app(exchange.scope, exchange.receive, exchange.send)
     assert exchange.status == 500
     assert [message["type"] for message in exchange.messages].count("http.response.start") == 1
@@ -98,7 +98,7 @@ async def test_websocket_scope(app: App, extension: bool) -> None:
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
     if extension:
         scope["extensions"] = {"websocket.http.response": {}}
-    exchange = Exchange()
+    exchange = ScriptedClient()
     await app(scope, exchange.receive, exchange.send)
     if extension:
         assert exchange.status == 501

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from proxy.telemetry.outcome import Outcome
-from proxy.telemetry.recorder import LATEST, MOST, Ledger
+from proxy.telemetry.recorder import LATEST, MOST, Recorder
 
 
 def outcome(number: int) -> Outcome:
@@ -15,7 +15,7 @@ def outcome(number: int) -> Outcome:
 async def test_all_are_written_down_in_order_without_waiting_for_long() -> None:
     one: list[str] = []
     other: list[str] = []
-    ledger = Ledger(lambda each: one.append(each.request_id), lambda each: other.append(each.request_id))
+    ledger = Recorder(lambda each: one.append(each.request_id), lambda each: other.append(each.request_id))
     for number in range(MOST + 2):
         ledger.record(outcome(number))
     assert len(one) == MOST, "so many do not wait for the clock"
@@ -25,7 +25,7 @@ async def test_all_are_written_down_in_order_without_waiting_for_long() -> None:
 
 async def test_nothing_waits_once_it_was_asked_for() -> None:
     written: list[Outcome] = []
-    ledger = Ledger(written.append)
+    ledger = Recorder(written.append)
     ledger.record(outcome(0))
     ledger.flush()
     ledger.flush()

@@ -18,17 +18,17 @@ import pytest
 import proxy.upstream
 from proxy.errors import ClientFault, UpstreamBroken, UpstreamSilent, UpstreamUnreachable
 from proxy.settings import Settings
-from proxy.upstream.client import Request, Upstream, decoded
+from proxy.upstream.client import UpstreamClient, UpstreamRequest, decoded
 from tests.wire import EVENTS, OK, Peer, chunk, replying, upstream
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[Upstream]:
-    async with Upstream(Settings()) as pool:
+async def pool() -> AsyncIterator[UpstreamClient]:
+    async with UpstreamClient(Settings()) as pool:
         yield pool
 
 
-def request(url: str, **changes: Any) -> Request:
+def request(url: str, **changes: Any) -> UpstreamRequest:
     asked: dict[str, Any] = {
         "method": "POST",
         "url": url,
@@ -38,16 +38,16 @@ def request(url: str, **changes: Any) -> Request:
         "first_byte_timeout": 2.0,
         "idle_timeout": 2.0,
     }
-    return Request(**asked | changes)
+    return UpstreamRequest(**asked | changes)
 
 
 @asynccontextmanager
-async def sent(pool: Upstream, url: str, **changes: Any) -> AsyncIterator[proxy.upstream.Reply]:
+async def sent(pool: UpstreamClient, url: str, **changes: Any) -> AsyncIterator[proxy.upstream.Reply]:
     async with aclosing(await pool.send(request(url, **changes))) as reply:
         yield reply
 
 
-async def body(pool: Upstream, url: str, **changes: Any) -> bytes:
+async def body(pool: UpstreamClient, url: str, **changes: Any) -> bytes:
     async with sent(pool, url, **changes) as reply:
         return b"".join([piece async for piece in reply.chunks()])
 
@@ -76,13 +76,13 @@ async def stream(*pieces: bytes) -> AsyncIterator[bytes]:
         b"/x#fragment",
     ],
 )
-async def test_target_is_sent_as_written(pool: Upstream, target: bytes) -> None:
+async def test_target_is_sent_as_written(pool: UpstreamClient, target: bytes) -> None:
     async with upstream(replying(OK)) as wire:
         assert await body(pool, wire.url + target.decode(), method="GET") == b"ok"
     assert wire.requests[0].line == b"GET " + target + b" HTTP/1.1"
 
 
-async def test_a_query_may_stand_behind_the_authority(pool: Upstream) -> None:
+async def test_a_query_may_stand_behind_the_authority(pool: UpstreamClient) -> None:
     async with upstream(replying(OK)) as wire:
         for query in ("?", "?a=1", "?a=/b@c:1/"):
             assert await body(pool, wire.url + query) == b"ok"
@@ -90,7 +90,7 @@ async def test_a_query_may_stand_behind_the_authority(pool: Upstream) -> None:
     assert wire.connections == 1
 
 
-async def test_headers_are_sent_as_written_and_none_are_added(pool: Upstream) -> None:
+async def test_headers_are_sent_as_written_and_none_are_added(pool: UpstreamClient) -> None:
     headers = [
         (b"X-Odd-CASE", b"1"),
         (b"lower", b"1"),
@@ -105,14 +105,14 @@ async def test_headers_are_sent_as_written_and_none_are_added(pool: Upstream) ->
     assert wire.requests[0].headers == [host, *headers]
 
 
-async def test_a_repeated_header_keeps_each_of_its_spellings(pool: Upstream) -> None:
+async def test_a_repeated_header_keeps_each_of_its_spellings(pool: UpstreamClient) -> None:
     async with upstream(replying(OK)) as wire:
         await body(pool, wire.url, headers=[(b"X-Odd", b"1"), (b"Accept", b"*"), (b"x-odd", b"2")])
     assert wire.requests[0].headers[1:4] == [(b"X-Odd", b"1"), (b"Accept", b"*"), (b"x-odd", b"2")]
 
 
 @pytest.mark.parametrize("header", [(b"X", b"\xff\xfe"), (b"X", b"a\x01b"), (b"X", b"a\r\nY: b")])
-async def test_headers_that_cannot_be_sent_are_refused(pool: Upstream, header: tuple[bytes, bytes]) -> None:
+async def test_headers_that_cannot_be_sent_are_refused(pool: UpstreamClient, header: tuple[bytes, bytes]) -> None:
     async with upstream(replying(OK)) as wire:
         with pytest.raises(ClientFault, match="characters"):
             await pool.send(request(wire.url, headers=[header]))
@@ -128,7 +128,7 @@ async def test_headers_that_cannot_be_sent_are_refused(pool: Upstream, header: t
         (("abc", "def"), [], (b"Transfer-Encoding", b"chunked")),
     ],
 )
-async def test_bodies(pool: Upstream, content: Any, headers: Any, framing: tuple[bytes, bytes]) -> None:
+async def test_bodies(pool: UpstreamClient, content: Any, headers: Any, framing: tuple[bytes, bytes]) -> None:
     content = content if isinstance(content, bytes) else stream(*(part.encode() for part in content))
     async with upstream(replying(OK)) as wire:
         await body(pool, wire.url, headers=headers, content=content)
@@ -136,14 +136,14 @@ async def test_bodies(pool: Upstream, content: Any, headers: Any, framing: tuple
     assert (asked.body, asked.headers[1:]) == (b"abcdef", [framing])
 
 
-async def test_a_body_larger_than_what_is_joined_to_its_head(pool: Upstream) -> None:
+async def test_a_body_larger_than_what_is_joined_to_its_head(pool: UpstreamClient) -> None:
     content = bytes(range(256)) * 4096
     async with upstream(replying(OK)) as wire:
         assert await body(pool, wire.url, content=content) == b"ok"
     assert wire.requests[0].body == content
 
 
-async def test_a_body_that_breaks_off_ends_the_request(pool: Upstream) -> None:
+async def test_a_body_that_breaks_off_ends_the_request(pool: UpstreamClient) -> None:
     async def content() -> AsyncIterator[bytes]:
         yield b"first"
         raise LookupError("there is no second")
@@ -155,7 +155,7 @@ async def test_a_body_that_breaks_off_ends_the_request(pool: Upstream) -> None:
     assert not wire.requests
 
 
-async def test_a_reply_may_come_before_the_body_has_ended(pool: Upstream) -> None:
+async def test_a_reply_may_come_before_the_body_has_ended(pool: UpstreamClient) -> None:
     left = asyncio.Event()
 
     async def content() -> AsyncIterator[bytes]:
@@ -176,7 +176,7 @@ async def test_a_reply_may_come_before_the_body_has_ended(pool: Upstream) -> Non
         await asyncio.wait_for(left.wait(), 1)
 
 
-async def test_a_connection_that_still_has_to_send_is_not_used_again(pool: Upstream) -> None:
+async def test_a_connection_that_still_has_to_send_is_not_used_again(pool: UpstreamClient) -> None:
     async def early(peer: Peer) -> None:
         await peer.reader.readuntil(b"\r\n\r\n")
         await peer.send(OK)
@@ -188,7 +188,7 @@ async def test_a_connection_that_still_has_to_send_is_not_used_again(pool: Upstr
         assert wire.connections == 2
 
 
-async def test_a_body_is_sent_as_it_comes(pool: Upstream) -> None:
+async def test_a_body_is_sent_as_it_comes(pool: UpstreamClient) -> None:
     arrived = asyncio.Event()
 
     async def handle(peer: Peer) -> None:
@@ -209,7 +209,7 @@ async def test_a_body_is_sent_as_it_comes(pool: Upstream) -> None:
 # What comes back
 
 
-async def test_reply_is_as_it_came(pool: Upstream) -> None:
+async def test_reply_is_as_it_came(pool: UpstreamClient) -> None:
     packed = gzip.compress(b"hello")
     head = b"HTTP/1.1 418 Teapot\r\nSet-Cookie: a=1\r\nX-ODD: \xe9\r\nset-cookie: b=2\r\nContent-Encoding: gzip\r\n"
     async with (
@@ -227,7 +227,7 @@ async def test_reply_is_as_it_came(pool: Upstream) -> None:
         assert b"".join([piece async for piece in reply.chunks()]) == packed
 
 
-async def test_nothing_is_kept_but_the_connection(pool: Upstream) -> None:
+async def test_nothing_is_kept_but_the_connection(pool: UpstreamClient) -> None:
     reply = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nSet-Cookie: a=1; Path=/\r\nContent-Length: 0\r\n\r\n"
     async with upstream(replying(reply)) as wire:
         for _ in range(3):
@@ -238,7 +238,7 @@ async def test_nothing_is_kept_but_the_connection(pool: Upstream) -> None:
     assert wire.connections == 1
 
 
-async def test_chunks_come_as_they_arrive(pool: Upstream) -> None:
+async def test_chunks_come_as_they_arrive(pool: UpstreamClient) -> None:
     read = asyncio.Event()
 
     async def handle(peer: Peer) -> None:
@@ -264,7 +264,7 @@ async def test_chunks_come_as_they_arrive(pool: Upstream) -> None:
         ("GET", b"HTTP/1.1 299\r\nContent-Length: 0\r\n\r\n", 299),
     ],
 )
-async def test_replies_without_the_usual(pool: Upstream, method: str, reply: bytes, status: int) -> None:
+async def test_replies_without_the_usual(pool: UpstreamClient, method: str, reply: bytes, status: int) -> None:
     async with upstream(replying(reply)) as wire:
         for _ in range(2):
             async with sent(pool, wire.url, method=method) as got:
@@ -274,7 +274,7 @@ async def test_replies_without_the_usual(pool: Upstream, method: str, reply: byt
     assert wire.connections == 1
 
 
-async def test_a_body_without_length_ends_with_the_connection(pool: Upstream) -> None:
+async def test_a_body_without_length_ends_with_the_connection(pool: UpstreamClient) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(b"HTTP/1.1 200 OK\r\n\r\nall of it")
@@ -283,33 +283,33 @@ async def test_a_body_without_length_ends_with_the_connection(pool: Upstream) ->
         assert await body(pool, wire.url) == b"all of it"
 
 
-async def test_trailers_are_ignored(pool: Upstream) -> None:
+async def test_trailers_are_ignored(pool: UpstreamClient) -> None:
     async with upstream(replying(EVENTS + chunk(b"x") + b"0\r\nX-Sum: 1\r\n\r\n")) as wire:
         assert await body(pool, wire.url) == b"x"
 
 
-async def test_heads_of_gateways_are_large(pool: Upstream) -> None:
+async def test_heads_of_gateways_are_large(pool: UpstreamClient) -> None:
     many = b"".join(b"X-%d: %s\r\n" % (n, b"v" * 100) for n in range(300)) + b"X: " + b"v" * 60_000
     head = b"HTTP/1.1 200 OK\r\n" + many + b"\r\nContent-Length: 0\r\n\r\n"
     async with upstream(replying(head)) as wire, sent(pool, wire.url) as reply:
         assert len(reply.headers) == 302
 
 
-async def test_decoded_undoes_what_upstream_does_in_spite_of_identity(pool: Upstream) -> None:
+async def test_decoded_undoes_what_upstream_does_in_spite_of_identity(pool: UpstreamClient) -> None:
     packed = gzip.compress(b"data: 1\n\n")
     reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed
     async with upstream(replying(reply)) as wire, sent(pool, wire.url) as got:
         assert b"".join([piece async for piece in decoded(got)]) == b"data: 1\n\n"
 
 
-async def test_decoded_says_whose_fault_it_is(pool: Upstream) -> None:
+async def test_decoded_says_whose_fault_it_is(pool: UpstreamClient) -> None:
     reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nplain"
     async with upstream(replying(reply)) as wire, sent(pool, wire.url) as got:
         with pytest.raises(UpstreamBroken, match="decoded"):
             await anext(decoded(got))
 
 
-async def test_a_slow_reader_slows_upstream(pool: Upstream) -> None:
+async def test_a_slow_reader_slows_upstream(pool: UpstreamClient) -> None:
     written = 0
 
     async def handle(peer: Peer) -> None:
@@ -330,7 +330,7 @@ async def test_a_slow_reader_slows_upstream(pool: Upstream) -> None:
 # What goes wrong
 
 
-async def test_refused(pool: Upstream) -> None:
+async def test_refused(pool: UpstreamClient) -> None:
     async with upstream(replying(OK)) as wire:
         pass
     with pytest.raises(UpstreamUnreachable, match=r"^Upstream cannot be reached$") as refused:
@@ -358,7 +358,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("reply", BROKEN.values(), ids=BROKEN)
-async def test_what_http_forbids_is_upstreams_fault(pool: Upstream, reply: bytes) -> None:
+async def test_what_http_forbids_is_upstreams_fault(pool: UpstreamClient, reply: bytes) -> None:
     """And what the reply says is not quoted: it may name hosts that are nobody's business."""
     async with upstream(replying(reply)) as wire:
         with pytest.raises(UpstreamBroken) as broken:
@@ -370,13 +370,13 @@ async def test_what_http_forbids_is_upstreams_fault(pool: Upstream, reply: bytes
         assert "10.1.2.3" not in told.detail, "nor logged: a reply's bytes may be content"
 
 
-async def test_no_such_name(pool: Upstream) -> None:
+async def test_no_such_name(pool: UpstreamClient) -> None:
     with pytest.raises(UpstreamUnreachable, match=r"^Upstream cannot be reached$") as unknown:
         await pool.send(request("http://nowhere.invalid/v1"))
     assert unknown.value.detail.startswith("http://nowhere.invalid: ")
 
 
-async def test_connecting_takes_too_long(pool: Upstream) -> None:
+async def test_connecting_takes_too_long(pool: UpstreamClient) -> None:
     async def mute(peer: Peer) -> None:
         await peer.gone()
 
@@ -385,7 +385,7 @@ async def test_connecting_takes_too_long(pool: Upstream) -> None:
             await pool.send(request(wire.url.replace("http", "https"), connect_timeout=0.1))
 
 
-async def test_no_first_byte(pool: Upstream) -> None:
+async def test_no_first_byte(pool: UpstreamClient) -> None:
     async def mute(peer: Peer) -> None:
         await peer.request()
         await peer.gone()
@@ -396,7 +396,7 @@ async def test_no_first_byte(pool: Upstream) -> None:
                 await pool.send(request(wire.url, content=content, connect_timeout=0.01, first_byte_timeout=0.1))
 
 
-async def test_idle_in_the_middle(pool: Upstream) -> None:
+async def test_idle_in_the_middle(pool: UpstreamClient) -> None:
     async def stall(peer: Peer) -> None:
         await peer.request()
         await peer.send(EVENTS, chunk(b"data: 1\n\n"))
@@ -409,7 +409,7 @@ async def test_idle_in_the_middle(pool: Upstream) -> None:
             await anext(pieces)
 
 
-async def test_upstream_takes_none_of_the_body(pool: Upstream) -> None:
+async def test_upstream_takes_none_of_the_body(pool: UpstreamClient) -> None:
     async def deaf(peer: Peer) -> None:
         peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.sleep(5)
@@ -423,7 +423,7 @@ async def test_upstream_takes_none_of_the_body(pool: Upstream) -> None:
             await pool.send(request(wire.url, content=endless(), idle_timeout=0.2))
 
 
-async def test_a_slow_client_is_not_upstreams_fault(pool: Upstream) -> None:
+async def test_a_slow_client_is_not_upstreams_fault(pool: UpstreamClient) -> None:
     async def slow() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield b"x"
@@ -445,7 +445,7 @@ async def test_a_slow_client_is_not_upstreams_fault(pool: Upstream) -> None:
         b"HTTP/1.1 799 Odd\r\nContent-Length: 0\r\n\r\n",
     ],
 )
-async def test_not_a_reply(pool: Upstream, reply: bytes) -> None:
+async def test_not_a_reply(pool: UpstreamClient, reply: bytes) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(reply)
@@ -458,7 +458,7 @@ async def test_not_a_reply(pool: Upstream, reply: bytes) -> None:
 
 @pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", EVENTS + chunk(b"abc")])
 @pytest.mark.parametrize("reset", [False, True])
-async def test_cut_off(pool: Upstream, start: bytes, reset: bool) -> None:
+async def test_cut_off(pool: UpstreamClient, start: bytes, reset: bool) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(start)
@@ -484,14 +484,14 @@ async def hang(peer: Peer) -> None:
     peer.upstream.left.set()
 
 
-async def test_closing_the_reply_closes_upstream(pool: Upstream) -> None:
+async def test_closing_the_reply_closes_upstream(pool: UpstreamClient) -> None:
     async with upstream(hang) as wire:
         async with sent(pool, wire.url) as reply:
             await anext(reply.chunks())
         await asyncio.wait_for(wire.left.wait(), 1)
 
 
-async def test_cancelling_closes_upstream(pool: Upstream) -> None:
+async def test_cancelling_closes_upstream(pool: UpstreamClient) -> None:
     async def mute(peer: Peer) -> None:
         await peer.request()
         await peer.gone()
@@ -518,7 +518,7 @@ def breaks_on_second(late: float = 0) -> Any:
 
 
 @pytest.mark.parametrize("method", ["POST", "GET", "PATCH"])
-async def test_a_stale_connection_is_not_the_clients_trouble(pool: Upstream, method: str) -> None:
+async def test_a_stale_connection_is_not_the_clients_trouble(pool: UpstreamClient, method: str) -> None:
     async with upstream(breaks_on_second()) as wire:
         for n in range(4):
             assert await body(pool, wire.url, method=method, content=b"%d" % n) == b"ok"
@@ -526,7 +526,7 @@ async def test_a_stale_connection_is_not_the_clients_trouble(pool: Upstream, met
     assert wire.connections == 4
 
 
-async def test_a_streamed_body_is_taken_up_again(pool: Upstream) -> None:
+async def test_a_streamed_body_is_taken_up_again(pool: UpstreamClient) -> None:
     async def slow() -> AsyncIterator[bytes]:
         for piece in (b"one,", b"two,", b"three"):
             yield piece
@@ -538,7 +538,7 @@ async def test_a_streamed_body_is_taken_up_again(pool: Upstream) -> None:
     assert wire.requests[1].body == b"one,two,three"
 
 
-async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: Upstream, monkeypatch: Any) -> None:
+async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: UpstreamClient, monkeypatch: Any) -> None:
     monkeypatch.setattr(proxy.upstream, "_STALE_WITHIN", 0.1)
     async with upstream(breaks_on_second(late=0.3)) as wire:
         await body(pool, wire.url)
@@ -547,7 +547,7 @@ async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: Upstream
     assert wire.connections == 1
 
 
-async def test_what_comes_unasked_is_nobodys_reply(pool: Upstream) -> None:
+async def test_what_comes_unasked_is_nobodys_reply(pool: UpstreamClient) -> None:
     async def poisoned(peer: Peer) -> None:
         await peer.request()
         await peer.send(OK)
@@ -563,7 +563,7 @@ async def test_what_comes_unasked_is_nobodys_reply(pool: Upstream) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"HTTP/1.1 102 Processing\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"])
-async def test_what_upstream_began_to_answer_is_not_sent_again(pool: Upstream, begun: bytes) -> None:
+async def test_what_upstream_began_to_answer_is_not_sent_again(pool: UpstreamClient, begun: bytes) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(OK)
@@ -578,7 +578,7 @@ async def test_what_upstream_began_to_answer_is_not_sent_again(pool: Upstream, b
     assert len(wire.requests) == 2
 
 
-async def test_a_body_too_large_to_remember_is_not_sent_again(pool: Upstream) -> None:
+async def test_a_body_too_large_to_remember_is_not_sent_again(pool: UpstreamClient) -> None:
     async with upstream(breaks_on_second()) as wire:
         await body(pool, wire.url)
         with pytest.raises(UpstreamBroken):
@@ -586,7 +586,7 @@ async def test_a_body_too_large_to_remember_is_not_sent_again(pool: Upstream) ->
     assert len(wire.requests) == 1
 
 
-async def test_a_new_connection_that_breaks_is_not_tried_again(pool: Upstream) -> None:
+async def test_a_new_connection_that_breaks_is_not_tried_again(pool: UpstreamClient) -> None:
     async def slam(peer: Peer) -> None:
         await peer.request()
         peer.reset()
@@ -597,7 +597,7 @@ async def test_a_new_connection_that_breaks_is_not_tried_again(pool: Upstream) -
     assert len(wire.requests) == 1
 
 
-async def test_upstream_that_closes_after_every_reply(pool: Upstream) -> None:
+async def test_upstream_that_closes_after_every_reply(pool: UpstreamClient) -> None:
     async def once(peer: Peer) -> None:
         await peer.request()
         await peer.send(OK)
@@ -614,7 +614,7 @@ async def test_upstream_that_closes_after_every_reply(pool: Upstream) -> None:
 async def test_http_proxy() -> None:
     async with upstream(replying(OK)) as wire:
         environment = {"http_proxy": f"http://user:word@127.0.0.1:{wire.port}", "NO_PROXY": "127.0.0.1,direct.invalid"}
-        async with Upstream(Settings(environment=environment)) as pool:
+        async with UpstreamClient(Settings(environment=environment)) as pool:
             assert await body(pool, "http://there.invalid/a%2f|b?", content=b"x") == b"ok"
             assert await body(pool, wire.url + "/direct") == b"ok"
             with pytest.raises(UpstreamUnreachable):
@@ -645,13 +645,13 @@ def tls(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_own_certificates(pool: Upstream, certificate: Path) -> None:
+async def test_own_certificates(pool: UpstreamClient, certificate: Path) -> None:
     async with upstream(replying(OK), tls(certificate)) as wire:
         url = f"https://localhost:{wire.port}/v1"
         with pytest.raises(UpstreamUnreachable) as distrusted:
             await pool.send(request(url))
         assert "certificate" in distrusted.value.detail
-        async with Upstream(Settings(environment={"SSL_CERT_FILE": str(certificate)})) as trusting:
+        async with UpstreamClient(Settings(environment={"SSL_CERT_FILE": str(certificate)})) as trusting:
             assert await body(trusting, url) == b"ok"
 
 
@@ -662,7 +662,7 @@ async def test_what_the_proxy_refuses_does_not_tell_its_password() -> None:
 
     async with upstream(refusing) as wire:
         settings = Settings(environment={"HTTPS_PROXY": f"http://user:secret@127.0.0.1:{wire.port}"})
-        async with Upstream(settings) as pool:
+        async with UpstreamClient(settings) as pool:
             with pytest.raises(UpstreamUnreachable, match="407") as refused:
                 await pool.send(request("https://upstream.test/v1/x"))
     assert "secret" not in refused.value.message
@@ -690,7 +690,7 @@ async def test_https_proxy(certificate: Path) -> None:
 
     async with upstream(replying(OK), tls(certificate)) as wire, upstream(tunnel) as between:
         environment = {"HTTPS_PROXY": f"127.0.0.1:{between.port}", "SSL_CERT_FILE": str(certificate)}
-        async with Upstream(Settings(environment=environment)) as pool:
+        async with UpstreamClient(Settings(environment=environment)) as pool:
             assert await body(pool, f"https://localhost:{wire.port}/a%2fb") == b"ok"
             with pytest.raises(UpstreamUnreachable):
                 await pool.send(request("https://refused.invalid/"))

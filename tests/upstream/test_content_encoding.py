@@ -15,8 +15,8 @@ import pytest
 import zstandard
 
 from proxy.errors import BadEncoding, BodyTooLarge
-from proxy.threads import Pool
-from proxy.upstream.content_encoding import Decoder, beginning, decode, decoded
+from proxy.threads import WorkPool
+from proxy.upstream.content_encoding import ContentDecoder, beginning, decode, decoded
 from tests.linear import assert_linear
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def test_whole(coding: str, body: bytes) -> None:
 
 @pytest.mark.parametrize(("coding", "body"), ENCODED, ids=range(len(ENCODED)))
 def test_byte_by_byte(coding: str, body: bytes) -> None:
-    decoder = Decoder(coding)
+    decoder = ContentDecoder(coding)
     pieces = [piece for byte in body for piece in decoder.feed(bytes([byte]))]
     decoder.finish()
     assert b"".join(pieces) == TEXT
@@ -71,7 +71,7 @@ def test_not_what_it_says(coding: str) -> None:
 @pytest.mark.parametrize("coding", ["compress", "aws-chunked", "gzip, zip", "gzip, gzip, gzip, gzip, gzip"])
 def test_unknown(coding: str) -> None:
     with pytest.raises(BadEncoding, match="not one of"):
-        Decoder(coding)
+        ContentDecoder(coding)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "deflate"])
@@ -106,7 +106,7 @@ def test_a_bomb_is_met_piece_by_piece(coding: str) -> None:
 
 
 async def test_a_request_in_the_clear() -> None:
-    pool = Pool("decoding", 1)
+    pool = WorkPool("decoding", 1)
     headers = [(b"Content-Encoding", b"deflate"), (b"x", b"y"), (b"content-encoding", b"gzip")]
     assert await decoded(gzip.compress(zlib.compress(TEXT)), headers, len(TEXT), pool) == TEXT
     assert await decoded(TEXT, headers[1:2], 0, pool) == TEXT, "what is not compressed was measured when it was read"
@@ -137,7 +137,7 @@ def test_twice_the_body_takes_twice_as_long(name: str) -> None:
 
 def test_what_unfolds_to_nothing_is_still_given_up_piece_by_piece() -> None:
     body = gzip.compress(members(10_000), 0)
-    assert len(list(Decoder("gzip, gzip").feed(body))) >= 10_000
+    assert len(list(ContentDecoder("gzip, gzip").feed(body))) >= 10_000
 
 
 def test_between_two_codings_there_is_a_limit_too() -> None:
@@ -145,7 +145,7 @@ def test_between_two_codings_there_is_a_limit_too() -> None:
         decode(gzip.compress(members(10_000)), "gzip, gzip", 1000)
 
 
-class Counted(Pool):
+class Counted(WorkPool):
     def __init__(self) -> None:
         super().__init__("decoding", 1)
         self.steps = 0

@@ -31,7 +31,7 @@ class TooSlow(ValueError):
     """Looking for a pattern takes more time than there is; the text says so, for the pattern's author."""
 
 
-class Match(msgspec.Struct, frozen=True):
+class LineMatch(msgspec.Struct, frozen=True):
     """A line that matches, or one window of a long line. `line` is 1-based, `column` a 0-based character."""
 
     path: str
@@ -69,7 +69,7 @@ def relative(path: str, directory: str) -> str:
     return _bare(path).removeprefix(_bare(directory) + "/")
 
 
-def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[Match | None]:
+def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[LineMatch | None]:
     """Every match in the files of these paths, file by file, line by line; None now and then as in `in_data`."""
     for path in paths:
         yield from in_data(path, files[path].encode("utf-8", "replace"), find)
@@ -86,7 +86,7 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def in_data(path: str, data: bytes, find: Find) -> Iterator[Match | None]:
+def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:
     """Every match in a file's UTF-8, in one pass; lines that do not match are never looked at one by one.
 
     None stands for a while in which nothing was found: whoever iterates can let others have their turn.
@@ -107,17 +107,17 @@ def in_data(path: str, data: bytes, find: Find) -> Iterator[Match | None]:
         number, start = number + 1, line_end + 1
 
 
-def _in_line(path: str, number: int, line: bytes, at: int, find: Find) -> Iterator[Match]:
+def _in_line(path: str, number: int, line: bytes, at: int, find: Find) -> Iterator[LineMatch]:
     """The line of which byte `at` is known to match, or its windows."""
     text = line.decode()
     if len(text) <= LONG_LINE:
-        yield Match(path, number, _length(line[:at]), text.removesuffix("\r"))
+        yield LineMatch(path, number, _length(line[:at]), text.removesuffix("\r"))
         return
     column = resume = 0
     while at >= 0:
         hit = column + _length(line[resume:at])
         stop = max(0, hit - LEAD) + LONG_LINE
-        yield Match(path, number, hit, _window(text, max(0, hit - LEAD), stop), windowed=True)
+        yield LineMatch(path, number, hit, _window(text, max(0, hit - LEAD), stop), windowed=True)
         if stop >= len(text):
             return
         resume += len(text[column:stop].encode())

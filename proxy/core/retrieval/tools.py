@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.core.retrieval import pages
-from proxy.core.retrieval.search import Files, Find, Match, TooSlow, below, fitting, matches, named, relative
+from proxy.core.retrieval.search import Files, Find, LineMatch, TooSlow, below, fitting, matches, named, relative
 
 Tool = Literal["grep", "read_file"]
 Result = Literal["ok", "empty", "refused", "budget"]
@@ -52,7 +52,7 @@ _ARGUMENTS = {"grep": ("pattern", "path", "glob", "limit"), "read_file": ("path"
 _DIGITS = re.compile(r"\s*[0-9]{1,18}\s*")
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ToolAnswer(msgspec.Struct, frozen=True):
     """What the model is told. `result`: ok; empty, nothing is there; refused, wrong arguments; budget, no room."""
 
     text: str
@@ -90,14 +90,14 @@ def answer(
     count: Callable[[str], int],
     matcher: Callable[[str], Find],
     names: Names = NAMES,
-) -> Answer:
+) -> ToolAnswer:
     """What `answering` comes to, all at once."""
     steps = answering(tool, arguments, files, store_dir, budget_tokens, count, matcher, names)
     while True:
         try:
             next(steps)
         except StopIteration as stop:
-            told: Answer = stop.value
+            told: ToolAnswer = stop.value
             return told
 
 
@@ -110,7 +110,7 @@ def answering(
     count: Callable[[str], int],
     matcher: Callable[[str], Find],
     names: Names = NAMES,
-) -> Generator[None, None, Answer]:
+) -> Generator[None, None, ToolAnswer]:
     """Answer a call with these JSON arguments out of `files`, in at most `budget_tokens` as `count` counts them.
 
     It stops many times on the way, so that others can have their turn. `matcher` compiles a pattern and raises
@@ -126,13 +126,13 @@ def answering(
         text, result = next(filter(room.fits, _wordings(short, list(files))), None), short.result
     if text is None:
         text, result = BUDGET_USED_UP, "budget"
-    return Answer(text, result, count(text))
+    return ToolAnswer(text, result, count(text))
 
 
-def too_many(most: int, count: Callable[[str], int]) -> Answer:
+def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
     """The answer to a call beyond the first `most` of a round."""
     text = TOO_MANY.format(most=most)
-    return Answer(text, "refused", count(text))
+    return ToolAnswer(text, "refused", count(text))
 
 
 def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find]) -> Generator[None, None, str | None]:
@@ -155,9 +155,9 @@ def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find])
     return report(shown) if shown or room.fits(report(0)) else None
 
 
-def _found(searching: Iterator[Match | None]) -> Generator[None, None, list[Match]]:
+def _found(searching: Iterator[LineMatch | None]) -> Generator[None, None, list[LineMatch]]:
     """The first matches, up to one more than are counted."""
-    found: list[Match] = []
+    found: list[LineMatch] = []
     for match in searching:
         yield
         if match is not None:
@@ -195,7 +195,7 @@ def _searched(path: str, glob: str, room: _Room) -> list[str]:
     return fits
 
 
-def _report(found: Sequence[Match], shown: int, limit: int, about: str, store_dir: str) -> str:
+def _report(found: Sequence[LineMatch], shown: int, limit: int, about: str, store_dir: str) -> str:
     """The first `shown` matches by file, and how many more there are."""
     over = "+" if len(found) > MAX_MATCHES else ""
     total = min(len(found), MAX_MATCHES)
@@ -209,7 +209,7 @@ def _report(found: Sequence[Match], shown: int, limit: int, about: str, store_di
     return "\n".join(lines)
 
 
-def _line(match: Match) -> str:
+def _line(match: LineMatch) -> str:
     column = f", column {match.column}" if match.windowed else ""
     return f"L{match.line}{column}: {match.text}"
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson, sse
-from proxy.dialects.chat.reply import TEXTS, Chunk, Members, Message, object_of, string, text_of
+from proxy.dialects.chat.reply import TEXTS, Chunk, Members, ReplyMessage, object_of, string, text_of
 
 FRAME = ("id", "created", "model", "system_fingerprint")
 """What all events of a reply have in common."""
@@ -26,7 +26,7 @@ class Usage(msgspec.Struct):
     cached: int = 0
 
 
-class Ledger:
+class UsageLedger:
     """What the rounds cost, and what of it a client is told.
 
     It is told the last round's prompt, which is its gauge of the context, and what all rounds completed.
@@ -65,13 +65,13 @@ class Ledger:
         return Raw(rawjson.encode(told))
 
 
-class Shown:
+class ClientReply:
     """What the client has seen so far. Shows events as they are; `Whole` keeps them for one reply at the end."""
 
     streamed = True
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.message = Message()
+    def __init__(self, ledger: UsageLedger) -> None:
+        self.message = ReplyMessage()
         self._ledger = ledger
         self._frame: Members = {}
         self._again = False
@@ -124,12 +124,12 @@ class Shown:
                 chunk.put_delta(chunk.delta | {key: string("\n\n" + text)})
 
 
-class Whole(Shown):
+class WholeReply(ClientReply):
     """A reply that is not a stream: upstream's own bytes where one round was all, and nothing of it was ours."""
 
     streamed = False
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: UsageLedger) -> None:
         super().__init__(ledger)
         self._only: bytes | None = None
         self._members: Members = {}

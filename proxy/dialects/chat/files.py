@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from proxy.core import summary
 from proxy.core.history import Transcript, moved_pieces
-from proxy.core.plan import Cut, Plan
+from proxy.core.plan import Plan, SummaryBoundary
 from proxy.dialects.chat import render
 from proxy.dialects.chat.messages import texts
 
@@ -48,7 +48,9 @@ class Files(Mapping[str, str]):
         return len(self._loaders)
 
 
-def moved_files(transcript: Transcript, plan: Plan, store_dir: str, shown: Cut | None, chain: list[bytes]) -> Files:
+def moved_files(
+    transcript: Transcript, plan: Plan, store_dir: str, shown: SummaryBoundary | None, chain: list[bytes]
+) -> Files:
     """What a model can have seen a reference to: moved results, compressed since or not, and snapshots' originals."""
     loaders: dict[str, Callable[[], str]] = {}
     for index, move in plan.moves.items():
@@ -65,5 +67,5 @@ def piece_loader(transcript: Transcript, index: int, part: int | None) -> Callab
     return lambda: dict(texts(transcript.raws[index]))[part]
 
 
-def _cut_loader(transcript: Transcript, cut: Cut) -> Callable[[], str]:
+def _cut_loader(transcript: Transcript, cut: SummaryBoundary) -> Callable[[], str]:
     return lambda: summary.originals(render.originals(transcript, cut))

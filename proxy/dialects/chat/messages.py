@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import preview, rawjson
-from proxy.core.history import Call, Count, Message, Piece, Reading, Unplannable, moved_pieces
+from proxy.core.history import Count, Message, Piece, Reading, ToolCall, Unplannable, moved_pieces
 from proxy.core.plan import Item, Role
 from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
@@ -59,7 +59,7 @@ def reasoning(members: dict[str, Raw]) -> str:
     return ""
 
 
-def tool_calls(members: dict[str, Raw]) -> list[Call]:
+def tool_calls(members: dict[str, Raw]) -> list[ToolCall]:
     """An assistant message's calls, of functions and of custom tools."""
     if rawjson.is_null(members.get("tool_calls")):
         return []
@@ -118,11 +118,11 @@ def with_cache_breakpoint(raw: bytes, breakpoint: Raw) -> bytes:
     return rawjson.encode(members | {"content": Raw(rawjson.array([part]))})
 
 
-def _call(members: dict[str, Raw]) -> Call:
+def _call(members: dict[str, Raw]) -> ToolCall:
     kind = "custom" if "custom" in members else "function"
     inner = rawjson.members(members[kind]) if kind in members else members
     arguments = inner.get("input" if kind == "custom" else "arguments")
-    return Call(_optional(members.get("id")), _optional(inner.get("name")), _optional(arguments))
+    return ToolCall(_optional(members.get("id")), _optional(inner.get("name")), _optional(arguments))
 
 
 def _optional(raw: Raw | None) -> str:
@@ -227,7 +227,7 @@ def _canonical(arguments: str) -> str:
 # -- the history ------------------------------------------------------------------------------------------------------
 
 
-def reply_meaning(content: str, calls: Sequence[Call]) -> bytes:
+def reply_meaning(content: str, calls: Sequence[ToolCall]) -> bytes:
     """What an assistant message with this text and these calls means once the client sends it back."""
     function_calls: list[dict[str, Any]] = [
         {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls

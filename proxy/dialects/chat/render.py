@@ -8,22 +8,22 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson, summary
-from proxy.core.history import Call, Message, Transcript
-from proxy.core.plan import Cut, Plan, Role
+from proxy.core.history import Message, ToolCall, Transcript
+from proxy.core.plan import Plan, Role, SummaryBoundary
 from proxy.core.policy import SnapshotRole
-from proxy.core.summary import Turn
+from proxy.core.summary import Section
 from proxy.dialects.chat.messages import reasoning, text_message, tool_calls
 
 
-class Shown(msgspec.Struct, frozen=True):
+class ActiveSnapshot(msgspec.Struct, frozen=True):
     """A cut whose snapshot exists: `text` is what stands between its tags, `path` where its originals are read."""
 
-    cut: Cut
+    cut: SummaryBoundary
     text: str
     path: str
 
 
-class Round(msgspec.Struct, frozen=True):
+class HiddenRound(msgspec.Struct, frozen=True):
     """What a reply hid from the client: messages before it, itself where it was shown otherwise, messages behind it."""
 
     before: tuple[bytes, ...]
@@ -42,9 +42,9 @@ def render(
     plan: Plan,
     compacted: Compacted,
     *,
-    shown: Shown | None = None,
+    shown: ActiveSnapshot | None = None,
     role: SnapshotRole = SnapshotRole.SYSTEM,
-    rounds: Mapping[int, Round] | None = None,
+    rounds: Mapping[int, HiddenRound] | None = None,
     end: int | None = None,
 ) -> list[bytes | Raw]:
     """The first `end` messages (all, by default) as they go upstream; `rounds` by their reply's index."""
@@ -63,17 +63,17 @@ def render(
     return with_snapshot(messages, _leading_systems(transcript), shown_block(transcript, shown), role)
 
 
-def stays(transcript: Transcript, cut: Cut, index: int) -> bool:
+def stays(transcript: Transcript, cut: SummaryBoundary, index: int) -> bool:
     """Whether a cut leaves this message of those before it alone."""
     return index in cut.pins or transcript.messages[index].role is Role.SYSTEM
 
 
-def taken(transcript: Transcript, cut: Cut) -> list[int]:
+def taken(transcript: Transcript, cut: SummaryBoundary) -> list[int]:
     """The messages that a cut's snapshot stands for."""
     return [index for index in range(cut.end) if not stays(transcript, cut, index)]
 
 
-def shown_block(transcript: Transcript, shown: Shown | None) -> str:
+def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
     return summary.block(shown.text, len(taken(transcript, shown.cut)), shown.path) if shown else ""
 
 
@@ -103,7 +103,7 @@ def appended(raw: bytes | Raw, text: str) -> bytes:
     return rawjson.encode(members | {"content": Raw(grown)})
 
 
-def reinserted(hidden: Round, visible: bytes | Raw, shrunk: bool) -> list[bytes | Raw]:
+def reinserted(hidden: HiddenRound, visible: bytes | Raw, shrunk: bool) -> list[bytes | Raw]:
     """A turn put together again. `shrunk`: answers of our tools become a line that says how to have them again."""
     reply = visible if hidden.instead is None else hidden.instead
     whole: list[bytes | Raw] = [*hidden.before, reply, *hidden.after]
@@ -111,7 +111,7 @@ def reinserted(hidden: Round, visible: bytes | Raw, shrunk: bool) -> list[bytes 
 
 
 def _without_answers(messages: Sequence[bytes | Raw]) -> list[bytes | Raw]:
-    calls: dict[str, Call] = {}
+    calls: dict[str, ToolCall] = {}
     kept: list[bytes | Raw] = []
     for raw in messages:
         members = rawjson.members(raw)
@@ -121,7 +121,7 @@ def _without_answers(messages: Sequence[bytes | Raw]) -> list[bytes | Raw]:
     return kept
 
 
-def _pointer(members: dict[str, Raw], call: Call, raw: bytes | Raw) -> bytes | Raw:
+def _pointer(members: dict[str, Raw], call: ToolCall, raw: bytes | Raw) -> bytes | Raw:
     line = (
         f"(this answer was shown before and is left out now; to have it again call {call.name} with {call.arguments})"
     )
@@ -142,7 +142,7 @@ def _leading_systems(transcript: Transcript) -> int:
 # -- the originals of a cut ------------------------------------------------------------------------------------------
 
 
-def originals(transcript: Transcript, cut: Cut, since: Cut | None = None) -> list[Turn]:
+def originals(transcript: Transcript, cut: SummaryBoundary, since: SummaryBoundary | None = None) -> list[Section]:
     """Everything that a cut takes out of the context, in order, in the words it came in.
 
     `since`: only what an earlier cut had not yet taken.
@@ -151,25 +151,25 @@ def originals(transcript: Transcript, cut: Cut, since: Cut | None = None) -> lis
     return [turn for index in taken(transcript, cut) if index not in before for turn in _turns(transcript, index)]
 
 
-def _turns(transcript: Transcript, index: int) -> list[Turn]:
+def _turns(transcript: Transcript, index: int) -> list[Section]:
     return turns(transcript.raws[index], index, transcript.messages[index], transcript.tools[index])
 
 
-def turns(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Turn]:
+def turns(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Section]:
     """One message for a reader; `tool` is whose result it is. Raises NotJson."""
     members = rawjson.members(raw)
     title = f"{index + 1} {message.role.name.lower()}"
     if message.role is Role.TOOL:
         title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
     thought = reasoning(members)
-    made = [Turn(f"{title} reasoning", thought, message.role)] if thought else []
-    made += [Turn(title, text, message.role) for text in _contents(members.get("content"))]
+    made = [Section(f"{title} reasoning", thought, message.role)] if thought else []
+    made += [Section(title, text, message.role) for text in _contents(members.get("content"))]
     calls = tool_calls(members)
     made += [
-        Turn(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, message.role)
+        Section(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, message.role)
         for call in calls
     ]
-    return made or [Turn(title, "", message.role)]
+    return made or [Section(title, "", message.role)]
 
 
 def _contents(content: Raw | None) -> list[str]:

@@ -196,7 +196,7 @@ def _says_nothing(delta: Members) -> bool:
 # -- a message --------------------------------------------------------------------------------------------------------
 
 
-class Message:
+class ReplyMessage:
     """A message folded from its deltas: strings join, lists grow, of everything else the last counts.
 
     Tool calls are not in here: see `toolcalls`.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.dialects.chat.reply import Chunk, Members, Message, held, text_of
+from proxy.dialects.chat.reply import Chunk, Members, ReplyMessage, held, text_of
 from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls
 
 MANY_CALLS = 128
@@ -24,7 +24,7 @@ class Round:
     """Reads chunks. `names` are our tools', none where the request has none of ours."""
 
     def __init__(self, names: Sequence[str], *, numbered: bool, later: bool, holds_text: bool) -> None:
-        self.message = Message()
+        self.message = ReplyMessage()
         self.calls = ToolCalls(names, numbered=numbered)
         self.usage: Raw | None = None
         self.finish = ""

@@ -15,7 +15,7 @@ from proxy.dialects.chat.request import has_tools, with_tools
 LIMITS = ("max_tokens", "max_completion_tokens")
 
 
-class Asked(msgspec.Struct, frozen=True):
+class RoundRequest(msgspec.Struct, frozen=True):
     """What a turn is made of: the client's members, what to send for `messages`, our tools and their names."""
 
     members: Members

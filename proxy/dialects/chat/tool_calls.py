@@ -14,7 +14,7 @@ from functools import cached_property
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.core.history import Call
+from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.dialects.chat.reply import MAX_REPLY, NULL, Broken, CallDelta, Members, join, signature, string, text_of
 
@@ -102,8 +102,8 @@ class PartialCall:
     def signature(self) -> Members:
         return signature(self._members)
 
-    def call(self) -> Call:
-        return Call(self.id, self.name, self.arguments)
+    def call(self) -> ToolCall:
+        return ToolCall(self.id, self.name, self.arguments)
 
     def raw(self) -> Raw:
         """The call as the model made it, for the message that goes back upstream."""

@@ -20,15 +20,15 @@ from enum import Enum, auto
 import msgspec
 
 from proxy.core import rawjson, sse
-from proxy.core.history import Call
+from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
-from proxy.dialects.chat.client_reply import Ledger, Shown, Usage, Whole
+from proxy.dialects.chat.client_reply import ClientReply, Usage, UsageLedger, WholeReply
 from proxy.dialects.chat.reply import Broken, Chunk, as_events, parse, string
 from proxy.dialects.chat.round import Round
-from proxy.dialects.chat.round_request import LIMITS, Asked
+from proxy.dialects.chat.round_request import LIMITS, RoundRequest
 from proxy.dialects.chat.tool_calls import PartialCall
 
-__all__ = ["LIMITS", "Asked", "Broken", "Hidden", "State", "Turn", "WrongState"]
+__all__ = ["LIMITS", "Broken", "ChatTurn", "Hidden", "RoundRequest", "State", "WrongState"]
 
 STOPPED = frozenset(("length", "content_filter", "error"))
 """Finish reasons after which nothing goes on: what stands there may be the half of a call (`error`: OpenRouter)."""
@@ -57,17 +57,17 @@ class Hidden(msgspec.Struct, frozen=True):
     after: list[bytes]
 
 
-class Turn:
+class ChatTurn:
     """The machine. Built once per client request; see the module's picture."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: RoundRequest) -> None:
         self.state = State.READY
         self.rounds = 0
         """Internal rounds so far."""
         self._asked = asked
         self._names = asked.names if asked.tools else ()
-        self._ledger = Ledger()
-        self._shown = Shown(self._ledger)
+        self._ledger = UsageLedger()
+        self._shown = ClientReply(self._ledger)
         self._before: list[bytes] = []
         self._results = 0  # how many of the last ones there are our tools' newest answers
         self._after: list[bytes] = []
@@ -89,7 +89,7 @@ class Turn:
             return self._asked.first()
         return self._asked.later([*self._asked.messages, *self._before], self.spent.completion, last=self._last)
 
-    def receive(self, event: sse.Event) -> bytes:
+    def receive(self, event: sse.ServerSentEvent) -> bytes:
         """Take one event of a stream; what goes to the client now. Raises Broken."""
         self._require(State.READING)
         if self._done:
@@ -110,7 +110,7 @@ class Turn:
         """
         self._require(State.READING)
         if not self.rounds:
-            self._shown = Whole(self._ledger)
+            self._shown = WholeReply(self._ledger)
             self._begin_round()
         self._done = sse.encode(sse.DONE)
         try:
@@ -157,7 +157,7 @@ class Turn:
         return self._shown.show(parts)
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[ToolCall]:
         """The calls to answer now."""
         self._require(State.CALLING)
         return [call.call() for call in self._answering]
@@ -187,7 +187,7 @@ class Turn:
         return Hidden(self._before, self._instead, self._after)
 
     @property
-    def visible(self) -> tuple[str, list[Call]]:
+    def visible(self) -> tuple[str, list[ToolCall]]:
         """The text and the calls that the client has seen."""
         return self._shown.message.text(), [call.call() for call in self._round.calls.theirs]
 
@@ -246,7 +246,7 @@ class Turn:
                 message.add_text("refusal", delta.refusal)
         return True
 
-    def _take_event(self, event: sse.Event, data: bytes) -> bytes:
+    def _take_event(self, event: sse.ServerSentEvent, data: bytes) -> bytes:
         try:
             chunk = parse(data)
         except NotJson:
@@ -266,13 +266,13 @@ class Turn:
             return chunks
         return [chunk for chunk in chunks if chunk.choice is not None or chunk.usage is None]
 
-    def _as_it_came(self, event: sse.Event) -> bytes:
+    def _as_it_came(self, event: sse.ServerSentEvent) -> bytes:
         return event.raw if self._shown.streamed else b""
 
     def _take_unknown(self, body: bytes) -> bytes:
         """What is no chat completion: it goes to the client as it came, if that is still possible."""
         self._failed = True
-        if not isinstance(self._shown, Whole):
+        if not isinstance(self._shown, WholeReply):
             raise Broken("neither a stream nor a chat completion")
         self._shown.verbatim(body)
         return b""

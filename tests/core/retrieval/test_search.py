@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.retrieval import search
-from proxy.core.retrieval.search import LEAD, LONG_LINE, Files, Find, Match, below, fitting, named, relative
+from proxy.core.retrieval.search import LEAD, LONG_LINE, Files, Find, LineMatch, below, fitting, named, relative
 
 FILES = ("/context_store/a.txt", "/context_store/b.json", "/context_store/sub/a.json", "/other/c.txt")
 
 
-def matches(files: Files, paths: list[str], find: Find) -> list[Match]:
+def matches(files: Files, paths: list[str], find: Find) -> list[LineMatch]:
     return [match for match in search.matches(files, paths, find) if match is not None]
 
 
@@ -138,7 +138,7 @@ def test_files_keep_their_order() -> None:
 
 def test_a_line_of_500_characters_is_shown_whole() -> None:
     line = "é" * (LONG_LINE - 1) + "x"
-    assert list(matches({"f": line}, ["f"], find_in("x"))) == [Match("f", 1, LONG_LINE - 1, line)]
+    assert list(matches({"f": line}, ["f"], find_in("x"))) == [LineMatch("f", 1, LONG_LINE - 1, line)]
 
 
 def test_a_longer_line_shows_windows() -> None:
@@ -156,7 +156,9 @@ def test_a_longer_line_shows_windows() -> None:
 
 def test_a_long_line_has_no_more_windows_than_matches() -> None:
     line = "x" + "é" * 2000
-    assert list(matches({"f": line}, ["f"], find_in("x"))) == [Match("f", 1, 0, line[:LONG_LINE] + "…", windowed=True)]
+    assert list(matches({"f": line}, ["f"], find_in("x"))) == [
+        LineMatch("f", 1, 0, line[:LONG_LINE] + "…", windowed=True)
+    ]
 
 
 def test_matches_of_one_window_are_one() -> None:
@@ -165,7 +167,7 @@ def test_matches_of_one_window_are_one() -> None:
 
 
 def test_an_empty_match_within_a_character() -> None:
-    assert list(matches({"f": "aé"}, ["f"], lambda data, start: 2)) == [Match("f", 1, 1, "aé")]
+    assert list(matches({"f": "aé"}, ["f"], lambda data, start: 2)) == [LineMatch("f", 1, 1, "aé")]
 
 
 def test_lines_that_do_not_match_are_not_looked_at() -> None:

@@ -18,9 +18,9 @@ from proxy.core.retrieval.tools import (
     MAX_MATCHES,
     NAMES,
     OTHER_NAMES,
-    Answer,
     Result,
     Tool,
+    ToolAnswer,
     answer,
     answering,
     definitions,
@@ -53,7 +53,7 @@ def matcher(pattern: str) -> Find:
     return find
 
 
-def ask(tool: Tool, files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> Answer:
+def ask(tool: Tool, files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> ToolAnswer:
     return answer(tool, msgspec.json.encode(arguments), files, STORE, budget, len, matcher)
 
 
@@ -73,7 +73,7 @@ File: tool_call_7_5f2c9a1b04d7.txt
 L2: error E471 here
 L4: Error E4712
 ---"""
-    assert ask("grep", pattern=r"E47\d+", path=LOG) == Answer(text, "ok", len(text))
+    assert ask("grep", pattern=r"E47\d+", path=LOG) == ToolAnswer(text, "ok", len(text))
 
 
 def test_grep_everywhere() -> None:
@@ -146,7 +146,7 @@ def test_grep_with_room_for_no_match() -> None:
     files = {F: "x" * 400}
     told = ask("grep", files, 200, pattern="x")
     assert told.text.endswith("---\n[first 0 of 1 matches; for the rest narrow the pattern, the path or the glob]")
-    assert ask("grep", files, 60, pattern="x") == Answer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
+    assert ask("grep", files, 60, pattern="x") == ToolAnswer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
 
 
 def test_text_that_looks_like_ours_is_numbered() -> None:
@@ -155,7 +155,7 @@ def test_text_that_looks_like_ours_is_numbered() -> None:
 
 
 def test_read_a_whole_file() -> None:
-    assert ask("read_file", path=LOG) == Answer(FILES[LOG], "ok", len(FILES[LOG]))
+    assert ask("read_file", path=LOG) == ToolAnswer(FILES[LOG], "ok", len(FILES[LOG]))
 
 
 @pytest.mark.parametrize("path", [LOG, LOG[1:], f" {LOG}", "tool_call_7_5f2c9a1b04d7.txt"])
@@ -278,7 +278,7 @@ JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(KEYS
 def test_arbitrary_arguments_are_answered_within_the_budget(tool: Tool, arguments: str | bytes, budget: int) -> None:
     told = answer(tool, arguments, FILES, STORE, budget, len, matcher)
     assert told.tokens == len(told.text)
-    assert told.tokens <= budget or told == Answer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
+    assert told.tokens <= budget or told == ToolAnswer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
 
 
 @given(text=st.text(min_size=1), budget=st.integers(150, 600))

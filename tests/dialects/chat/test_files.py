@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core import preview, summary
 from proxy.core.history import BEGINNING, Reading, Transcript, links
-from proxy.core.plan import Cut, Event, Move, Plan
+from proxy.core.plan import Move, OffloadEvent, Plan, SummaryBoundary
 from proxy.core.policy import Offload
 from proxy.dialects.chat.files import Files, moved_files
 from proxy.dialects.chat.messages import read
@@ -33,8 +33,8 @@ CHAIN = [BEGINNING, *links(BEGINNING, TRANSCRIPT.messages)]
 
 
 def plan(*cuts: int) -> Plan:
-    made = tuple(Cut(end, frozenset({0}), 1) for end in cuts)
-    return Plan({2: Move(False, 1)}, made, (Event(6, 5, 5),), 0, True)
+    made = tuple(SummaryBoundary(end, frozenset({0}), 1) for end in cuts)
+    return Plan({2: Move(False, 1)}, made, (OffloadEvent(6, 5, 5),), 0, True)
 
 
 def path(text: str) -> str:

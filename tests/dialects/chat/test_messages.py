@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import rawjson
-from proxy.core.history import BEGINNING, Call, Message, Reading, Transcript, Unplannable, extend, items, links
+from proxy.core.history import BEGINNING, Message, Reading, ToolCall, Transcript, Unplannable, extend, items, links
 from proxy.core.plan import Role
 from proxy.core.policy import Offload
 from proxy.core.preview import MARK, Shape
@@ -262,7 +262,7 @@ def test_arguments_that_are_not_json_stand_for_themselves() -> None:
 
 def test_the_reply_means_what_the_client_sends_back() -> None:
     sent_back = message(role="assistant", content="text", tool_calls=[call("c9", "search", '{"q": "x"}')])
-    assert reply_meaning("text ", [Call("c9", "search", '{"q":"x"}')]) == sent_back.meaning
+    assert reply_meaning("text ", [ToolCall("c9", "search", '{"q":"x"}')]) == sent_back.meaning
     assert reply_meaning("only text", []) == message(role="assistant", content="only text").meaning
 
 

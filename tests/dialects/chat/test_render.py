@@ -17,7 +17,7 @@ from proxy.core.policy import Compress, Mode, Offload, SnapshotRole
 from proxy.dialects.chat import render
 from proxy.dialects.chat.files import moved_files
 from proxy.dialects.chat.messages import compacted, read
-from proxy.dialects.chat.render import Round, Shown
+from proxy.dialects.chat.render import ActiveSnapshot, HiddenRound
 
 OFFLOAD = Offload(
     mode=Mode.AUTO,
@@ -60,9 +60,9 @@ class Case:
         shape = Reading.of(self.offload).shape
         return compacted(self.raws[index], self.transcript.messages[index], shape, glimpse)
 
-    def shown(self, text: str = "the record") -> Shown:
+    def shown(self, text: str = "the record") -> ActiveSnapshot:
         cut = self.plan.cuts[-1]
-        return Shown(cut, text, f"/store/{summary.file_name(self.chain[cut.end])}")
+        return ActiveSnapshot(cut, text, f"/store/{summary.file_name(self.chain[cut.end])}")
 
     def render(self, **how: Any) -> list[bytes]:
         return [bytes(one) for one in render.render(self.transcript, self.plan, self.compacted, **how)]
@@ -137,8 +137,10 @@ def test_the_prompt_before_the_event_is_a_prefix_of_what_was_sent_before_it() ->
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
 
 CALL = {"id": "h1", "type": "function", "function": {"name": "read_file", "arguments": '{"path":"/store/x"}'}}
-HIDDEN = Round((raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")), None, (), 500)
-MIXED = Round((), raw("assistant", "whole", tool_calls=[CALL]), (raw("tool", "z" * 500, tool_call_id="h1"),), 500)
+HIDDEN = HiddenRound(
+    (raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")), None, (), 500
+)
+MIXED = HiddenRound((), raw("assistant", "whole", tool_calls=[CALL]), (raw("tool", "z" * 500, tool_call_id="h1"),), 500)
 
 
 LATER = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10, 40), *step(4, 10), LAST)

@@ -9,23 +9,23 @@ import pytest
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.dialects.chat.round_request import Asked
+from proxy.dialects.chat.round_request import RoundRequest
 from tests.dialects.chat.turns import GREP, READ, SEARCH, asked
 
 
-def first(asked: Asked) -> dict[str, Any]:
+def first(asked: RoundRequest) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(asked.first())
     return body
 
 
-def later(asked: Asked, spent: int = 0, last: bool = False) -> dict[str, Any]:
+def later(asked: RoundRequest, spent: int = 0, last: bool = False) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(asked.later(asked.messages, spent, last=last))
     return body
 
 
 def test_what_is_not_ours_keeps_its_bytes_and_its_place() -> None:
     body = b'{"n": 1e0,"tools": [ {"a":1.50} ],"messages":[],"x":"\\u00e9","stream":true,"seed":123456789012345678901}'
-    ours = Asked(rawjson.members(body), [b'{"role": "user"}'], [b'{"b":2}'], ("grep", "read_file"), 8)
+    ours = RoundRequest(rawjson.members(body), [b'{"role": "user"}'], [b'{"b":2}'], ("grep", "read_file"), 8)
     assert ours.first() == (
         b'{"n":1e0,"tools":[{"a":1.50},{"b":2}],"messages":[{"role": "user"}],"x":"\\u00e9","stream":true,'
         b'"seed":123456789012345678901,"stream_options":{"include_usage":true}}'
@@ -56,7 +56,7 @@ def test_usage_is_asked_for_in_streams(given: Any, sent: Any) -> None:
 
 def test_null_options_are_none() -> None:
     members = asked().members | {"stream_options": Raw(b"null")}
-    assert json.loads(Asked(members, [], [], ("grep", "read_file"), 8).first())["stream_options"] == {
+    assert json.loads(RoundRequest(members, [], [], ("grep", "read_file"), 8).first())["stream_options"] == {
         "include_usage": True
     }
 
@@ -128,4 +128,4 @@ def test_who_wants_json(format: Any, json_wanted: bool) -> None:
 
 def test_what_is_no_text_is_no_wish() -> None:
     members = {**asked().members, "response_format": Raw(b'{"type":"\xff"}')}
-    assert not Asked(members, [], [], ("grep", "read_file"), 8).wants_json
+    assert not RoundRequest(members, [], [], ("grep", "read_file"), 8).wants_json

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from proxy.core import sse
-from proxy.dialects.chat.turn import Asked, Broken, State, Turn, WrongState
+from proxy.dialects.chat.turn import Broken, ChatTurn, RoundRequest, State, WrongState
 from tests.dialects.chat.turns import (
     ANSWER,
     DONE,
@@ -101,7 +101,7 @@ SHAPES = (
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 @pytest.mark.parametrize("raw", UNTOUCHED.values(), ids=UNTOUCHED.keys())
 def test_what_needs_no_change_arrives_as_the_very_bytes(raw: bytes, size: int) -> None:
-    turn = Turn(asked(stream_options=SHOW_USAGE))
+    turn = ChatTurn(asked(stream_options=SHOW_USAGE))
     assert turn.streams
     out, _ = run(turn, raw, cuts=range(0, len(raw), size))
     assert out == raw
@@ -111,10 +111,10 @@ def test_what_needs_no_change_arrives_as_the_very_bytes(raw: bytes, size: int) -
 @pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
 def test_no_shape_is_an_error_or_changes_what_follows(shape: str) -> None:
     odd = b"data: " + shape.encode() + b"\n\n"
-    out, _ = run(Turn(asked(stream_options=SHOW_USAGE)), odd + PLAIN)
+    out, _ = run(ChatTurn(asked(stream_options=SHOW_USAGE)), odd + PLAIN)
     assert out == odd + PLAIN
-    out, _ = run(Turn(asked()), OURS, odd + ANSWER)
-    known = [event.raw for event in sse.Decoder().feed(out) if event.data and b'"c1"' in event.data]
+    out, _ = run(ChatTurn(asked()), OURS, odd + ANSWER)
+    known = [event.raw for event in sse.EventDecoder().feed(out) if event.data and b'"c1"' in event.data]
     assert text(folded(b"".join(known))) == "Let me look.\n\nIt is 42."
 
 
@@ -122,7 +122,7 @@ def test_no_shape_is_an_error_or_changes_what_follows(shape: str) -> None:
 
 
 def test_a_hidden_round() -> None:
-    turn = Turn(asked(stream_options=SHOW_USAGE))
+    turn = ChatTurn(asked(stream_options=SHOW_USAGE))
     out, requests = run(turn, OURS, ANSWER)
     later = chunk({"content": "\n\nIt is "}), chunk({"content": "42."}), chunk({}, "stop"), chunk(usage=usage(150, 15))
     assert out == stream(
@@ -152,7 +152,7 @@ def test_a_hidden_round() -> None:
 
 
 def test_without_any_text_before_the_reply_needs_no_other_wording() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, requests = run(turn, SILENT, ANSWER)
     assert text(folded(out)) == "It is 42."
     assert requests[1]["messages"][1]["content"] is None
@@ -160,7 +160,7 @@ def test_without_any_text_before_the_reply_needs_no_other_wording() -> None:
 
 
 def test_a_mixed_turn() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(turn, MIXED)
     reply = folded(out)
     assert made(reply) == [("a", "search", '{"q":1}'), ("c", "search", "{}")]
@@ -175,9 +175,9 @@ def test_a_mixed_turn() -> None:
 
 def test_the_clients_calls_do_not_wait() -> None:
     """Each piece goes on as it comes; only the end waits, for there is something to remember first."""
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     turn.request()
-    shown = [turn.receive(event) for event in sse.Decoder().feed(MIXED)]
+    shown = [turn.receive(event) for event in sse.EventDecoder().feed(MIXED)]
     role, a, ours, more_of_a, c, end, spent, done = map(bool, shown)
     assert role and a and more_of_a and c
     assert not (ours or end or spent or done)
@@ -186,11 +186,11 @@ def test_the_clients_calls_do_not_wait() -> None:
 @pytest.mark.parametrize("finish", ["tool_calls", "stop"])
 def test_a_mixed_turn_finishes_with_tool_calls(finish: str) -> None:
     raw = MIXED.replace(b'"finish_reason": "tool_calls"', b'"finish_reason": "%s"' % finish.encode())
-    assert folded(run(Turn(asked()), raw)[0])["finish"] == "tool_calls"
+    assert folded(run(ChatTurn(asked()), raw)[0])["finish"] == "tool_calls"
 
 
 def test_hidden_rounds_before_a_mixed_one() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, requests = run(turn, OURS, MIXED)
     assert [call[0] for call in made(folded(out))] == ["a", "c"]
     hidden = turn.hidden
@@ -199,22 +199,22 @@ def test_hidden_rounds_before_a_mixed_one() -> None:
 
 
 def test_nothing_is_ours_where_nothing_was_injected() -> None:
-    out, [request] = run(Turn(asked(injected=False)), SILENT)
+    out, [request] = run(ChatTurn(asked(injected=False)), SILENT)
     assert [tool["function"]["name"] for tool in request["tools"]] == ["search"]
     assert out == SILENT.replace(stream(chunk(usage=usage(100, 10))), b"")
 
 
 def test_our_tools_may_have_other_names() -> None:
-    renamed = Asked(**{**_fields(asked()), "names": ("offload_grep", "offload_read_file")})
-    turn = Turn(renamed)
+    renamed = RoundRequest(**{**_fields(asked()), "names": ("offload_grep", "offload_read_file")})
+    turn = ChatTurn(renamed)
     turn.request()
     feed(turn, SILENT.replace(b"grep", b"offload_grep"))
     assert [call.name for call in turn.calls] == ["offload_grep"]
-    out, _ = run(Turn(renamed), SILENT)
+    out, _ = run(ChatTurn(renamed), SILENT)
     assert [call[1] for call in made(folded(out))] == ["grep"]
 
 
-def _fields(asked: Asked) -> dict[str, Any]:
+def _fields(asked: RoundRequest) -> dict[str, Any]:
     return {name: getattr(asked, name) for name in asked.__struct_fields__}
 
 
@@ -223,19 +223,19 @@ def test_calls_without_ids_get_some() -> None:
     raw = stream(
         ROLE, chunk(calls({"index": 0, "function": {"name": "grep", "arguments": "{}"}})), chunk({}, "stop"), DONE
     )
-    _, requests = run(Turn(asked()), raw, raw, ANSWER)
+    _, requests = run(ChatTurn(asked()), raw, raw, ANSWER)
     messages = requests[2]["messages"]
     ids = [message["tool_calls"][0]["id"] for message in messages[1::2]]
     assert ids == [message["tool_call_id"] for message in messages[2::2]]
     assert len(set(ids)) == 2 and all(ids)
-    assert run(Turn(asked()), raw, raw, ANSWER)[1] == requests
-    other = run(Turn(asked(messages=[{"role": "user", "content": "ho"}])), raw, ANSWER)[1]
+    assert run(ChatTurn(asked()), raw, raw, ANSWER)[1] == requests
+    other = run(ChatTurn(asked(messages=[{"role": "user", "content": "ho"}])), raw, ANSWER)[1]
     assert other[1]["messages"][1]["tool_calls"][0]["id"] not in ids
 
 
 def test_calls_with_the_same_id_are_told_apart() -> None:
     same = [called(name, "{}", "x", index) for index, name in enumerate(("search", "grep", "grep"))]
-    turn = Turn(asked(messages=[]))
+    turn = ChatTurn(asked(messages=[]))
     run(turn, stream(ROLE, chunk(calls(*same)), chunk({}, "stop"), DONE))
     assert turn.hidden is not None
     ids = [call["id"] for call in json.loads(turn.hidden.instead or b"")["tool_calls"]]
@@ -247,7 +247,7 @@ def test_calls_with_the_same_id_are_told_apart() -> None:
 
 
 def test_in_the_last_round_our_calls_are_dropped() -> None:
-    turn = Turn(asked(max_rounds=1))
+    turn = ChatTurn(asked(max_rounds=1))
     out, requests = run(turn, OURS, OURS.replace(b"Let me look.", b"Once more."))
     assert "tool_choice" not in requests[1]
     reply = folded(out)
@@ -257,7 +257,7 @@ def test_in_the_last_round_our_calls_are_dropped() -> None:
 
 
 def test_in_the_last_round_the_clients_calls_stay() -> None:
-    turn = Turn(asked(max_rounds=1))
+    turn = ChatTurn(asked(max_rounds=1))
     out, _ = run(turn, OURS, MIXED)
     assert [call[0] for call in made(folded(out))] == ["a", "c"]
     assert folded(out)["finish"] == "tool_calls"
@@ -266,14 +266,14 @@ def test_in_the_last_round_the_clients_calls_stay() -> None:
 
 
 def test_an_empty_message_is_never_put_into_the_history() -> None:
-    turn = Turn(asked(max_rounds=1))
+    turn = ChatTurn(asked(max_rounds=1))
     run(turn, OURS, SILENT)
     assert turn.hidden is not None and turn.hidden.instead is None
 
 
 @pytest.mark.parametrize("finish", ["length", "content_filter", "error"])
 def test_a_round_that_was_stopped_within_our_call(finish: str) -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(
         turn, stream(ROLE, chunk({"content": "Hm"}), chunk(calls(called("grep", '{"pat'))), chunk({}, finish), DONE)
     )
@@ -285,7 +285,7 @@ def test_a_round_that_was_stopped_within_our_call(finish: str) -> None:
 def test_a_mixed_round_that_was_stopped() -> None:
     """What is complete of ours is answered; what broke off is not put back."""
     broken = chunk(calls(called("grep", "{}", "b", 0), called("search", "{}", "a", 1), called("grep", '{"p', "c", 2)))
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(turn, stream(ROLE, broken, chunk({}, "length"), DONE))
     assert made(folded(out)) == [("a", "search", "{}")]
     assert folded(out)["finish"] == "length"
@@ -295,7 +295,7 @@ def test_a_mixed_round_that_was_stopped() -> None:
 
 def test_a_stopped_mixed_round_with_nothing_complete_of_ours() -> None:
     broken = chunk(calls(called("search", "{}", "a", 0), called("grep", '{"p', "c", 1)))
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(turn, stream(ROLE, broken, chunk({}, "length"), DONE))
     assert made(folded(out)) == [("a", "search", "{}")]
     assert turn.hidden is None
@@ -304,10 +304,10 @@ def test_a_stopped_mixed_round_with_nothing_complete_of_ours() -> None:
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_what_earlier_rounds_used_is_gone(field: str) -> None:
     limit: Json = {field: 50}
-    _, requests = run(Turn(asked(**limit)), OURS, OURS, ANSWER)
+    _, requests = run(ChatTurn(asked(**limit)), OURS, OURS, ANSWER)
     assert [request[field] for request in requests] == [50, 40, 30]
     limit = {field: 10, "stream_options": SHOW_USAGE}
-    turn = Turn(asked(**limit))
+    turn = ChatTurn(asked(**limit))
     out, _ = run(turn, OURS)
     reply = folded(out)
     assert (text(reply), made(reply), reply["finish"]) == ("Let me look.", [], "length")
@@ -324,7 +324,7 @@ def test_a_round_that_nobody_said_was_over() -> None:
         stream(ROLE, call, chunk({}, "stop")),
         stream(chunk(call["choices"][0]["delta"], "stop")),
     ):
-        turn = Turn(asked())
+        turn = ChatTurn(asked())
         turn.request()
         feed(turn, raw)
         assert turn.state is State.CALLING
@@ -332,23 +332,23 @@ def test_a_round_that_nobody_said_was_over() -> None:
 
 @pytest.mark.parametrize("delta", [called("grep", '{"pat'), {"index": 0, "function": {"name": "grep"}}])
 def test_a_reply_that_stops_within_our_call_is_broken(delta: Json) -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     turn.request()
     with pytest.raises(Broken):
         feed(turn, stream(ROLE, chunk(calls(delta))))
 
 
 def test_what_had_no_finish_reason_gets_none() -> None:
-    out, _ = run(Turn(asked(max_rounds=1)), SILENT, stream(ROLE, chunk(calls(called("grep"))), DONE))
+    out, _ = run(ChatTurn(asked(max_rounds=1)), SILENT, stream(ROLE, chunk(calls(called("grep"))), DONE))
     assert folded(out)["finish"] is None and events(out)[-1] == DONE
 
 
 def test_an_error_within_the_stream_ends_it() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(turn, OURS, stream({"error": {"message": "overloaded"}}))
     assert events(out)[-1] == {"error": {"message": "overloaded"}}
     assert turn.hidden is None
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     late = chunk({"content": "x"}, "error", error={"code": 502})
     out, _ = run(turn, stream(ROLE, chunk(calls(called("grep", "{"))), late, DONE))
     assert [one.get("error") for one in events(out)[:-1]] == [None, None, {"code": 502}]
@@ -357,7 +357,7 @@ def test_an_error_within_the_stream_ends_it() -> None:
 
 
 def test_an_error_within_our_call_needs_no_other() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     error = stream({"error": {"message": "overloaded"}})
     out, _ = run(turn, stream(ROLE, chunk(calls(called("grep", "{")))) + error)
     assert out == stream(ROLE) + error
@@ -365,14 +365,14 @@ def test_an_error_within_our_call_needs_no_other() -> None:
 
 def test_the_clients_calls_may_be_large() -> None:
     raw = stream(ROLE, chunk(calls(called("search", "x" * (2 << 20)))), chunk({}, "tool_calls"), DONE)
-    assert run(Turn(asked()), raw)[0] == raw
+    assert run(ChatTurn(asked()), raw)[0] == raw
 
 
 def test_nothing_counts_behind_the_end() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     turn.request()
     assert not turn.over
-    shown = map(turn.receive, sse.Decoder().feed(PLAIN + b": bye\n\n" + PLAIN))
+    shown = map(turn.receive, sse.EventDecoder().feed(PLAIN + b": bye\n\n" + PLAIN))
     assert b"".join(shown) == PLAIN.removesuffix(stream(DONE))
     assert turn.over
     turn.end()
@@ -391,28 +391,28 @@ def test_nothing_counts_behind_the_end() -> None:
     ids=["our arguments", "arguments without a name", "the client's arguments", "text", "parts"],
 )
 def test_a_reply_without_end_is_broken(delta: Json) -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     turn.request()
-    turn.receive(sse.Event(b"", json.dumps(ROLE).encode()))
+    turn.receive(sse.ServerSentEvent(b"", json.dumps(ROLE).encode()))
     data = json.dumps(chunk(delta)).encode()
     with pytest.raises(Broken):
         for _ in range(20):
-            turn.receive(sse.Event(b"", data))
+            turn.receive(sse.ServerSentEvent(b"", data))
 
 
 def test_calls_without_end_are_broken() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     turn.request()
     data = json.dumps(
         chunk(calls(*({"index": n, "id": str(n), "function": {"name": "search"}} for n in range(5_000))))
     ).encode()
     with pytest.raises(Broken):
         for start in range(10):
-            turn.receive(sse.Event(b"", data.replace(b'"id": "', b'"id": "%d-' % start)))
+            turn.receive(sse.ServerSentEvent(b"", data.replace(b'"id": "', b'"id": "%d-' % start)))
 
 
 def test_calls_in_the_wrong_state_raise() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     for wrong in (
         lambda: turn.calls,
         lambda: turn.answer([]),
@@ -420,7 +420,7 @@ def test_calls_in_the_wrong_state_raise() -> None:
         turn.end,
         turn.close,
         lambda: turn.hidden,
-        lambda: turn.receive(sse.Event(b"", b"")),
+        lambda: turn.receive(sse.ServerSentEvent(b"", b"")),
         lambda: turn.receive_whole(b""),
     ):
         with pytest.raises(WrongState):
@@ -431,7 +431,7 @@ def test_calls_in_the_wrong_state_raise() -> None:
 
 
 def test_reworded_answers() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     run_to(turn, OURS, OURS)
     turn.reword("ask for less")
     again = json.loads(turn.request())
@@ -443,7 +443,7 @@ def test_reworded_answers() -> None:
     assert [json.loads(raw) for raw in turn.hidden.before] == again["messages"][1:]
 
 
-def run_to(turn: Turn, *rounds: bytes) -> tuple[bytes, list[Json]]:
+def run_to(turn: ChatTurn, *rounds: bytes) -> tuple[bytes, list[Json]]:
     """Through these rounds, and with the next one asked for."""
     out, requests = b"", []
     for raw in rounds:
@@ -459,11 +459,11 @@ def run_to(turn: Turn, *rounds: bytes) -> tuple[bytes, list[Json]]:
 
 def test_usage_is_asked_for_always_and_shown_only_to_who_asked() -> None:
     raw = stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"), chunk(usage=usage(10, 2)), DONE)
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(turn, raw)
     assert out == stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"), DONE)
     assert (turn.spent.prompt, turn.spent.completion) == (10, 2)
-    assert run(Turn(asked(stream_options=SHOW_USAGE)), raw)[0] == raw
+    assert run(ChatTurn(asked(stream_options=SHOW_USAGE)), raw)[0] == raw
 
 
 def test_usage_is_the_last_rounds_prompt_and_all_rounds_completion() -> None:
@@ -479,7 +479,7 @@ def test_usage_is_the_last_rounds_prompt_and_all_rounds_completion() -> None:
         "prompt_tokens_details": {"cached_tokens": 90},
     }
     second = stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"), chunk(usage=usage(150, 5) | last), DONE)
-    turn = Turn(asked(stream_options=SHOW_USAGE))
+    turn = ChatTurn(asked(stream_options=SHOW_USAGE))
     out, _ = run(turn, first, second)
     summed = {"completion_tokens_details": {"reasoning_tokens": 7, "x": None}}
     assert folded(out)["usage"] == usage(150, 15) | last | summed
@@ -495,7 +495,7 @@ def test_usage_in_the_finishing_event_or_in_every_one() -> None:
         )
 
     rounds = spoken(100, 10, calls(called("grep")), "tool_calls"), spoken(150, 5, {"content": "x"}, "stop")
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(turn, *rounds)
     assert [one["usage"]["completion_tokens"] for one in events(out)[:-1] if "usage" in one] == [1, 15]
     assert (turn.spent.completion, turn.spent.cached) == (15, 100)
@@ -511,7 +511,7 @@ def test_one_frame_and_one_role() -> None:
         chunk({}, "stop", id="c2"),
         DONE,
     )
-    out, _ = run(Turn(asked()), first, second)
+    out, _ = run(ChatTurn(asked()), first, second)
     got = events(out)[1:-1]
     assert {(one["id"], one["created"], one["model"]) for one in got} == {("c1", 1, "m")}
     assert {one.get("system_fingerprint") for one in got} == {None}
@@ -520,13 +520,13 @@ def test_one_frame_and_one_role() -> None:
 
 
 def test_a_role_that_a_later_round_says_first() -> None:
-    out, _ = run(Turn(asked()), stream(chunk(calls(called("grep"))), chunk({}, "stop"), DONE), ANSWER)
+    out, _ = run(ChatTurn(asked()), stream(chunk(calls(called("grep"))), chunk({}, "stop"), DONE), ANSWER)
     assert events(out)[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
 
 
 def test_text_with_parts_in_a_hidden_round() -> None:
     parts = [{"type": "text", "text": "Let me look."}]
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     _, requests = run(turn, OURS.replace(b'"Let me look."', json.dumps(parts).encode()), ANSWER)
     assert requests[1]["messages"][1]["content"] == parts
     assert turn.visible[0] == "Let me look.It is 42."
@@ -537,27 +537,27 @@ def test_names_of_events_stay() -> None:
     renumbered = stream(chunk(calls(called("search", "{}", "a", 1), role="assistant"))).replace(
         b"data", b"event: x\ndata"
     )
-    assert run(Turn(asked()), renumbered)[0].count(b"event: x\ndata: {") == 2
+    assert run(ChatTurn(asked()), renumbered)[0].count(b"event: x\ndata: {") == 2
     named = stream(ROLE, chunk({}, "stop")).replace(b"data", b"event: x\ndata")
-    assert run(Turn(asked()), OURS, named)[0].count(b"event: x\ndata: {") == 1
+    assert run(ChatTurn(asked()), OURS, named)[0].count(b"event: x\ndata: {") == 1
 
 
 def test_structured_output_is_shown_only_of_the_visible_round() -> None:
     wanted = {"type": "json_schema", "json_schema": {}}
-    turn = Turn(asked(response_format=wanted))
+    turn = ChatTurn(asked(response_format=wanted))
     out, _ = run(turn, OURS, ANSWER)
     assert text(folded(out)) == "It is 42."
     assert turn.visible == ("It is 42.", [])
     assert turn.hidden is not None and turn.hidden.instead is None
-    turn = Turn(asked(response_format=wanted))
+    turn = ChatTurn(asked(response_format=wanted))
     out, _ = run(turn, MIXED.replace(b'"content": ""', b'"content": "Hm"'))
     assert text(folded(out)) == ""
     assert turn.hidden is not None and json.loads(turn.hidden.instead or b"")["content"] == "Hm"
-    out, _ = run(Turn(asked(response_format=wanted, max_rounds=1)), OURS, OURS)
+    out, _ = run(ChatTurn(asked(response_format=wanted, max_rounds=1)), OURS, OURS)
     assert text(folded(out)) == "Let me look."
-    out, _ = run(Turn(asked(response_format={"type": "text"})), OURS, ANSWER)
+    out, _ = run(ChatTurn(asked(response_format={"type": "text"})), OURS, ANSWER)
     assert text(folded(out)) == "Let me look.\n\nIt is 42."
-    assert run(Turn(asked(response_format=wanted, injected=False)), PLAIN)[0] == PLAIN
+    assert run(ChatTurn(asked(response_format=wanted, injected=False)), PLAIN)[0] == PLAIN
 
 
 def test_log_probabilities_are_of_visible_text() -> None:
@@ -574,11 +574,11 @@ def test_log_probabilities_are_of_visible_text() -> None:
         chunk({}, "stop"),
         DONE,
     )
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(turn, raw)
     assert [token["token"] for token in folded(out)["logprobs"]] == ["a"]
     assert [call[0] for call in made(folded(out))] == ["s"]
-    structured = Turn(asked(response_format={"type": "json_object"}))
+    structured = ChatTurn(asked(response_format={"type": "json_object"}))
     out, _ = run(
         structured, raw.replace(b'"search"', b'"grep"'), stream(said({"content": "b"}, "b"), chunk({}, "stop"), DONE)
     )
@@ -630,7 +630,7 @@ SIGNED = {
 @pytest.mark.parametrize(("deltas", "kept"), SIGNED.values(), ids=SIGNED.keys())
 def test_signed_reasoning_is_kept_and_not_shown_of_hidden_rounds(deltas: list[Json], kept: Json) -> None:
     thinking = [chunk(delta) for delta in deltas]
-    out, requests = run(Turn(asked()), stream(ROLE, *thinking, SILENT), ANSWER)
+    out, requests = run(ChatTurn(asked()), stream(ROLE, *thinking, SILENT), ANSWER)
     message = requests[1]["messages"][1]
     assert {key: message[key] for key in kept} == kept
     assert b'"S"' not in out
@@ -639,12 +639,12 @@ def test_signed_reasoning_is_kept_and_not_shown_of_hidden_rounds(deltas: list[Js
         stream(ROLE, *thinking, chunk({"content": "x"}), chunk({}, "stop"), DONE),
         stream(ROLE, *thinking, MIXED),
     ):
-        out, _ = run(Turn(asked()), visible)
+        out, _ = run(ChatTurn(asked()), visible)
         [signed] = [key for key in kept if key != "reasoning"]
         parts = [delta[signed] for delta in deltas]
         flat = [part for one in parts for part in one] if isinstance(parts[0], list) else parts[-1]
         assert folded(out)["message"][signed] == flat
-    out, _ = run(Turn(asked(injected=False)), stream(ROLE, *thinking, DONE))
+    out, _ = run(ChatTurn(asked(injected=False)), stream(ROLE, *thinking, DONE))
     assert out == stream(ROLE, *thinking, DONE)
 
 
@@ -652,12 +652,12 @@ def test_thought_that_is_not_signed_is_shown_at_once() -> None:
     raw = stream(
         ROLE, chunk({"content": "hm", "extra_content": {"google": {"thought": True}}, "reasoning_details": None})
     )
-    assert run(Turn(asked()), raw)[0] == raw
+    assert run(ChatTurn(asked()), raw)[0] == raw
 
 
 def test_reasoning_of_hidden_rounds_goes_back() -> None:
     raw = stream(ROLE, chunk({"reasoning_content": "th"}), chunk({"reasoning_content": "ink"}), SILENT)
-    out, requests = run(Turn(asked()), raw, stream(ROLE, chunk({"reasoning_content": "again"}), ANSWER))
+    out, requests = run(ChatTurn(asked()), raw, stream(ROLE, chunk({"reasoning_content": "again"}), ANSWER))
     assert requests[1]["messages"][1]["reasoning_content"] == "think"
     assert folded(out)["message"]["reasoning_content"] == "think\n\nagain"
 
@@ -667,14 +667,14 @@ def test_reasoning_of_hidden_rounds_goes_back() -> None:
 )
 def test_geminis_signature_goes_to_the_clients_first_call(signed: Json) -> None:
     made = [called("grep", "{}", "a", 0, **signed), called("search", "{}", "b", 1), called("search", "{}", "c", 2)]
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(turn, stream(ROLE, chunk(calls(*made)), chunk({}, "tool_calls"), DONE))
     shown = folded(out)["message"]["tool_calls"]
     assert [{key: call[key] for key in signed if key in call} for call in shown] == [signed, {}]
     assert turn.hidden is not None
     instead = json.loads(turn.hidden.instead or b"")["tool_calls"]
     assert [{key: call[key] for key in signed if key in call} for call in instead] == [signed, {}, {}]
-    reply, _ = run(Turn(asked(stream=False)), whole(calls(*made), "tool_calls"))
+    reply, _ = run(ChatTurn(asked(stream=False)), whole(calls(*made), "tool_calls"))
     assert [{key: call[key] for key in signed if key in call} for call in read(reply)["message"]["tool_calls"]] == [
         signed,
         {},
@@ -683,7 +683,7 @@ def test_geminis_signature_goes_to_the_clients_first_call(signed: Json) -> None:
 
 def test_a_signature_of_the_clients_own_stays() -> None:
     made = [called("grep", "{}", "a", 0, thought_signature="x"), called("search", "{}", "b", 1, thought_signature="y")]
-    out, _ = run(Turn(asked()), stream(ROLE, chunk(calls(*made)), chunk({}, "tool_calls"), DONE))
+    out, _ = run(ChatTurn(asked()), stream(ROLE, chunk(calls(*made)), chunk({}, "tool_calls"), DONE))
     assert [call["thought_signature"] for call in folded(out)["message"]["tool_calls"]] == ["y"]
 
 
@@ -705,7 +705,7 @@ def test_a_signature_of_the_clients_own_stays() -> None:
     ],
 )
 def test_a_whole_reply_with_nothing_of_ours_goes_through(body: bytes) -> None:
-    turn = Turn(asked(stream=False))
+    turn = ChatTurn(asked(stream=False))
     turn.request()
     assert turn.receive_whole(body) + turn.end() == b""
     assert turn.close() == body
@@ -723,7 +723,7 @@ def test_hidden_rounds_of_a_whole_reply() -> None:
     )
     for reply in (first, second):
         reply["choices"][0]["logprobs"] = {"content": logprobs, "refusal": None}
-    turn = Turn(asked(stream=False))
+    turn = ChatTurn(asked(stream=False))
     out, requests = run(turn, json.dumps(first).encode(), json.dumps(second).encode())
     assert requests[1]["messages"][1] == {
         "role": "assistant",
@@ -755,7 +755,7 @@ def test_hidden_rounds_of_a_whole_reply() -> None:
 
 
 def test_a_later_whole_reply_of_another_shape_is_shown() -> None:
-    turn = Turn(asked(stream=False))
+    turn = ChatTurn(asked(stream=False))
     error = b'{"error": {"message": "overloaded"}}'
     assert run(turn, whole(calls(called("grep")), "tool_calls"), error)[0] == error
     assert turn.hidden is None
@@ -765,7 +765,7 @@ def test_a_server_that_streams_one_round_and_not_the_next() -> None:
     answer = whole(
         calls(called("search", '{"q":1}', "s", 5), content="It is 42."), "tool_calls", "c2", usage=usage(150, 5)
     )
-    turn = Turn(asked(stream_options=SHOW_USAGE))
+    turn = ChatTurn(asked(stream_options=SHOW_USAGE))
     out, _ = run(turn, OURS, answer)
     reply = folded(out)
     assert (text(reply), reply["finish"]) == ("Let me look.\n\nIt is 42.", "tool_calls")
@@ -774,12 +774,12 @@ def test_a_server_that_streams_one_round_and_not_the_next() -> None:
     assert all(one["object"] == "chat.completion.chunk" and one["id"] == "c1" for one in events(out)[:-1])
     assert events(out)[-1] == DONE
     bare = whole({"content": "It is 42."})
-    assert text(folded(run(Turn(asked()), SILENT, bare)[0])) == "It is 42."
+    assert text(folded(run(ChatTurn(asked()), SILENT, bare)[0])) == "It is 42."
 
 
 def test_a_server_that_streams_only_later() -> None:
     first = whole(calls(called("grep"), content="Let me look."), "tool_calls", usage=usage(100, 10))
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     out, _ = run(turn, first, b": hi\n\n" + stream("nonsense") + MIXED)
     reply = read(out)
     assert (text(reply), reply["finish"]) == ("Let me look.", "tool_calls")
@@ -789,7 +789,7 @@ def test_a_server_that_streams_only_later() -> None:
 
 
 def test_a_stream_cannot_go_on_with_what_is_no_completion() -> None:
-    turn = Turn(asked())
+    turn = ChatTurn(asked())
     run_to(turn, OURS)
     with pytest.raises(Broken):
         turn.receive_whole(b"<html>")
@@ -812,11 +812,11 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("rounds", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_cuts_do_not_matter(rounds: list[bytes]) -> None:
-    expected = run(Turn(asked()), *rounds)
+    expected = run(ChatTurn(asked()), *rounds)
     length = max(map(len, rounds))
-    assert run(Turn(asked()), *rounds, cuts=range(length)) == expected
+    assert run(ChatTurn(asked()), *rounds, cuts=range(length)) == expected
     for cut in range(length):
-        assert run(Turn(asked()), *rounds, cuts=[cut]) == expected
+        assert run(ChatTurn(asked()), *rounds, cuts=[cut]) == expected
 
 
 class Said:
@@ -910,14 +910,14 @@ def test_any_conversation(
     rounds = [Said(*one, number) for number, one in enumerate(drawn, 1)]
     rounds.append(Said("The end.", "", [], len(rounds) + 1))
     options: Json = {"max_rounds": max_rounds, "response_format": {"type": format} if format else None}
-    streamed = Turn(asked(stream_options=SHOW_USAGE, **options))
+    streamed = ChatTurn(asked(stream_options=SHOW_USAGE, **options))
     used = conversed(streamed, [one.streamed(way) for one in rounds], data.draw(st.sampled_from([1, 3, 50, 5000])))
-    plain = Turn(asked(stream=False, **options))
+    plain = ChatTurn(asked(stream=False, **options))
     assert conversed(plain, [one.whole() for one in rounds], 1)[1:] == used[1:]
 
     reply, other = (
         folded(used[0]),
-        read(conversed(Turn(asked(stream=False, **options)), [one.whole() for one in rounds], 1)[0]),
+        read(conversed(ChatTurn(asked(stream=False, **options)), [one.whole() for one in rounds], 1)[0]),
     )
     assert (text(reply), made(reply), reply["finish"], reply["usage"]) == (
         text(other),
@@ -936,7 +936,7 @@ def test_any_conversation(
     check_pairs(streamed)
 
 
-def conversed(turn: Turn, rounds: list[bytes], size: int) -> tuple[bytes, list[Any], Any]:
+def conversed(turn: ChatTurn, rounds: list[bytes], size: int) -> tuple[bytes, list[Any], Any]:
     """The reply, the messages of each request, and what was hidden."""
     out, requests = b"", []
     for raw in rounds:
@@ -951,7 +951,7 @@ def conversed(turn: Turn, rounds: list[bytes], size: int) -> tuple[bytes, list[A
     return out + turn.close(), requests, (parts, hidden and hidden.instead and json.loads(hidden.instead))
 
 
-def check_pairs(turn: Turn) -> None:
+def check_pairs(turn: ChatTurn) -> None:
     """The history that the next request makes of this turn is one that an API takes."""
     if turn.hidden is None:
         return
@@ -1023,7 +1023,7 @@ RICH = stream(
 @given(st.lists(st.sampled_from([OURS, SILENT, MIXED, RICH, ANSWER]), min_size=1, max_size=3), st.data())
 def test_nothing_that_upstream_says_is_an_error_of_ours(rounds: list[bytes], data: st.DataObject) -> None:
     """Whatever JSON it is, in any round: it is read, or it is Broken, and no call is left without its answer."""
-    turn = Turn(
+    turn = ChatTurn(
         asked(stream_options=SHOW_USAGE, response_format=data.draw(st.sampled_from([None, {"type": "json_object"}])))
     )
     out = b""
@@ -1049,7 +1049,7 @@ def test_nothing_that_upstream_says_is_an_error_of_ours(rounds: list[bytes], dat
 def test_nothing_that_upstream_says_at_once_is_an_error_of_ours(
     raw: bytes, streamed: bool, data: st.DataObject
 ) -> None:
-    turn = Turn(asked(streamed))
+    turn = ChatTurn(asked(streamed))
     reply = folded(raw)
     body = json.loads(whole(reply["message"], reply["finish"], usage=reply["usage"]))
     first = SILENT if streamed else whole(calls(called("grep")), "tool_calls")
@@ -1068,13 +1068,13 @@ def test_nothing_that_upstream_says_at_once_is_an_error_of_ours(
         check_pairs(turn)
 
 
-def take_whole(turn: Turn, body: bytes) -> bytes:
+def take_whole(turn: ChatTurn, body: bytes) -> bytes:
     return turn.receive_whole(body) + turn.end()
 
 
 def test_a_request_without_members_of_ours_is_the_clients() -> None:
     members = {"model": Raw(b'"m"'), "messages": Raw(b"[]"), "seed": Raw(b"1e2")}
     assert (
-        Turn(Asked(members, [b'{"a": 1}'], [], ("grep", "read_file"), 8)).request()
+        ChatTurn(RoundRequest(members, [b'{"a": 1}'], [], ("grep", "read_file"), 8)).request()
         == b'{"model":"m","messages":[{"a": 1}],"seed":1e2}'
     )

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Raw
 
 from proxy.core import rawjson, sse
-from proxy.dialects.chat.turn import Asked, State, Turn
+from proxy.dialects.chat.turn import ChatTurn, RoundRequest, State
 
 Json = dict[str, Any]
 
@@ -17,13 +17,13 @@ DONE = "[DONE]"
 GREP, READ, SEARCH = ({"type": "function", "function": {"name": name}} for name in ("grep", "read_file", "search"))
 
 
-def asked(stream: bool = True, max_rounds: int = 8, injected: bool = True, **members: Any) -> Asked:
+def asked(stream: bool = True, max_rounds: int = 8, injected: bool = True, **members: Any) -> RoundRequest:
     """A request with one tool of the client's; a member that is None is left out."""
     messages = [{"role": "user", "content": "hi"}]
     body = {"model": "m", "messages": messages, "tools": [SEARCH], "stream": stream, **members}
     raws = {key: Raw(json.dumps(value).encode()) for key, value in body.items() if value is not None}
     ours = [json.dumps(tool).encode() for tool in (GREP, READ)] if injected else []
-    return Asked(raws, rawjson.elements(raws["messages"]), ours, ("grep", "read_file"), max_rounds)
+    return RoundRequest(raws, rawjson.elements(raws["messages"]), ours, ("grep", "read_file"), max_rounds)
 
 
 # -- what upstream says -----------------------------------------------------------------------------------------------
@@ -101,22 +101,22 @@ MIXED = stream(
 # -- driving ----------------------------------------------------------------------------------------------------------
 
 
-def feed(turn: Turn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
+def feed(turn: ChatTurn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
     """One round's streamed reply, cut at these offsets."""
-    out, decoder, ends = b"", sse.Decoder(), sorted({*cuts, len(raw)})
+    out, decoder, ends = b"", sse.EventDecoder(), sorted({*cuts, len(raw)})
     for start, end in zip([0, *ends], ends, strict=False):
         out += b"".join(map(turn.receive, decoder.feed(raw[start:end])))
     return out + b"".join(map(turn.receive, decoder.flush())) + turn.end()
 
 
-def take(turn: Turn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
+def take(turn: ChatTurn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
     """One round's reply of either kind."""
     if raw.startswith(b"{"):
         return turn.receive_whole(raw) + turn.end()
     return feed(turn, raw, cuts)
 
 
-def run(turn: Turn, *rounds: bytes, cuts: Sequence[int] = (), answer: str = "found") -> tuple[bytes, list[Json]]:
+def run(turn: ChatTurn, *rounds: bytes, cuts: Sequence[int] = (), answer: str = "found") -> tuple[bytes, list[Json]]:
     """What the client gets, and what upstream was asked."""
     out, requests = b"", []
     for raw in rounds:
@@ -131,7 +131,7 @@ def run(turn: Turn, *rounds: bytes, cuts: Sequence[int] = (), answer: str = "fou
 
 
 def events(out: bytes) -> list[Any]:
-    decoder = sse.Decoder()
+    decoder = sse.EventDecoder()
     found = [event.data for event in decoder.feed(out) + decoder.flush() if event.data is not None]
     return [DONE if data == b"[DONE]" else json.loads(data) for data in found]
 
