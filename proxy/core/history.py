@@ -43,9 +43,9 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     name: str
     """Of the file that it goes to."""
     tokens: int
-    brief: int
+    preview: int
     """Tokens of what replaces it at an event; `tokens` where that would not be smaller."""
-    glimpse: int
+    first_preview: int
     """The same at first sight."""
 
 
@@ -67,7 +67,7 @@ class Message(msgspec.Struct, frozen=True):
 
     def unmovable(self) -> Item:
         """For the plan, where its tool's results are never moved."""
-        return msgspec.structs.replace(self.item, glimpse=self.tokens, brief=self.tokens)
+        return msgspec.structs.replace(self.item, first_preview=self.tokens, preview=self.tokens)
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -82,9 +82,11 @@ class Reading(msgspec.Struct, frozen=True):
         return cls(shape, offload.max_unseen_tool_tokens)
 
 
-def moved_pieces(message: Message, glimpse: bool) -> list[Piece]:
+def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
     """The pieces of a moved message that are worth moving."""
-    return [piece for piece in message.pieces if (piece.glimpse if glimpse else piece.brief) < piece.tokens]
+    return [
+        piece for piece in message.pieces if (piece.first_preview if first_preview else piece.preview) < piece.tokens
+    ]
 
 
 class Transcript:
@@ -150,7 +152,7 @@ class Terms(msgspec.Struct, frozen=True):
     model: str
     offload: Offload
     room: Room
-    entering: int
+    tool_definition_tokens: int
 
     def leave_alone(self, tokens: int) -> bool:
         """Whether that is so little that nothing can happen to any of it."""
@@ -199,7 +201,7 @@ class History(msgspec.Struct, frozen=True):
         fold = (
             self.fold.copy()
             if self.fold
-            else folded(self.items, self.terms.offload, self.terms.room, self.terms.entering)
+            else folded(self.items, self.terms.offload, self.terms.room, self.terms.tool_definition_tokens)
         )
         for item in new:
             fold.add(item)
@@ -212,7 +214,7 @@ class History(msgspec.Struct, frozen=True):
     def plan(self) -> Plan:
         """For a request that ends here."""
         if self.fold is None:
-            return Plan(moves={}, cuts=(), events=(), live=self.tokens, fits=True)
+            return Plan(moves={}, boundaries=(), events=(), live=self.tokens, fits=True)
         return self.fold.plan()
 
     def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:

@@ -29,9 +29,9 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     role: Role
     tokens: int
     """As the client sent it."""
-    glimpse: int
+    first_preview: int
     """After compaction at first sight; `tokens` where that would not make it smaller."""
-    brief: int
+    preview: int
     """After compaction at an event; `tokens` where that would not make it smaller."""
     fixed: int = 0
     """Images and audio, which are no reason for an event."""
@@ -44,7 +44,7 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     reference of it, 0 where none did yet.
     """
 
-    glimpse: bool
+    first_preview: bool
     event: int
 
 
@@ -52,7 +52,7 @@ def live(item: Item, move: Move | None) -> int:
     """What a message takes under the move decided for it."""
     if move is None:
         return item.tokens
-    return item.brief if move.event else item.glimpse
+    return item.preview if move.event else item.first_preview
 
 
 class SummaryBoundary(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
     """What is to be moved. Indexes are those of the client's messages."""
 
     moves: dict[int, Move]
-    cuts: tuple[SummaryBoundary, ...]
+    boundaries: tuple[SummaryBoundary, ...]
     events: tuple[OffloadEvent, ...]
     live: int
     """Tokens of the request as planned, tool definitions left out."""
@@ -90,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def empty(self) -> bool:
-        return not (self.moves or self.cuts)
+        return not (self.moves or self.boundaries)
 
     @property
     def first(self) -> int:
@@ -99,7 +99,7 @@ class Plan(msgspec.Struct, frozen=True):
         Meaningless where the plan is empty.
         """
         points = [event.point for event in self.events]
-        return min([*points, *(index + 1 for index, move in self.moves.items() if move.glimpse)], default=0)
+        return min([*points, *(index + 1 for index, move in self.moves.items() if move.first_preview)], default=0)
 
     @property
     def turn(self) -> int:
@@ -113,26 +113,26 @@ class Plan(msgspec.Struct, frozen=True):
         moves = {index: move for index, move in plan.moves.items() if index < answered}
         return msgspec.structs.replace(plan, moves=moves)
 
-    def shown(self, cut: SummaryBoundary | None) -> Plan:
+    def shown(self, boundary: SummaryBoundary | None) -> Plan:
         """What is sent of this plan while `cut` is the latest whose snapshot exists.
 
         An event that has a cut waits for its snapshot, so that the prefix breaks once and not twice: everything that it
         moves stands before the cut and will be gone with it.
         """
-        newest = self.cuts[-1] if self.cuts else None
-        if newest is None or newest == cut or newest.event < len(self.events):
+        newest = self.boundaries[-1] if self.boundaries else None
+        if newest is None or newest == boundary or newest.event < len(self.events):
             return self
         return self if self.waited >= PATIENCE else self._without(newest.event)
 
     def _without(self, event: int) -> Plan:
         """As if that event and those behind it had not been; what was moved at first sight stays so."""
         moves = {
-            index: move if move.event < event else Move(glimpse=True, event=0)
+            index: move if move.event < event else Move(first_preview=True, event=0)
             for index, move in self.moves.items()
-            if move.glimpse or move.event < event
+            if move.first_preview or move.event < event
         }
-        cuts = tuple(cut for cut in self.cuts if cut.event < event)
-        return msgspec.structs.replace(self, moves=moves, cuts=cuts, events=self.events[: event - 1])
+        boundaries = tuple(boundary for boundary in self.boundaries if boundary.event < event)
+        return msgspec.structs.replace(self, moves=moves, boundaries=boundaries, events=self.events[: event - 1])
 
 
 class Room(msgspec.Struct, frozen=True):

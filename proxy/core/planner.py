@@ -29,10 +29,10 @@ OUTPUT_PRICE = 5
 class Fold:
     """The planner's state after the items so far. Each item costs the same, however many came before."""
 
-    def __init__(self, offload: Offload, room: Room, entering: int = 0) -> None:
+    def __init__(self, offload: Offload, room: Room, tool_definition_tokens: int = 0) -> None:
         self._offload = offload
         self._room = room
-        self._entering = entering
+        self._tool_definition_tokens = tool_definition_tokens
         compacting = offload.mode is Mode.COMPACT
         self._keep = offload.keep_for_compaction() if compacting else offload.keep_for_compression()
         self._enough = max(offload.min_saved_tokens, 1)
@@ -41,7 +41,7 @@ class Fold:
         self._old = OldHistory(offload)
         self._rental = SkiRental(offload)
         self._moves: dict[int, Move] = {}
-        self._cuts: list[SummaryBoundary] = []
+        self._boundaries: list[SummaryBoundary] = []
         self._events: list[OffloadEvent] = []
         self._waited = 0
         self._fitted = 0  # all before it was moved already because the window was full
@@ -51,11 +51,13 @@ class Fold:
         if item.role is Role.ASSISTANT and not self.messages.answered:
             self._request_point()
         first_sight = (
-            item.role is Role.TOOL and item.tokens > self._offload.max_unseen_tool_tokens and item.glimpse < item.tokens
+            item.role is Role.TOOL
+            and item.tokens > self._offload.max_unseen_tool_tokens
+            and item.first_preview < item.tokens
         )
         if first_sight:
-            self._moves[len(self.messages.items)] = Move(glimpse=True, event=0)
-        self.messages.append(item, item.glimpse if first_sight else item.tokens)
+            self._moves[len(self.messages.items)] = Move(first_preview=True, event=0)
+        self.messages.append(item, item.first_preview if first_sight else item.tokens)
 
     def plan(self) -> Plan:
         """The plan for a request that ends here. The fold itself can go on."""
@@ -69,13 +71,17 @@ class Fold:
         """Another one in the same state."""
         other = copy.copy(self)
         other.messages, other._old, other._rental = self.messages.copy(), self._old.copy(), copy.copy(self._rental)
-        other._moves, other._cuts, other._events = self._moves.copy(), self._cuts.copy(), self._events.copy()
+        other._moves, other._boundaries, other._events = (
+            self._moves.copy(),
+            self._boundaries.copy(),
+            self._events.copy(),
+        )
         return other
 
     def _decided(self) -> Plan:
         return Plan(
             moves=dict(self._moves),
-            cuts=tuple(self._cuts),
+            boundaries=tuple(self._boundaries),
             events=tuple(self._events),
             live=self.messages.total,
             fits=self._room.holds(self.messages.total),
@@ -101,18 +107,18 @@ class Fold:
     @property
     def _compressible(self) -> int:
         """What a cut here would free, as the messages are now: an earlier snapshot makes room for the new one."""
-        return self._old.movable - self._old.pins.tokens - (0 if self._cuts else self._rental.snapshot)
+        return self._old.movable - self._old.pins.tokens - (0 if self._boundaries else self._rental.snapshot)
 
     def _consider(self) -> None:
         """Have an event, if it frees enough and carrying on has cost as much as breaking the prefix will."""
-        cut = self._wants_cut()
-        if (self._compressible if cut else self._old.gain) < self._enough:
+        boundary = self._wants_summary()
+        if (self._compressible if boundary else self._old.gain) < self._enough:
             return
         urgent = self._old.offloadable > 2 * self._offload.max_total_tokens
-        if urgent or self._rental.paid >= self._price(cut):
-            self._event(self._old.gains, cut)
+        if urgent or self._rental.paid >= self._price(boundary):
+            self._event(self._old.gains, boundary)
 
-    def _wants_cut(self) -> bool:
+    def _wants_summary(self) -> bool:
         """Whether compaction alone leaves too much."""
         if self._offload.mode is not Mode.AUTO:
             return self._offload.mode is Mode.COMPRESS
@@ -120,19 +126,19 @@ class Fold:
         ratio = (self.messages.total - self._old.gain) / self.messages.total
         return left > self._offload.max_total_tokens and ratio > self._offload.compact_ratio_threshold
 
-    def _price(self, cut: bool) -> float:
+    def _price(self, boundary: bool) -> float:
         """What an event costs: what remains after its first change is written anew.
 
         What it frees is not written again and does not count: on 111 recorded runs above 30,000 tokens, counting it as
         well costs 0.83 of no proxy in the median and 1.27 at worst (writing at 1.25), and this 0.73 and 1.17.
         """
         total = self.messages.total
-        left = total - (self._compressible if cut else self._old.gain)
-        if self._entering and not self._moves and not self._cuts:
-            rewritten = left + self._entering
+        left = total - (self._compressible if boundary else self._old.gain)
+        if self._tool_definition_tokens and not self._moves and not self._boundaries:
+            rewritten = left + self._tool_definition_tokens
         else:
-            rewritten = max(left - (self.messages.head if cut else self._old.gain_from), 0)
-        return self._rental.price(rewritten, summarised=total if cut else None)
+            rewritten = max(left - (self.messages.head if boundary else self._old.gain_from), 0)
+        return self._rental.price(rewritten, summarised=total if boundary else None)
 
     def _fit(self) -> None:
         """The request exceeds the window: move all that was seen, then compress everything before the unseen."""
@@ -141,11 +147,11 @@ class Fold:
         freed = sum(map(self.messages.shrinkable, moved))
         self._old.advance(self.messages, unseen)
         self._fitted = unseen
-        cut = not self._room.holds(self.messages.total - freed) and self._cut_helps(freed)
-        if moved or cut:
-            self._event(moved, cut)
+        boundary = not self._room.holds(self.messages.total - freed) and self._summary_helps(freed)
+        if moved or boundary:
+            self._event(moved, boundary)
 
-    def _cut_helps(self, freed: int) -> bool:
+    def _summary_helps(self, freed: int) -> bool:
         """Whether a summary makes the request fit, or at least saves what an event must save.
 
         A request that is too large whatever we do must not pay for a summary at every turn.
@@ -155,27 +161,27 @@ class Fold:
         fits = self._room.holds(self.messages.total - self._compressible)
         return self._compressible - freed >= (1 if fits else self._enough)
 
-    def _event(self, moved: Iterable[int], cut: bool) -> None:
+    def _event(self, moved: Iterable[int], boundary: bool) -> None:
         """Rewrite the context here: leave only references of `moved` and, with `cut`, a snapshot of what is old."""
         messages = self.messages
         self._events.append(OffloadEvent(len(messages.items), messages.turn, messages.unanswered))
         self._waited = 0
         for index in moved:
             self._old.shrunk(messages.shrink(index))
-            at_first_sight = index in self._moves and self._moves[index].glimpse
-            self._moves[index] = Move(glimpse=at_first_sight, event=len(self._events))
+            at_first_sight = index in self._moves and self._moves[index].first_preview
+            self._moves[index] = Move(first_preview=at_first_sight, event=len(self._events))
         self._old.gains_taken()
         self._rental.settle()
-        if cut:
-            self._cut()
+        if boundary:
+            self._summarise()
 
-    def _cut(self) -> None:
+    def _summarise(self) -> None:
         """Everything old but system messages and pins becomes one snapshot, an earlier one included."""
         freed = self._compressible
         pins = self._old.pins.settle()
-        self.messages.take(range(self._cuts[-1].end if self._cuts else 0, self._old.end), pins, freed)
+        self.messages.take(range(self._boundaries[-1].end if self._boundaries else 0, self._old.end), pins, freed)
         self._old.taken(self.messages, pins, freed)
-        self._cuts.append(SummaryBoundary(end=self._old.end, pins=pins, event=len(self._events)))
+        self._boundaries.append(SummaryBoundary(end=self._old.end, pins=pins, event=len(self._events)))
 
 
 class Messages:
@@ -223,7 +229,7 @@ class Messages:
 
     def shrinkable(self, index: int) -> int:
         """What moving this message would free."""
-        return self.live[index] - self.items[index].brief
+        return self.live[index] - self.items[index].preview
 
     def shrink(self, index: int) -> int:
         """Leave only a reference of this message; returns what that frees."""
@@ -377,18 +383,18 @@ class Pins:
         return frozenset(index for index, _ in (*first, *self._others))
 
 
-def fold(items: Iterable[Item], offload: Offload, room: Room, entering: int = 0) -> Plan:
+def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:
     """The plan for a history: a pure function of it, the policy and the room upstream has.
 
     `entering`: tokens of the tool definitions that come with the first event and stand before everything else, so that
     nothing of the prefix survives it; 0 where they are there from the start.
     """
-    return folded(items, offload, room, entering).plan()
+    return folded(items, offload, room, tool_definition_tokens).plan()
 
 
-def folded(items: Iterable[Item], offload: Offload, room: Room, entering: int = 0) -> Fold:
+def folded(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Fold:
     """The fold over these items, for a history that goes on."""
-    state = Fold(offload, room, entering)
+    state = Fold(offload, room, tool_definition_tokens)
     for item in items:
         state.add(item)
     return state

@@ -21,7 +21,7 @@ class Shape(msgspec.Struct, frozen=True):
     preview_chars: int
     preview_tail_chars: int
 
-    def glimpse(self) -> Shape:
+    def first_preview(self) -> Shape:
         """The same with a preview for what has not been seen yet."""
         return msgspec.structs.replace(self, preview_chars=max(self.preview_chars, GLIMPSE_CHARS))
 

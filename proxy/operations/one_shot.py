@@ -177,18 +177,18 @@ def _moved(
             kept = (
                 {part for part, text in chat_messages.texts(raws[index]) if _refers(text, stored)} if stored else set()
             )
-            pieces = tuple(piece for piece in moved_pieces(message, glimpse=False) if piece.part not in kept)
+            pieces = tuple(piece for piece in moved_pieces(message, first_preview=False) if piece.part not in kept)
             if pieces:
                 moved[index] = msgspec.structs.replace(message, pieces=pieces)
     return moved
 
 
 def _saved(message: Message | None) -> int:
-    return sum(piece.tokens - piece.brief for piece in message.pieces) if message else 0
+    return sum(piece.tokens - piece.preview for piece in message.pieces) if message else 0
 
 
 def _compacted(raw: bytes | Raw, message: Message | None, shape: Shape) -> bytes | Raw:
-    return chat_messages.compacted(raw, message, shape, glimpse=False) if message else raw
+    return chat_messages.compacted(raw, message, shape, first_preview=False) if message else raw
 
 
 def _files(raw: bytes | Raw, message: Message, options: Options) -> Iterator[tuple[str, str]]:

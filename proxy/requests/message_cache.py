@@ -128,14 +128,14 @@ class MessageCache:
 
     def compactor(self, transcript: Transcript, shape: Shape) -> Compacted:
         """Makes messages as they go upstream with their text moved."""
-        variants = {glimpse: _variant(shape, glimpse) for glimpse in (False, True)}
+        variants = {first_preview: _variant(shape, first_preview) for first_preview in (False, True)}
 
-        def make(index: int, glimpse: bool) -> bytes:
+        def make(index: int, first_preview: bool) -> bytes:
             message = transcript.messages[index]
-            key = message.digest + variants[glimpse]
+            key = message.digest + variants[first_preview]
             found = self._compacted.get(key)
             if found is None:
-                found = compacted(transcript.raws[index], message, shape, glimpse)
+                found = compacted(transcript.raws[index], message, shape, first_preview)
                 self._compacted.put(key, found, len(found))
             return found
 

@@ -68,13 +68,13 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         roles = [message.role for message in self.transcript.messages]
         return {index: self.chain[index + 1] for index in range(first, len(roles)) if roles[index] is Role.ASSISTANT}
 
-    def snapshot_name(self, cut: SummaryBoundary) -> str:
+    def snapshot_name(self, boundary: SummaryBoundary) -> str:
         """The record's name: what the cut's history means, and what else decided the words of a summary."""
         variant = hashlib.sha256(f"{summary.PROMPT_VERSION}\n{self.summary_model}".encode()).hexdigest()[:8]
-        return f"{self.chain[cut.end].hex()}-{variant}"
+        return f"{self.chain[boundary.end].hex()}-{variant}"
 
-    def originals_path(self, cut: SummaryBoundary) -> str:
-        return f"{self.policy.offload.store_dir}/{summary.file_name(self.chain[cut.end])}"
+    def originals_path(self, boundary: SummaryBoundary) -> str:
+        return f"{self.policy.offload.store_dir}/{summary.file_name(self.chain[boundary.end])}"
 
     @property
     def summary_model(self) -> str:
@@ -102,8 +102,8 @@ async def plan(
         return None
     defined = await reader.tool_tokens(asked.known.tools, asked.model, caller)
     room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
-    entering = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
-    past = await reader.past(asked.messages, Terms(asked.model, policy.offload, room, entering), caller)
+    tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
+    past = await reader.past(asked.messages, Terms(asked.model, policy.offload, room, tool_definition_tokens), caller)
     return PlannedRequest(asked, policy, past.transcript(asked.messages), past, past.plan(), room, names)
 
 
@@ -142,18 +142,18 @@ class RenderedRequest(msgspec.Struct, frozen=True):
     def files(self) -> Files:
         """Those of an event that waits as well: it may have been shown before."""
         history = self.history
-        cut = self.shown.cut if self.shown else None
+        boundary = self.shown.boundary if self.shown else None
         store_dir = history.policy.offload.store_dir
-        return moved_files(history.transcript, history.plan, store_dir, cut, history.chain)
+        return moved_files(history.transcript, history.plan, store_dir, boundary, history.chain)
 
     def definitions(self) -> list[bytes]:
         return definitions(self.history) if self.injecting else []
 
     def compressed(self) -> int:
-        return len(render.taken(self.history.transcript, self.shown.cut)) if self.shown else 0
+        return len(render.taken(self.history.transcript, self.shown.boundary)) if self.shown else 0
 
     def compacted(self) -> int:
-        start = self.shown.cut.end if self.shown else 0
+        start = self.shown.boundary.end if self.shown else 0
         return sum(index >= start for index in self.plan.moves)
 
 
@@ -165,7 +165,7 @@ def rendered(
     plan: Plan | None = None,
 ) -> RenderedRequest:
     """Render the plan with the records that exist. `plan`: where it is not to be what these alone let it show."""
-    plan = plan or history.plan.shown(shown.cut if shown else None)
+    plan = plan or history.plan.shown(shown.boundary if shown else None)
     role = history.policy.offload.compress.snapshot_role
     messages = render.render(
         history.transcript, plan, _compactor(history, reader), shown=shown, role=role, rounds=rounds
@@ -175,7 +175,7 @@ def rendered(
 
 def riding(
     history: PlannedRequest,
-    cut: SummaryBoundary,
+    boundary: SummaryBoundary,
     shown: ActiveSnapshot | None,
     rounds: Mapping[int, HiddenRound],
     left: int,
@@ -188,17 +188,17 @@ def riding(
     """
     transcript, shape = history.transcript, history.reading.shape
 
-    def shrunk(index: int, glimpse: bool) -> bytes:
-        return compacted(transcript.raws[index], transcript.messages[index], shape, glimpse)
+    def shrunk(index: int, first_preview: bool) -> bytes:
+        return compacted(transcript.raws[index], transcript.messages[index], shape, first_preview)
 
-    before = history.plan.before(cut.event)
+    before = history.plan.before(boundary.event)
     role = history.policy.offload.compress.snapshot_role
-    messages = render.render(transcript, before, shrunk, shown=shown, role=role, rounds=rounds, end=cut.end)
+    messages = render.render(transcript, before, shrunk, shown=shown, role=role, rounds=rounds, end=boundary.end)
     offered = not before.empty or history.policy.tools.inject is Inject.ALWAYS
     defined = with_tools(history.request.members.get("tools"), definitions(history) if offered else [])
     without_calls = {"tools": defined, "tool_choice": Raw(b'"none"')} if defined and has_tools(defined) else {}
     members = summary_members(history, left) | without_calls
-    marks = [mark for raw in transcript.raws[cut.end :] if (mark := cache_breakpoint(raw))]
+    marks = [mark for raw in transcript.raws[boundary.end :] if (mark := cache_breakpoint(raw))]
 
     def body(task: bytes) -> bytes:
         last = with_cache_breakpoint(task, marks[-1]) if marks else task
@@ -244,12 +244,12 @@ def _size(
     reader: MessageCache,
 ) -> int:
     """The messages as sent, in tokens."""
-    start = shown.cut.end if shown else 0
+    start = shown.boundary.end if shown else 0
     total = sum(hidden.tokens for index, hidden in rounds.items() if index >= start)
     if shown:
         total += reader.count(render.shown_block(history.transcript, shown), history.request.model)
     for index, item in enumerate(history.past.items):
-        if shown and index < shown.cut.end and not render.stays(history.transcript, shown.cut, index):
+        if shown and index < shown.boundary.end and not render.stays(history.transcript, shown.boundary, index):
             continue
         total += live(item, plan.moves.get(index))
     return total

@@ -29,12 +29,14 @@ class Snapshots:
 
     async def existing(self, history: PlannedRequest, records: Records) -> ActiveSnapshot | None:
         """The latest cut whose record exists."""
-        cuts = history.plan.cuts
-        found = await records.snapshots([history.snapshot_name(cut) for cut in cuts]) if cuts else []
-        for cut, snapshot in zip(reversed(cuts), reversed(found), strict=True):
+        boundaries = history.plan.boundaries
+        found = (
+            await records.snapshots([history.snapshot_name(boundary) for boundary in boundaries]) if boundaries else []
+        )
+        for boundary, snapshot in zip(reversed(boundaries), reversed(found), strict=True):
             if snapshot is not None:
                 self._summarizer.used(records.key("snapshots", history.conversation))
-                return _shown(history, cut, snapshot)
+                return _shown(history, boundary, snapshot)
         return None
 
     async def complete(self, ready: RenderedRequest, records: Records, tenant: str, ask: Ask) -> RenderedRequest:
@@ -44,31 +46,33 @@ class Snapshots:
         and shows at once what its event moves.
         """
         history = ready.history
-        cut = history.plan.cuts[-1] if history.plan.cuts else None
-        if cut is None or (ready.shown and ready.shown.cut == cut):
+        boundary = history.plan.boundaries[-1] if history.plan.boundaries else None
+        if boundary is None or (ready.shown and ready.shown.boundary == boundary):
             return ready
-        job = self._job(ready, cut, records, tenant, ask)
+        job = self._job(ready, boundary, records, tenant, ask)
         if history.policy.offload.compress.wait is Wait.NEVER and history.room.holds(ready.tokens):
             self._summarizer.request(job)
             return ready
         snapshot = await self._summarizer.wait(job)
         if snapshot is None:
             return rendered(history, ready.shown, ready.rounds, self._reader, history.plan)
-        return rendered(history, _shown(history, cut, snapshot), ready.rounds, self._reader)
+        return rendered(history, _shown(history, boundary, snapshot), ready.rounds, self._reader)
 
-    def _job(self, ready: RenderedRequest, cut: SummaryBoundary, records: Records, tenant: str, ask: Ask) -> SummaryJob:
+    def _job(
+        self, ready: RenderedRequest, boundary: SummaryBoundary, records: Records, tenant: str, ask: Ask
+    ) -> SummaryJob:
         history, shown = ready.history, ready.shown
         offload = history.policy.offload
         snapshot_tokens = offload.compress.snapshot_tokens
-        sizes = _sizes(history, cut, shown)
-        replaced = sum(sizes.get(index, 0) for index in render.taken(history.transcript, cut))
+        sizes = _sizes(history, boundary, shown)
+        replaced = sum(sizes.get(index, 0) for index in render.taken(history.transcript, boundary))
         window, left = history.room.window, history.summary_limit
         limit, reply = group_limits(offload.compress, window, left)
         if window:
             left = history.room.left(sum(sizes.values()))
         rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
         return SummaryJob(
-            key=records.key("snapshots", history.snapshot_name(cut)),
+            key=records.key("snapshots", history.snapshot_name(boundary)),
             tenant=tenant,
             conversation=records.key("snapshots", history.conversation),
             model=history.summary_model,
@@ -78,23 +82,23 @@ class Snapshots:
             timeout=offload.compress.timeout,
             group_tokens=limit,
             max_calls=offload.compress.max_calls,
-            riding=(lambda task: riding(history, cut, shown, ready.rounds, left)(task))
+            riding=(lambda task: riding(history, boundary, shown, ready.rounds, left)(task))
             if rides and left >= 2 * snapshot_tokens
             else None,
             members=summary_members(history, reply),
-            history=lambda: render.originals(history.transcript, cut, shown.cut if shown else None),
+            history=lambda: render.originals(history.transcript, boundary, shown.boundary if shown else None),
             earlier=shown.text if shown else "",
-            originals=history.originals_path(cut),
+            originals=history.originals_path(boundary),
             ask=ask,
         )
 
 
-def _sizes(history: PlannedRequest, cut: SummaryBoundary, shown: ActiveSnapshot | None) -> dict[int, int]:
+def _sizes(history: PlannedRequest, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> dict[int, int]:
     """Tokens of each message up to the cut as it was sent before the cut's event; those that a snapshot stood for count
     as that snapshot, at its first message."""
-    moves = history.plan.before(cut.event).moves
-    sizes = {index: live(item, moves.get(index)) for index, item in enumerate(history.past.items[: cut.end])}
-    before = render.taken(history.transcript, shown.cut) if shown else []
+    moves = history.plan.before(boundary.event).moves
+    sizes = {index: live(item, moves.get(index)) for index, item in enumerate(history.past.items[: boundary.end])}
+    before = render.taken(history.transcript, shown.boundary) if shown else []
     sizes |= dict.fromkeys(before, 0)
     return sizes | dict.fromkeys(before[:1], history.policy.offload.compress.snapshot_tokens)
 
@@ -108,5 +112,5 @@ def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tupl
     return compress.group_token_threshold or history, reply
 
 
-def _shown(history: PlannedRequest, cut: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:
-    return ActiveSnapshot(cut, snapshot.text, history.originals_path(cut))
+def _shown(history: PlannedRequest, boundary: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:
+    return ActiveSnapshot(boundary, snapshot.text, history.originals_path(boundary))

@@ -149,8 +149,8 @@ def _replay(run: Run, up: StrictUpstream, client: httpx.Client, model: Model) ->
     assert broken <= len(plan.events), run.id
     assert len(plan.events) <= 10, run.id
     _check_read_back(run, model)
-    for cut in plan.cuts:
-        for index in cut.pins:
+    for boundary in plan.boundaries:
+        for index in boundary.pins:
             wanted = run.messages[index]["content"]
             assert any(message.get("content") == wanted for message in turns[-1].messages)
 

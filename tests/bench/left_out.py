@@ -57,11 +57,13 @@ async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
             continue
         shown = _shown(history, made)
         ready = sent.last = rendered(history, shown, {}, reader)
-        made |= {history.snapshot_name(cut) for cut in history.plan.cuts[-1:]}  # the next request has it
+        made |= {
+            history.snapshot_name(boundary) for boundary in history.plan.boundaries[-1:]
+        }  # the next request has it
         sent.bodies.append(ChatTurn(_asked(ready)).request() if ready.changed else asked.body)
         _note(sent.told, ready)
         # Our tools enter in front of everything; an event and a snapshot change what stood there.
-        after = (ready.injecting, len(ready.plan.events), history.snapshot_name(shown.cut) if shown else "")
+        after = (ready.injecting, len(ready.plan.events), history.snapshot_name(shown.boundary) if shown else "")
         sent.changes += after != before and len(sent.bodies) > 1
         before = after
     return sent
@@ -74,8 +76,8 @@ def _body(run: Run, messages: Sequence[Json]) -> bytes:
 
 def _shown(history: prepare.PlannedRequest, made: set[str]) -> ActiveSnapshot | None:
     """The latest snapshot that there is."""
-    cuts = [cut for cut in history.plan.cuts if history.snapshot_name(cut) in made]
-    return ActiveSnapshot(cuts[-1], SUMMARY, history.originals_path(cuts[-1])) if cuts else None
+    boundaries = [boundary for boundary in history.plan.boundaries if history.snapshot_name(boundary) in made]
+    return ActiveSnapshot(boundaries[-1], SUMMARY, history.originals_path(boundaries[-1])) if boundaries else None
 
 
 def _asked(ready: RenderedRequest) -> RoundRequest:
@@ -87,7 +89,7 @@ def _asked(ready: RenderedRequest) -> RoundRequest:
 def _note(told: Texts, ready: RenderedRequest) -> None:
     """What this request does not show, by the references in it."""
     transcript = ready.history.transcript
-    gone = set(render.taken(transcript, ready.shown.cut)) if ready.shown else set[int]()
+    gone = set(render.taken(transcript, ready.shown.boundary)) if ready.shown else set[int]()
     if ready.shown:
         told[ready.shown.path] = [text for index in sorted(gone) for text in words_of(transcript.raws[index])]
     stay = [index for index in range(len(transcript.raws)) if index not in gone]

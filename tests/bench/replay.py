@@ -146,14 +146,14 @@ class _Proxied:
         self._read: set[int] = set()
 
     def calls(self) -> Iterator[Call]:
-        entering = OUR_TOOLS_TOKENS if self._inject is Inject.WHEN_OFFLOADING else 0
+        tool_definition_tokens = OUR_TOOLS_TOKENS if self._inject is Inject.WHEN_OFFLOADING else 0
         for number, point in enumerate(self._run.points):
-            plan = fold(self._run.items[:point], self._offload, Room(), entering)
+            plan = fold(self._run.items[:point], self._offload, Room(), tool_definition_tokens)
             self._arrive(number)
-            cut = plan.cuts[-1] if plan.cuts else None
-            if cut and cut != self._shown and not self._made:
-                yield self._summary(plan, cut)
-                self._made = number + self._late, cut
+            boundary = plan.boundaries[-1] if plan.boundaries else None
+            if boundary and boundary != self._shown and not self._made:
+                yield self._summary(plan, boundary)
+                self._made = number + self._late, boundary
                 self._arrive(number)
             yield from self._turn(plan.shown(self._shown), point)
 
@@ -174,10 +174,10 @@ class _Proxied:
             asks_again = READ_CALL if shown < len(pages) else 0
             yield Call(self._sent(plan, point, self._round(plan, point)), asks_again, Kind.ROUND)
 
-    def _summary(self, plan: Plan, cut: SummaryBoundary) -> Call:
+    def _summary(self, plan: Plan, boundary: SummaryBoundary) -> Call:
         """The call that makes a snapshot: on the conversation as it was sent before the cut's event."""
-        before = plan.before(cut.event)
-        return Call(self._sent(before, cut.end, [(("task", cut.end), TASK, 1)]), SUMMARY_OUTPUT, Kind.SUMMARY)
+        before = plan.before(boundary.event)
+        return Call(self._sent(before, boundary.end, [(("task", boundary.end), TASK, 1)]), SUMMARY_OUTPUT, Kind.SUMMARY)
 
     def _sent(self, plan: Plan, end: int, behind: Iterable[Segment] = ()) -> Prompt:
         """What upstream sees of the messages before `end`, under the plan and the snapshot that there is."""
@@ -186,12 +186,17 @@ class _Proxied:
         return prompt(self._run, [*self._messages(plan, end), *behind], *tools)
 
     def _messages(self, plan: Plan, end: int) -> Iterator[Segment]:
-        cut, items = self._shown, self._run.items
-        snapshot: list[Segment] = [(("snapshot", cut.end), SUMMARY, 0)] if cut else []
+        boundary, items = self._shown, self._run.items
+        snapshot: list[Segment] = [(("snapshot", boundary.end), SUMMARY, 0)] if boundary else []
         if items[0].role is not Role.SYSTEM:
             yield from snapshot
         for index in range(end):
-            if cut and index < cut.end and items[index].role is not Role.SYSTEM and index not in cut.pins:
+            if (
+                boundary
+                and index < boundary.end
+                and items[index].role is not Role.SYSTEM
+                and index not in boundary.pins
+            ):
                 continue
             yield from self._round(plan, index)
             move = plan.moves.get(index)

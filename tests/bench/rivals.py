@@ -156,7 +156,7 @@ class _Redeciding:
             item = items[index]
             large = item.role is Role.TOOL and item.tokens > offload.max_tool_message_tokens
             if above and large and index < recent:
-                yield (index, "brief"), item.brief, self._run.blocks[index]
+                yield (index, "brief"), item.preview, self._run.blocks[index]
             else:
                 yield _whole(self._run, index)
 

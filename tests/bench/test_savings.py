@@ -56,8 +56,8 @@ def run(text: str, tools: int = 0) -> Recorded:
 
 
 def item(role: str, tokens: int) -> Item:
-    brief = min(tokens, BRIEF) if role == "t" else tokens
-    return Item(ROLES[role], tokens, tokens, brief)
+    preview = min(tokens, BRIEF) if role == "t" else tokens
+    return Item(ROLES[role], tokens, tokens, preview)
 
 
 def sent(way: Way, recorded: Recorded) -> list[tuple[int, str]]:

@@ -73,7 +73,7 @@ def test_compaction(text: str, moved: list[int], points: list[int]) -> None:
     plan = planned(text)
     assert sorted(plan.moves) == moved
     assert [event.point for event in plan.events] == points
-    assert plan.live == sum(one.brief if index in moved else one.tokens for index, one in enumerate(history(text)))
+    assert plan.live == sum(one.preview if index in moved else one.tokens for index, one in enumerate(history(text)))
 
 
 def test_first_sight() -> None:
@@ -81,11 +81,11 @@ def test_first_sight() -> None:
     offload = policy(max_unseen_tool_tokens=5000, max_total_tokens=100, min_saved_tokens=200)
     assert planned("s u a t:5000", offload).moves == {}
     plan = planned("s u a t:5001", offload)
-    assert plan.moves == {3: Move(glimpse=True, event=0)}
+    assert plan.moves == {3: Move(first_preview=True, event=0)}
     assert (plan.first, plan.events, plan.live) == (4, (), 30 + GLIMPSE)
     later = planned("s u a t:5001 a u", offload)
-    assert later.moves == {3: Move(glimpse=True, event=1)}
-    assert later.before(1).moves == {3: Move(glimpse=True, event=0)}
+    assert later.moves == {3: Move(first_preview=True, event=1)}
+    assert later.before(1).moves == {3: Move(first_preview=True, event=0)}
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ DEAR = {"cached_read": 0.25, "cache_write": 1.25, "max_total_tokens": 1000}
 
 @pytest.mark.parametrize(("entering", "points"), [(0, [6]), (100, [12]), (400, [16])])
 def test_where_our_tools_come_with_the_first_event_nothing_of_the_prefix_survives_it(
-    entering: int, points: list[int]
+    tool_definition_tokens: int, points: list[int]
 ) -> None:
     """1,050 tokens at 0.25: 262.5 a request. It takes 110 without; with them 730, themselves, and 60 a request more."""
-    plan = fold(history(EARLY + "a u"), policy(**DEAR), Room(), entering)
+    plan = fold(history(EARLY + "a u"), policy(**DEAR), Room(), tool_definition_tokens)
     assert [event.point for event in plan.events] == points
 
 
@@ -144,8 +144,8 @@ def test_what_is_first_sent_at_an_event_was_not_there_before_it() -> None:
     """So the request before it had no tools of ours, and a summary call on its prefix must not have them either."""
     offload = policy(Mode.COMPRESS, max_unseen_tool_tokens=5000)
     plan = planned("s u a:2000 t:10 a t:6000", offload)
-    assert plan.moves == {5: Move(glimpse=True, event=0)}
-    assert [cut.end for cut in plan.cuts] == [4]
+    assert plan.moves == {5: Move(first_preview=True, event=0)}
+    assert [boundary.end for boundary in plan.boundaries] == [4]
     assert plan.before(1).empty
 
 
@@ -161,23 +161,23 @@ def test_what_a_message_takes(move: Move | None, tokens: int) -> None:
 
 def test_auto_compacts_first_and_cuts_only_where_that_frees_too_little() -> None:
     auto = policy(Mode.AUTO)
-    assert planned("s u a t:2000 a u", auto).cuts == ()
-    [cut] = planned("s u a:1900 t:190 a:900 u", auto).cuts
-    assert (cut.end, cut.pins) == (4, {1})
+    assert planned("s u a t:2000 a u", auto).boundaries == ()
+    [boundary] = planned("s u a:1900 t:190 a:900 u", auto).boundaries
+    assert (boundary.end, boundary.pins) == (4, {1})
 
 
 def test_auto_both_results_stand_together() -> None:
     plan = planned("s u a:3000 t:700 a u", policy(Mode.AUTO, keep_recent_count=1))
     assert sorted(plan.moves) == [3]
-    assert [cut.end for cut in plan.cuts] == [5]
+    assert [boundary.end for boundary in plan.boundaries] == [5]
 
 
 def test_a_later_cut_replaces_the_snapshot() -> None:
     plan = planned("s u " + "a:600 t:10 " * 8 + "a u", policy(Mode.COMPRESS))
-    assert len(plan.cuts) > 1
-    assert [cut.end for cut in plan.cuts] == sorted({cut.end for cut in plan.cuts})
+    assert len(plan.boundaries) > 1
+    assert [boundary.end for boundary in plan.boundaries] == sorted({boundary.end for boundary in plan.boundaries})
     taken = sum(
-        one.tokens for index, one in enumerate(history("s u " + "a:600 t:10 " * 8)) if index < plan.cuts[-1].end
+        one.tokens for index, one in enumerate(history("s u " + "a:600 t:10 " * 8)) if index < plan.boundaries[-1].end
     )
     whole = 20 + 610 * 8 + 20
     assert plan.live == whole - taken + 20 + 100
@@ -185,9 +185,9 @@ def test_a_later_cut_replaces_the_snapshot() -> None:
 
 def test_pins_the_first_always_then_from_the_newest_back() -> None:
     text = "s u:5000 a u:60 a u:50 a u:40 a u:10 a:2000 u"
-    [cut] = planned(text, policy(Mode.COMPRESS, keep_recent_count=1)).cuts
-    assert cut.end == 11
-    assert cut.pins == {1, 5, 7, 9}
+    [boundary] = planned(text, policy(Mode.COMPRESS, keep_recent_count=1)).boundaries
+    assert boundary.end == 11
+    assert boundary.pins == {1, 5, 7, 9}
 
 
 WORDY = "s u a:1900 t:190 a:900 u"
@@ -196,7 +196,7 @@ WORDY = "s u a:1900 t:190 a:900 u"
 
 def test_an_event_waits_for_the_snapshot_of_its_cut() -> None:
     plan = planned(WORDY, policy(Mode.AUTO))
-    assert plan.shown(plan.cuts[-1]) == plan
+    assert plan.shown(plan.boundaries[-1]) == plan
     assert plan.shown(None).empty
 
 
@@ -209,7 +209,7 @@ def test_but_not_for_ever() -> None:
 
 def test_and_not_beyond_the_next_event() -> None:
     plan = planned("s u a:1900 t:190 a:900 t:1500 a u", policy(Mode.AUTO))
-    assert [cut.event for cut in plan.cuts] == [1]
+    assert [boundary.event for boundary in plan.boundaries] == [1]
     assert (len(plan.events), sorted(plan.moves)) == (2, [5])
     assert plan.shown(None) == plan
 
@@ -222,19 +222,19 @@ def test_an_event_without_a_cut_waits_for_nothing() -> None:
 
 def test_what_is_moved_at_first_sight_does_not_wait() -> None:
     plan = planned("s u a:2000 t:5001 a:100 u a t:6000", policy(Mode.AUTO, max_unseen_tool_tokens=5000))
-    assert plan.moves == {3: Move(glimpse=True, event=1), 7: Move(glimpse=True, event=0)}
-    assert len(plan.cuts) == 1
-    assert plan.shown(None).moves == {3: Move(glimpse=True, event=0), 7: Move(glimpse=True, event=0)}
+    assert plan.moves == {3: Move(first_preview=True, event=1), 7: Move(first_preview=True, event=0)}
+    assert len(plan.boundaries) == 1
+    assert plan.shown(None).moves == {3: Move(first_preview=True, event=0), 7: Move(first_preview=True, event=0)}
 
 
 def test_what_does_not_fit_ends_the_pins() -> None:
-    [cut] = planned("s u a u:20 a u:101 a:2000 t:10 a u", policy(Mode.COMPRESS)).cuts
-    assert cut.pins == {1}
+    [boundary] = planned("s u a u:20 a u:101 a:2000 t:10 a u", policy(Mode.COMPRESS)).boundaries
+    assert boundary.pins == {1}
 
 
 def test_nothing_that_the_model_has_not_answered_is_compressed() -> None:
     plan = planned("s u a:2000 t:10 a:10 u:5000 u:5000", policy(Mode.COMPRESS, keep_recent_count=0))
-    assert [cut.end for cut in plan.cuts] == [5]
+    assert [boundary.end for boundary in plan.boundaries] == [5]
 
 
 # -- the window -------------------------------------------------------------------------------------------------------
@@ -250,15 +250,17 @@ def test_a_full_window_moves_all_that_was_seen_whatever_its_size() -> None:
 def test_then_it_compresses_all_before_what_is_unseen() -> None:
     room = Room(window=1000)
     text = "s u a:400 t:10 a:400 t:10 a:10 t:300"
-    assert [cut.end for cut in planned(text, policy(Mode.AUTO, max_total_tokens=10_000), room).cuts] == [6]
-    assert planned(text, policy(Mode.COMPACT, max_total_tokens=10_000), room).cuts == ()
+    assert [
+        boundary.end for boundary in planned(text, policy(Mode.AUTO, max_total_tokens=10_000), room).boundaries
+    ] == [6]
+    assert planned(text, policy(Mode.COMPACT, max_total_tokens=10_000), room).boundaries == ()
 
 
 def test_a_request_that_never_fits_does_not_pay_for_a_summary_at_every_turn() -> None:
     text = "s:5000 u a:90 t:10 " + "a:10 t:10 " * 50 + "a u"
     plan = planned(text, policy(Mode.AUTO, max_total_tokens=10_000, min_saved_tokens=300), Room(window=1000))
     assert not plan.fits
-    assert len(plan.cuts) <= 4
+    assert len(plan.boundaries) <= 4
 
 
 # -- properties -------------------------------------------------------------------------------------------------------
@@ -303,7 +305,7 @@ def test_decisions_are_final(items: list[Item], offload: Offload, room: Room) ->
             earlier = fold(items[:point], offload, room)
             events = len(earlier.events)
             assert whole.events[:events] == earlier.events
-            assert whole.cuts[: len(earlier.cuts)] == earlier.cuts
+            assert whole.boundaries[: len(earlier.boundaries)] == earlier.boundaries
             then = whole.before(events + 1) if len(whole.events) > events else whole
             assert {index for index in then.moves if index < point} == set(earlier.moves)
 
@@ -311,25 +313,30 @@ def test_decisions_are_final(items: list[Item], offload: Offload, room: Room) ->
 @given(histories(), offloads, rooms)
 def test_cuts_fall_between_steps_and_pins_are_user_messages(items: list[Item], offload: Offload, room: Room) -> None:
     plan = fold(items, offload, room)
-    for cut in plan.cuts:
-        assert cut.end == len(items) or items[cut.end].role is not Role.TOOL
-        assert all(items[index].role is Role.USER and index < cut.end for index in cut.pins)
-        users = [index for index in range(cut.end) if items[index].role is Role.USER]
-        assert cut.pins >= set(users[:1])
-        assert sum(items[index].tokens for index in cut.pins - set(users[:1])) <= offload.pin_user_tokens
-    ends = [cut.end for cut in plan.cuts]
+    for boundary in plan.boundaries:
+        assert boundary.end == len(items) or items[boundary.end].role is not Role.TOOL
+        assert all(items[index].role is Role.USER and index < boundary.end for index in boundary.pins)
+        users = [index for index in range(boundary.end) if items[index].role is Role.USER]
+        assert boundary.pins >= set(users[:1])
+        assert sum(items[index].tokens for index in boundary.pins - set(users[:1])) <= offload.pin_user_tokens
+    ends = [boundary.end for boundary in plan.boundaries]
     assert ends == sorted(ends)
 
 
 @given(histories(), offloads, rooms)
 def test_live_is_what_the_plan_says(items: list[Item], offload: Offload, room: Room) -> None:
     plan = fold(items, offload, room)
-    expected = offload.compress.snapshot_tokens if plan.cuts else 0
+    expected = offload.compress.snapshot_tokens if plan.boundaries else 0
     for index, one in enumerate(items):
-        if plan.cuts and index < plan.cuts[-1].end and one.role is not Role.SYSTEM and index not in plan.cuts[-1].pins:
+        if (
+            plan.boundaries
+            and index < plan.boundaries[-1].end
+            and one.role is not Role.SYSTEM
+            and index not in plan.boundaries[-1].pins
+        ):
             continue
         move = plan.moves.get(index)
-        expected += one.tokens if move is None else one.brief if move.event else one.glimpse
+        expected += one.tokens if move is None else one.preview if move.event else one.first_preview
     assert plan.live == expected
     assert plan.fits == room.holds(plan.live)
 
@@ -347,15 +354,15 @@ def test_what_is_unseen_is_sent_whole(items: list[Item], offload: Offload) -> No
 
 @given(histories(), offloads, rooms, st.integers(0, 3000), st.data())
 def test_a_fold_that_was_asked_goes_on_as_if_it_had_not_been(
-    items: list[Item], offload: Offload, room: Room, entering: int, data: st.DataObject
+    items: list[Item], offload: Offload, room: Room, tool_definition_tokens: int, data: st.DataObject
 ) -> None:
-    state = Fold(offload, room, entering)
+    state = Fold(offload, room, tool_definition_tokens)
     for number, one in enumerate(items):
         if data.draw(st.booleans()):
-            assert state.plan() == fold(items[:number], offload, room, entering)
+            assert state.plan() == fold(items[:number], offload, room, tool_definition_tokens)
             state = data.draw(st.sampled_from([state, state.copy()]))
         state.add(one)
-    assert state.plan() == state.plan() == fold(items, offload, room, entering)
+    assert state.plan() == state.plan() == fold(items, offload, room, tool_definition_tokens)
 
 
 @given(histories(), offloads, rooms)
@@ -363,7 +370,7 @@ def test_only_what_gets_smaller_is_moved(items: list[Item], offload: Offload, ro
     """O6, for the plan's part."""
     for index, move in fold(items, offload, room).moves.items():
         assert items[index].role is Role.TOOL
-        assert (items[index].brief if move.event else items[index].glimpse) < items[index].tokens
+        assert (items[index].preview if move.event else items[index].first_preview) < items[index].tokens
 
 
 def test_work_is_linear_in_the_history() -> None:

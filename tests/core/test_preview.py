@@ -29,8 +29,8 @@ def test_with_a_tail() -> None:
 
 
 def test_a_glimpse_shows_a_screen_or_what_the_policy_says_if_that_is_more() -> None:
-    assert SHAPE.glimpse().preview_chars == GLIMPSE_CHARS
-    assert Shape("/s", 5000, 0).glimpse().preview_chars == 5000
+    assert SHAPE.first_preview().preview_chars == GLIMPSE_CHARS
+    assert Shape("/s", 5000, 0).first_preview().preview_chars == 5000
 
 
 @pytest.mark.parametrize(

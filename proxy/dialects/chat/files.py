@@ -56,9 +56,9 @@ def moved_files(
     for index, move in plan.moves.items():
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
             loaders[f"{store_dir}/{piece.name}"] = piece_loader(transcript, index, piece.part)
-    for cut in plan.cuts:
-        if shown and cut.end <= shown.end:
-            loaders[f"{store_dir}/{summary.file_name(chain[cut.end])}"] = _cut_loader(transcript, cut)
+    for boundary in plan.boundaries:
+        if shown and boundary.end <= shown.end:
+            loaders[f"{store_dir}/{summary.file_name(chain[boundary.end])}"] = _originals_loader(transcript, boundary)
     return Files(loaders)
 
 
@@ -67,5 +67,5 @@ def piece_loader(transcript: Transcript, index: int, part: int | None) -> Callab
     return lambda: dict(texts(transcript.raws[index]))[part]
 
 
-def _cut_loader(transcript: Transcript, cut: SummaryBoundary) -> Callable[[], str]:
-    return lambda: summary.originals(render.originals(transcript, cut))
+def _originals_loader(transcript: Transcript, boundary: SummaryBoundary) -> Callable[[], str]:
+    return lambda: summary.originals(render.originals(transcript, boundary))

@@ -82,10 +82,10 @@ def with_texts(raw: bytes | Raw, replaced: dict[int | None, str]) -> bytes:
     return rawjson.encode(members | {"content": Raw(content)})
 
 
-def compacted(raw: bytes | Raw, message: Message, shape: Shape, glimpse: bool) -> bytes:
+def compacted(raw: bytes | Raw, message: Message, shape: Shape, first_preview: bool) -> bytes:
     """A tool result as it goes upstream after compaction: previews and references for what that makes smaller."""
-    shape = shape.glimpse() if glimpse else shape
-    moved = {piece.part: piece for piece in moved_pieces(message, glimpse)}
+    shape = shape.first_preview() if first_preview else shape
+    moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
     replaced = {
         part: preview.replacement(text, moved[part].name, moved[part].tokens, shape)
         for part, text in texts(raw)
@@ -201,8 +201,8 @@ class _Reader:
             part=place,
             name=name,
             tokens=tokens,
-            brief=self._replaced(text, name, tokens, shape),
-            glimpse=self._replaced(text, name, tokens, shape.glimpse()) if tokens > limit else tokens,
+            preview=self._replaced(text, name, tokens, shape),
+            first_preview=self._replaced(text, name, tokens, shape.first_preview()) if tokens > limit else tokens,
         )
 
     def _replaced(self, text: str, name: str, tokens: int, shape: Shape) -> int:
@@ -211,9 +211,9 @@ class _Reader:
 
 
 def _item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
-    brief = tokens - sum(piece.tokens - piece.brief for piece in pieces)
-    glimpse = tokens - sum(piece.tokens - piece.glimpse for piece in pieces)
-    return Item(role, tokens, glimpse, brief, fixed)
+    preview = tokens - sum(piece.tokens - piece.preview for piece in pieces)
+    first_preview = tokens - sum(piece.tokens - piece.first_preview for piece in pieces)
+    return Item(role, tokens, first_preview, preview, fixed)
 
 
 def _canonical(arguments: str) -> str:

@@ -18,7 +18,7 @@ from proxy.dialects.chat.messages import reasoning, text_message, tool_calls
 class ActiveSnapshot(msgspec.Struct, frozen=True):
     """A cut whose snapshot exists: `text` is what stands between its tags, `path` where its originals are read."""
 
-    cut: SummaryBoundary
+    boundary: SummaryBoundary
     text: str
     path: str
 
@@ -49,9 +49,9 @@ def render(
 ) -> list[bytes | Raw]:
     """The first `end` messages (all, by default) as they go upstream; `rounds` by their reply's index."""
     messages: list[bytes | Raw] = []
-    start = shown.cut.end if shown else 0
+    start = shown.boundary.end if shown else 0
     for index, raw in enumerate(transcript.raws[:end]):
-        if shown and index < start and not stays(transcript, shown.cut, index):
+        if shown and index < start and not stays(transcript, shown.boundary, index):
             continue
         move = plan.moves.get(index)
         message = compacted(index, move.event == 0) if move else raw
@@ -63,18 +63,18 @@ def render(
     return with_snapshot(messages, _leading_systems(transcript), shown_block(transcript, shown), role)
 
 
-def stays(transcript: Transcript, cut: SummaryBoundary, index: int) -> bool:
+def stays(transcript: Transcript, boundary: SummaryBoundary, index: int) -> bool:
     """Whether a cut leaves this message of those before it alone."""
-    return index in cut.pins or transcript.messages[index].role is Role.SYSTEM
+    return index in boundary.pins or transcript.messages[index].role is Role.SYSTEM
 
 
-def taken(transcript: Transcript, cut: SummaryBoundary) -> list[int]:
+def taken(transcript: Transcript, boundary: SummaryBoundary) -> list[int]:
     """The messages that a cut's snapshot stands for."""
-    return [index for index in range(cut.end) if not stays(transcript, cut, index)]
+    return [index for index in range(boundary.end) if not stays(transcript, boundary, index)]
 
 
 def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
-    return summary.block(shown.text, len(taken(transcript, shown.cut)), shown.path) if shown else ""
+    return summary.block(shown.text, len(taken(transcript, shown.boundary)), shown.path) if shown else ""
 
 
 def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: SnapshotRole) -> list[bytes | Raw]:
@@ -142,13 +142,13 @@ def _leading_systems(transcript: Transcript) -> int:
 # -- the originals of a cut ------------------------------------------------------------------------------------------
 
 
-def originals(transcript: Transcript, cut: SummaryBoundary, since: SummaryBoundary | None = None) -> list[Section]:
+def originals(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None) -> list[Section]:
     """Everything that a cut takes out of the context, in order, in the words it came in.
 
     `since`: only what an earlier cut had not yet taken.
     """
     before = set(taken(transcript, since)) if since else set()
-    return [turn for index in taken(transcript, cut) if index not in before for turn in _turns(transcript, index)]
+    return [turn for index in taken(transcript, boundary) if index not in before for turn in _turns(transcript, index)]
 
 
 def _turns(transcript: Transcript, index: int) -> list[Section]:

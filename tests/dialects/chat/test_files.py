@@ -32,8 +32,8 @@ TRANSCRIPT = Transcript(RAWS, [read(raw, Reading.of(OFFLOAD), len) for raw in RA
 CHAIN = [BEGINNING, *links(BEGINNING, TRANSCRIPT.messages)]
 
 
-def plan(*cuts: int) -> Plan:
-    made = tuple(SummaryBoundary(end, frozenset({0}), 1) for end in cuts)
+def plan(*boundaries: int) -> Plan:
+    made = tuple(SummaryBoundary(end, frozenset({0}), 1) for end in boundaries)
     return Plan({2: Move(False, 1)}, made, (OffloadEvent(6, 5, 5),), 0, True)
 
 
@@ -57,10 +57,10 @@ def test_nothing_else_is_there(other: str) -> None:
 def test_cuts_up_to_the_one_shown_have_theirs() -> None:
     both = plan(3, 5)
     names = [f"/store/{summary.file_name(CHAIN[end])}" for end in (3, 5)]
-    for shown, there in ((None, []), (both.cuts[0], names[:1]), (both.cuts[1], names)):
+    for shown, there in ((None, []), (both.boundaries[0], names[:1]), (both.boundaries[1], names)):
         files = moved_files(TRANSCRIPT, both, "/store", shown, CHAIN)
         assert [name for name in files if "group" in name] == there
-    text = moved_files(TRANSCRIPT, both, "/store", both.cuts[1], CHAIN)[names[1]]
+    text = moved_files(TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)[names[1]]
     assert text == "\n".join(
         [
             "### 2 assistant reasoning\nhm",
@@ -73,7 +73,7 @@ def test_cuts_up_to_the_one_shown_have_theirs() -> None:
             "### 5 assistant\n",
         ]
     )
-    assert path("p" * 900) in moved_files(TRANSCRIPT, both, "/store", both.cuts[1], CHAIN)
+    assert path("p" * 900) in moved_files(TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)
 
 
 def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,27 +106,27 @@ def test_a_large_result_becomes_preview_and_reference() -> None:
     raw = b'{ "role":"tool","extra" : 1e400, "tool_call_id":"c1","content":' + json.dumps(text).encode() + b"}"
     known = read(raw, READING, words)
     [piece] = known.pieces
-    moved = compacted(raw, known, SHAPE, glimpse=False)
+    moved = compacted(raw, known, SHAPE, first_preview=False)
     [(_, shown)] = texts(moved)
     assert shown.startswith(text[:100] + "... " + MARK + "/context_store/" + piece.name + ";")
     assert "500 lines" in shown
     assert b"1e400" in moved
-    assert piece.brief == words(shown)
-    assert known.item.brief == known.tokens - piece.tokens + piece.brief
+    assert piece.preview == words(shown)
+    assert known.item.preview == known.tokens - piece.tokens + piece.preview
 
 
 def test_a_glimpse_shows_more() -> None:
     raw = tool("x" * 30_000)
     known = read(raw, Reading(SHAPE, 20_000), words)
-    [(_, shown)] = texts(compacted(raw, known, SHAPE, glimpse=True))
+    [(_, shown)] = texts(compacted(raw, known, SHAPE, first_preview=True))
     assert shown.startswith("x" * 2000 + "... " + MARK)
-    assert known.item.glimpse == known.tokens - 30_000 + len(shown)
+    assert known.item.first_preview == known.tokens - 30_000 + len(shown)
 
 
 def test_the_tail_stands_before_the_reference() -> None:
     shape = Shape("/s", 3, 4)
     raw = tool("abc" + "-" * 5000 + "wxyz")
-    [(_, shown)] = texts(compacted(raw, read(raw, Reading(shape, 20_000), words), shape, glimpse=False))
+    [(_, shown)] = texts(compacted(raw, read(raw, Reading(shape, 20_000), words), shape, first_preview=False))
     assert shown.startswith("abc...wxyz... " + MARK)
 
 
@@ -136,10 +136,10 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
     large = [{"type": "text", "text": letter * 3000, "cache_control": {"type": "ephemeral"}} for letter in "ab"]
     raw = tool([large[0], image, small, large[1]])
     known = read(raw, READING, words)
-    parts = json.loads(compacted(raw, known, SHAPE, glimpse=False))["content"]
+    parts = json.loads(compacted(raw, known, SHAPE, first_preview=False))["content"]
     assert parts[1:3] == [image, small]
     assert parts[0]["cache_control"] == large[0]["cache_control"]
-    names = [piece.name for piece in known.pieces if piece.brief < piece.tokens]
+    names = [piece.name for piece in known.pieces if piece.preview < piece.tokens]
     assert len(set(names)) == 2
     assert all(name in part["text"] for name, part in zip(names, (parts[0], parts[3]), strict=True))
 
@@ -148,8 +148,8 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
 def test_a_replacement_is_never_larger(size: int) -> None:
     raw = tool("y" * size)
     known = read(raw, READING, words)
-    assert known.item.brief <= known.tokens
-    assert len(compacted(raw, known, SHAPE, glimpse=False)) <= len(raw)
+    assert known.item.preview <= known.tokens
+    assert len(compacted(raw, known, SHAPE, first_preview=False)) <= len(raw)
 
 
 @given(st.text(max_size=400), st.text(max_size=80))
@@ -160,14 +160,14 @@ def test_any_text_and_any_id(text: str, id: str) -> None:
     for piece in known.pieces:
         assert set(piece.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
         assert ".." not in piece.name and "/" not in piece.name and len(piece.name) < 100
-    assert len(compacted(raw, known, SHAPE, glimpse=False)) <= len(raw)
+    assert len(compacted(raw, known, SHAPE, first_preview=False)) <= len(raw)
 
 
 def test_half_a_surrogate_pair_is_moved_like_any_text() -> None:
     """JavaScript's `slice` leaves them in tool results; msgspec refuses them."""
     raw = tool("\ud83d" + "x" * 3000)
     known = read(raw, READING, words)
-    moved = compacted(raw, known, SHAPE, glimpse=False)
+    moved = compacted(raw, known, SHAPE, first_preview=False)
     assert texts(moved)[0][1].startswith("\ud83dxxx")
     assert b"\\ud83d" in moved
 
@@ -301,8 +301,8 @@ def test_excluded_tools_are_never_moved() -> None:
     raws = (ASKS, tool("a" * 5000, "c1"), tool("b" * 5000, "c2"))
     known = transcript(*raws)
     found = items(known.messages, known.tools, Offload(exclude_tools=("fet*",)))
-    assert found[1].brief < found[1].tokens
-    assert found[2].brief == found[2].glimpse == found[2].tokens
+    assert found[1].preview < found[1].tokens
+    assert found[2].preview == found[2].first_preview == found[2].tokens
 
 
 @pytest.mark.parametrize(

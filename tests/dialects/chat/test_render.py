@@ -56,13 +56,13 @@ class Case:
         self.plan: Plan = fold(items(self.transcript.messages, self.transcript.tools, offload), offload, Room())
         self.chain = [BEGINNING, *links(BEGINNING, self.transcript.messages)]
 
-    def compacted(self, index: int, glimpse: bool) -> bytes:
+    def compacted(self, index: int, first_preview: bool) -> bytes:
         shape = Reading.of(self.offload).shape
-        return compacted(self.raws[index], self.transcript.messages[index], shape, glimpse)
+        return compacted(self.raws[index], self.transcript.messages[index], shape, first_preview)
 
     def shown(self, text: str = "the record") -> ActiveSnapshot:
-        cut = self.plan.cuts[-1]
-        return ActiveSnapshot(cut, text, f"/store/{summary.file_name(self.chain[cut.end])}")
+        boundary = self.plan.boundaries[-1]
+        return ActiveSnapshot(boundary, text, f"/store/{summary.file_name(self.chain[boundary.end])}")
 
     def render(self, **how: Any) -> list[bytes]:
         return [bytes(one) for one in render.render(self.transcript, self.plan, self.compacted, **how)]
@@ -82,12 +82,12 @@ def test_untouched_messages_keep_their_bytes() -> None:
 
 
 def test_a_cut_without_a_record_is_not_shown() -> None:
-    assert CUT.plan.cuts
+    assert CUT.plan.boundaries
     assert CUT.render() == CUT.raws
 
 
 def test_a_snapshot_ends_the_first_system_message() -> None:
-    assert [cut.end for cut in CUT.plan.cuts] == [6]
+    assert [boundary.end for boundary in CUT.plan.boundaries] == [6]
     sent = CUT.render(shown=CUT.shown())
     content = json.loads(sent[0])["content"]
     assert content.startswith("be good\n\n" + summary.NOTICE)
@@ -129,9 +129,9 @@ def test_in_parts_a_snapshot_is_one_more_part_and_bytes_stay() -> None:
 
 def test_the_prompt_before_the_event_is_a_prefix_of_what_was_sent_before_it() -> None:
     """The summary call rides on the cached prefix: what the event moves is still whole in it."""
-    [cut] = CUT.plan.cuts
-    before = render.render(CUT.transcript, CUT.plan.before(cut.event), CUT.compacted, end=cut.end)
-    assert before == CUT.raws[: cut.end]
+    [boundary] = CUT.plan.boundaries
+    before = render.render(CUT.transcript, CUT.plan.before(boundary.event), CUT.compacted, end=boundary.end)
+    assert before == CUT.raws[: boundary.end]
 
 
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
@@ -185,12 +185,12 @@ def test_every_moved_text_is_a_file() -> None:
 
 
 def test_a_snapshots_originals_are_one_file_in_the_words_they_came_in() -> None:
-    files = moved_files(CUT.transcript, CUT.plan, "/store", CUT.plan.cuts[-1], CUT.chain)
+    files = moved_files(CUT.transcript, CUT.plan, "/store", CUT.plan.boundaries[-1], CUT.chain)
     text = files[CUT.shown().path]
     assert text.startswith("### 3 assistant\ns1 xxx")
     assert "### 6 tool call_2_0 look\ncall_2_0 call_2_0 " in text
     assert "### 5 assistant calls look call_2_0\n{}" in text
-    for index in render.taken(CUT.transcript, CUT.plan.cuts[-1]):
+    for index in render.taken(CUT.transcript, CUT.plan.boundaries[-1]):
         assert json.loads(CUT.raws[index])["content"] in text
     assert "never touch production" not in text
 
@@ -212,7 +212,7 @@ def test_pairs_roles_and_system_messages_survive(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             raws.append(raw("user", f"question {number} " + "q" * data.draw(st.sampled_from([1, 90]))))
     case = Case(*raws, LAST)
-    shown = case.shown() if case.plan.cuts and data.draw(st.booleans()) else None
+    shown = case.shown() if case.plan.boundaries and data.draw(st.booleans()) else None
     sent = case.render(shown=shown)
     messages = [read(one, Reading.of(OFFLOAD), len) for one in sent]
     assert Transcript(sent, messages).tools  # raises where a call has no result
@@ -222,7 +222,7 @@ def test_pairs_roles_and_system_messages_survive(data: st.DataObject) -> None:
     references = [
         piece.name for index in case.plan.moves for piece in moved_pieces(case.transcript.messages[index], False)
     ]
-    files = moved_files(case.transcript, case.plan, "/store", shown.cut if shown else None, case.chain)
+    files = moved_files(case.transcript, case.plan, "/store", shown.boundary if shown else None, case.chain)
     for name in references:
         if any(name.encode() in one for one in sent):
             assert f"/store/{name}" in files
