@@ -118,7 +118,7 @@ EARLY = "s:600 u a t:1100 " + "a:50 t:10 " * 12
 DEAR = {"cached_read": 0.25, "cache_write": 1.25, "max_total_tokens": 1000}
 
 
-@pytest.mark.parametrize(("entering", "points"), [(0, [6]), (100, [12]), (400, [16])])
+@pytest.mark.parametrize(("tool_definition_tokens", "points"), [(0, [6]), (100, [12]), (400, [16])])
 def test_where_our_tools_come_with_the_first_event_nothing_of_the_prefix_survives_it(
     tool_definition_tokens: int, points: list[int]
 ) -> None:
