@@ -28,6 +28,11 @@ class Unplannable(ValueError):
     """Not the messages of a valid chat: none of our business, they go upstream as they came."""
 
 
+def digest(raw: bytes | Raw) -> bytes:
+    """Identifies an entry's bytes."""
+    return hashlib.sha256(raw).digest()
+
+
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
     """A tool call in an assistant message; `arguments` as the text that the model wrote."""
 

@@ -80,6 +80,20 @@ class Section(msgspec.Struct, frozen=True):
     """Characters that were left out of `text` to fit a summary call."""
 
 
+class SummaryAnswer(msgspec.Struct, frozen=True):
+    """A reply to a summary call: the model's text, if there is any, and what the call cost."""
+
+    status: int
+    text: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    too_long: bool = False
+    """Upstream refused the call because it has too many tokens."""
+    window: int | None = None
+    """The context window that such a refusal names, in tokens."""
+
+
 class Unusable(ValueError):
     """The model's answer is no snapshot; the text says why, for the retry and the log."""
 

@@ -18,16 +18,18 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import preview, rawjson, summary
-from proxy.core.history import Message, Reading, Unplannable, moved_pieces
+from proxy.core.history import Message, Reading, Unplannable, digest, moved_pieces
 from proxy.core.plan import Item, Role
 from proxy.core.policy import Mode, SnapshotRole
 from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
 from proxy.core.retrieval.names import joined, stem
 from proxy.core.summary import Section
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat import messages as chat_messages
-from proxy.dialects.chat import render
 from proxy.dialects.chat.messages import MESSAGE_TOKENS
+from proxy.dialects.chat.render import is_system
+from proxy.dialects.render import compact
 
 NEVER = 1 << 62
 """Tokens that no tool result has: there is no first sight here."""
@@ -92,7 +94,7 @@ def measured(raw: bytes | Raw, options: Options, count: Callable[[str], int]) ->
     """A message's measure; one that cannot be read is all one piece, and never moved on its own."""
     if not _is_older(raw):
         with suppress(Unplannable):
-            return chat_messages.read(raw, Reading(options.shape, NEVER), count)
+            return CHAT.read(raw, Reading(options.shape, NEVER), count)
     return _opaque(raw, count)
 
 
@@ -101,7 +103,7 @@ def references(raws: Sequence[bytes | Raw], messages: Sequence[Message], options
     found: dict[str, None] = {}
     for raw, message in zip(raws, messages, strict=True):
         if _may_move(message, options):
-            matches = (_REFERENCE.search(text) for _, text in chat_messages.texts(raw))
+            matches = (_REFERENCE.search(text) for _, text in CHAT.texts(raw))
             found |= {match["path"]: None for match in matches if match}
     return list(found)
 
@@ -124,7 +126,7 @@ def _opaque(raw: bytes | Raw, count: Callable[[str], int]) -> Message:
     role = ROLES[rawjson.string(rawjson.members(raw)["role"])]
     tokens = count(bytes(raw).decode("utf-8", "replace")) + MESSAGE_TOKENS
     item = Item(role, tokens, tokens, tokens)
-    return Message(chat_messages.digest(raw), role, b"", tokens, item, (), (), "")
+    return Message(digest(raw), role, b"", tokens, item, (), (), "")
 
 
 def _refers(text: str, stored: Mapping[str, str]) -> bool:
@@ -174,9 +176,7 @@ def _moved(
     moved = {}
     for index, message in enumerate(messages[:recent]):
         if _may_move(message, options):
-            kept = (
-                {part for part, text in chat_messages.texts(raws[index]) if _refers(text, stored)} if stored else set()
-            )
+            kept = {part for part, text in CHAT.texts(raws[index]) if _refers(text, stored)} if stored else set()
             pieces = tuple(piece for piece in moved_pieces(message, first_preview=False) if piece.part not in kept)
             if pieces:
                 moved[index] = msgspec.structs.replace(message, pieces=pieces)
@@ -188,11 +188,11 @@ def _saved(message: Message | None) -> int:
 
 
 def _compacted(raw: bytes | Raw, message: Message | None, shape: Shape) -> bytes | Raw:
-    return chat_messages.compacted(raw, message, shape, first_preview=False) if message else raw
+    return compact(CHAT, raw, message, shape, first_preview=False) if message else raw
 
 
 def _files(raw: bytes | Raw, message: Message, options: Options) -> Iterator[tuple[str, str]]:
-    texts = dict(chat_messages.texts(raw))
+    texts = dict(CHAT.texts(raw))
     return ((joined(options.store_dir, piece.name), texts[piece.part]) for piece in message.pieces)
 
 
@@ -272,8 +272,8 @@ def with_snapshots(
         return kept
     pairs = zip(offloaded.groups, snapshots, strict=True)
     blocks = [summary.framed(text, len(group), path) for group, (text, path) in pairs]
-    leading = next((place for place, raw in enumerate(kept) if not render.is_system(raw)), len(kept))
-    return render.with_snapshot(kept, leading, "\n\n".join([summary.NOTICE, *blocks]), role)
+    leading = next((place for place, raw in enumerate(kept) if not is_system(raw)), len(kept))
+    return CHAT.with_snapshot(kept, leading, "\n\n".join([summary.NOTICE, *blocks]), role)
 
 
 def group_turns(offloaded: Offloaded, messages: Sequence[Message], group: Iterable[int]) -> list[Section]:
@@ -300,5 +300,5 @@ def group_stem(chat_id: str) -> str:
 def _turns(raw: bytes | Raw, index: int, message: Message, tools: Mapping[str, str]) -> list[Section]:
     if not _is_older(raw):
         with suppress(NotJson):
-            return render.turns(raw, index, message, tools.get(message.answers, ""))
+            return CHAT.sections(raw, index, message, tools.get(message.answers, ""))
     return [Section(f"{index + 1} {message.role.name.lower()}", bytes(raw).decode("utf-8", "replace"), message.role)]

@@ -7,15 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from msgspec import Raw
 from msgspec.structs import replace
 
-from proxy.core import rawjson
-from proxy.core.summary import Section
+from proxy.core.summary import Section, SummaryAnswer
+from proxy.dialects.chat import CHAT
 from proxy.errors import NoSummary, UpstreamSilent
 from proxy.requests import turn_io
 from proxy.requests.snapshots import group_limits
-from proxy.requests.summarizer import Failed, Spent, SummaryAnswer, SummaryJob
+from proxy.requests.summarizer import Failed, Spent, SummaryJob
 from proxy.upstream.headers import url_for
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _job(
         group_tokens=group_limits(replace(compress, group_token_threshold=0), window)[0],
         max_calls=compress.max_calls,
         riding=None,
-        members={"model": Raw(rawjson.encode(model))},
+        alone=lambda text: CHAT.summary_request(text, model),
         history=lambda: turns,
         earlier="",
         originals=f"{store_dir}/",
@@ -92,4 +91,4 @@ async def _asked(call: OperationCall, policy: Policy, body: bytes) -> SummaryAns
     request = turn_io.rewritten(request, body, (*turn_io.ANOTHER, b"content-type"))
     headers = [*request.headers, (b"content-type", b"application/json")]
     url = url_for(policy.upstream.base_url, TARGET)
-    return await turn_io.ask(call.services.upstream, replace(request, url=url, headers=headers))
+    return await turn_io.ask(call.services.upstream, replace(request, url=url, headers=headers), CHAT)

@@ -18,9 +18,8 @@ from msgspec.structs import replace
 
 from proxy.core.history import Unplannable
 from proxy.core.policy import Mode
-from proxy.dialects.chat import overflow
-from proxy.dialects.chat.request import LARGE_BYTES, ChatRequest, parse
-from proxy.dialects.chat.turn import ChatTurn, RoundRequest
+from proxy.core.request import LARGE_BYTES, Request
+from proxy.dialects import Dialect, Turn
 from proxy.errors import ClientFault
 from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
@@ -50,27 +49,29 @@ ATTEMPTS = 3
 class Chat:
     """Answers every chat request of this process."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, dialect: Dialect) -> None:
         self._services = services
+        self._dialect = dialect
 
     async def __call__(self, client: Exchange, tenant: Tenant) -> None:
         """Reply, and record one outcome whatever happens."""
-        await _Request(self._services, client, tenant).serve()
+        await _Request(self._services, self._dialect, client, tenant).serve()
 
 
 class _Request:
     """One client request from its first byte to its last."""
 
-    def __init__(self, services: Services, client: Exchange, tenant: Tenant) -> None:
+    def __init__(self, services: Services, dialect: Dialect, client: Exchange, tenant: Tenant) -> None:
         self._services = services
+        self._dialect = dialect
         self._client = client
         self._tenant = tenant
         self._body = b""
-        self._asked: ChatRequest | None = None
+        self._asked: Request | None = None
         self._history: PlannedRequest | None = None
         self._ready: RenderedRequest | None = None
         self._partner: RequestTurnIO | None = None
-        self._turn: ChatTurn | None = None
+        self._turn: Turn | None = None
         self._records = Records(services.store.visit(), tenant.namespace)
         self._searching = Budget(tenant.policy.tools.max_search_seconds)
         self._as_it_came = False
@@ -98,7 +99,7 @@ class _Request:
             if refusal is None:
                 self._confirm()
                 return
-            too_long = overflow.is_overflow(refusal.status, refusal.said())
+            too_long = self._dialect.is_overflow(refusal.status, refusal.said())
             original = original or (refusal if too_long else None)
             if attempt == ATTEMPTS - 1 or not self._learn(refusal):
                 # A later one's numbers are those of a request that the client knows nothing of.
@@ -124,7 +125,7 @@ class _Request:
         limit, threads = self._services.settings.body_limit, self._services.threads
         try:
             body = await decoded(self._body, self._client.headers, limit, threads.decoding, self._tenant.namespace)
-            self._asked = await self._run(partial(parse, body), len(body) > LARGE_BYTES)
+            self._asked = await self._run(partial(self._dialect.parse, body), len(body) > LARGE_BYTES)
         except (Unplannable, ClientFault):
             return  # upstream will say what is wrong with it
         policy = self._tenant.policy.for_model(self._asked.model)
@@ -144,7 +145,7 @@ class _Request:
             return None
         try:
             window, reader = learned.window(policy, asked.model), self._services.reader
-            return await prepare.plan(asked, policy, window, reader, self._tenant.namespace)
+            return await prepare.plan(self._dialect, asked, policy, window, reader, self._tenant.namespace)
         except Unplannable:
             return None
 
@@ -171,24 +172,15 @@ class _Request:
         request = self._services.relay.request(self._client, self._tenant, self._body)
         self._client.sent = self._client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
-            if self._history is None or not overflow.may_be(reply.status):
-                await tool_loop.pass_on(reply, self._client, self._headers())
+            if self._history is None or not self._dialect.may_be_overflow(reply.status):
+                await tool_loop.pass_on(reply, self._client, self._headers(), self._dialect.error_event)
                 return None
             return await tool_loop.refusal(reply)
 
     async def _offloaded(self, ready: RenderedRequest) -> None:
         self._partner = self._new_partner(ready)
         self._keep_originals(ready)
-        history = ready.history
-        members = await self._run(lambda: history.request.members, history.request.large)
-        asked = RoundRequest(
-            members=members,
-            messages=ready.messages,
-            tools=ready.definitions(),
-            names=history.names,
-            max_rounds=history.policy.tools.max_rounds,
-        )
-        self._turn = await self._run(partial(ChatTurn, asked), history.request.large)
+        self._turn = await self._run(ready.turn, ready.history.request.large)
         await tool_loop.converse(self._turn, self._client, self._partner)
 
     def _new_partner(self, ready: RenderedRequest) -> RequestTurnIO:
@@ -220,11 +212,11 @@ class _Request:
             return False  # what a follow-up round brought up is not about the request that the client sent
         said = refusal.said()
         model, policy = history.request.model, self._tenant.policy
-        if overflow.is_overflow(refusal.status, said):
+        if self._dialect.is_overflow(refusal.status, said):
             sent = self._ready.tokens if self._ready else history.tokens
-            learned.overflowed(policy, model, said, sent + history.room.aside)
+            learned.overflowed(policy, model, self._dialect.window(said), sent + history.room.aside)
             return True
-        if self._ready and overflow.refuses_additions(refusal.status, said):
+        if self._ready and self._dialect.refuses_additions(refusal.status, said):
             self._suspected = self._as_it_came = True
             return True
         return False
@@ -289,7 +281,7 @@ def _carried_out(ready: RenderedRequest) -> dict[str, Any]:
     }
 
 
-def _spent(turn: ChatTurn) -> dict[str, Any]:
+def _spent(turn: Turn) -> dict[str, Any]:
     return {
         "rounds": turn.rounds + turn.mixed,
         "prompt_tokens": turn.spent.prompt,

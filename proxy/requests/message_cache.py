@@ -1,4 +1,4 @@
-"""The cache of read messages: only what was never seen before is decoded and counted, and that off the event loop."""
+"""The cache of measured messages: only new ones are decoded and counted, and where that takes long, in a thread."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Protocol, TypeVar
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.core.history import History, Message, Reading, Terms, Transcript
+from proxy.core.history import History, Message, Reading, Terms, Transcript, digest
 from proxy.core.preview import Shape
-from proxy.dialects.chat.messages import compacted, digest, read
-from proxy.dialects.chat.render import Compacted
-from proxy.dialects.chat.request import LARGE_BYTES, LARGE_MESSAGES
+from proxy.core.request import LARGE_BYTES, LARGE_ENTRIES
+from proxy.dialects import Dialect
+from proxy.dialects.render import Compacted, compact
 from proxy.lru import Lru
 from proxy.threads import READING, WorkPool
 
 T = TypeVar("T")
 
 INLINE_BYTES = 16_384
-"""Reading this much takes about a millisecond; more of it goes to a thread, so that nobody else has to wait."""
+"""Reading this much takes about a millisecond. More is read in a thread, so that no other request has to wait."""
 BATCH_BYTES = 512 << 10
-"""Of messages that are read in a thread at once: some 50 milliseconds."""
+"""Of messages read in a thread at a time, which takes about 50 milliseconds."""
 MESSAGES = 100_000
 MESSAGE_BYTES = 700
-"""What a cached message takes, about: they are counted and not weighed."""
+"""About what a cached message takes. Messages are limited by number, not by size."""
 COMPACTED_BYTES = 32 << 20
 
 PAST_BYTES = 32 << 20
 LONG = 4
-"""Messages of a history that is worth looking for. By these first ones it is found: a reply is among them."""
+"""A history is found by its first messages, this many: a reply is among them. A shorter one is not kept."""
 
 Key = bytes
-"""A message's digest, and that of all else that its measure depends on."""
+"""A message's digest, followed by the digest of everything else that its measure depends on."""
 
 
 class Counter(Protocol):
@@ -46,9 +46,9 @@ class Counter(Protocol):
 
 
 class MessageCache:
-    """Reads messages by their bytes. A message is a pure function of them, so nothing here is ever wrong.
+    """Reads messages by their bytes. A message is a pure function of its bytes, so no entry here ever becomes stale.
 
-    `caller` is whose turn it is in the pool, for work that is too much for the event loop.
+    `caller` names the namespace that work in the pool is done for.
     """
 
     def __init__(self, tokens: Counter, pool: WorkPool | None = None) -> None:
@@ -60,32 +60,32 @@ class MessageCache:
         self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, History]] = Lru(PAST_BYTES)
 
     def caches(self) -> dict[str, Callable[[], tuple[int, int]]]:
-        """What tells the entries and bytes of each cache, for the metrics."""
+        """Functions that return the number of entries and bytes of each cache, for the metrics."""
         return {
             "messages": lambda: (len(self._messages), len(self._messages) * MESSAGE_BYTES),
             "compacted": lambda: (len(self._compacted), self._compacted.weight),
             "histories": lambda: (len(self._pasts), self._pasts.weight),
         }
 
-    async def past(self, raws: Sequence[Raw], terms: Terms, caller: str = "") -> History:
-        """A history, measured and folded. Of one that goes on from an earlier request's only what is new is read.
+    async def past(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms, caller: str = "") -> History:
+        """A history, measured and folded. If it continues an earlier request's, only the new messages are read.
 
         Raises Unplannable.
         """
-        past, key, seen = await self._run(partial(self._begun, raws, terms), _large(raws), caller)
+        past, key, seen = await self._run(partial(self._begun, dialect, raws, terms), _large(raws), caller)
         new = raws[len(past.messages) :]
-        messages = await self.read(new, Reading.of(terms.offload), terms.model, caller)
-        past = await self._run(partial(past.extended, messages), len(raws) > LARGE_MESSAGES, caller)
+        messages = await self.read(dialect, new, Reading.of(terms.offload), terms.model, caller)
+        past = await self._run(partial(past.extended, messages), len(raws) > LARGE_ENTRIES, caller)
         if key:
             self._pasts.put((key, terms), (seen, past), past.size())
         return past
 
-    def _begun(self, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, bytes]:
-        """What is known of a history already, by what it is found, and the digest of all of it."""
+    def _begun(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, bytes]:
+        """The part of a history that is known already, the key by which it is found, and the whole history's digest."""
         past = History.beginning(terms)
         if len(raws) < LONG:
             return past, b"", b""
-        seen = hashlib.sha256()
+        seen = hashlib.sha256(dialect.name.encode())
         _update(seen, raws[:LONG])
         key = seen.digest()
         known, earlier = self._pasts.get((key, terms)) or (b"", past)
@@ -96,12 +96,16 @@ class MessageCache:
         _update(seen, raws[reached:])
         return past, key, seen.digest()
 
-    async def read(self, raws: Sequence[Raw], reading: Reading, model: str, caller: str = "") -> list[Message]:
+    async def read(
+        self, dialect: Dialect, raws: Sequence[Raw], reading: Reading, model: str, caller: str = ""
+    ) -> list[Message]:
         """Every message's measure, in order. Raises Unplannable."""
-        keys, found = await self._run(partial(self._known, raws, _variant(reading, model)), _large(raws), caller)
+        variant = _variant(dialect.name, reading, model)
+        keys, found = await self._run(partial(self._known, raws, variant), _large(raws), caller)
         unread = {key: raw for key, raw, message in zip(keys, raws, found, strict=True) if message is None}
         if unread:
-            fresh = await self._fresh(unread, reading, model, caller)
+            read = partial(dialect.read, reading=reading, count=self.counter(model))
+            fresh = await self._fresh(read, unread, model, caller)
             found = [message or fresh[key] for key, message in zip(keys, found, strict=True)]
         return [message for message in found if message is not None]
 
@@ -109,16 +113,18 @@ class MessageCache:
         keys = [digest(raw) + variant for raw in raws]
         return keys, [self._messages.get(key) for key in keys]
 
-    async def _fresh(self, unread: dict[Key, Raw], reading: Reading, model: str, caller: str) -> dict[Key, Message]:
+    async def _fresh(
+        self, read: Callable[[Raw], Message], unread: dict[Key, Raw], model: str, caller: str
+    ) -> dict[Key, Message]:
         small = sum(len(memoryview(raw)) for raw in unread.values()) <= INLINE_BYTES
         large = not small or not self._tokens.loaded(model)
         fresh: dict[Key, Message] = {}
         for batch in _batches(unread):
-            fresh |= await self._run(partial(self._read, batch, reading, model), large, caller)
+            fresh |= await self._run(partial(self._read, read, batch), large, caller)
         return fresh
 
-    def _read(self, batch: Sequence[tuple[Key, Raw]], reading: Reading, model: str) -> dict[Key, Message]:
-        fresh = {key: read(raw, reading, self.counter(model)) for key, raw in batch}
+    def _read(self, read: Callable[[Raw], Message], batch: Sequence[tuple[Key, Raw]]) -> dict[Key, Message]:
+        fresh = {key: read(raw) for key, raw in batch}
         for key, message in fresh.items():
             self._messages.put(key, message)
         return fresh
@@ -126,23 +132,23 @@ class MessageCache:
     async def _run(self, work: Callable[[], T], large: bool, caller: str) -> T:
         return await self._pool.run(caller, work) if large else work()
 
-    def compactor(self, transcript: Transcript, shape: Shape) -> Compacted:
-        """Makes messages as they go upstream with their text moved."""
-        variants = {first_preview: _variant(shape, first_preview) for first_preview in (False, True)}
+    def compactor(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Compacted:
+        """A function that returns messages with previews and references, from the cache where it has them."""
+        variants = {first_preview: _variant(dialect.name, shape, first_preview) for first_preview in (False, True)}
 
         def make(index: int, first_preview: bool) -> bytes:
             message = transcript.messages[index]
             key = message.digest + variants[first_preview]
             found = self._compacted.get(key)
             if found is None:
-                found = compacted(transcript.raws[index], message, shape, first_preview)
+                found = compact(dialect, transcript.raws[index], message, shape, first_preview)
                 self._compacted.put(key, found, len(found))
             return found
 
         return make
 
     async def tool_tokens(self, raw: Raw, model: str, caller: str = "") -> int:
-        """What the client's tool definitions take; the same array comes with every request."""
+        """Tokens of the client's tool definitions. They are kept, since the same array comes with every request."""
         if rawjson.is_null(raw):
             return 0
         key = (await self._run(partial(digest, raw), _large([raw]), caller), model)
@@ -158,12 +164,12 @@ class MessageCache:
         return self._tokens.count(text, model)
 
     def counter(self, model: str) -> Callable[[str], int]:
-        """What counts the tokens of texts for this model."""
+        """A function that counts the tokens of a text for this model."""
         return lambda text: self._tokens.count(text, model)
 
 
 def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
-    """With messages as they stand in an array: what two of these make up is what both together do."""
+    """Add messages as an array has them, so that adding them in two steps gives the same digest as in one."""
     if _large(raws):
         for raw in raws:
             seen.update(raw)
@@ -173,7 +179,7 @@ def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
 
 
 def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
-    """As much as one turn in the pool takes, so that others have theirs in between."""
+    """Batches for one turn in the pool each, so that other callers get theirs in between."""
     batch: list[tuple[Key, Raw]] = []
     size = 0
     for key, raw in unread.items():
@@ -187,11 +193,11 @@ def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
 
 
 def _large(raws: Sequence[Raw]) -> bool:
-    """Whether to look at each of their bytes takes more than a moment."""
-    return len(raws) > LARGE_MESSAGES or sum(len(memoryview(raw)) for raw in raws) > LARGE_BYTES
+    """Whether it takes noticeably long to look at every byte."""
+    return len(raws) > LARGE_ENTRIES or sum(len(memoryview(raw)) for raw in raws) > LARGE_BYTES
 
 
 @lru_cache(256)
 def _variant(*parts: Hashable) -> bytes:
-    """A digest of values of ours. As a part of each key they themselves took longer than the bytes."""
+    """A digest of values of ours, which are too slow to hash for every key."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).digest()

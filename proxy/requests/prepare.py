@@ -1,4 +1,7 @@
-"""A chat request made ready: read, planned, its records fetched, and rendered. Pure parts are in `core`."""
+"""Makes a request ready to be sent: it is read and planned, its records are fetched, and it is rendered.
+
+The decisions are made in `core`, and everything about the API is left to the request's dialect.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,30 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Raw
 
-from proxy.core import rawjson, summary
+from proxy.core import summary
 from proxy.core.history import History, Reading, Terms, Transcript, moved_pieces
 from proxy.core.plan import Plan, Role, Room, SummaryBoundary, live
 from proxy.core.policy import Inject, Mode, Policy
+from proxy.core.request import Request
 from proxy.core.retrieval import tools
-from proxy.dialects.chat import render
-from proxy.dialects.chat.files import Files, moved_files, piece_loader
-from proxy.dialects.chat.messages import cache_breakpoint, compacted, with_cache_breakpoint
-from proxy.dialects.chat.render import ActiveSnapshot, HiddenRound
-from proxy.dialects.chat.request import ChatRequest, function_tool, has_tools, with_tools
-from proxy.dialects.chat.turn import LIMITS
+from proxy.core.turn import HiddenRound
+from proxy.dialects import Dialect, Entry, Turn, render
+from proxy.dialects.files import Files, moved_files, piece_loader
+from proxy.dialects.render import ActiveSnapshot
 
 if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache
 
 OUR_TOOLS_TOKENS = 400
-"""Our two definitions, about; set aside whenever we may have to send them."""
-IDENTITY = ("user", "safety_identifier")
-SUMMARY_MEMBERS = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
-"""What a summary call takes over of the request that it is made for: who asks, how it is cached, how it thinks. Another
-model may know none of it but who asks."""
+"""About what the definitions of our two tools take; reserved whenever we may have to send them."""
 
 
 class PlannedRequest(msgspec.Struct, frozen=True):
-    """A request's history with the plan for it. `policy` is the one for the request's model."""
+    """A request's history with the plan for it. `policy` is the policy for the request's model."""
 
-    request: ChatRequest
+    dialect: Dialect
+    request: Request
     policy: Policy
     transcript: Transcript
     past: History
@@ -49,27 +47,27 @@ class PlannedRequest(msgspec.Struct, frozen=True):
 
     @property
     def concerns_us(self) -> bool:
-        """Whether anything may have to be changed."""
+        """Whether the request may have to be changed."""
         return self.policy.tools.inject is Inject.ALWAYS or not self.plan.empty
 
     @property
     def tokens(self) -> int:
-        """The messages as the client sent them."""
+        """Of the history as the client sent it."""
         return self.past.tokens
 
     @property
     def chain(self) -> list[bytes]:
-        """Entry *i* identifies what the first *i* messages mean."""
+        """Entry *i* identifies the meaning of the first *i* messages."""
         return self.past.links
 
     def reply_links(self) -> dict[int, bytes]:
-        """Where a reply may have hidden rounds from the client: its index → the digest of the history that it ends."""
+        """The replies that may have hidden rounds from the client: index → digest of the history that it ends."""
         first = 0 if self.policy.tools.inject is Inject.ALWAYS else self.plan.first
         roles = [message.role for message in self.transcript.messages]
         return {index: self.chain[index + 1] for index in range(first, len(roles)) if roles[index] is Role.ASSISTANT}
 
     def snapshot_name(self, boundary: SummaryBoundary) -> str:
-        """The record's name: what the cut's history means, and what else decided the words of a summary."""
+        """The name of the boundary's record: the meaning of its history, the version of our prompt, and the model."""
         variant = hashlib.sha256(f"{summary.PROMPT_VERSION}\n{self.summary_model}".encode()).hexdigest()[:8]
         return f"{self.chain[boundary.end].hex()}-{variant}"
 
@@ -82,52 +80,54 @@ class PlannedRequest(msgspec.Struct, frozen=True):
 
     @property
     def summary_limit(self) -> int:
-        """Most tokens that a summary's reply may have."""
+        """The most tokens that the reply to a summary call may have."""
         return self.policy.offload.compress.snapshot_tokens + summary.SCRATCHPAD_TOKENS
 
     @property
     def conversation(self) -> str:
-        """What identifies where this history began: everything up to its first user message."""
+        """Identifies the beginning of the history, up to and including its first user message."""
         roles = [message.role for message in self.transcript.messages]
         first = roles.index(Role.USER) + 1 if Role.USER in roles else 0
         return self.chain[first].hex()
 
 
 async def plan(
-    asked: ChatRequest, policy: Policy, window: int | None, reader: MessageCache, caller: str = ""
+    dialect: Dialect, asked: Request, policy: Policy, window: int | None, reader: MessageCache, caller: str = ""
 ) -> PlannedRequest | None:
-    """Read and plan. None: nothing may be changed in this request. Raises Unplannable."""
-    names = asked.our_names()
-    if policy.offload.mode is Mode.OFF or names is None or asked.obstacle():
+    """Read the history and plan. None: the request must not be changed. Raises Unplannable."""
+    if policy.offload.mode is Mode.OFF or asked.names is None or asked.obstacle:
         return None
-    defined = await reader.tool_tokens(asked.known.tools, asked.model, caller)
+    defined = await reader.tool_tokens(asked.tools, asked.model, caller)
     room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
-    past = await reader.past(asked.messages, Terms(asked.model, policy.offload, room, tool_definition_tokens), caller)
-    return PlannedRequest(asked, policy, past.transcript(asked.messages), past, past.plan(), room, names)
+    terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
+    past = await reader.past(dialect, asked.entries, terms, caller)
+    transcript = past.transcript(asked.entries)
+    return PlannedRequest(dialect, asked, policy, transcript, past, past.plan(), room, asked.names)
 
 
 class RenderedRequest(msgspec.Struct, frozen=True):
-    """A request ready to be sent: a value, from which the turn is made. `plan` is what it shows of the history's."""
+    """A request ready to be sent. `plan` is the part of the history's plan that it shows."""
 
     history: PlannedRequest
     plan: Plan
     shown: ActiveSnapshot | None
     rounds: Mapping[int, HiddenRound]
-    messages: list[bytes | Raw]
+    entries: list[Entry]
     tokens: int
-    """Of the messages as sent."""
+    """Of the entries as sent."""
 
     @property
     def changed(self) -> bool:
-        """Whether anything differs from what the client sent."""
+        """Whether the request differs from what the client sent."""
         return self.injecting or not self.plan.empty or bool(self.rounds)
 
     @property
     def injecting(self) -> bool:
-        """Whether our tools go along. Decisions are final, so that once they do they always will.
+        """Whether our tools are added. Once they are, they stay, because decisions are final.
 
-        An event that was shown while the request was too large may be waiting again: its calls of our tools are there.
+        Hidden rounds alone are a reason: an event may be waiting again that was shown while the request was too large,
+        and the history has the calls of our tools from then.
         """
         inject = self.history.policy.tools.inject
         offloading = not self.plan.empty or bool(self.rounds)
@@ -135,24 +135,30 @@ class RenderedRequest(msgspec.Struct, frozen=True):
 
     @property
     def moves_name(self) -> str:
-        """What stands for all texts that are moved: the history up to the last of them, and which they are."""
+        """A name for all moved texts together: the history up to the last of them, and which they are."""
         moves = self.plan.moves
         return f"{self.history.chain[max(moves, default=-1) + 1].hex()}-{len(self.plan.events)}-{hash(tuple(moves)):x}"
 
+    def turn(self) -> Turn:
+        """The turn that sends this request."""
+        history = self.history
+        definitions = _definitions(history) if self.injecting else []
+        max_rounds = history.policy.tools.max_rounds
+        return history.dialect.turn(history.request, self.entries, definitions, max_rounds)
+
     def files(self) -> Files:
-        """Those of an event that waits as well: it may have been shown before."""
+        """The files that our tools can read. An event that waits has its files too: it may have been shown before."""
         history = self.history
         boundary = self.shown.boundary if self.shown else None
         store_dir = history.policy.offload.store_dir
-        return moved_files(history.transcript, history.plan, store_dir, boundary, history.chain)
-
-    def definitions(self) -> list[bytes]:
-        return definitions(self.history) if self.injecting else []
+        return moved_files(history.dialect, history.transcript, history.plan, store_dir, boundary, history.chain)
 
     def compressed(self) -> int:
+        """How many entries the snapshot replaces."""
         return len(render.taken(self.history.transcript, self.shown.boundary)) if self.shown else 0
 
     def compacted(self) -> int:
+        """How many entries are sent with previews."""
         start = self.shown.boundary.end if self.shown else 0
         return sum(index >= start for index in self.plan.moves)
 
@@ -164,76 +170,56 @@ def rendered(
     reader: MessageCache,
     plan: Plan | None = None,
 ) -> RenderedRequest:
-    """Render the plan with the records that exist. `plan`: where it is not to be what these alone let it show."""
+    """Render the plan with the records that exist. `plan` overrides the part of the plan that they let it show."""
     plan = plan or history.plan.shown(shown.boundary if shown else None)
     role = history.policy.offload.compress.snapshot_role
-    messages = render.render(
-        history.transcript, plan, _compactor(history, reader), shown=shown, role=role, rounds=rounds
-    )
-    return RenderedRequest(history, plan, shown, rounds, messages, _size(history, plan, shown, rounds, reader))
+    compacted = reader.compactor(history.dialect, history.transcript, history.reading.shape)
+    entries = render.render(history.dialect, history.transcript, plan, compacted, shown=shown, role=role, rounds=rounds)
+    return RenderedRequest(history, plan, shown, rounds, entries, _size(history, plan, shown, rounds, reader))
 
 
-def riding(
+def summary_on_prefix(
     history: PlannedRequest,
     boundary: SummaryBoundary,
     shown: ActiveSnapshot | None,
     rounds: Mapping[int, HiddenRound],
-    left: int,
-) -> Callable[[bytes], bytes]:
-    """The body of a summary call on the prefix that upstream has cached, which leaves `left` tokens for the reply.
+    most: int,
+    task: str,
+) -> bytes:
+    """The body of a summary call on the prefix that upstream has cached, with `most` tokens for the reply.
 
-    That is the conversation up to the cut as it was sent before the cut's event, byte for byte; the task stands behind.
-    A cache that looks only where it is told to is told at the task, for the client's own words stand behind the cut.
-    For any thread: it leaves the reader's caches alone.
+    The prefix is the conversation up to the boundary as it was sent before the boundary's event, byte for byte, and
+    the task follows it. Any thread may call this, because it does not touch the reader's caches.
     """
-    transcript, shape = history.transcript, history.reading.shape
+    dialect, transcript, shape = history.dialect, history.transcript, history.reading.shape
 
-    def shrunk(index: int, first_preview: bool) -> bytes:
-        return compacted(transcript.raws[index], transcript.messages[index], shape, first_preview)
+    def compacted(index: int, first_preview: bool) -> bytes:
+        return render.compact(
+            dialect, transcript.raws[index], transcript.messages[index], shape, first_preview=first_preview
+        )
 
     before = history.plan.before(boundary.event)
     role = history.policy.offload.compress.snapshot_role
-    messages = render.render(transcript, before, shrunk, shown=shown, role=role, rounds=rounds, end=boundary.end)
+    entries = render.render(
+        dialect, transcript, before, compacted, shown=shown, role=role, rounds=rounds, end=boundary.end
+    )
     offered = not before.empty or history.policy.tools.inject is Inject.ALWAYS
-    defined = with_tools(history.request.members.get("tools"), definitions(history) if offered else [])
-    without_calls = {"tools": defined, "tool_choice": Raw(b'"none"')} if defined and has_tools(defined) else {}
-    members = summary_members(history, left) | without_calls
-    marks = [mark for raw in transcript.raws[boundary.end :] if (mark := cache_breakpoint(raw))]
-
-    def body(task: bytes) -> bytes:
-        last = with_cache_breakpoint(task, marks[-1]) if marks else task
-        return rawjson.encode(members | {"messages": Raw(rawjson.array([*messages, last]))})
-
-    return body
-
-
-def summary_members(history: PlannedRequest, left: int | None = None) -> dict[str, Raw]:
-    """What a summary call has besides messages and tools; its reply may take `left` tokens. Never `store`."""
-    members = history.request.members
-    own = history.summary_model == history.request.model
-    kept = {name: members[name] for name in (SUMMARY_MEMBERS if own else IDENTITY) if name in members}
-    most = history.summary_limit if left is None else min(history.summary_limit, left)
-    limits = [name for name in LIMITS if own and name in members]
-    return {"model": Raw(rawjson.encode(history.summary_model)), **kept, **dict.fromkeys(limits, Raw(b"%d" % most))}
-
-
-def definitions(history: PlannedRequest) -> list[bytes]:
-    """Our tools as they stand behind the client's."""
-    return [function_tool(raw) for raw in tools.definitions(history.names, history.policy.offload.store_dir)]
+    definitions = _definitions(history) if offered else []
+    return dialect.summary_on_prefix(task, history.request, entries, definitions, most, boundary.end)
 
 
 def originals(ready: RenderedRequest) -> dict[str, Callable[[], str]]:
-    """Every moved text by its file's name, for the store."""
-    transcript = ready.history.transcript
+    """Every moved text by the name of its file, for the store."""
+    dialect, transcript = ready.history.dialect, ready.history.transcript
     return {
-        piece.name: piece_loader(transcript, index, piece.part)
+        piece.name: piece_loader(dialect, transcript, index, piece.part)
         for index, move in ready.plan.moves.items()
         for piece in moved_pieces(transcript.messages[index], move.event == 0)
     }
 
 
-def _compactor(history: PlannedRequest, reader: MessageCache) -> render.Compacted:
-    return reader.compactor(history.transcript, history.reading.shape)
+def _definitions(history: PlannedRequest) -> list[bytes]:
+    return tools.definitions(history.names, history.policy.offload.store_dir)
 
 
 def _size(
@@ -243,7 +229,7 @@ def _size(
     rounds: Mapping[int, HiddenRound],
     reader: MessageCache,
 ) -> int:
-    """The messages as sent, in tokens."""
+    """The entries as sent, in tokens."""
     start = shown.boundary.end if shown else 0
     total = sum(hidden.tokens for index, hidden in rounds.items() if index >= start)
     if shown:

@@ -1,17 +1,16 @@
-"""What one request asks of the store, in its own words: snapshots, hidden rounds, originals.
+"""A request's records in the store: snapshots, hidden rounds, originals.
 
-Records stand under `NAMESPACE/KIND/NAME` and are written once. Everything here can come back empty: the store is a
-memo, and without it a request is served all the same.
+A record's key is `NAMESPACE/KIND/NAME`, and it is written once. Every lookup may find nothing: a request is served
+without its records, too.
 
-Rounds and snapshots end with a seal: one more JSON member, the SHA-256 of the record without it. A version that knows
-no seals passes over the member. Records that such a version wrote have none, and are looked at in every detail instead.
-A damaged record counts as absent and is deleted, since it would keep a good one from being put.
+Rounds and snapshots end with a seal: one more JSON member with the SHA-256 of the record without it. Versions that know
+no seals ignore the member. Records from such a version have no seal, and every detail of them is checked instead.
+A damaged record counts as absent. It is deleted, because a good one could not be put in its place otherwise.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -20,9 +19,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.core.rawjson import NotJson
-from proxy.dialects.chat.messages import tool_calls
-from proxy.dialects.chat.render import HiddenRound
+from proxy.core.turn import HiddenRound
+from proxy.dialects.chat import CHAT
 from proxy.requests.summarizer import Snapshot
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
@@ -30,8 +28,8 @@ from proxy.stores.memory import Missing
 T = TypeVar("T")
 
 LOOKUPS = 16
-"""Replies asked for at once, newest first, and then four times as many each time: most conversations have no hidden
-rounds, and then each reply is asked for once."""
+"""How many replies are looked up at first, the newest ones; each further lookup has four times as many. Most
+conversations have no hidden rounds, and then each reply is looked up once."""
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -40,7 +38,7 @@ _SEAL_BYTES = len(',"sha256":""}') + 64
 
 
 class _Hidden(msgspec.Struct, frozen=True):
-    """A hidden round's record. `earlier`: the digests of the replies before it that hid rounds too, oldest first."""
+    """A hidden round's record. `earlier`: digests of the replies before it that also hid rounds, oldest first."""
 
     before: list[Raw]
     instead: Raw
@@ -54,7 +52,7 @@ class _Hidden(msgspec.Struct, frozen=True):
 
 
 class Records:
-    """The records of one namespace, as one request (or one task beside it) visits them."""
+    """The records of one namespace, for one request or one background task."""
 
     def __init__(self, visit: Visit, namespace: str) -> None:
         self._visit = visit
@@ -68,19 +66,19 @@ class Records:
         return f"{self._namespace}/{kind}/{name}"
 
     async def snapshots(self, names: Sequence[str]) -> list[Snapshot | None]:
-        """The snapshots of these names, None where there is none yet."""
+        """The snapshots with these names; None where there is none yet."""
         keys = [self.key("snapshots", name) for name in names]
         found = await self._visit.get_many(keys, intact=_intact_snapshot)
         return [None if isinstance(value, Missing) else _decoded(value, Snapshot) for value in found]
 
     async def snapshot(self, key: str) -> bytes | None:
-        """The record of this key, without its seal; None where there is none, or no answer."""
+        """The record with this key, without its seal; None where there is none or the store does not answer."""
         [found] = await self._visit.get_many([key], intact=_intact_snapshot)
         return None if isinstance(found, Missing) else _without_seal(found)
 
     async def keep_snapshot(self, key: str, value: bytes) -> bytes | None:
-        """Put if absent; the stored bytes, the winner's. None where the store failed."""
-        for _ in range(2):  # the one that existed may be damaged, and deleted when it is read
+        """Put the record unless there is one. Returns the stored bytes, whoever wrote them; None on failure."""
+        for _ in range(2):  # an existing one may be damaged, and is then deleted when it is read
             done = await self._visit.put(key, sealed(value))
             if done is not Put.EXISTED:
                 return value if done is Put.WRITTEN else None
@@ -91,8 +89,8 @@ class Records:
     async def rounds(self, links: Mapping[int, bytes], model: str) -> dict[int, HiddenRound]:
         """The hidden rounds of these replies (index → digest of the history that the reply ends).
 
-        The newest hit names its predecessors; where one of them is missing, it and all behind it are left out, for
-        then the model has never seen what stands behind it in that form.
+        The newest record names its predecessors. If one of them is missing, it and all later ones are left out: the
+        model would see the later ones in a history that it never had.
         """
         newest = await self._newest(links, model)
         if newest is None:
@@ -109,7 +107,7 @@ class Records:
         return rounds | {index: hidden.round()}
 
     async def remember(self, link: bytes, model: str, hidden: HiddenRound, earlier: Sequence[bytes]) -> None:
-        """Write down what a reply hid, under the digest of the history that it ends."""
+        """Store what a reply hid, under the digest of the history that ends with it."""
         record = _Hidden(
             before=[Raw(raw) for raw in hidden.before],
             instead=Raw(hidden.instead or b"null"),
@@ -121,14 +119,14 @@ class Records:
         await self._visit.put(key, sealed(msgspec.json.encode(record)))
 
     def has_originals(self, of: str) -> bool:
-        """Whether all that `of` stands for was written lately."""
+        """Whether all texts that `of` names together were written lately."""
         return self._visit.was_put(self.key("originals", of))
 
     async def keep_originals(self, of: str, texts: Mapping[str, Callable[[], str]]) -> None:
-        """Write moved texts for people to trace; the proxy itself reads them out of each request.
+        """Write moved texts, so that people can look at them; the proxy itself reads them from each request.
 
-        `of` stands for all of these texts together: every later request of the conversation has them again. Each has
-        the time of a whole visit: a long history has thousands, and nobody waits for them.
+        `of` names all of these texts together, because every later request of the conversation has them again. Each
+        write gets the time of a whole visit: a long history has thousands of them, and nobody waits.
         """
         missing = 0
         for name, text in texts.items():
@@ -156,13 +154,13 @@ class Records:
         return [None if isinstance(value, Missing) else _decoded(value, _Hidden) for value in found]
 
     def _round_keys(self, links: Sequence[str], model: str) -> list[str]:
-        """Rounds are for the model that took part in them: others refuse its signatures."""
+        """A round belongs to the model that took part in it; other models refuse its signatures."""
         variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         return [self.key("rounds", f"{link}-{variant}") for link in links]
 
 
 def _decoded(value: bytes, kind: type[T]) -> T | None:
-    """None for bytes that are no such record, such as one of another version."""
+    """None for bytes that are not such a record, such as one of another version."""
     try:
         return msgspec.json.decode(value, type=kind)
     except _UNDECODABLE:
@@ -173,7 +171,7 @@ def _decoded(value: bytes, kind: type[T]) -> T | None:
 
 
 def sealed(record: bytes) -> bytes:
-    """A JSON object's bytes with the digest of those bytes as one more, last, member."""
+    """A JSON object's bytes, with their digest added as the last member."""
     return b'%b,"sha256":"%b"}' % (record[:-1], hashlib.sha256(record).hexdigest().encode())
 
 
@@ -182,7 +180,7 @@ def _without_seal(value: bytes) -> bytes:
 
 
 def _is_sealed(value: bytes) -> bool:
-    """Whether there is a seal, and it is that of the rest."""
+    """Whether there is a seal that matches the rest."""
     seal = _SEAL.search(value, _tail(value))
     return seal is not None and hashlib.sha256(_without_seal(value)).hexdigest().encode() == seal[1]
 
@@ -199,11 +197,15 @@ def _intact_round(value: bytes) -> bool:
     if _is_sealed(value):
         return True
     hidden = _decoded(value, _OldHidden)
-    return hidden is not None and _are_messages(hidden)
+    if hidden is None:
+        return False
+    instead = [] if rawjson.is_null(hidden.instead) else [hidden.instead]
+    # Records without a seal are older than all other dialects.
+    return CHAT.are_paired([*hidden.before, *instead, *hidden.after])
 
 
 class _OldSnapshot(msgspec.Struct, forbid_unknown_fields=True):
-    """A snapshot without a seal: what has any other member had one, which is damaged."""
+    """A snapshot without a seal. Any other member would be a damaged seal."""
 
     text: str
     tokens: int
@@ -218,22 +220,3 @@ class _OldHidden(msgspec.Struct, forbid_unknown_fields=True):
     after: list[Raw]
     tokens: int
     earlier: list[str]
-
-
-def _are_messages(hidden: _OldHidden) -> bool:
-    """Whether this is what the model and our tools say: each answer of a tool is that of a call beside it."""
-    instead = [] if rawjson.is_null(hidden.instead) else [hidden.instead]
-    called, answered = set[str](), set[str]()
-    try:
-        for raw in (*hidden.before, *instead, *hidden.after):
-            json.loads(bytes(raw))  # msgspec skips over what is inside
-            members = rawjson.members(raw)
-            if rawjson.string(members["role"]) == "tool":
-                answered.add(rawjson.string(members["tool_call_id"]))
-            elif rawjson.string(members["role"]) == "assistant":
-                called |= {call.id for call in tool_calls(members)}
-            else:
-                return False
-    except (NotJson, KeyError, ValueError, RecursionError):
-        return False
-    return answered <= called

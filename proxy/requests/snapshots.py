@@ -1,17 +1,18 @@
-"""A request's snapshots: which exist, which one is to be made, and by what call."""
+"""A request's snapshots: which ones exist, which one has to be made, and by which call."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proxy.core.plan import SummaryBoundary, live
 from proxy.core.policy import Compress, Source, Wait
-from proxy.core.summary import shares
-from proxy.dialects.chat import render
-from proxy.dialects.chat.render import ActiveSnapshot
-from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, riding, summary_members
-from proxy.requests.summarizer import Snapshot, Summarizer, SummaryAnswer, SummaryJob
+from proxy.core.summary import SummaryAnswer, shares
+from proxy.dialects import render
+from proxy.dialects.render import ActiveSnapshot
+from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, summary_on_prefix
+from proxy.requests.summarizer import Snapshot, Summarizer, SummaryJob
 
 if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache
@@ -21,14 +22,14 @@ Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
 
 
 class Snapshots:
-    """What a process knows of snapshots under way, for any request."""
+    """Finds snapshots, and has missing ones made, for every request of the process."""
 
     def __init__(self, summarizer: Summarizer, reader: MessageCache) -> None:
         self._summarizer = summarizer
         self._reader = reader
 
     async def existing(self, history: PlannedRequest, records: Records) -> ActiveSnapshot | None:
-        """The latest cut whose record exists."""
+        """The snapshot of the latest boundary that has a record."""
         boundaries = history.plan.boundaries
         found = (
             await records.snapshots([history.snapshot_name(boundary) for boundary in boundaries]) if boundaries else []
@@ -40,10 +41,10 @@ class Snapshots:
         return None
 
     async def complete(self, ready: RenderedRequest, records: Records, tenant: str, ask: Ask) -> RenderedRequest:
-        """The request with the snapshot that its plan wants, made or waited for as the policy says.
+        """The request with the snapshot that its plan wants. The policy says whether to wait for it.
 
-        A request that is too large without it waits whatever the policy says; one whose summary fails goes on without,
-        and shows at once what its event moves.
+        A request that is too large without the snapshot always waits. If the summary fails, the request goes without
+        it, and at once shows everything that its event moves.
         """
         history = ready.history
         boundary = history.plan.boundaries[-1] if history.plan.boundaries else None
@@ -71,6 +72,8 @@ class Snapshots:
         if window:
             left = history.room.left(sum(sizes.values()))
         rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
+        riding = partial(summary_on_prefix, history, boundary, shown, ready.rounds, min(left, history.summary_limit))
+        model, asked, most = history.summary_model, history.request, min(reply, history.summary_limit)
         return SummaryJob(
             key=records.key("snapshots", history.snapshot_name(boundary)),
             tenant=tenant,
@@ -82,11 +85,11 @@ class Snapshots:
             timeout=offload.compress.timeout,
             group_tokens=limit,
             max_calls=offload.compress.max_calls,
-            riding=(lambda task: riding(history, boundary, shown, ready.rounds, left)(task))
-            if rides and left >= 2 * snapshot_tokens
-            else None,
-            members=summary_members(history, reply),
-            history=lambda: render.originals(history.transcript, boundary, shown.boundary if shown else None),
+            riding=riding if rides and left >= 2 * snapshot_tokens else None,
+            alone=lambda text: history.dialect.summary_request(text, model, asked, most),
+            history=lambda: render.originals(
+                history.dialect, history.transcript, boundary, shown.boundary if shown else None
+            ),
             earlier=shown.text if shown else "",
             originals=history.originals_path(boundary),
             ask=ask,
@@ -94,8 +97,10 @@ class Snapshots:
 
 
 def _sizes(history: PlannedRequest, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> dict[int, int]:
-    """Tokens of each message up to the cut as it was sent before the cut's event; those that a snapshot stood for count
-    as that snapshot, at its first message."""
+    """Tokens of each message up to the boundary, as it was sent before the boundary's event.
+
+    Messages that an earlier snapshot replaces count as that snapshot, at the place of the first one.
+    """
     moves = history.plan.before(boundary.event).moves
     sizes = {index: live(item, moves.get(index)) for index, item in enumerate(history.past.items[: boundary.end])}
     before = render.taken(history.transcript, shown.boundary) if shown else []
@@ -104,8 +109,10 @@ def _sizes(history: PlannedRequest, boundary: SummaryBoundary, shown: ActiveSnap
 
 
 def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tuple[int, int]:
-    """Most tokens of history for one summary call, 0 where neither the policy nor upstream says; and most of its reply,
-    which is `reply` where nothing is known of the window."""
+    """The most tokens of history for one summary call, and the most tokens of its reply.
+
+    The first is 0 where neither the policy nor upstream says. The second is `reply` where the window is not known.
+    """
     if window is None:
         return compress.group_token_threshold, reply
     history, reply = shares(window, compress.snapshot_tokens)

@@ -1,7 +1,7 @@
-"""Asks a model for snapshots: one flight a record, few at a time, bounded in time and calls. It never fails a request.
+"""Asks a model for snapshots: one flight for each record, few at a time, with limits on time and calls.
 
-A record is made once and by whoever comes first; the store's *put if absent* decides between two. What is paid for is
-stored even if the request that wanted it has gone.
+A failed summary never fails a request. Whoever comes first makes the record; between two processes, the store's *put if
+absent* decides. A snapshot that was paid for is stored even if the request that wanted it has gone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-from msgspec import Raw
 
-from proxy.core import rawjson, summary
-from proxy.core.summary import Section, Unusable
-from proxy.dialects.chat import overflow
+from proxy.core import summary
+from proxy.core.summary import Section, SummaryAnswer, Unusable
 from proxy.errors import Overloaded, UpstreamFault
 from proxy.lru import Lru
 from proxy.telemetry.outcome import Outcome
@@ -27,69 +25,57 @@ from proxy.threads import WorkPool
 T = TypeVar("T")
 
 FLIGHTS_PER_TENANT, QUEUE_PER_TENANT = 4, 64
-"""Calls at a time, and with those that wait for their turn: each holds its conversation in memory."""
+"""Flights at a time, and together with those that wait. Each holds its conversation in memory."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 60.0, 3600.0
-"""Seconds that a conversation makes no summary after its first failure, doubling up to the longest."""
+"""Seconds without summaries after a conversation's first failure; doubled after each further one, up to the longest."""
 UNUSED_LIMIT, UNUSED_PAUSE, UNUSED = 5, 3600.0, "snapshots of this conversation are never used; none for an hour"
-"""So many snapshots in a row that nobody used mean a client that rewrites its past; then none for so long (s)."""
+"""So many unused snapshots in a row mean a client that rewrites its past. Then none is made for so many seconds."""
 UNKNOWN_WINDOW = 64_000
-"""Tokens of history for one call where nothing is known of the summary model's window (most have 128,000)."""
+"""Tokens of history for one call where the summary model's window is not known (most have 128,000)."""
 CONVERSATIONS = 10_000
-"""Whose health is remembered."""
+"""How many conversations' health is remembered."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The stored record: the text between the tags, its size, and who wrote it."""
+    """The stored record: the text between the tags, its tokens, and the model that wrote it."""
 
     text: str
     tokens: int
     model: str
 
 
-class SummaryAnswer(msgspec.Struct, frozen=True):
-    """What came back of one call: status and body; where it was 200, the text and what upstream says it cost."""
-
-    status: int
-    body: bytes
-    text: str = ""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-
-
 class SummaryJob(msgspec.Struct, frozen=True):
-    """Everything that one snapshot is made from. Built by the request that plans it; lives on without it."""
+    """Everything that one snapshot is made from. The request that plans it builds the job, and may end before it."""
 
     key: str
     tenant: str
     conversation: str
-    """Identifies the caller and where this history began: failures back off per conversation."""
+    """Identifies the caller and the beginning of the history. Failures back off per conversation."""
     model: str
     snapshot_tokens: int
     replaced_tokens: int
     store_dir: str
     timeout: float
     group_tokens: int
-    """Most history for one call in tokens; 0: nothing is known."""
+    """The most tokens of history for one call; 0: not known."""
     max_calls: int
-    """Whatever upstream answers: tries that fail count."""
-    riding: Callable[[bytes], bytes] | None
-    """The task's message → the body of a call on the cached prefix; None where another model is asked. Any thread may
-    call it, as it may `history`."""
-    members: dict[str, Raw]
-    """What a call on originals carries besides its messages: the model, who asks."""
+    """Failed calls count, too."""
+    riding: Callable[[str], bytes] | None
+    """The task → the body of a call on the cached prefix; None where that is not possible, as with another model."""
+    alone: Callable[[str], bytes]
+    """The whole prompt, history and task → the body of a call."""
     history: Callable[[], list[Section]]
-    """What is to be recorded, from full originals."""
+    """The originals to be recorded. Any thread may call this, and the two above."""
     earlier: str
-    """The snapshot that this one replaces; empty if none."""
+    """The text of the snapshot that this one replaces; empty if there is none."""
     originals: str
-    """The path where all of the history can be read."""
+    """The path where the whole history can be read."""
     ask: Callable[[bytes], Awaitable[SummaryAnswer]]
-    """Sends one body by the request's own upstream and credentials."""
+    """Sends one body to the request's own upstream with its credentials."""
 
 
 class Spent(msgspec.Struct):
-    """The ledger of one snapshot, over all its calls."""
+    """What all calls for one snapshot cost."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -104,11 +90,11 @@ class Spent(msgspec.Struct):
 
 
 class Failed(Exception):
-    """No usable snapshot; the text says why."""
+    """There is no usable snapshot; the text says why."""
 
 
 class TooLong(Exception):
-    """Upstream has no room for a call; `window` is what it says that it has in tokens, if it says so."""
+    """A call has too many tokens. `window` is the context window that upstream named, if it did."""
 
     def __init__(self, window: int | None) -> None:
         super().__init__("upstream says that it is too long")
@@ -122,43 +108,43 @@ class Calls:
         self.job = job
         self._left = job.max_calls
         self.fault = ""
-        """Why the last answer cannot be used, for the next call to name."""
+        """Why the last answer could not be used. The next call says so to the model."""
         self._spent = spent
 
     def left(self) -> int:
-        """How many more there may be. Raises Failed where that is none."""
+        """How many more calls are allowed. Raises Failed if none is."""
         if not self._left:
             raise Failed(f"no usable record within {self.job.max_calls} calls (`compress.max_calls`)")
         return self._left
 
     async def ask(self, body: bytes) -> SummaryAnswer:
-        """Raises Failed where there are none left or upstream refuses, TooLong and UpstreamFault."""
+        """Raises Failed if no call is left or upstream refuses this one, TooLong and UpstreamFault."""
         self._left = self.left() - 1
         answer = await self.job.ask(body)
         self._spent.add(answer)
-        if overflow.is_overflow(answer.status, answer.body):
-            raise TooLong(overflow.window(answer.body))
+        if answer.too_long:
+            raise TooLong(answer.window)
         if answer.status != 200:
             raise Failed(f"upstream answered {answer.status}")
         return answer
 
     def unusable(self, fault: str) -> None:
-        """Take note for the next call. Raises Failed where that makes two in a row, or there is no next call."""
+        """Note the fault for the next call. Raises Failed if it is the second in a row, or no call is left."""
         if self.fault or not self._left:
             raise Failed(f"the model's answer cannot be used: {fault}")
         self.fault = fault
 
 
 Recall = Callable[[str], Awaitable[bytes | None]]
-"""Key → the record; None where there is none."""
+"""Key → the record, or None."""
 Keep = Callable[[str, bytes], Awaitable[bytes | None]]
-"""Put if absent → the bytes that are stored now, the winner's; None where the store failed."""
+"""Puts the record unless there is one → the bytes stored now, whoever wrote them; None if the store failed."""
 Report = Callable[[SummaryJob, Spent, str, float], None]
-"""Job, what was spent, empty or why it failed, seconds."""
+"""Takes the job, its cost, why it failed (or an empty text), and the seconds that it took."""
 
 
 class Summarizer:
-    """All snapshots under way in this process."""
+    """All snapshots that this process is making."""
 
     def __init__(
         self,
@@ -174,7 +160,7 @@ class Summarizer:
         self._count = count
         self._report = report
         self._threads = threads
-        # Requests are read by the same threads: however long the histories that are summarised, one stays free.
+        # Requests are read in the same threads. However long the summarised histories are, one thread stays free.
         self._working = asyncio.Semaphore(1)
         self._clock = clock
         self._flights: dict[str, asyncio.Task[Snapshot | None]] = {}
@@ -188,36 +174,36 @@ class Summarizer:
         return len(self._flights)
 
     def request(self, job: SummaryJob) -> asyncio.Task[Snapshot | None] | None:
-        """The flight for this record, started unless one is under way; None where none may be started now.
+        """The flight for this record, started if there is none yet; None if none may be started now.
 
-        Do not await it unshielded: the snapshot is to be finished even if its request is cancelled.
+        Await it only shielded: the snapshot is finished even if its request is cancelled.
         """
         if job.conversation in self._busy or self._queues[job.tenant] >= QUEUE_PER_TENANT:
             return self._flights.get(job.key)
         return self._started(job)
 
     async def wait(self, job: SummaryJob) -> Snapshot | None:
-        """The snapshot, once whatever else its conversation is busy with is done; None where there will be none."""
+        """Wait for the snapshot, after any other one of its conversation; None if it cannot be made."""
         while job.key not in self._flights and job.conversation in self._busy:
             await asyncio.wait([self._busy[job.conversation]])
         flight = self._flights.get(job.key) or self._started(job)
         return await asyncio.shield(flight) if flight else None
 
     async def once(self, job: SummaryJob, spent: Spent) -> Snapshot:
-        """A snapshot for a caller who waits for it and keeps it: no record, no flight, no back-off.
+        """A snapshot for a caller who waits for it and keeps it: no record, no shared flight, no back-off.
 
-        Raises Failed, UpstreamFault, Overloaded and TimeoutError; `spent` is what it has cost by then.
+        Raises Failed, UpstreamFault, Overloaded and TimeoutError. `spent` then has the cost until that point.
         """
         async with self._places[job.tenant], asyncio.timeout(job.timeout):
             return await self._make(job, spent)
 
     def used(self, conversation: str) -> None:
-        """A later request shows a snapshot of this conversation: its past stands still, so the next is worth it."""
+        """A later request used a snapshot of this conversation, so the next one is worth making."""
         if health := self._health.get(conversation):
             health.unused = 0
 
     async def close(self, grace: float) -> None:
-        """Let what is paid for be stored, for at most `grace` seconds."""
+        """Wait at most `grace` seconds for flights to be stored, then cancel the rest."""
         flights = list(self._flights.values())
         if flights:
             await asyncio.wait(flights, timeout=grace)
@@ -257,7 +243,7 @@ class Summarizer:
             self._report(job, Spent(), UNUSED, 0.0)
 
     async def _paid(self, job: SummaryJob, spent: Spent) -> Snapshot:
-        """Made and stored. Everybody uses the winner's bytes; with the store down its own are used for this once."""
+        """Make and store it. Everyone uses the stored bytes; if the store is down, this flight's own are used once."""
         async with asyncio.timeout(job.timeout):
             made = await self._make(job, spent)
         return _decoded(await self._keep(job.key, msgspec.json.encode(made))) or made
@@ -267,28 +253,27 @@ class Summarizer:
         limit = job.group_tokens or UNKNOWN_WINDOW
         try:
             text = await self._ride(calls, job.riding) if job.riding else await self._from_originals(calls, limit)
-        except TooLong as error:  # only of riding
+        except TooLong as error:  # raised only by `_ride`
             text = await self._from_originals(calls, min(limit, _room(job, error.window) or limit))
         return Snapshot(
             text=text, tokens=await self._off_loop(job, lambda: self._count(text, job.model)), model=job.model
         )
 
-    async def _ride(self, calls: Calls, riding: Callable[[bytes], bytes]) -> str:
+    async def _ride(self, calls: Calls, riding: Callable[[str], bytes]) -> str:
         """One call on the prefix that upstream has cached. Raises TooLong."""
         job = calls.job
 
         def body() -> bytes:
-            task = summary.task(job.snapshot_tokens, job.store_dir, calls.fault)
-            return riding(rawjson.encode({"role": "user", "content": task}))
+            return riding(summary.task(job.snapshot_tokens, job.store_dir, calls.fault))
 
         while True:
             if (text := await self._asked(calls, body)) is not None:
                 return text
 
     async def _from_originals(self, calls: Calls, limit: int) -> str:
-        """As much history at a time as fits, each call updating the record so far, in as few calls as are left.
+        """Record as much history per call as fits, each call updating the record so far.
 
-        A try that fails is one call less: what is still to be recorded is then shortened to what the others can take.
+        A failed try costs a call. The history that is left is then shortened to what the remaining calls can take.
         """
         job, record = calls.job, calls.job.earlier
         count = self._counter(job.model)
@@ -310,7 +295,7 @@ class Summarizer:
                     return record
 
     async def _asked(self, calls: Calls, body: Callable[[], bytes]) -> str | None:
-        """The record of one call; None: it is to be asked for once more. Raises TooLong and Failed."""
+        """The record of one call; None: ask once more. Raises TooLong and Failed."""
         job = calls.job
         answer = await calls.ask(await self._off_loop(job, body))
         accept = partial(
@@ -325,7 +310,7 @@ class Summarizer:
         return text
 
     async def _off_loop(self, job: SummaryJob, work: Callable[[], T]) -> T:
-        """Whatever takes longer the more a conversation or a model has said."""
+        """Run work in a thread if it grows with the length of a conversation or a reply."""
         async with self._working:
             return await self._threads.run(job.key.partition("/")[0] or job.tenant, work)
 
@@ -334,21 +319,21 @@ class Summarizer:
 
 
 def _room(job: SummaryJob, window: int | None) -> int:
-    """Tokens of history for one call in such a window; 0 where it is not known."""
+    """Tokens of history for one call in this window; 0 where it is not known."""
     return summary.shares(window, job.snapshot_tokens)[0] if window else 0
 
 
 def _smaller(job: SummaryJob, limit: int, window: int | None) -> int:
-    """What to try where `limit` tokens are too much: what upstream has room for, if it says so and that is less.
+    """The next limit to try after `limit` tokens were too much: what upstream has room for, if it says so.
 
-    Else half of a limit that was worked out, and a quarter of one that was guessed, as there are few calls.
+    Otherwise half of a limit that was computed, and a quarter of one that was guessed, because calls are few.
     """
     room = _room(job, window)
     return room if 0 < room < limit else limit // (2 if job.group_tokens else 4)
 
 
 def _decoded(record: bytes | None) -> Snapshot | None:
-    """None for what is absent, or damaged by whoever owns the disk."""
+    """None for a record that is absent or damaged."""
     try:
         return msgspec.json.decode(record or b"", type=Snapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -356,7 +341,7 @@ def _decoded(record: bytes | None) -> Snapshot | None:
 
 
 def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
-    """A snapshot's entry in the ledger, whose request may be long over."""
+    """The outcome of making a snapshot, reported on its own because its request may be over."""
     return Outcome(
         request_id=job.key.rpartition("/")[2],
         tenant=job.tenant,
@@ -375,16 +360,16 @@ def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -
 
 
 class _Health:
-    """What one conversation's summaries came to."""
+    """How one conversation's summaries have fared."""
 
     def __init__(self) -> None:
         self.failures = 0
         self.until = 0.0
         self.unused = 0
-        """Snapshots in a row that no later request has shown."""
+        """Snapshots in a row that no later request has used."""
 
     def paused_by(self, fault: str, now: float) -> bool:
-        """Take note of one more, failed if there is a `fault`; whether it was the last for nothing for a while."""
+        """Count one more snapshot, failed if there is a `fault`. Returns whether too many in a row were unused."""
         if fault:
             self.failures += 1
             self.until = now + min(FIRST_BACKOFF * 2 ** min(self.failures - 1, 16), LONGEST_BACKOFF)
@@ -399,5 +384,4 @@ class _Health:
 
 def _group_body(job: SummaryJob, group: list[Section], earlier: str, fault: str) -> bytes:
     task = summary.task(job.snapshot_tokens, job.store_dir, fault)
-    content = summary.fenced(summary.originals(group), earlier, task)
-    return rawjson.encode(job.members | {"messages": [{"role": "user", "content": content}]})
+    return job.alone(summary.fenced(summary.originals(group), earlier, task))

@@ -11,14 +11,11 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Protocol
 
-import msgspec
-
-from proxy.core import rawjson, sse
+from proxy.core import sse
 from proxy.core.history import ToolCall
-from proxy.core.rawjson import NotJson
-from proxy.dialects.chat.overflow import is_overflow
-from proxy.dialects.chat.turn import Broken, ChatTurn, State
-from proxy.errors import BadEncoding, UpstreamBroken, UpstreamFault, UpstreamUnreachable
+from proxy.core.turn import Broken, State
+from proxy.dialects import Turn
+from proxy.errors import BadEncoding, ProxyError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.requests import passthrough
 from proxy.requests.exchange import Exchange
 from proxy.upstream import content_encoding
@@ -70,10 +67,10 @@ class TurnIO(Protocol):
     async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
         """The answers to calls of our tools, in their order."""
 
-    async def remember(self, turn: ChatTurn) -> None:
+    async def remember(self, turn: Turn) -> None:
         """Write down what the finished turn hid, before the client's reply ends."""
 
-    def headers(self, turn: ChatTurn) -> Headers:
+    def headers(self, turn: Turn) -> Headers:
         """Ours, for the client's reply."""
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
@@ -88,7 +85,7 @@ class Interrupted(Exception):
         self.fault = fault
 
 
-async def converse(turn: ChatTurn, client: Exchange, partner: TurnIO, heartbeat: float = HEARTBEAT) -> None:
+async def converse(turn: Turn, client: Exchange, partner: TurnIO, heartbeat: float = HEARTBEAT) -> None:
     """The whole turn. Raises Refusal, UpstreamFault and ClientGone only as long as nothing went to the client.
 
     What fails later becomes an error event at the end of the stream, as OpenAI's API does it; the fault is raised
@@ -101,24 +98,26 @@ async def converse(turn: ChatTurn, client: Exchange, partner: TurnIO, heartbeat:
     except UpstreamFault as fault:
         if not client.status:
             raise
-        await client.finish(sse.encode(fault.body()))
+        await client.finish(turn.error_event(fault))
         raise Interrupted(fault) from fault
     except Refusal as refusal:
         if not client.status:
             raise
         broken = UpstreamBroken(f"Upstream answered {refusal.status} to a follow-up request")
-        await client.finish(_error_event(refusal, broken))
+        await client.finish(turn.error_event(broken, refusal.said()))
         raise Interrupted(broken) from refusal
 
 
-async def pass_on(reply: UpstreamReply, client: Exchange, ours: Headers) -> None:
+async def pass_on(
+    reply: UpstreamReply, client: Exchange, ours: Headers, error_event: Callable[[ProxyError], bytes]
+) -> None:
     """A reply to the client's own request, byte for byte; a stream that breaks off ends with an error event."""
     try:
         await passthrough.pass_on(reply, client, ours)
     except UpstreamFault as fault:
         if not client.status or _is_compressed(reply) or not _is_stream(reply, otherwise=False):
             raise
-        await client.finish(b"\n\n" + sse.encode(fault.body()))
+        await client.finish(b"\n\n" + error_event(fault))
         raise Interrupted(fault) from fault
 
 
@@ -174,7 +173,7 @@ class _Line:
 
 
 class _Conversation:
-    def __init__(self, turn: ChatTurn, line: _Line, partner: TurnIO) -> None:
+    def __init__(self, turn: Turn, line: _Line, partner: TurnIO) -> None:
         self._turn = turn
         self._line = line
         self._partner = partner
@@ -210,7 +209,7 @@ class _Conversation:
             try:
                 return await self._ask(body)
             except Refusal as refusal:
-                if is_overflow(refusal.status, refusal.said()) and not reworded:
+                if self._turn.is_overflow(refusal.status, refusal.said()) and not reworded:
                     reworded = True
                     self._turn.reword(TOO_LONG)
                     body = self._turn.request()
@@ -316,16 +315,6 @@ async def _gathered(chunks: AsyncGenerator[bytes, None]) -> bytes:
             if len(whole) > WHOLE_LIMIT:
                 raise UpstreamBroken(f"Upstream's reply is larger than {WHOLE_LIMIT} bytes")
     return bytes(whole)
-
-
-def _error_event(refusal: Refusal, fault: UpstreamFault) -> bytes:
-    """Upstream's own words, where they have the shape that clients know."""
-    said = refusal.said()
-    try:
-        known = not rawjson.is_null(rawjson.members(said).get("error"))
-        return sse.encode(msgspec.json.format(said, indent=-1) if known else fault.body())
-    except (NotJson, msgspec.MsgspecError):
-        return sse.encode(fault.body())
 
 
 def _is_passing(status: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a turn needs of the world: upstream to ask, our tools to answer, the store to remember."""
+"""What a turn needs from outside: upstream to send to, our tools to answer calls, the store to remember."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ import msgspec
 from proxy import regex
 from proxy.core.history import ToolCall, extend
 from proxy.core.retrieval import tools
-from proxy.dialects.chat.files import Files
-from proxy.dialects.chat.messages import reply_meaning
-from proxy.dialects.chat.render import HiddenRound
-from proxy.dialects.chat.turn import ChatTurn
+from proxy.core.summary import SummaryAnswer
+from proxy.dialects import Dialect, Turn
+from proxy.dialects.files import Files
 from proxy.regex import Budget, sliced
 from proxy.requests import tool_loop
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
-from proxy.requests.summarizer import SummaryAnswer
 from proxy.telemetry.outcome import ToolUse
 from proxy.upstream.headers import Headers, without
 
@@ -33,15 +31,11 @@ if TYPE_CHECKING:
 
 REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding")
 ANOTHER = (*REWRITTEN, b"idempotency-key")
-"""What does not go along with a second body: its key stands for the first one's reply."""
-
-SUMMARY_BYTES = 4 << 20
-"""Of a summary call's reply, of which a record is a few thousand. A larger one is not parsed: that would take the event
-loop more than 10 ms."""
+"""Headers that a second body must not have: upstream would take its idempotency key for the first body's."""
 
 
 class RequestTurnIO:
-    """One request's. `ready` is what was made of it; `searching` is what all its searches may take together."""
+    """For one request. `ready` is the request to send; `searching` is the time that all its searches may take."""
 
     def __init__(
         self,
@@ -77,19 +71,19 @@ class RequestTurnIO:
     def _request(self, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
         return rewritten(self._services.relay.request(self._client, self._tenant, body), body, dropped)
 
-    def headers(self, turn: ChatTurn) -> Headers:
-        """Ours; in a reply that is not a stream with the number of internal rounds, which is known by then."""
+    def headers(self, turn: Turn) -> Headers:
+        """Our headers. In a reply that is not a stream, the number of hidden rounds is known and added."""
         whole = not self._history.request.stream
         return [*self._ours(), (b"x-offload-rounds", b"%d" % turn.rounds)] if whole else self._ours()
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
-        """Work on upstream's reply that would hold up the event loop, in a thread."""
+        """Run work on upstream's reply in a thread, because it would block the event loop."""
         return await self._services.threads.reading.run(self._tenant.namespace, work)
 
     # -- our tools --
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
-        """The answers, within what the turn may still read; one after another, each with its share."""
+        """The answers, one after another. Each call gets an equal share of what the turn may still read."""
         if self._files is None:
             self._files = self._ready.files()
         limits = self._history.policy.tools
@@ -131,15 +125,15 @@ class RequestTurnIO:
     def _count(self, text: str) -> int:
         return self._services.reader.count(text, self._history.request.model)
 
-    # -- what the reply hid --
+    # -- hidden rounds --
 
-    async def remember(self, turn: ChatTurn) -> None:
-        """Under the digest of the history that the visible reply ends."""
+    async def remember(self, turn: Turn) -> None:
+        """Store the hidden rounds under the digest of the history that ends with the visible reply."""
         hidden = turn.hidden
         if hidden is None:
             return
         model = self._history.request.model
-        link = extend(self._history.chain[-1], reply_meaning(*turn.visible))
+        link = extend(self._history.chain[-1], self._history.dialect.reply_meaning(*turn.visible))
         raws = [*hidden.before, *hidden.after]
         count = self._services.reader.count
         tokens = await self._services.threads.reading.run(
@@ -147,76 +141,37 @@ class RequestTurnIO:
         )
         links = self._history.reply_links()
         earlier = [links[index] for index in sorted(self._ready.rounds)]
-        round_ = HiddenRound(tuple(hidden.before), hidden.instead, tuple(hidden.after), tokens)
-        await self._records.remember(link, model, round_, earlier)
+        await self._records.remember(link, model, msgspec.structs.replace(hidden, tokens=tokens), earlier)
 
     # -- summaries --
 
     async def ask(self, body: bytes) -> SummaryAnswer:
-        """A summary call: by the request's own upstream and credentials. Raises UpstreamFault."""
-        return await ask(self._services.upstream, self._request(body, ANOTHER))
+        """Make a summary call with the request's own upstream and credentials. Raises UpstreamFault."""
+        return await ask(self._services.upstream, self._request(body, ANOTHER), self._history.dialect)
 
 
 def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
-    """The client's own request with another body; headers that told of the old one, and `dropped`, are left out."""
+    """The client's own request with another body, without the headers in `dropped`."""
     kept = without(request.headers, dropped)
     headers = [*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))]
     return msgspec.structs.replace(request, content=body, headers=headers)
 
 
-async def ask(upstream: UpstreamClient, request: UpstreamRequest) -> SummaryAnswer:
-    """A summary call's answer. Raises UpstreamFault."""
+async def ask(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:
+    """The answer to a summary call. Raises UpstreamFault."""
     async with aclosing(await upstream.send(request)) as reply:
-        return _read(reply.status, await tool_loop.body(reply))
+        return dialect.summary_answer(reply.status, await tool_loop.body(reply))
 
 
 def answers_used(
     calls: Sequence[ToolCall], answers: Sequence[tools.ToolAnswer], names: tuple[str, str]
 ) -> list[ToolUse]:
-    """What the outcome says of these answers."""
+    """The calls and their answers, as the outcome reports them."""
     return [
         ToolUse(_tool(call, names), answer.result, answer.tokens) for call, answer in zip(calls, answers, strict=True)
     ]
 
 
 def _tool(call: ToolCall, names: tuple[str, str]) -> tools.Tool:
-    """Which of the two it is, whatever it is called in this request."""
+    """Which of our two tools the call is for."""
     return "grep" if call.name == names[0] else "read_file"
-
-
-class _Completion(msgspec.Struct):
-    """As far as a summary call's reply matters; any of it may be missing or of another kind."""
-
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = 0
-
-
-def _read(status: int, body: bytes) -> SummaryAnswer:
-    if len(body) > SUMMARY_BYTES:
-        return SummaryAnswer(status, body)
-    try:
-        completion = msgspec.json.decode(body, type=_Completion)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return SummaryAnswer(status, body)
-    usage = completion.usage or _Usage()
-    details = usage.prompt_tokens_details or _Details()
-    text = (completion.choices[0].message.content or "") if completion.choices else ""
-    return SummaryAnswer(status, body, text, usage.prompt_tokens, usage.completion_tokens, details.cached_tokens or 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TypeVar
 
 from proxy.core.policy import Policy
-from proxy.dialects.chat import overflow
 
 V = TypeVar("V")
 
@@ -28,14 +27,13 @@ class UpstreamLimits:
         known = (policy.upstream.context_window, self._windows.get((policy.upstream.base_url, model)))
         return min((tokens for tokens in known if tokens is not None), default=None)
 
-    def overflowed(self, policy: Policy, model: str, body: bytes, counted: int) -> None:
-        """A request of `counted` tokens was too long, and `body` is what upstream said.
+    def overflowed(self, policy: Policy, model: str, said: int | None, counted: int) -> None:
+        """A request of `counted` tokens was too long. `said` is the window that upstream named, if it named one.
 
         One that was known to be too long teaches nothing, or a client that asks for too much again and again would
         shrink the window for all.
         """
         before = self.window(policy, model)
-        said = overflow.window(body)
         shrunk = int(SHRINK * counted) if before is None or counted <= before else before
         learned = said if said is not None and (before is None or said < before) else shrunk
         _put(self._windows, (policy.upstream.base_url, model), max(learned, 1))

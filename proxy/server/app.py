@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy import operations
+from proxy.dialects import DIALECTS, for_request
 from proxy.errors import ClientFault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported
 from proxy.operations import Operations
 from proxy.policies import PolicyLoader
@@ -130,7 +131,7 @@ class App:
             learned=UpstreamLimits(),
             sink=self._record,
         )
-        self._chat: Handler = Chat(services)
+        self._chats: dict[str, Handler] = {dialect.name: Chat(services, dialect) for dialect in DIALECTS}
         self._operations = Operations(services, self._summarizer)
         self._callers = Callers()
         self._drain = settings.drain_timeout
@@ -154,6 +155,8 @@ class App:
         """The outermost edge: whatever happens inside, the client gets a whole reply or sees that it is not whole."""
         if client.path in operations.PATHS:
             client.fault_body = operations.refusal()
+        elif dialect := for_request(client.method, client.path):
+            client.fault_body = dialect.error_body
         try:
             if client.path in _OURS or client.path.startswith(_RESERVED):
                 await self._serve_own(client)
@@ -197,7 +200,8 @@ class App:
             operations.check_caller(tenant)
             return self._operations
         _check_path(client, tenant.policy)
-        return self._chat if _is_chat(client) else self._relay
+        dialect = for_request(client.method, client.path)
+        return self._chats[dialect.name] if dialect else self._relay
 
     def _tenant(self, client: Exchange) -> Tenant:
         """Who asks. Raises ClientFault where they may not."""
@@ -393,10 +397,6 @@ def _check_path(client: Exchange, policy: Policy) -> None:
             "This path is not relayed: it has dot segments, or what lies there belongs to all who share this "
             "proxy's key. Its operator can open it with `relay` in the policy."
         )
-
-
-def _is_chat(client: Exchange) -> bool:
-    return client.method == "POST" and client.path.endswith(b"/chat/completions")
 
 
 def _is_local(request: Request) -> bool:

@@ -16,11 +16,10 @@ import msgspec
 from proxy.core.plan import Role
 from proxy.core.policy import Policy
 from proxy.core.rawjson import members
-from proxy.dialects.chat import render
+from proxy.dialects import render
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.messages import reasoning, texts, tool_calls
-from proxy.dialects.chat.render import ActiveSnapshot
-from proxy.dialects.chat.request import parse
-from proxy.dialects.chat.turn import ChatTurn, RoundRequest
+from proxy.dialects.render import ActiveSnapshot
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.prepare import RenderedRequest, rendered
@@ -50,8 +49,8 @@ async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
     """Raises Unplannable."""
     sent, made, before = Sent(), set[str](), (False, 0, "")
     for messages, _ in requests_of(run):
-        asked = parse(_body(run, messages))
-        history = await prepare.plan(asked, policy, None, reader)
+        asked = CHAT.parse(_body(run, messages))
+        history = await prepare.plan(CHAT, asked, policy, None, reader)
         if history is None or not history.concerns_us:
             sent.bodies.append(asked.body)
             continue
@@ -60,7 +59,7 @@ async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
         made |= {
             history.snapshot_name(boundary) for boundary in history.plan.boundaries[-1:]
         }  # the next request has it
-        sent.bodies.append(ChatTurn(_asked(ready)).request() if ready.changed else asked.body)
+        sent.bodies.append(ready.turn().request() if ready.changed else asked.body)
         _note(sent.told, ready)
         # Our tools enter in front of everything; an event and a snapshot change what stood there.
         after = (ready.injecting, len(ready.plan.events), history.snapshot_name(shown.boundary) if shown else "")
@@ -80,12 +79,6 @@ def _shown(history: prepare.PlannedRequest, made: set[str]) -> ActiveSnapshot | 
     return ActiveSnapshot(boundaries[-1], SUMMARY, history.originals_path(boundaries[-1])) if boundaries else None
 
 
-def _asked(ready: RenderedRequest) -> RoundRequest:
-    history = ready.history
-    rounds = history.policy.tools.max_rounds
-    return RoundRequest(history.request.members, ready.messages, ready.definitions(), history.names, rounds)
-
-
 def _note(told: Texts, ready: RenderedRequest) -> None:
     """What this request does not show, by the references in it."""
     transcript = ready.history.transcript
@@ -93,7 +86,7 @@ def _note(told: Texts, ready: RenderedRequest) -> None:
     if ready.shown:
         told[ready.shown.path] = [text for index in sorted(gone) for text in words_of(transcript.raws[index])]
     stay = [index for index in range(len(transcript.raws)) if index not in gone]
-    for index, raw in zip(stay, ready.messages[len(ready.messages) - len(stay) :], strict=True):
+    for index, raw in zip(stay, ready.entries[len(ready.entries) - len(stay) :], strict=True):
         client = transcript.raws[index]
         if transcript.messages[index].role is Role.TOOL and bytes(raw) != bytes(client):
             for (_, text), (_, instead) in zip(texts(client), texts(raw), strict=True):

@@ -48,7 +48,7 @@ SHAPES: dict[str, Callable[[int], bytes]] = {
 
 def looked_at(body: bytes) -> None:
     try:
-        for raw in parse(body).messages:
+        for raw in parse(body).entries:
             rawjson.members(raw)
     except (Unplannable, rawjson.NotJson):
         pass
@@ -120,7 +120,7 @@ def test_requests_beyond_the_bounds_are_none_of_our_business(body: bytes) -> Non
 
 def test_half_a_pair_beside_others_keeps_every_byte() -> None:
     message = rb'{"role":"user","content":"\ud83d \\ud83d \ud83d\ude00 \\\ud83d"}'
-    assert [bytes(raw) for raw in parse(chat(message)).messages] == [message]
+    assert [bytes(raw) for raw in parse(chat(message)).entries] == [message]
     assert rawjson.string(rawjson.members(message)["content"]) == "\ud83d \\ud83d \U0001f600 \\\ud83d"
 
 

@@ -17,6 +17,8 @@ from proxy.core.history import History, Message, Reading, Terms, Transcript, Unp
 from proxy.core.plan import Room
 from proxy.core.policy import Offload
 from proxy.core.preview import Shape
+from proxy.dialects import Dialect
+from proxy.dialects.chat import CHAT
 from proxy.requests.message_cache import INLINE_BYTES, MessageCache
 
 READING = Reading(Shape("/s", 5, 0), 100)
@@ -50,10 +52,10 @@ def raw(text: str, role: str = "user", **members: str) -> Raw:
 async def test_only_what_is_new_is_counted() -> None:
     tokens = Counting()
     reader = MessageCache(tokens)
-    first = await reader.read([raw("one"), raw("two"), raw("one")], READING, "m")
+    first = await reader.read(CHAT, [raw("one"), raw("two"), raw("one")], READING, "m")
     assert [message.tokens for message in first] == [7, 7, 7]
     assert tokens.taken() == {"one", "two"}
-    again = await reader.read([raw("one"), raw("three")], READING, "m")
+    again = await reader.read(CHAT, [raw("one"), raw("three")], READING, "m")
     assert (again[0], again[1].tokens) == (first[0], 9)
     assert tokens.taken() == {"three"}
     assert reader.caches()["messages"]()[0] == 3
@@ -66,7 +68,7 @@ async def test_another_model_or_shape_is_read_anew(reading: Reading, model: str)
     tokens = Counting()
     reader = MessageCache(tokens)
     for how, which in ((READING, "m"), (reading, model)):
-        await reader.read([raw("one")], how, which)
+        await reader.read(CHAT, [raw("one")], how, which)
         assert tokens.taken() == {"one"}
 
 
@@ -74,7 +76,7 @@ async def test_another_model_or_shape_is_read_anew(reading: Reading, model: str)
 async def test_a_little_is_read_at_once_unless_the_vocabulary_has_to_be_loaded(ready: bool) -> None:
     tokens = Counting()
     tokens.ready = ready
-    [message] = await MessageCache(tokens).read([raw("one")], READING, "m")
+    [message] = await MessageCache(tokens).read(CHAT, [raw("one")], READING, "m")
     assert message.tokens == 7
     assert (threading.get_ident() in tokens.threads) is ready
 
@@ -103,12 +105,12 @@ def test_a_history_that_goes_on_is_what_it_were_read_at_once(parts: list[list[li
             kept = data.draw(st.integers(3, len(raws)))
             raws = [*raws[:kept], *[one for step in part for one in step]]
             try:
-                found = await reader.past(raws, TERMS)
+                found = await reader.past(CHAT, raws, TERMS)
             except Unplannable:
                 with pytest.raises(Unplannable):
-                    await MessageCache(Counting()).past(raws, TERMS)
+                    await MessageCache(Counting()).past(CHAT, raws, TERMS)
             else:
-                assert seen(found) == seen(await MessageCache(Counting()).past(raws, TERMS))
+                assert seen(found) == seen(await MessageCache(Counting()).past(CHAT, raws, TERMS))
 
     def seen(past: History) -> tuple[object, ...]:
         return past.messages, past.tools, past.links, past.items, past.tokens, past.plan()
@@ -122,36 +124,38 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: 
     read: list[int] = []
     measure = reader.read
 
-    async def counted(some: Sequence[Raw], reading: Reading, model: str, caller: str) -> list[Message]:
+    async def counted(
+        dialect: Dialect, some: Sequence[Raw], reading: Reading, model: str, caller: str
+    ) -> list[Message]:
         read.append(len(some))
-        return await measure(some, reading, model, caller)
+        return await measure(dialect, some, reading, model, caller)
 
     monkeypatch.setattr(reader, "read", counted)
     for size in (3, 99, 99, 101, 100):
-        await reader.past(raws[:size], TERMS)
-    await reader.past(raws, msgspec.structs.replace(TERMS, model="other"))
+        await reader.past(CHAT, raws[:size], TERMS)
+    await reader.past(CHAT, raws, msgspec.structs.replace(TERMS, model="other"))
     assert read == [3, 99, 0, 2, 100, 101]
     assert reader.caches()["histories"]()[0] == 2
 
 
 async def test_much_of_it_is_read_in_a_thread_to_the_same_end() -> None:
     large = raw("x" * (INLINE_BYTES + 1))
-    [message] = await MessageCache(Counting()).read([large], READING, "m")
+    [message] = await MessageCache(Counting()).read(CHAT, [large], READING, "m")
     assert message.tokens == INLINE_BYTES + 1 + 4
 
 
 @pytest.mark.parametrize("length", [1, INLINE_BYTES + 1])
 async def test_what_is_no_message(length: int) -> None:
     with pytest.raises(Unplannable):
-        await MessageCache(Counting()).read([raw("x" * length, role="narrator")], READING, "m")
+        await MessageCache(Counting()).read(CHAT, [raw("x" * length, role="narrator")], READING, "m")
 
 
 async def test_a_compacted_message_is_made_once() -> None:
     reader = MessageCache(Counting())
     tool = raw("0123456789" * 50, "tool", tool_call_id="c")
     call = Raw(b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f"}}]}')
-    asked, message = await reader.read([call, tool], READING, "m")
-    make = reader.compactor(Transcript([call, tool], [asked, message]), READING.shape)
+    asked, message = await reader.read(CHAT, [call, tool], READING, "m")
+    make = reader.compactor(CHAT, Transcript([call, tool], [asked, message]), READING.shape)
     made = make(1, False)
     assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/tool_call_c_")
     assert make(1, False) is made

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.render import HiddenRound
+from proxy.core.turn import HiddenRound
 from proxy.requests.records import Records, sealed
 from proxy.requests.summarizer import Snapshot
 from proxy.stores import open_store

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec import Raw
 
 from proxy.core.plan import Role
-from proxy.core.summary import Section
+from proxy.core.summary import Section, SummaryAnswer
 from proxy.errors import UpstreamBroken
 from proxy.requests.summarizer import (
     FIRST_BACKOFF,
@@ -29,14 +28,13 @@ from proxy.requests.summarizer import (
     Snapshot,
     Spent,
     Summarizer,
-    SummaryAnswer,
     SummaryJob,
     summary_outcome,
 )
 from proxy.threads import WorkPool
 
-GOOD = SummaryAnswer(200, b"", "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
-TOO_LONG = SummaryAnswer(400, b"prompt is too long")
+GOOD = SummaryAnswer(200, "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
+TOO_LONG = SummaryAnswer(400, too_long=True)
 
 
 class World:
@@ -96,8 +94,8 @@ class World:
             "timeout": 5.0,
             "group_tokens": 0,
             "max_calls": 4,
-            "riding": lambda task: b'{"ride":' + task + b"}",
-            "members": {"model": Raw(b'"m"'), "user": Raw(b'"u"')},
+            "riding": lambda task: json.dumps({"ride": task}).encode(),
+            "alone": lambda text: json.dumps({"alone": text}).encode(),
             "history": lambda: [Section("1 user", "word " * 900)],
             "earlier": "",
             "originals": "/s/compressed_group_1.txt",
@@ -205,7 +203,7 @@ async def test_failures_back_off_longer_each_time() -> None:
 
 
 async def test_a_success_ends_the_backoff() -> None:
-    world = World(SummaryAnswer(500, b""), GOOD, SummaryAnswer(500, b""))
+    world = World(SummaryAnswer(500), GOOD, SummaryAnswer(500))
     for key in "abc":
         await world.made(key=key)
         world.now += FIRST_BACKOFF
@@ -238,7 +236,7 @@ async def test_bounded_in_time() -> None:
 
 
 async def test_once_is_for_its_caller_alone() -> None:
-    world, spent = World(SummaryAnswer(500, b"")), Spent()
+    world, spent = World(SummaryAnswer(500)), Spent()
     job = world.job(key="", riding=None)
     with pytest.raises(Failed, match="upstream answered 500"):
         await world.summarizer.once(job, spent)
@@ -286,17 +284,17 @@ async def test_closing_waits_for_what_is_paid_for_and_no_longer() -> None:
 async def test_too_long_to_ride_is_made_from_originals() -> None:
     world = World(TOO_LONG)
     assert await world.made()
-    assert [set(body) for body in world.asked] == [{"ride"}, {"model", "user", "messages"}]
+    assert [set(body) for body in world.asked] == [{"ride"}, {"alone"}]
 
 
 async def test_too_long_is_halved_until_it_fits_each_call_updating_the_last() -> None:
-    answers = [TOO_LONG, *(SummaryAnswer(200, b"", f"<state_snapshot>part {n}</state_snapshot>") for n in range(9))]
+    answers = [TOO_LONG, *(SummaryAnswer(200, f"<state_snapshot>part {n}</state_snapshot>") for n in range(9))]
     world = World(*answers)
     history = [Section(f"{number} user", f"word{number} " * 1000) for number in range(4)]
     made = await world.made(
         riding=None, group_tokens=2500, history=lambda: history, earlier="the one before", max_calls=9
     )
-    contents = [body["messages"][0]["content"] for body in world.asked]
+    contents = [body["alone"] for body in world.asked]
     assert made and made.text == f"part {len(contents) - 2}"
     assert "the one before" in contents[0] and "the one before" in contents[1]
     assert all(f"part {number}" in content for number, content in enumerate(contents[2:]))
@@ -310,7 +308,7 @@ async def test_what_is_too_long_whatever_we_do_fails() -> None:
     assert "too long" in world.reported[0][2]
 
 
-UNUSABLE = SummaryAnswer(200, b"", "Hello!")
+UNUSABLE = SummaryAnswer(200, "Hello!")
 
 
 @pytest.mark.parametrize("max_calls", [1, 2, 3, 4, 7])
@@ -332,7 +330,7 @@ async def test_what_is_left_is_shortened_to_the_calls_that_are_left() -> None:
     history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(5)]
     world = World(GOOD, UNUSABLE)
     assert await world.made(riding=None, group_tokens=1500, history=lambda: history)
-    contents = [body["messages"][0]["content"] for body in world.asked]
+    contents = [body["alone"] for body in world.asked]
     assert len(contents) == 4
     assert all(f"word{number} " in "".join([contents[0], *contents[2:]]) for number in range(5))
     assert all(len(content.split()) < 1500 + 600 for content in contents)
@@ -342,10 +340,10 @@ async def test_what_is_left_is_shortened_to_the_calls_that_are_left() -> None:
 
 async def test_the_window_that_upstream_names_counts() -> None:
     history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(30)]
-    world = World(SummaryAnswer(400, b"maximum context length is 9000 tokens"))
+    world = World(SummaryAnswer(400, too_long=True, window=9000))
     assert await world.made(riding=None, history=lambda: history)
     assert 1 < len(world.asked) <= 4
-    assert all(len(body["messages"][0]["content"].split()) < 8100 for body in world.asked[1:])
+    assert all(len(body["alone"].split()) < 8100 for body in world.asked[1:])
 
 
 async def test_reading_and_rendering_leave_the_loop_and_one_thread() -> None:

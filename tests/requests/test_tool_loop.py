@@ -14,6 +14,7 @@ import pytest
 
 from proxy.core import sse
 from proxy.core.history import ToolCall
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.requests import tool_loop
@@ -509,7 +510,7 @@ ROLE_ONLY = stream(ROLE)
 async def passed_on(said: Said) -> ScriptedClient:
     browser = ScriptedClient()
     try:
-        await tool_loop.pass_on(said, browser.client(), [(b"x-offload-mode", b"auto")])  # type: ignore[arg-type]
+        await tool_loop.pass_on(said, browser.client(), [(b"x-offload-mode", b"auto")], CHAT.error_event)  # type: ignore[arg-type]
     except (Interrupted, UpstreamFault) as error:
         browser.messages.append({"error": error, "more_body": True})
     return browser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.policy import Policy, Upstream
+from proxy.dialects.chat import CHAT
 from proxy.requests import upstream_limits
 from proxy.requests.upstream_limits import UpstreamLimits
 
@@ -29,13 +30,13 @@ def policy(window: int | None = None, url: str = "http://up/v1") -> Policy:
 def test_the_window(known: int | None, body: bytes, counted: int, window: int) -> None:
     """Upstream's own word, or 0.8 of what was counted where that was to fit; never more than was known before."""
     one = UpstreamLimits()
-    one.overflowed(policy(known), "m", body, counted)
+    one.overflowed(policy(known), "m", CHAT.window(body), counted)
     assert one.window(policy(known), "m") == window
 
 
 def test_for_this_upstream_and_model_only() -> None:
     one = UpstreamLimits()
-    one.overflowed(policy(), "m", b"prompt is too long", 1000)
+    one.overflowed(policy(), "m", None, 1000)
     one.refused(policy(), "m")
     for other, model in ((policy(), "n"), (policy(url="http://other/v1"), "m")):
         assert one.window(other, model) is None

@@ -1,0 +1,55 @@
+"""Chat completions, `POST .../chat/completions`, behind the protocol `proxy.dialects.Dialect`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Raw
+
+from proxy.core.request import Request
+from proxy.dialects.chat import errors, messages, overflow, render, summary
+from proxy.dialects.chat.request import function_tool, parse
+from proxy.dialects.chat.round_request import RoundRequest
+from proxy.dialects.chat.turn import ChatTurn
+
+
+class ChatDialect:
+    """Says where in this folder each thing is; the protocol documents the methods."""
+
+    name = "chat"
+
+    parse = staticmethod(parse)
+
+    read = staticmethod(messages.read)
+    texts = staticmethod(messages.texts)
+    replace = staticmethod(messages.with_texts)
+    reply_meaning = staticmethod(messages.reply_meaning)
+    sections = staticmethod(render.sections)
+    with_snapshot = staticmethod(render.with_snapshot)
+    reinserted = staticmethod(render.reinserted)
+
+    summary_request = staticmethod(summary.alone)
+    summary_on_prefix = staticmethod(summary.on_prefix)
+    summary_answer = staticmethod(summary.answer)
+
+    may_be_overflow = staticmethod(overflow.may_be)
+    is_overflow = staticmethod(overflow.is_overflow)
+    window = staticmethod(overflow.window)
+    refuses_additions = staticmethod(overflow.refuses_additions)
+    error_body = staticmethod(errors.body)
+    error_event = staticmethod(errors.event)
+
+    are_paired = staticmethod(messages.are_paired)
+    """For records from before there were other dialects; not part of the protocol."""
+
+    def serves(self, method: str, path: bytes) -> bool:
+        return method == "POST" and path.endswith(b"/chat/completions")
+
+    def turn(
+        self, request: Request, entries: Sequence[bytes | Raw], tools: Sequence[bytes], max_rounds: int
+    ) -> ChatTurn:
+        ours = [function_tool(raw) for raw in tools]
+        return ChatTurn(RoundRequest(request.members, entries, ours, request.names or ("", ""), max_rounds))
+
+
+CHAT = ChatDialect()

@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson, sse
+from proxy.core.turn import Usage
 from proxy.dialects.chat.reply import TEXTS, Chunk, Members, ReplyMessage, object_of, string, text_of
 
 FRAME = ("id", "created", "model", "system_fingerprint")
 """What all events of a reply have in common."""
-
-
-class Usage(msgspec.Struct):
-    """Tokens over all rounds, as upstream counted them."""
-
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
 
 
 class UsageLedger:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from proxy.core import preview, rawjson
-from proxy.core.history import Count, Message, Piece, Reading, ToolCall, Unplannable, moved_pieces
+from proxy.core.history import Count, Message, Piece, Reading, ToolCall, Unplannable, digest
 from proxy.core.plan import Item, Role
 from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
@@ -41,11 +41,6 @@ def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
         raise Unplannable(str(error)) from error
 
 
-def digest(raw: bytes | Raw) -> bytes:
-    """What identifies a message's bytes."""
-    return hashlib.sha256(raw).digest()
-
-
 def texts(raw: bytes | Raw) -> list[tuple[int | None, str]]:
     """A message's text: one, or that of each text part with the part's place. Raises NotJson."""
     return _content_texts(rawjson.members(raw).get("content"))
@@ -66,7 +61,7 @@ def tool_calls(members: dict[str, Raw]) -> list[ToolCall]:
     return [_call(rawjson.members(raw)) for raw in rawjson.elements(members["tool_calls"])]
 
 
-def with_texts(raw: bytes | Raw, replaced: dict[int | None, str]) -> bytes:
+def with_texts(raw: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
     """The message with some of its texts replaced and every other byte of its members kept."""
     if not replaced:
         return bytes(raw)
@@ -80,18 +75,6 @@ def with_texts(raw: bytes | Raw, replaced: dict[int | None, str]) -> bytes:
             parts[place] = Raw(rawjson.encode(part))
         content = rawjson.array(parts)
     return rawjson.encode(members | {"content": Raw(content)})
-
-
-def compacted(raw: bytes | Raw, message: Message, shape: Shape, first_preview: bool) -> bytes:
-    """A tool result as it goes upstream after compaction: previews and references for what that makes smaller."""
-    shape = shape.first_preview() if first_preview else shape
-    moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
-    replaced = {
-        part: preview.replacement(text, moved[part].name, moved[part].tokens, shape)
-        for part, text in texts(raw)
-        if part in moved
-    }
-    return with_texts(raw, replaced)
 
 
 def text_message(role: str, text: str) -> bytes:
@@ -234,3 +217,21 @@ def reply_meaning(content: str, calls: Sequence[ToolCall]) -> bytes:
     ]
     raw = rawjson.encode({"role": "assistant", "content": content, "tool_calls": function_calls})
     return read(raw, Reading(Shape("", 0, 0), 0), len).meaning
+
+
+def are_paired(raws: Iterable[bytes | Raw]) -> bool:
+    """Whether these are messages of a model and of tools, in which every tool result answers a call among them."""
+    called, answered = set[str](), set[str]()
+    try:
+        for raw in raws:
+            json.loads(bytes(raw))  # msgspec does not look inside nested values
+            members = rawjson.members(raw)
+            if rawjson.string(members["role"]) == "tool":
+                answered.add(rawjson.string(members["tool_call_id"]))
+            elif rawjson.string(members["role"]) == "assistant":
+                called |= {call.id for call in tool_calls(members)}
+            else:
+                return False
+    except (NotJson, KeyError, ValueError, RecursionError):
+        return False
+    return answered <= called

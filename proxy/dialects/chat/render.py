@@ -1,86 +1,22 @@
-"""Plan and records → the messages that go upstream. The same plan and the same records give the same bytes."""
+"""Messages for upstream and for readers: a snapshot added, a hidden round put back, a message as readable sections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson, summary
-from proxy.core.history import Message, ToolCall, Transcript
-from proxy.core.plan import Plan, Role, SummaryBoundary
+from proxy.core import rawjson
+from proxy.core.history import Message, ToolCall
+from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
 from proxy.core.summary import Section
+from proxy.core.turn import HiddenRound
 from proxy.dialects.chat.messages import reasoning, text_message, tool_calls
 
 
-class ActiveSnapshot(msgspec.Struct, frozen=True):
-    """A cut whose snapshot exists: `text` is what stands between its tags, `path` where its originals are read."""
-
-    boundary: SummaryBoundary
-    text: str
-    path: str
-
-
-class HiddenRound(msgspec.Struct, frozen=True):
-    """What a reply hid from the client: messages before it, itself where it was shown otherwise, messages behind it."""
-
-    before: tuple[bytes, ...]
-    instead: bytes | None
-    after: tuple[bytes, ...]
-    tokens: int
-    """What reinserting it adds, about: before it is shrunk."""
-
-
-Compacted = Callable[[int, bool], bytes]
-"""Message index, whether as a glimpse → the message with previews and references. Whoever gives it may cache."""
-
-
-def render(
-    transcript: Transcript,
-    plan: Plan,
-    compacted: Compacted,
-    *,
-    shown: ActiveSnapshot | None = None,
-    role: SnapshotRole = SnapshotRole.SYSTEM,
-    rounds: Mapping[int, HiddenRound] | None = None,
-    end: int | None = None,
-) -> list[bytes | Raw]:
-    """The first `end` messages (all, by default) as they go upstream; `rounds` by their reply's index."""
-    messages: list[bytes | Raw] = []
-    start = shown.boundary.end if shown else 0
-    for index, raw in enumerate(transcript.raws[:end]):
-        if shown and index < start and not stays(transcript, shown.boundary, index):
-            continue
-        move = plan.moves.get(index)
-        message = compacted(index, move.event == 0) if move else raw
-        hidden = rounds.get(index) if rounds and index >= start else None
-        if hidden is None:
-            messages.append(message)
-        else:
-            messages += reinserted(hidden, message, shrunk=index < plan.turn)
-    return with_snapshot(messages, _leading_systems(transcript), shown_block(transcript, shown), role)
-
-
-def stays(transcript: Transcript, boundary: SummaryBoundary, index: int) -> bool:
-    """Whether a cut leaves this message of those before it alone."""
-    return index in boundary.pins or transcript.messages[index].role is Role.SYSTEM
-
-
-def taken(transcript: Transcript, boundary: SummaryBoundary) -> list[int]:
-    """The messages that a cut's snapshot stands for."""
-    return [index for index in range(boundary.end) if not stays(transcript, boundary, index)]
-
-
-def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
-    return summary.block(shown.text, len(taken(transcript, shown.boundary)), shown.path) if shown else ""
-
-
 def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: SnapshotRole) -> list[bytes | Raw]:
-    """The messages with the snapshot in its place. `leading`: how many system messages they begin with."""
-    if not block:
-        return messages
+    """The messages with the snapshot `block` added. They begin with `leading` system messages."""
     if role is SnapshotRole.USER:
         return [*messages[:leading], text_message("user", block), *messages[leading:]]
     for place, raw in enumerate(messages):
@@ -90,7 +26,7 @@ def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: S
 
 
 def appended(raw: bytes | Raw, text: str) -> bytes:
-    """A message with more text at its end; what it had keeps its bytes."""
+    """A message with more text at its end; what it had before keeps its bytes."""
     members = rawjson.members(raw)
     content = members.get("content")
     if content is None or rawjson.is_null(content):
@@ -104,7 +40,7 @@ def appended(raw: bytes | Raw, text: str) -> bytes:
 
 
 def reinserted(hidden: HiddenRound, visible: bytes | Raw, shrunk: bool) -> list[bytes | Raw]:
-    """A turn put together again. `shrunk`: answers of our tools become a line that says how to have them again."""
+    """All messages of a turn whose client saw `visible`. `shrunk`: leave out the answers of our tools."""
     reply = visible if hidden.instead is None else hidden.instead
     whole: list[bytes | Raw] = [*hidden.before, reply, *hidden.after]
     return _without_answers(whole) if shrunk else whole
@@ -134,29 +70,11 @@ def is_system(raw: bytes | Raw) -> bool:
     return rawjson.string(rawjson.members(raw)["role"]) in ("system", "developer")
 
 
-def _leading_systems(transcript: Transcript) -> int:
-    roles = [message.role for message in transcript.messages]
-    return next((place for place, role in enumerate(roles) if role is not Role.SYSTEM), len(roles))
+# -- for readers ------------------------------------------------------------------------------------------------------
 
 
-# -- the originals of a cut ------------------------------------------------------------------------------------------
-
-
-def originals(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None) -> list[Section]:
-    """Everything that a cut takes out of the context, in order, in the words it came in.
-
-    `since`: only what an earlier cut had not yet taken.
-    """
-    before = set(taken(transcript, since)) if since else set()
-    return [turn for index in taken(transcript, boundary) if index not in before for turn in _turns(transcript, index)]
-
-
-def _turns(transcript: Transcript, index: int) -> list[Section]:
-    return turns(transcript.raws[index], index, transcript.messages[index], transcript.tools[index])
-
-
-def turns(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Section]:
-    """One message for a reader; `tool` is whose result it is. Raises NotJson."""
+def sections(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Section]:
+    """One message in readable form; `tool` is the tool whose result it is. Raises NotJson."""
     members = rawjson.members(raw)
     title = f"{index + 1} {message.role.name.lower()}"
     if message.role is Role.TOOL:
@@ -173,7 +91,7 @@ def turns(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Sec
 
 
 def _contents(content: Raw | None) -> list[str]:
-    """Texts as they read, other parts as their JSON."""
+    """Texts as they are, other parts as JSON."""
     if content is None or rawjson.is_null(content):
         return []
     if rawjson.is_string(content):
@@ -186,5 +104,5 @@ def _contents(content: Raw | None) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """An id or a name is the client's and may be anything; in a header it must not end the line."""
+    """Ids and names come from the client and may contain line breaks, which would end a header."""
     return " ".join(text.split())[:64]

@@ -13,6 +13,7 @@ from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.core.rawjson import NotJson
+from proxy.core.turn import Broken
 
 MAX_REPLY = 32 << 20
 """Bytes of one round that are held, in text and in calls: some eight million tokens."""
@@ -30,10 +31,6 @@ _BLOCKS = frozenset(("reasoning_details", "thinking_blocks", "reasoning_opaque",
 """Reasoning as gateways hand it on to be given back: signed or encrypted as a whole (OpenRouter, LiteLLM, Copilot)."""
 _BLOCK_TEXTS = frozenset(("text", "summary", "thinking", "data", "signature"))
 _NOTHING = (b"null", b'""', b"[]", b"{}")
-
-
-class Broken(ValueError):
-    """Upstream's reply cannot be carried on: it stopped within one of our calls, or outgrew all bounds."""
 
 
 # -- an event ---------------------------------------------------------------------------------------------------------

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.core.history import Unplannable
 from proxy.core.rawjson import NotJson
+from proxy.core.request import Request
 
 MAX_MESSAGES = rawjson.MAX_ELEMENTS
-"""Messages of a request that we look into; one with more goes through as it came."""
+"""Messages of a request that we look into; a request with more is forwarded as it came."""
 MAX_DEFINITIONS = 2_000
-"""Tools, likewise."""
+"""Tools of a request that we look into; likewise."""
 MAX_OTHERS = 20_000
-"""Commas outside of messages and tools, likewise: all that is there may be top-level members, and we make objects of
-those. A large schema for the reply has a thousand."""
+"""Commas outside of messages and tools; likewise. Everything there may be top-level members, and each becomes an
+object. A large schema for the reply has a thousand commas."""
 
 MAX_TOOLS = 128
-"""OpenAI's limit for one request; we need room for two."""
+"""OpenAI's limit for the tools of one request. Ours are two of them."""
 TOOL_NAMES = ("grep", "read_file")
 OTHER_NAMES = ("offload_grep", "offload_read_file")
 
-
-LARGE_BYTES = 512 << 10
-LARGE_MESSAGES = 1_000
-"""What is larger is read, planned and rendered in a thread: up to here that takes the loop a few milliseconds at most,
-as all but the newest messages are known from the request before."""
-
 NULL = Raw(b"null")
+
+EXCLUSIVE = ("functions", "function_call", "audio", "web_search_options", "prediction")
+"""Fields that our tools do not work with."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -54,69 +50,28 @@ class Known(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(Known)
 
 
-class ChatRequest(msgspec.Struct, frozen=True, dict=True):
-    """A request's body, and what we need to know of it."""
-
-    body: bytes
-    known: Known
-    messages: list[Raw]
-    model: str
-    stream: bool
-    tool_names: tuple[str, ...]
-    reply_tokens: int
-    """What the client reserved for the reply; 0 where it did not say."""
-
-    @cached_property
-    def members(self) -> dict[str, Raw]:
-        """All top-level members as raw JSON. Most requests are sent on as they came, and need only the known ones."""
-        return rawjson.members(self.body)
-
-    @property
-    def large(self) -> bool:
-        """Whether work on all of it takes more than a few milliseconds."""
-        return len(self.body) > LARGE_BYTES or len(self.messages) > LARGE_MESSAGES
-
-    def obstacle(self) -> str:
-        """Why nothing can be offloaded from this request: the field that our tools do not go with. Empty: nothing."""
-        for field in ("functions", "function_call", "audio", "web_search_options", "prediction"):
-            if not rawjson.is_null(getattr(self.known, field)):
-                return field
-        if bytes(self.known.n) not in (b"1", b"null"):
-            return "n"
-        if b"audio" in bytes(self.known.modalities):
-            return "modalities"
-        return "" if self.our_names() else "tools"
-
-    def our_names(self) -> tuple[str, str] | None:
-        """What our two tools are called in this request; None where there is no room for them."""
-        if len(self.tool_names) > MAX_TOOLS - len(TOOL_NAMES):
-            return None
-        for names in (TOOL_NAMES, OTHER_NAMES):
-            if not set(names) & set(self.tool_names):
-                return names
-        return None
-
-
-def parse(body: bytes) -> ChatRequest:
-    """Raises Unplannable for what is not a chat request; upstream will say so better than we could."""
+def parse(body: bytes) -> Request:
+    """Raises Unplannable for a body that is not a chat request; upstream explains that better than we could."""
     try:
         known = _known(body)
         _check_others(body, known)
-        return ChatRequest(
+        names = _our_names(_tool_names(known.tools))
+        return Request(
             body=body,
-            known=known,
-            messages=rawjson.elements(known.messages),
+            entries=rawjson.elements(known.messages),
             model="" if rawjson.is_null(known.model) else rawjson.string(known.model),
             stream=bytes(known.stream) == b"true",
-            tool_names=_tool_names(known.tools),
+            tools=known.tools,
             reply_tokens=max(_whole(known.max_completion_tokens), _whole(known.max_tokens)),
+            names=names,
+            obstacle=_obstacle(known) or ("" if names else "tools"),
         )
     except (NotJson, msgspec.MsgspecError) as error:
         raise Unplannable(str(error)) from error
 
 
 def _known(body: bytes) -> Known:
-    """One pass over the body, in which nothing is made of any message. Raises NotJson."""
+    """Decodes the body in one pass that makes no objects of messages. Raises NotJson."""
     known, masked = rawjson.decode(_decoder, body)
     if not masked:
         return known
@@ -132,13 +87,34 @@ def _check_others(body: bytes, known: Known) -> None:
             raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools")
 
 
+def _obstacle(known: Known) -> str:
+    for field in EXCLUSIVE:
+        if not rawjson.is_null(getattr(known, field)):
+            return field
+    if bytes(known.n) not in (b"1", b"null"):
+        return "n"
+    return "modalities" if b"audio" in bytes(known.modalities) else ""
+
+
+def _our_names(client: tuple[str, ...]) -> tuple[str, str] | None:
+    if len(client) > MAX_TOOLS - len(TOOL_NAMES):
+        return None
+    for names in (TOOL_NAMES, OTHER_NAMES):
+        if not set(names) & set(client):
+            return names
+    return None
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
 def function_tool(definition: bytes) -> bytes:
-    """A tool of ours as this API wants it."""
+    """One of our tools in the form that this API wants."""
     return rawjson.encode({"type": "function", "function": Raw(definition)})
 
 
 def with_tools(defined: Raw | None, ours: list[bytes]) -> Raw | None:
-    """The client's array of tools with ours behind; None where neither has any."""
+    """The client's array of tools followed by ours; None where neither has any."""
     if not ours:
         return defined
     client = [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
@@ -146,7 +122,7 @@ def with_tools(defined: Raw | None, ours: list[bytes]) -> Raw | None:
 
 
 def has_tools(defined: Raw) -> bool:
-    """Whether there is anything in an array of tools; without, a `tool_choice` is refused."""
+    """Whether an array of tools has any; upstream refuses a `tool_choice` without."""
     return not rawjson.is_null(defined) and bool(rawjson.elements(defined))
 
 

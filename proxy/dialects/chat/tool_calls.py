@@ -16,7 +16,8 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
-from proxy.dialects.chat.reply import MAX_REPLY, NULL, Broken, CallDelta, Members, join, signature, string, text_of
+from proxy.core.turn import Broken
+from proxy.dialects.chat.reply import MAX_REPLY, NULL, CallDelta, Members, join, signature, string, text_of
 
 MAX_ARGUMENTS = 1 << 20
 """Bytes of arguments for one call of ours; a search pattern and a path need a few hundred."""

@@ -15,46 +15,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from enum import Enum, auto
 
 import msgspec
 
 from proxy.core import rawjson, sse
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
-from proxy.dialects.chat.client_reply import ClientReply, Usage, UsageLedger, WholeReply
-from proxy.dialects.chat.reply import Broken, Chunk, as_events, parse, string
+from proxy.core.turn import Broken, HiddenRound, State, Usage, WrongState
+from proxy.dialects.chat import errors, overflow
+from proxy.dialects.chat.client_reply import ClientReply, UsageLedger, WholeReply
+from proxy.dialects.chat.reply import Chunk, as_events, parse, string
 from proxy.dialects.chat.round import Round
-from proxy.dialects.chat.round_request import LIMITS, RoundRequest
+from proxy.dialects.chat.round_request import RoundRequest
 from proxy.dialects.chat.tool_calls import PartialCall
-
-__all__ = ["LIMITS", "Broken", "ChatTurn", "Hidden", "RoundRequest", "State", "WrongState"]
+from proxy.errors import ProxyError
 
 STOPPED = frozenset(("length", "content_filter", "error"))
 """Finish reasons after which nothing goes on: what stands there may be the half of a call (`error`: OpenRouter)."""
-
-
-class State(Enum):
-    READY = auto()
-    READING = auto()
-    CALLING = auto()
-    DONE = auto()
-
-
-class WrongState(RuntimeError):
-    """The driver's mistake."""
-
-
-class Hidden(msgspec.Struct, frozen=True):
-    """What the client does not see of this turn, to be put back on its next request.
-
-    `before` goes in front of the reply that it saw, `instead` in its place where the model wrote another (None: it is
-    as seen), `after` directly behind it.
-    """
-
-    before: list[bytes]
-    instead: bytes | None
-    after: list[bytes]
 
 
 class ChatTurn:
@@ -179,12 +156,12 @@ class ChatTurn:
         self._before[first:] = [rawjson.encode(rawjson.members(raw) | content) for raw in self._before[first:]]
 
     @property
-    def hidden(self) -> Hidden | None:
+    def hidden(self) -> HiddenRound | None:
         """What has to be remembered, once the turn is DONE; None where the client has seen it all."""
         self._require(State.DONE)
         if self._failed or not (self._before or self._after):
             return None
-        return Hidden(self._before, self._instead, self._after)
+        return HiddenRound(tuple(self._before), self._instead, tuple(self._after))
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:
@@ -207,6 +184,14 @@ class ChatTurn:
         kept = [chunk for chunk in (self._round.end, self._round.bill) if chunk is not None]
         calls = [call.shown() for call in self._round.calls.theirs]
         return self._shown.show(self._billed(kept)) + self._shown.close(self._done, calls)
+
+    def is_overflow(self, status: int, body: bytes) -> bool:
+        """Whether this refusal of a round means that it has too many tokens."""
+        return overflow.is_overflow(status, body)
+
+    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
+        """The event that ends a stream after a failure: upstream's refusal `said`, if it is usable, or `fault`."""
+        return errors.event(fault, said)
 
     # -- states --
 

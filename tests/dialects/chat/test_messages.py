@@ -16,16 +16,17 @@ from proxy.core.history import BEGINNING, Message, Reading, ToolCall, Transcript
 from proxy.core.plan import Role
 from proxy.core.policy import Offload
 from proxy.core.preview import MARK, Shape
+from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.messages import (
     MESSAGE_TOKENS,
     OTHER_PART_TOKENS,
     cache_breakpoint,
-    compacted,
     read,
     reply_meaning,
     texts,
     with_cache_breakpoint,
 )
+from proxy.dialects.render import compact
 
 SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
 READING = Reading(SHAPE, 20_000)
@@ -106,7 +107,7 @@ def test_a_large_result_becomes_preview_and_reference() -> None:
     raw = b'{ "role":"tool","extra" : 1e400, "tool_call_id":"c1","content":' + json.dumps(text).encode() + b"}"
     known = read(raw, READING, words)
     [piece] = known.pieces
-    moved = compacted(raw, known, SHAPE, first_preview=False)
+    moved = compact(CHAT, raw, known, SHAPE, first_preview=False)
     [(_, shown)] = texts(moved)
     assert shown.startswith(text[:100] + "... " + MARK + "/context_store/" + piece.name + ";")
     assert "500 lines" in shown
@@ -118,7 +119,7 @@ def test_a_large_result_becomes_preview_and_reference() -> None:
 def test_a_glimpse_shows_more() -> None:
     raw = tool("x" * 30_000)
     known = read(raw, Reading(SHAPE, 20_000), words)
-    [(_, shown)] = texts(compacted(raw, known, SHAPE, first_preview=True))
+    [(_, shown)] = texts(compact(CHAT, raw, known, SHAPE, first_preview=True))
     assert shown.startswith("x" * 2000 + "... " + MARK)
     assert known.item.first_preview == known.tokens - 30_000 + len(shown)
 
@@ -126,7 +127,7 @@ def test_a_glimpse_shows_more() -> None:
 def test_the_tail_stands_before_the_reference() -> None:
     shape = Shape("/s", 3, 4)
     raw = tool("abc" + "-" * 5000 + "wxyz")
-    [(_, shown)] = texts(compacted(raw, read(raw, Reading(shape, 20_000), words), shape, first_preview=False))
+    [(_, shown)] = texts(compact(CHAT, raw, read(raw, Reading(shape, 20_000), words), shape, first_preview=False))
     assert shown.startswith("abc...wxyz... " + MARK)
 
 
@@ -136,7 +137,7 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
     large = [{"type": "text", "text": letter * 3000, "cache_control": {"type": "ephemeral"}} for letter in "ab"]
     raw = tool([large[0], image, small, large[1]])
     known = read(raw, READING, words)
-    parts = json.loads(compacted(raw, known, SHAPE, first_preview=False))["content"]
+    parts = json.loads(compact(CHAT, raw, known, SHAPE, first_preview=False))["content"]
     assert parts[1:3] == [image, small]
     assert parts[0]["cache_control"] == large[0]["cache_control"]
     names = [piece.name for piece in known.pieces if piece.preview < piece.tokens]
@@ -149,7 +150,7 @@ def test_a_replacement_is_never_larger(size: int) -> None:
     raw = tool("y" * size)
     known = read(raw, READING, words)
     assert known.item.preview <= known.tokens
-    assert len(compacted(raw, known, SHAPE, first_preview=False)) <= len(raw)
+    assert len(compact(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
 
 
 @given(st.text(max_size=400), st.text(max_size=80))
@@ -160,14 +161,14 @@ def test_any_text_and_any_id(text: str, id: str) -> None:
     for piece in known.pieces:
         assert set(piece.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
         assert ".." not in piece.name and "/" not in piece.name and len(piece.name) < 100
-    assert len(compacted(raw, known, SHAPE, first_preview=False)) <= len(raw)
+    assert len(compact(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
 
 
 def test_half_a_surrogate_pair_is_moved_like_any_text() -> None:
     """JavaScript's `slice` leaves them in tool results; msgspec refuses them."""
     raw = tool("\ud83d" + "x" * 3000)
     known = read(raw, READING, words)
-    moved = compacted(raw, known, SHAPE, first_preview=False)
+    moved = compact(CHAT, raw, known, SHAPE, first_preview=False)
     assert texts(moved)[0][1].startswith("\ud83dxxx")
     assert b"\\ud83d" in moved
 

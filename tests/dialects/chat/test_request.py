@@ -9,10 +9,11 @@ import pytest
 from msgspec import Raw
 
 from proxy.core.history import Unplannable
-from proxy.dialects.chat.request import ChatRequest, function_tool, has_tools, parse, with_tools
+from proxy.core.request import Request
+from proxy.dialects.chat.request import function_tool, has_tools, parse, with_tools
 
 
-def request(**members: Any) -> ChatRequest:
+def request(**members: Any) -> Request:
     return parse(json.dumps({"model": "m", "messages": [], **members}).encode())
 
 
@@ -23,7 +24,7 @@ def tool(name: str) -> dict[str, Any]:
 def test_what_is_read() -> None:
     body = b'{"messages":[{"role": "user"}],"stream":true,"max_tokens":7,"max_completion_tokens":90,"x":1.50}'
     asked = parse(body)
-    assert [bytes(raw) for raw in asked.messages] == [b'{"role": "user"}']
+    assert [bytes(raw) for raw in asked.entries] == [b'{"role": "user"}']
     assert (asked.model, asked.stream, asked.reply_tokens) == ("", True, 90)
     assert bytes(asked.members["x"]) == b"1.50"
 
@@ -56,7 +57,7 @@ def test_what_is_no_chat_request(body: bytes) -> None:
     ],
 )
 def test_obstacles(member: str, value: Any, obstacle: str) -> None:
-    assert request(**{member: value}).obstacle() == obstacle
+    assert request(**{member: value}).obstacle == obstacle
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_obstacles(member: str, value: Any, obstacle: str) -> None:
     ],
 )
 def test_what_our_tools_are_called(tools: Any, names: tuple[str, str] | None) -> None:
-    assert request(tools=tools).our_names() == names
+    assert request(tools=tools).names == names
 
 
 def test_ours_stand_behind_the_clients() -> None:

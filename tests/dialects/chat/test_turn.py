@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from proxy.core import sse
-from proxy.dialects.chat.turn import Broken, ChatTurn, RoundRequest, State, WrongState
+from proxy.core.turn import Broken, State, WrongState
+from proxy.dialects.chat.round_request import RoundRequest
+from proxy.dialects.chat.turn import ChatTurn
 from tests.dialects.chat.turns import (
     ANSWER,
     DONE,
@@ -144,7 +146,7 @@ def test_a_hidden_round() -> None:
     ]
     assert {**second, "messages": first["messages"]} == first
     hidden = turn.hidden
-    assert hidden is not None and hidden.after == []
+    assert hidden is not None and hidden.after == ()
     assert [json.loads(raw) for raw in hidden.before] == second["messages"][1:]
     assert json.loads(hidden.instead or b"") == {"role": "assistant", "content": "It is 42."}
     assert turn.visible == ("Let me look.\n\nIt is 42.", [])
@@ -167,7 +169,7 @@ def test_a_mixed_turn() -> None:
     assert (text(reply), reply["finish"], reply["usage"]) == ("", "tool_calls", None)
     assert out.endswith(stream(DONE))
     hidden = turn.hidden
-    assert hidden is not None and hidden.before == [] and turn.mixed and turn.rounds == 0
+    assert hidden is not None and hidden.before == () and turn.mixed and turn.rounds == 0
     assert [call["id"] for call in json.loads(hidden.instead or b"")["tool_calls"]] == ["a", "b", "c"]
     assert [json.loads(raw) for raw in hidden.after] == [{"role": "tool", "tool_call_id": "b", "content": "found"}]
     assert [call.id for call in turn.visible[1]] == ["a", "c"]
@@ -261,7 +263,7 @@ def test_in_the_last_round_the_clients_calls_stay() -> None:
     out, _ = run(turn, OURS, MIXED)
     assert [call[0] for call in made(folded(out))] == ["a", "c"]
     assert folded(out)["finish"] == "tool_calls"
-    assert turn.hidden is not None and turn.hidden.after == []
+    assert turn.hidden is not None and turn.hidden.after == ()
     assert [call["id"] for call in json.loads(turn.hidden.instead or b"")["tool_calls"]] == ["a", "c"]
 
 

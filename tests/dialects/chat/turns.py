@@ -9,7 +9,9 @@ from typing import Any
 from msgspec import Raw
 
 from proxy.core import rawjson, sse
-from proxy.dialects.chat.turn import ChatTurn, RoundRequest, State
+from proxy.core.turn import State
+from proxy.dialects.chat.round_request import RoundRequest
+from proxy.dialects.chat.turn import ChatTurn
 
 Json = dict[str, Any]
 

@@ -14,10 +14,11 @@ from proxy.core.history import BEGINNING, Reading, Transcript, items, links, mov
 from proxy.core.plan import Plan, Role, Room
 from proxy.core.planner import fold
 from proxy.core.policy import Compress, Mode, Offload, SnapshotRole
-from proxy.dialects.chat import render
-from proxy.dialects.chat.files import moved_files
-from proxy.dialects.chat.messages import compacted, read
-from proxy.dialects.chat.render import ActiveSnapshot, HiddenRound
+from proxy.core.turn import HiddenRound
+from proxy.dialects import render
+from proxy.dialects.chat import CHAT
+from proxy.dialects.files import moved_files
+from proxy.dialects.render import ActiveSnapshot
 
 OFFLOAD = Offload(
     mode=Mode.AUTO,
@@ -52,20 +53,20 @@ class Case:
     def __init__(self, *raws: bytes, offload: Offload = OFFLOAD) -> None:
         self.offload = offload
         self.raws = list(raws)
-        self.transcript = Transcript(raws, [read(one, Reading.of(offload), len) for one in raws])
+        self.transcript = Transcript(raws, [CHAT.read(one, Reading.of(offload), len) for one in raws])
         self.plan: Plan = fold(items(self.transcript.messages, self.transcript.tools, offload), offload, Room())
         self.chain = [BEGINNING, *links(BEGINNING, self.transcript.messages)]
 
     def compacted(self, index: int, first_preview: bool) -> bytes:
         shape = Reading.of(self.offload).shape
-        return compacted(self.raws[index], self.transcript.messages[index], shape, first_preview)
+        return render.compact(CHAT, self.raws[index], self.transcript.messages[index], shape, first_preview)
 
     def shown(self, text: str = "the record") -> ActiveSnapshot:
         boundary = self.plan.boundaries[-1]
         return ActiveSnapshot(boundary, text, f"/store/{summary.file_name(self.chain[boundary.end])}")
 
     def render(self, **how: Any) -> list[bytes]:
-        return [bytes(one) for one in render.render(self.transcript, self.plan, self.compacted, **how)]
+        return [bytes(one) for one in render.render(CHAT, self.transcript, self.plan, self.compacted, **how)]
 
 
 SYSTEM, USER, LAST = raw("system", "be good"), raw("user", "rules: never touch production"), raw("user", "go on")
@@ -130,7 +131,7 @@ def test_in_parts_a_snapshot_is_one_more_part_and_bytes_stay() -> None:
 def test_the_prompt_before_the_event_is_a_prefix_of_what_was_sent_before_it() -> None:
     """The summary call rides on the cached prefix: what the event moves is still whole in it."""
     [boundary] = CUT.plan.boundaries
-    before = render.render(CUT.transcript, CUT.plan.before(boundary.event), CUT.compacted, end=boundary.end)
+    before = render.render(CHAT, CUT.transcript, CUT.plan.before(boundary.event), CUT.compacted, end=boundary.end)
     assert before == CUT.raws[: boundary.end]
 
 
@@ -175,7 +176,7 @@ def test_rounds_before_the_cut_are_gone_with_it() -> None:
 
 def test_every_moved_text_is_a_file() -> None:
     """O1."""
-    files = moved_files(COMPACTED.transcript, COMPACTED.plan, "/store", None, COMPACTED.chain)
+    files = moved_files(CHAT, COMPACTED.transcript, COMPACTED.plan, "/store", None, COMPACTED.chain)
     moved = {index: json.loads(COMPACTED.raws[index])["content"] for index in COMPACTED.plan.moves}
     assert sorted(files.values()) == sorted(moved.values())
     for index, message in enumerate(COMPACTED.render()):
@@ -185,7 +186,7 @@ def test_every_moved_text_is_a_file() -> None:
 
 
 def test_a_snapshots_originals_are_one_file_in_the_words_they_came_in() -> None:
-    files = moved_files(CUT.transcript, CUT.plan, "/store", CUT.plan.boundaries[-1], CUT.chain)
+    files = moved_files(CHAT, CUT.transcript, CUT.plan, "/store", CUT.plan.boundaries[-1], CUT.chain)
     text = files[CUT.shown().path]
     assert text.startswith("### 3 assistant\ns1 xxx")
     assert "### 6 tool call_2_0 look\ncall_2_0 call_2_0 " in text
@@ -196,7 +197,7 @@ def test_a_snapshots_originals_are_one_file_in_the_words_they_came_in() -> None:
 
 
 def test_a_snapshot_that_is_not_shown_has_no_file() -> None:
-    assert not moved_files(CUT.transcript, CUT.plan, "/store", None, CUT.chain)
+    assert not moved_files(CHAT, CUT.transcript, CUT.plan, "/store", None, CUT.chain)
 
 
 @given(st.data())
@@ -214,7 +215,7 @@ def test_pairs_roles_and_system_messages_survive(data: st.DataObject) -> None:
     case = Case(*raws, LAST)
     shown = case.shown() if case.plan.boundaries and data.draw(st.booleans()) else None
     sent = case.render(shown=shown)
-    messages = [read(one, Reading.of(OFFLOAD), len) for one in sent]
+    messages = [CHAT.read(one, Reading.of(OFFLOAD), len) for one in sent]
     assert Transcript(sent, messages).tools  # raises where a call has no result
     assert [one.role for one in messages].count(Role.SYSTEM) == 1
     assert USER in sent and LAST in sent
@@ -222,7 +223,7 @@ def test_pairs_roles_and_system_messages_survive(data: st.DataObject) -> None:
     references = [
         piece.name for index in case.plan.moves for piece in moved_pieces(case.transcript.messages[index], False)
     ]
-    files = moved_files(case.transcript, case.plan, "/store", shown.boundary if shown else None, case.chain)
+    files = moved_files(CHAT, case.transcript, case.plan, "/store", shown.boundary if shown else None, case.chain)
     for name in references:
         if any(name.encode() in one for one in sent):
             assert f"/store/{name}" in files

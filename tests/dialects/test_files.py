@@ -11,8 +11,8 @@ from proxy.core import preview, summary
 from proxy.core.history import BEGINNING, Reading, Transcript, links
 from proxy.core.plan import Move, OffloadEvent, Plan, SummaryBoundary
 from proxy.core.policy import Offload
-from proxy.dialects.chat.files import Files, moved_files
-from proxy.dialects.chat.messages import read
+from proxy.dialects.chat import CHAT
+from proxy.dialects.files import Files, moved_files
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 PARTS = [{"type": "text", "text": "p" * 900}, {"type": "text", "text": "short"}, {"type": "text", "text": "q" * 900}]
@@ -28,7 +28,7 @@ RAWS = [
     )
 ]
 OFFLOAD = Offload(store_dir="/store", max_unseen_tool_tokens=100)
-TRANSCRIPT = Transcript(RAWS, [read(raw, Reading.of(OFFLOAD), len) for raw in RAWS])
+TRANSCRIPT = Transcript(RAWS, [CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in RAWS])
 CHAIN = [BEGINNING, *links(BEGINNING, TRANSCRIPT.messages)]
 
 
@@ -42,14 +42,14 @@ def path(text: str) -> str:
 
 
 def test_each_large_part_is_a_file_of_its_own() -> None:
-    files = moved_files(TRANSCRIPT, plan(), "/store", None, CHAIN)
+    files = moved_files(CHAT, TRANSCRIPT, plan(), "/store", None, CHAIN)
     assert dict(files) == {path("p" * 900): "p" * 900, path("q" * 900): "q" * 900}
     assert len(files) == 2
 
 
 @pytest.mark.parametrize("other", ["/etc/passwd", "/store/", path("p" * 900)[1:], "/store/../store/x", ""])
 def test_nothing_else_is_there(other: str) -> None:
-    files = moved_files(TRANSCRIPT, plan(), "/store", None, CHAIN)
+    files = moved_files(CHAT, TRANSCRIPT, plan(), "/store", None, CHAIN)
     with pytest.raises(KeyError):
         files[other]
 
@@ -58,9 +58,9 @@ def test_cuts_up_to_the_one_shown_have_theirs() -> None:
     both = plan(3, 5)
     names = [f"/store/{summary.file_name(CHAIN[end])}" for end in (3, 5)]
     for shown, there in ((None, []), (both.boundaries[0], names[:1]), (both.boundaries[1], names)):
-        files = moved_files(TRANSCRIPT, both, "/store", shown, CHAIN)
+        files = moved_files(CHAT, TRANSCRIPT, both, "/store", shown, CHAIN)
         assert [name for name in files if "group" in name] == there
-    text = moved_files(TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)[names[1]]
+    text = moved_files(CHAT, TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)[names[1]]
     assert text == "\n".join(
         [
             "### 2 assistant reasoning\nhm",
@@ -73,7 +73,7 @@ def test_cuts_up_to_the_one_shown_have_theirs() -> None:
             "### 5 assistant\n",
         ]
     )
-    assert path("p" * 900) in moved_files(TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)
+    assert path("p" * 900) in moved_files(CHAT, TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)
 
 
 def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +87,6 @@ def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.Monkey
     assert opened == ["a"]
     files.forget()
     assert files["a"] and opened == ["a", "a"]
-    monkeypatch.setattr("proxy.dialects.chat.files.KEPT", 2_500)
+    monkeypatch.setattr("proxy.dialects.files.KEPT", 2_500)
     assert all(files[path] for path in "abcca")
     assert opened == ["a", "a", "b", "c", "a"], "more than are kept"

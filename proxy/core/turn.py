@@ -1,0 +1,49 @@
+"""What the turns of every dialect have in common: their states, their errors, their usage and what they hide.
+
+A turn is one request of a client: as many rounds with upstream as it takes, and one reply.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import msgspec
+
+
+class State(Enum):
+    """Where a turn is: about to send, reading a reply, waiting for the answers of our tools, or finished."""
+
+    READY = auto()
+    READING = auto()
+    CALLING = auto()
+    DONE = auto()
+
+
+class WrongState(RuntimeError):
+    """The driver called a method that the turn's state does not allow."""
+
+
+class Broken(ValueError):
+    """Upstream's reply cannot be continued: it stopped within one of our calls, or it is larger than any limit."""
+
+
+class Usage(msgspec.Struct):
+    """Tokens over all rounds, as upstream counted them."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class HiddenRound(msgspec.Struct, frozen=True):
+    """What a reply hid from the client, to be put back into the client's next request.
+
+    `before` goes in front of the reply that the client saw, and `after` directly follows it. `instead` replaces the
+    reply where the model wrote another one than the client saw; None: it is as the client saw it.
+    """
+
+    before: tuple[bytes, ...]
+    instead: bytes | None
+    after: tuple[bytes, ...]
+    tokens: int = 0
+    """About how many tokens putting it back adds, before it is shortened. 0 as long as nobody counted."""

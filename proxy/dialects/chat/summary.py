@@ -1,0 +1,102 @@
+"""Calls for a summary: their bodies, and what their replies say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.request import Request
+from proxy.core.summary import SummaryAnswer
+from proxy.dialects.chat import overflow
+from proxy.dialects.chat.messages import cache_breakpoint, text_message, with_cache_breakpoint
+from proxy.dialects.chat.request import function_tool, has_tools, with_tools
+from proxy.dialects.chat.round_request import LIMITS
+
+IDENTITY = ("user", "safety_identifier")
+KEPT = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
+"""What a summary call takes over from the request that it is made for: who asks, how to cache, how to reason. Another
+model may know only the members that say who asks. `store` is never taken over."""
+
+ANSWER_BYTES = 4 << 20
+"""Bytes of a reply that is parsed. A record takes a few thousand, and parsing more would block the event loop for more
+than 10 ms."""
+
+
+def alone(text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
+    """The body of a call whose only message is `text`."""
+    return rawjson.encode(_members(model, request, most) | {"messages": [{"role": "user", "content": text}]})
+
+
+def on_prefix(
+    text: str, request: Request, entries: Sequence[bytes | Raw], tools: Sequence[bytes], most: int, end: int
+) -> bytes:
+    """The body of a call that continues `entries`, byte for byte as upstream has cached them, with the task `text`.
+
+    Some caches store a prefix only up to a breakpoint that the client sets. If the client set one after `end`, the
+    task gets the same one, since the client's own is not part of this call.
+    """
+    defined = with_tools(request.members.get("tools"), [function_tool(raw) for raw in tools])
+    without_calls = {"tools": defined, "tool_choice": Raw(b'"none"')} if defined and has_tools(defined) else {}
+    marks = [mark for raw in request.entries[end:] if (mark := cache_breakpoint(raw))]
+    task = text_message("user", text)
+    last = with_cache_breakpoint(task, marks[-1]) if marks else task
+    members = _members(request.model, request, most) | without_calls
+    return rawjson.encode(members | {"messages": Raw(rawjson.array([*entries, last]))})
+
+
+def _members(model: str, request: Request | None, most: int) -> dict[str, Raw]:
+    """Everything but messages and tools."""
+    named = {"model": Raw(rawjson.encode(model))}
+    if request is None:
+        return named
+    own, members = model == request.model, request.members
+    kept = {name: members[name] for name in (KEPT if own else IDENTITY) if name in members}
+    limits = [name for name in LIMITS if own and name in members]
+    return {**named, **kept, **dict.fromkeys(limits, Raw(b"%d" % most))}
+
+
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+def answer(status: int, body: bytes) -> SummaryAnswer:
+    """The reply to a call; without text where the body cannot be read."""
+    if overflow.is_overflow(status, body):
+        return SummaryAnswer(status, too_long=True, window=overflow.window(body))
+    if len(body) > ANSWER_BYTES:
+        return SummaryAnswer(status)
+    try:
+        completion = msgspec.json.decode(body, type=_Completion)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return SummaryAnswer(status)
+    usage = completion.usage or _Usage()
+    details = usage.prompt_tokens_details or _Details()
+    text = (completion.choices[0].message.content or "") if completion.choices else ""
+    return SummaryAnswer(status, text, usage.prompt_tokens, usage.completion_tokens, details.cached_tokens or 0)
+
+
+class _Completion(msgspec.Struct):
+    """The members of a reply that matter here; any of them may be missing."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = 0

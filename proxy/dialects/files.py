@@ -1,0 +1,78 @@
+"""The files of one request: the texts that were moved out of it, by path, and decoded when they are opened."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+from proxy.core import summary
+from proxy.core.history import Transcript, moved_pieces
+from proxy.core.plan import Plan, SummaryBoundary
+from proxy.dialects import Dialect, render
+
+KEPT = 64 << 20
+"""Bytes of decoded text kept while the calls of a round are answered; the same as the default limit for a body."""
+
+
+class Files(Mapping[str, str]):
+    """Path → whole text. It holds only this request's own texts, so that no other file can be reached.
+
+    Opened texts are kept until `forget`, because many calls read the same few files: up to `KEPT` bytes, or one text
+    that is larger.
+    """
+
+    def __init__(self, loaders: Mapping[str, Callable[[], str]]) -> None:
+        self._loaders = loaders
+        self._opened: dict[str, str] = {}
+        self._size = 0
+
+    def __getitem__(self, path: str) -> str:
+        text = self._opened.get(path)
+        if text is None:
+            text = self._loaders[path]()
+            if self._size + sys.getsizeof(text) > KEPT:
+                self.forget()
+            self._opened[path] = text
+            self._size += sys.getsizeof(text)
+        return text
+
+    def forget(self) -> None:
+        """Free the memory of the opened texts."""
+        self._opened.clear()
+        self._size = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaders)
+
+    def __len__(self) -> int:
+        return len(self._loaders)
+
+
+def moved_files(
+    dialect: Dialect,
+    transcript: Transcript,
+    plan: Plan,
+    store_dir: str,
+    shown: SummaryBoundary | None,
+    chain: list[bytes],
+) -> Files:
+    """Every file to which a model may have seen a reference: moved results, also those that a snapshot has replaced
+    since, and the originals of snapshots."""
+    loaders: dict[str, Callable[[], str]] = {}
+    for index, move in plan.moves.items():
+        for piece in moved_pieces(transcript.messages[index], move.event == 0):
+            loaders[f"{store_dir}/{piece.name}"] = piece_loader(dialect, transcript, index, piece.part)
+    for boundary in plan.boundaries:
+        if shown and boundary.end <= shown.end:
+            path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
+            loaders[path] = _originals_loader(dialect, transcript, boundary)
+    return Files(loaders)
+
+
+def piece_loader(dialect: Dialect, transcript: Transcript, index: int, part: int | None) -> Callable[[], str]:
+    """A function that returns the text of an entry, or of the part of it in that place."""
+    return lambda: dict(dialect.texts(transcript.raws[index]))[part]
+
+
+def _originals_loader(dialect: Dialect, transcript: Transcript, boundary: SummaryBoundary) -> Callable[[], str]:
+    return lambda: summary.originals(render.originals(dialect, transcript, boundary))

@@ -1,0 +1,106 @@
+"""Plan and records → the entries that go upstream. The same plan and the same records give the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from proxy.core import preview, summary
+from proxy.core.history import Message, Transcript, moved_pieces
+from proxy.core.plan import Plan, Role, SummaryBoundary
+from proxy.core.policy import SnapshotRole
+from proxy.core.preview import Shape
+from proxy.core.summary import Section
+from proxy.core.turn import HiddenRound
+from proxy.dialects import Dialect, Entry
+
+
+class ActiveSnapshot(msgspec.Struct, frozen=True):
+    """The boundary whose snapshot is shown. `text` goes between its tags; its originals can be read at `path`."""
+
+    boundary: SummaryBoundary
+    text: str
+    path: str
+
+
+Compacted = Callable[[int, bool], bytes]
+"""An entry's index, and whether the model has not seen it before → the entry with previews and references."""
+
+
+def render(
+    dialect: Dialect,
+    transcript: Transcript,
+    plan: Plan,
+    compacted: Compacted,
+    *,
+    shown: ActiveSnapshot | None = None,
+    role: SnapshotRole = SnapshotRole.SYSTEM,
+    rounds: Mapping[int, HiddenRound] | None = None,
+    end: int | None = None,
+) -> list[Entry]:
+    """The first `end` entries (by default all) as they go upstream. `rounds` has the index of each reply as its key."""
+    entries: list[Entry] = []
+    start = shown.boundary.end if shown else 0
+    for index, raw in enumerate(transcript.raws[:end]):
+        if shown and index < start and not stays(transcript, shown.boundary, index):
+            continue
+        move = plan.moves.get(index)
+        entry = compacted(index, move.event == 0) if move else raw
+        hidden = rounds.get(index) if rounds and index >= start else None
+        if hidden is None:
+            entries.append(entry)
+        else:
+            entries += dialect.reinserted(hidden, entry, shrunk=index < plan.turn)
+    block = shown_block(transcript, shown)
+    return dialect.with_snapshot(entries, _leading_systems(transcript), block, role) if block else entries
+
+
+def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:
+    """A tool result as it goes upstream after compaction: previews and references for the texts that they shorten."""
+    shape = shape.first_preview() if first_preview else shape
+    moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
+    replaced = {
+        part: preview.replacement(text, moved[part].name, moved[part].tokens, shape)
+        for part, text in dialect.texts(raw)
+        if part in moved
+    }
+    return dialect.replace(raw, replaced)
+
+
+def stays(transcript: Transcript, boundary: SummaryBoundary, index: int) -> bool:
+    """Whether an entry before the boundary is kept beside the snapshot."""
+    return index in boundary.pins or transcript.messages[index].role is Role.SYSTEM
+
+
+def taken(transcript: Transcript, boundary: SummaryBoundary) -> list[int]:
+    """The entries that the boundary's snapshot replaces."""
+    return [index for index in range(boundary.end) if not stays(transcript, boundary, index)]
+
+
+def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
+    """The snapshot's whole text in the context; empty where none is shown."""
+    return summary.block(shown.text, len(taken(transcript, shown.boundary)), shown.path) if shown else ""
+
+
+def originals(
+    dialect: Dialect, transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None
+) -> list[Section]:
+    """Everything that a boundary takes out of the context, in order and in its original words.
+
+    With `since`, only the entries that this earlier boundary had not taken out yet.
+    """
+    before = set(taken(transcript, since)) if since else set()
+    return [
+        section
+        for index in taken(transcript, boundary)
+        if index not in before
+        for section in dialect.sections(
+            transcript.raws[index], index, transcript.messages[index], transcript.tools[index]
+        )
+    ]
+
+
+def _leading_systems(transcript: Transcript) -> int:
+    roles = [message.role for message in transcript.messages]
+    return next((place for place, role in enumerate(roles) if role is not Role.SYSTEM), len(roles))
