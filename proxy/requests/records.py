@@ -26,6 +26,7 @@ from proxy.dialects.chat.render import HiddenRound
 from proxy.requests.summarizer import Snapshot
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
+from proxy.telemetry.outcome import StoreError
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ class Records:
         self._namespace = namespace
 
     @property
-    def errors(self) -> Mapping[str, int]:
+    def errors(self) -> Mapping[StoreError, int]:
         return self._visit.errors
 
     def key(self, kind: str, name: str) -> str:

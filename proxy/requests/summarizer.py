@@ -19,9 +19,9 @@ from msgspec import Raw
 from proxy.core import rawjson, summary
 from proxy.core.summary import Section, Unusable
 from proxy.dialects.chat import overflow
-from proxy.errors import Overloaded, UpstreamFault
+from proxy.errors import Fault, Overloaded, UpstreamFault
 from proxy.lru import Lru
-from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.outcome import Kind, Outcome
 from proxy.threads import WorkPool
 
 T = TypeVar("T")
@@ -361,12 +361,12 @@ def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -
         request_id=job.key.rpartition("/")[2],
         tenant=job.tenant,
         namespace=job.key.partition("/")[0],
-        kind="summary",
+        kind=Kind.SUMMARY,
         method="POST",
         path="",
         model=job.model,
         status=502 if fault else 200,
-        fault="unused" if fault == UNUSED else "summary" if fault else "",
+        fault=Fault.UNUSED if fault == UNUSED else Fault.SUMMARY if fault else Fault.NONE,
         summary_prompt_tokens=spent.prompt_tokens,
         summary_completion_tokens=spent.completion_tokens,
         cached_tokens=spent.cached_tokens,
