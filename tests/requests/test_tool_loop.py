@@ -126,7 +126,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("size", [1, 10, 1 << 20])
-async def test_a_streamed_turn(size: int) -> None:
+async def test_streamed_turn_in_pieces_of_any_size(size: int) -> None:
     pieces = [[raw[at : at + size] for at in range(0, len(raw), size)] for raw in (OURS, ANSWER)]
     bench = Bench(*(ScriptedReply(*one) for one in pieces))
     out = await bench.run()
@@ -137,7 +137,7 @@ async def test_a_streamed_turn(size: int) -> None:
     assert bench.partner.remembered == [bench.turn]
 
 
-async def test_a_turn_that_is_not_streamed() -> None:
+async def test_turn_whose_reply_is_not_a_stream() -> None:
     first, second = whole(calls(called("grep")), "tool_calls"), whole({"content": "It is 42."})
     bench = Bench(ScriptedReply(first), ScriptedReply(second[:20], second[20:]), stream=False)
     out = await bench.run()
@@ -147,7 +147,7 @@ async def test_a_turn_that_is_not_streamed() -> None:
     assert bench.partner.remembered == [bench.turn]
 
 
-async def test_what_needs_no_change_goes_through_with_its_headers() -> None:
+async def test_reply_without_our_tools_keeps_its_bytes_and_headers() -> None:
     bench = Bench(
         ScriptedReply(whole({"content": "x"}), headers=[JSON, (b"X-Request-Id", b"7"), (b"Connection", b"close")]),
         stream=False,
@@ -158,7 +158,7 @@ async def test_what_needs_no_change_goes_through_with_its_headers() -> None:
 
 
 @pytest.mark.parametrize("kind", [STREAM, JSON])
-async def test_a_reply_compressed_unasked(kind: tuple[bytes, bytes]) -> None:
+async def test_compressed_reply_is_decompressed(kind: tuple[bytes, bytes]) -> None:
     body = ANSWER if kind is STREAM else whole({"content": "It is 42."})
     packed = gzip.compress(body)
     said = ScriptedReply(
@@ -171,7 +171,7 @@ async def test_a_reply_compressed_unasked(kind: tuple[bytes, bytes]) -> None:
     assert bench.headers().get(b"content-length") == (None if kind is STREAM else b"%d" % len(out))
 
 
-async def test_a_stream_that_was_not_asked_for_and_none_that_was() -> None:
+async def test_upstream_that_streams_unasked_or_does_not_when_asked() -> None:
     bench = Bench(ScriptedReply(SILENT), ScriptedReply(ANSWER), stream=False)
     assert text(folded(await bench.run())) == "It is 42."
     bench = Bench(
@@ -182,7 +182,7 @@ async def test_a_stream_that_was_not_asked_for_and_none_that_was() -> None:
 
 
 @pytest.mark.parametrize("later", ["stream", "whole"])
-async def test_a_server_that_cannot_make_up_its_mind(later: str) -> None:
+async def test_rounds_of_one_turn_streamed_and_not(later: str) -> None:
     call, answer = whole(calls(called("grep")), "tool_calls"), whole({"content": "It is 42."})
     bench = (
         Bench(ScriptedReply(call), ScriptedReply(ANSWER))
@@ -194,7 +194,7 @@ async def test_a_server_that_cannot_make_up_its_mind(later: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")]])
-async def test_where_the_content_type_says_nothing_the_request_does(headers: Headers) -> None:
+async def test_request_decides_about_streaming_where_the_content_type_does_not(headers: Headers) -> None:
     assert (
         text(folded(await Bench(ScriptedReply(SILENT, headers=headers), ScriptedReply(ANSWER, headers=headers)).run()))
         == "It is 42."
@@ -202,18 +202,18 @@ async def test_where_the_content_type_says_nothing_the_request_does(headers: Hea
     assert await Bench(ScriptedReply(b"<html>", headers=headers), stream=False).run() == b"<html>"
 
 
-async def test_a_last_event_that_nothing_ends_is_ended() -> None:
+async def test_unterminated_last_event_is_terminated() -> None:
     bench = Bench(ScriptedReply(stream(ROLE, chunk({"content": "x"}), chunk({}, "stop")).removesuffix(b"\n\n")))
     assert await bench.run() == stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"))
 
 
-async def test_a_connection_that_stays_open_behind_the_end_keeps_nobody_waiting() -> None:
+async def test_connection_left_open_after_the_last_event_delays_nobody() -> None:
     bench = Bench(ScriptedReply(OURS, asyncio.Event()), ScriptedReply(ANSWER, UpstreamBroken("reset")))
     async with asyncio.timeout(5):
         assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
 
 
-async def test_what_stands_behind_the_end_is_read_out() -> None:
+async def test_stream_is_read_to_its_end_after_the_last_event() -> None:
     reply = ScriptedReply(ANSWER, b": bye\n\n", b"\n")
     await Bench(reply).run()
     assert reply.read == 3
@@ -222,7 +222,7 @@ async def test_what_stands_behind_the_end_is_read_out() -> None:
 # -- one thing after another ------------------------------------------------------------------------------------------
 
 
-async def test_the_reply_begins_with_upstreams_and_ends_after_it_is_remembered() -> None:
+async def test_client_reply_ends_only_after_the_hidden_round_is_recorded() -> None:
     answered, kept, more = asyncio.Event(), asyncio.Event(), asyncio.Event()
     bench = Bench(ScriptedReply(stream(ROLE), more, OURS.removeprefix(stream(ROLE))), ScriptedReply(ANSWER))
     bench.partner.answering, bench.partner.remembering = answered.wait, kept.wait
@@ -240,7 +240,7 @@ async def test_the_reply_begins_with_upstreams_and_ends_after_it_is_remembered()
     assert folded(await task)["finish"] == "stop"
 
 
-async def test_a_mixed_turn_is_remembered_before_it_ends() -> None:
+async def test_mixed_turn_is_recorded_before_the_reply_ends() -> None:
     kept = asyncio.Event()
     bench = Bench(ScriptedReply(MIXED))
     bench.partner.remembering = kept.wait
@@ -257,7 +257,7 @@ async def settled() -> None:
 
 
 @pytest.mark.parametrize("where", ["upstream is silent", "a tool works", "upstream thinks", "the store is slow"])
-async def test_a_stream_is_never_silent_for_long(where: str) -> None:
+async def test_silent_stream_gets_heartbeat_comments(where: str) -> None:
     pause: tuple[Step, ...] = (0.2,)
     slow = pause if where == "upstream is silent" else ()
     bench = Bench(ScriptedReply(OURS[:200], *slow, OURS[200:]), ScriptedReply(ANSWER), heartbeat=0.03)
@@ -279,12 +279,12 @@ async def test_a_stream_is_never_silent_for_long(where: str) -> None:
     assert bench.browser.messages[0]["type"] == "http.response.start"
 
 
-async def test_a_reply_that_is_no_stream_gets_no_comments() -> None:
+async def test_reply_that_is_not_a_stream_gets_no_heartbeat() -> None:
     bench = Bench(ScriptedReply(0.1, whole({"content": "x"}), headers=[JSON]), stream=False, heartbeat=0.01)
     assert await bench.run() == whole({"content": "x"})
 
 
-async def test_a_slow_reader_gets_no_comments_on_top() -> None:
+async def test_slow_client_gets_no_heartbeat() -> None:
     bench = Bench(ScriptedReply(ANSWER), heartbeat=0.01)
     send = bench.browser.send
 
@@ -301,7 +301,7 @@ async def test_a_slow_reader_gets_no_comments_on_top() -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("status", [400, 429, 500, 302])
-async def test_a_first_refusal_is_handed_on_whole(streamed: bool, status: int) -> None:
+async def test_refusal_of_the_first_round_is_raised_whole(streamed: bool, status: int) -> None:
     bench = Bench(refused(status, BUSY, (b"Retry-After", b"7")), stream=streamed)
     with pytest.raises(Refusal) as caught:
         await bench.run()
@@ -320,14 +320,14 @@ async def test_a_first_refusal_is_handed_on_whole(streamed: bool, status: int) -
         (gzip.compress(OVERFLOW + b" " * (2 << 20)), b"gzip", OVERFLOW + b" " * (REFUSAL_LIMIT - len(OVERFLOW))),
     ],
 )
-def test_what_a_refusal_says(body: bytes, encoding: bytes, said: bytes) -> None:
+def test_refusal_text_is_decompressed(body: bytes, encoding: bytes, said: bytes) -> None:
     assert Refusal(400, [(b"Content-Encoding", encoding)], body).said() == said
     assert Refusal(400, [], body).said() == body
 
 
 @pytest.mark.parametrize("fault", [UpstreamUnreachable("no"), UpstreamSilent("no"), UpstreamBroken("no")])
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_first_fault_is_the_callers(fault: UpstreamFault, streamed: bool) -> None:
+async def test_fault_of_the_first_round_is_raised(fault: UpstreamFault, streamed: bool) -> None:
     bench = Bench(fault, stream=streamed)
     with pytest.raises(type(fault)):
         await bench.run()
@@ -335,7 +335,7 @@ async def test_a_first_fault_is_the_callers(fault: UpstreamFault, streamed: bool
 
 
 @pytest.mark.parametrize("reply", [b"x" * (33 << 20), whole(calls(called("grep", "x" * (2 << 20))), "tool_calls")])
-async def test_a_whole_reply_that_cannot_be_used(reply: bytes) -> None:
+async def test_unusable_reply_that_is_not_a_stream_is_broken(reply: bytes) -> None:
     bench = Bench(ScriptedReply(reply, headers=[JSON]), stream=False)
     with pytest.raises(UpstreamBroken):
         await bench.run()
@@ -353,7 +353,7 @@ LATE: dict[str, tuple[Step, ...]] = {
 
 
 @pytest.mark.parametrize("steps", LATE.values(), ids=LATE.keys())
-async def test_a_stream_that_fails_ends_with_an_error_event(steps: tuple[Step, ...]) -> None:
+async def test_stream_that_fails_ends_with_an_error_event(steps: tuple[Step, ...]) -> None:
     bench = Bench(ScriptedReply(*steps))
     with pytest.raises(UpstreamFault) as caught:
         await bench.run()
@@ -369,7 +369,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event(steps: tuple[Step, .
 
 
 @pytest.mark.parametrize("trouble", [UpstreamUnreachable("no"), UpstreamBroken("reset"), 429, 500, 503])
-async def test_passing_trouble_in_later_rounds_is_waited_out(trouble: Any, no_pauses: list[float]) -> None:
+async def test_follow_up_round_is_retried_after_passing_faults(trouble: Any, no_pauses: list[float]) -> None:
     def again() -> ScriptedReply | Exception:
         return trouble if isinstance(trouble, Exception) else refused(trouble)
 
@@ -394,7 +394,7 @@ async def test_passing_trouble_in_later_rounds_is_waited_out(trouble: Any, no_pa
     ],
     ids=range(9),  # not the time of day: workers that run tests side by side must find the same ones
 )
-async def test_how_long(said: bytes, waited: float, no_pauses: list[float]) -> None:
+async def test_retry_after_decides_the_pause_before_a_retry(said: bytes, waited: float, no_pauses: list[float]) -> None:
     bench = Bench(ScriptedReply(OURS), refused(429, BUSY, (b"retry-after", said)), ScriptedReply(ANSWER))
     await bench.run()
     assert [pause for pause in no_pauses if pause < 60 and (pause or not waited)][:1] == [waited]
@@ -405,7 +405,7 @@ async def test_how_long(said: bytes, waited: float, no_pauses: list[float]) -> N
     [(429, 3), (500, 3), (400, 1), (404, 1), (UpstreamUnreachable("no"), 3), (UpstreamSilent("no"), 1)],
 )
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_trouble_that_lasts(trouble: Any, tries: int, streamed: bool, no_pauses: list[float]) -> None:
+async def test_follow_up_round_that_keeps_failing(trouble: Any, tries: int, streamed: bool, no_pauses: list[float]) -> None:
     first = OURS if streamed else whole(calls(called("grep")), "tool_calls")
     again = [trouble if isinstance(trouble, Exception) else refused(trouble) for _ in range(tries)]
     bench = Bench(ScriptedReply(first), *again, stream=streamed)
@@ -422,7 +422,7 @@ async def test_trouble_that_lasts(trouble: Any, tries: int, streamed: bool, no_p
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"error":null}', b'{"error":"\\ud800"}', b""])
-async def test_a_refusal_that_clients_could_not_read(body: bytes) -> None:
+async def test_refusal_without_a_readable_error_gets_ours(body: bytes) -> None:
     bench = Bench(ScriptedReply(OURS), refused(404, body))
     with pytest.raises(UpstreamFault):
         await bench.run()
@@ -430,7 +430,7 @@ async def test_a_refusal_that_clients_could_not_read(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("packed", [True, False])
-async def test_answers_that_are_too_long_are_taken_back(packed: bool) -> None:
+async def test_tool_answers_that_overflow_are_shortened(packed: bool) -> None:
     said = refused(400, gzip.compress(OVERFLOW), (b"content-encoding", b"gzip")) if packed else refused(400, OVERFLOW)
     bench = Bench(ScriptedReply(OURS), said, ScriptedReply(ANSWER))
     assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
@@ -439,7 +439,7 @@ async def test_answers_that_are_too_long_are_taken_back(packed: bool) -> None:
     assert hidden is not None and json.loads(hidden.before[-1])["content"] == tool_loop.TOO_LONG
 
 
-async def test_answers_are_taken_back_once() -> None:
+async def test_tool_answers_are_shortened_only_once() -> None:
     bench = Bench(ScriptedReply(OURS), refused(400, OVERFLOW), refused(400, OVERFLOW))
     with pytest.raises(UpstreamFault):
         await bench.run()
@@ -450,7 +450,7 @@ async def test_answers_are_taken_back_once() -> None:
 
 
 @pytest.mark.parametrize("where", ["first round", "a tool", "later round", "remembering", "reading out"])
-async def test_a_client_that_leaves_leaves_nothing_open(where: str) -> None:
+async def test_client_that_leaves_leaves_no_reply_or_task_open(where: str) -> None:
     forever = asyncio.Event()
     first = ScriptedReply(ROLE_ONLY, forever) if where == "first round" else ScriptedReply(OURS)
     second = (
@@ -489,14 +489,14 @@ async def passed_on(said: ScriptedReply) -> ScriptedClient:
     return browser
 
 
-async def test_a_reply_to_the_clients_own_request_goes_as_it_came() -> None:
+async def test_untouched_reply_goes_as_it_came() -> None:
     packed = gzip.compress(ANSWER)
     browser = await passed_on(ScriptedReply(packed[:9], packed[9:], headers=[STREAM, (b"Content-Encoding", b"gzip")]))
     assert [message["body"] for message in browser.messages[1:]] == [packed[:9], packed[9:], b""]
     assert browser.headers == [STREAM, (b"Content-Encoding", b"gzip"), (b"x-offload-mode", b"auto")]
 
 
-async def test_a_passed_on_stream_that_breaks_off_says_so() -> None:
+async def test_untouched_stream_that_breaks_off_ends_with_an_error_event() -> None:
     browser = await passed_on(ScriptedReply(ROLE_ONLY, b'data: {"x', UpstreamBroken("reset")))
     error = browser.messages.pop()["error"]
     assert isinstance(error, UpstreamBroken) and browser.complete
@@ -504,13 +504,13 @@ async def test_a_passed_on_stream_that_breaks_off_says_so() -> None:
 
 
 @pytest.mark.parametrize("headers", [[JSON], [STREAM, (b"Content-Encoding", b"gzip")], []])
-async def test_where_nothing_can_be_said_the_reply_is_cut_off(headers: Headers) -> None:
+async def test_untouched_reply_that_is_no_plain_stream_is_cut_off(headers: Headers) -> None:
     browser = await passed_on(ScriptedReply(b"{", UpstreamBroken("reset"), headers=headers))
     assert isinstance(browser.messages.pop()["error"], UpstreamBroken)
     assert browser.body == b"{" and not browser.complete
 
 
-async def test_usage_is_known_afterwards() -> None:
+async def test_turn_knows_the_usage_of_all_rounds() -> None:
     bench = Bench(ScriptedReply(OURS), ScriptedReply(ANSWER), stream_options={"include_usage": True})
     assert folded(await bench.run())["usage"] == usage(150, 15)
     assert (bench.turn.spent.prompt, bench.turn.spent.completion) == (250, 15)
