@@ -5,7 +5,33 @@ Foreign exceptions are translated into these once, where the foreign thing lives
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
+
+
+class Fault(StrEnum):
+    """Whose fault it is that a request went wrong, as metrics and the log show it. Empty: nobody's."""
+
+    NONE = ""
+    CLIENT = "client"
+    CLIENT_GONE = "client_gone"
+    """The client hung up."""
+    PROXY = "proxy"
+    CONNECT = "connect"
+    """Upstream could not be reached."""
+    TIMEOUT = "timeout"
+    """Upstream sent nothing for too long."""
+    BROKEN = "broken"
+    """Upstream's reply stopped within, or cannot be used."""
+    PROTOCOL = "protocol"
+    """Any other fault of upstream's."""
+    OVERLOADED = "overloaded"
+    """The tenant has too much under way, and the request was not begun."""
+    SUMMARY = "summary"
+    """The model's answer was no summary."""
+    UNUSED = "unused"
+    """A conversation's summaries are never used: there will be none for a while."""
 
 
 class ProxyError(Exception):
@@ -14,6 +40,7 @@ class ProxyError(Exception):
     status = 500
     kind = "server_error"
     code: str | None = None
+    fault = Fault.PROXY
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -36,6 +63,7 @@ class ClientFault(ProxyError):
 
     status = 400
     kind = "invalid_request_error"
+    fault = Fault.CLIENT
 
 
 class BadRequest(ClientFault):
@@ -116,12 +144,12 @@ class Overloaded(ProxyError):
 
 
 class UpstreamFault(ProxyError):
-    """Upstream did not do its part. `fault` is a short label for metrics."""
+    """Upstream did not do its part."""
 
     status = 502
     kind = "upstream_error"
     code = "upstream_error"
-    fault = "protocol"
+    fault = Fault.PROTOCOL
 
     def __init__(self, message: str, *, detail: str = "") -> None:
         super().__init__(message)
@@ -131,7 +159,7 @@ class UpstreamFault(ProxyError):
 
 class UpstreamUnreachable(UpstreamFault):
     code = "upstream_unreachable"
-    fault = "connect"
+    fault = Fault.CONNECT
 
 
 class UpstreamSilent(UpstreamFault):
@@ -139,21 +167,21 @@ class UpstreamSilent(UpstreamFault):
 
     status = 504
     code = "upstream_timeout"
-    fault = "timeout"
+    fault = Fault.TIMEOUT
 
 
 class UpstreamBroken(UpstreamFault):
     """The reply stopped in the middle or is not what HTTP or the API allow."""
 
     code = "upstream_broken"
-    fault = "broken"
+    fault = Fault.BROKEN
 
 
 class NoSummary(UpstreamFault):
     """The model's answer was no summary."""
 
     code = "no_summary"
-    fault = "summary"
+    fault = Fault.SUMMARY
 
 
 class StoreFault(ProxyError):

@@ -20,12 +20,17 @@ from proxy.core.plan import Item, Plan, Role, Room
 from proxy.core.planner import Fold, folded
 from proxy.core.policy import Offload
 from proxy.core.preview import Shape
+from proxy.core.reasons import Reason
 
 Count = Callable[[str], int]
 
 
 class Unplannable(ValueError):
-    """Not the messages of a valid chat: none of our business, they go upstream as they came."""
+    """Not the messages of a valid chat, or more of them than we look into: they go upstream as they came."""
+
+    def __init__(self, message: str, reason: Reason = Reason.INVALID) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def digest(raw: bytes | Raw) -> bytes:

@@ -53,6 +53,10 @@ class NotJson(ValueError):
     """Not the JSON that was looked for. Whoever gets this leaves the bytes alone."""
 
 
+class TooManyElements(NotJson):
+    """JSON, with more elements in one array or object than we make objects of."""
+
+
 def members(raw: bytes | Raw) -> dict[str, Raw]:
     """An object's members, each as the bytes that it came as; of a repeated key the last one counts."""
     if len(memoryview(raw)) > MAX_MEMBERS:
@@ -166,7 +170,7 @@ def more_than(raw: bytes | Raw, most: int, *, deep: bool = False) -> bool:
 
 def _bound(raw: bytes | Raw, most: int) -> None:
     if more_than(raw, most):
-        raise NotJson(f"more than {most} elements in one place")
+        raise TooManyElements(f"more than {most} elements in one place")
 
 
 def commas(raw: bytes | Raw) -> int:

@@ -1,6 +1,6 @@
 """The operations that a client calls itself: one handler for all of their paths, one envelope for all of their replies.
 
-body ──parameters──> operation (offload, search, read) over the caller's shelf ──> envelope
+body ──parameters──> operation (offload, search, read) over the caller's files ──> envelope
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized
 from proxy.operations import offload, openapi, parameters, read, search
 from proxy.operations.call import OperationCall
 from proxy.operations.caller_files import CallerFiles
 from proxy.operations.envelope import OperationReply, refusal
 from proxy.requests.passthrough import served
+from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.content_encoding import decoded
 
 if TYPE_CHECKING:
@@ -25,19 +24,18 @@ if TYPE_CHECKING:
     from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
     from proxy.requests.summarizer import Summarizer
-    from proxy.telemetry.outcome import Outcome
 
 __all__ = ["PATHS", "Operations", "check_caller", "description", "refusal"]
 
 STORE_SECONDS = 30.0
-"""What a call waits for the store in all: nobody else answers instead, and a search may read much."""
+"""Seconds that one call may wait for the store: nothing can answer in its place, and a search may read much."""
 
 SECONDS = 600.0
-"""What a call may take in all, its summaries included."""
+"""Seconds that one call may take in all, its summaries included."""
 
 
 _OFFLOADS = frozenset((b"/context_offload", b"/context_compact", b"/context_compress"))
-"""Those of the paths whose replies always hold messages."""
+"""The paths whose replies always hold messages."""
 
 PATHS: Mapping[bytes, Callable[[OperationCall], Awaitable[OperationReply]]] = {
     b"/context_offload": offload.offload,
@@ -51,7 +49,7 @@ description = openapi.description
 
 
 def check_caller(tenant: Tenant) -> None:
-    """Raises Unauthorized for callers without a key, whom nothing tells apart: they would read each other's files."""
+    """Raises Unauthorized for callers without a key: they share a namespace and could read each other's files."""
     if tenant.anonymous:
         raise Unauthorized("The operations keep files for you, so they need your key: `Authorization: Bearer KEY`")
 
@@ -97,5 +95,23 @@ async def _answered(call: OperationCall) -> bytes:
 
 
 def _outcome(call: OperationCall) -> Outcome:
-    outcome = call.client.outcome("operation", call.tenant.name, call.tenant.namespace)
-    return replace(outcome, **call.noted, store_errors=call.shelf.errors)
+    client, tenant, account = call.client, call.tenant, call.account
+    return Outcome(
+        request_id=client.request_id,
+        tenant=tenant.name,
+        namespace=tenant.namespace,
+        kind=Kind.OPERATION,
+        method=client.method,
+        path=client.path.decode("latin-1"),
+        model=account.model,
+        mode=account.mode,
+        messages=account.messages,
+        tokens_before=account.tokens_before,
+        tokens_after=account.tokens_after,
+        compacted=account.compacted,
+        compressed=account.compressed,
+        summary_prompt_tokens=account.summary_prompt_tokens,
+        summary_completion_tokens=account.summary_completion_tokens,
+        cached_tokens=account.cached_tokens,
+        store_errors=call.shelf.errors,
+    )

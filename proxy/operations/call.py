@@ -1,10 +1,10 @@
-"""One call of an operation: who makes it, what it brought, what it has come to."""
+"""One call of an operation: who makes it, its parameters, and what the log will say of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from proxy.operations.caller_files import CallerFiles
 from proxy.operations.parameters import Body
@@ -20,6 +20,22 @@ T = TypeVar("T")
 
 
 @dataclass
+class OperationAccount:
+    """Fields of the outcome that the operations fill in; `Outcome` says what they mean."""
+
+    mode: str = "off"
+    model: str = ""
+    messages: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    compacted: int = 0
+    compressed: int = 0
+    summary_prompt_tokens: int = 0
+    summary_completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass
 class OperationCall:
     """What an operation has to work with."""
 
@@ -30,8 +46,7 @@ class OperationCall:
     shelf: CallerFiles
     given: Body = field(default_factory=Body)
     """What the client sent, once it is read."""
-    noted: dict[str, Any] = field(default_factory=dict)
-    """Fields of the outcome."""
+    account: OperationAccount = field(default_factory=OperationAccount)
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `work`, in a thread for reading when it is this caller's turn."""

@@ -18,6 +18,7 @@ from proxy.stores.base import Entry
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.keys import is_part
 from proxy.stores.memory import Missing
+from proxy.telemetry.outcome import StoreError
 from proxy.threads import Threads
 
 KIND, ORIGINALS = "files", "originals"
@@ -44,7 +45,7 @@ class CallerFiles:
         self._store_dirs = {names.canonical(offload.store_dir) for offload in offloads}
 
     @property
-    def errors(self) -> Mapping[str, int]:
+    def errors(self) -> Mapping[StoreError, int]:
         return self._visit.errors
 
     async def put_all(self, files: Mapping[str, bytes]) -> None:

@@ -65,7 +65,7 @@ async def _offload(call: OperationCall, given: parameters.OffloadParameters) -> 
     snapshots = list(zip(texts, groups, strict=True))
     kept = one_shot.with_snapshots(decided, snapshots, role=policy.offload.compress.snapshot_role)
     after = await call.read(_tokens, kept, decided, options, counter)
-    call.noted["tokens_after"] = after
+    call.account.tokens_after = after
     files = {**decided.files, **groups}
     return OperationReply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
 
@@ -162,12 +162,7 @@ def _metadata(
 
 
 def _note(call: OperationCall, options: Options, model: str, decided: Offloaded) -> None:
-    call.noted |= {
-        "mode": options.mode.value,
-        "model": model,
-        "messages": len(decided.raws),
-        "tokens_before": decided.tokens_before,
-        "tokens_after": decided.tokens_before,
-        "compacted": decided.compacted,
-        "compressed": len(decided.taken),
-    }
+    account = call.account
+    account.mode, account.model, account.messages = options.mode.value, model, len(decided.raws)
+    account.tokens_before = account.tokens_after = decided.tokens_before
+    account.compacted, account.compressed = decided.compacted, len(decided.taken)

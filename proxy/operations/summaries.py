@@ -46,11 +46,9 @@ async def made(
         seconds = policy.offload.compress.timeout
         raise UpstreamSilent(f"No summary was made: no answer within {seconds:g} seconds") from error
     finally:
-        call.noted |= {
-            "summary_prompt_tokens": spent.prompt_tokens,
-            "summary_completion_tokens": spent.completion_tokens,
-            "cached_tokens": spent.cached_tokens,
-        }
+        call.account.summary_prompt_tokens = spent.prompt_tokens
+        call.account.summary_completion_tokens = spent.completion_tokens
+        call.account.cached_tokens = spent.cached_tokens
     return texts
 
 

@@ -1,4 +1,4 @@
-"""Work that goes on beside the requests: bounded, and not dropped when the process is asked to end."""
+"""Work beside the requests: bounded, and finished before the process ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Background:
-    """At most `limit` tasks at a time, and of each name one; what comes above that is not begun."""
+    """Runs at most `limit` tasks at a time, and one of each name. Others are not begun."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -21,7 +21,7 @@ class Background:
         return len(self._tasks)
 
     def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Begin, unless that or too much else is under way; whether it did."""
+        """Begin this work unless it, or too much else, is under way. Returns whether it was begun."""
         if name in self._tasks or len(self._tasks) >= self._limit:
             return False
         task = self._tasks[name] = asyncio.create_task(work(), name=name)
@@ -29,7 +29,7 @@ class Background:
         return True
 
     async def close(self, grace: float) -> None:
-        """Wait for at most `grace` seconds, then cancel."""
+        """Wait at most `grace` seconds for all tasks, then cancel the rest."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=grace)
         for task in list(self._tasks.values()):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
 
-from proxy.errors import BodyTooLarge, ProxyError
-from proxy.telemetry.outcome import Outcome
+from proxy.errors import BodyTooLarge, Fault, ProxyError
+from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.headers import Header, Headers, without
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class Exchange:
         await self.start(status, [*ours, *headers])
         await self.finish(body)
 
-    def outcome(self, kind: str, tenant: str = "", namespace: str = "") -> Outcome:
+    def outcome(self, kind: Kind, tenant: str = "", namespace: str = "") -> Outcome:
         """What is known of the request at its start."""
         return Outcome(
             request_id=self.request_id,
@@ -250,7 +250,7 @@ class Exchange:
             path=self.path.decode("latin-1"),
         )
 
-    def completed(self, outcome: Outcome, fault: str = "", detail: str = "") -> Outcome:
+    def completed(self, outcome: Outcome, fault: Fault = Fault.NONE, detail: str = "") -> Outcome:
         """`outcome` with the reply's status, the times, and whose fault it was if something went wrong."""
         now = time.perf_counter()
         return msgspec.structs.replace(

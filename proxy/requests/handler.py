@@ -1,7 +1,10 @@
-"""The conductor of a chat request: read, plan, carry out, send, remember. What it decides is decided in `core`.
+"""The life of a chat request, from its first byte to its last.
 
-body ──parse, plan──> nothing to do: on its way as it came, and so is the reply
-                └───> records, render ──> turn ──exchange──> reply; what it hid is remembered
+body ──parse, plan──> nothing to do: it goes upstream as it came, and so does the reply to the client
+                └───> render, converse ──> upstream's reply, without our tools; the rounds that it hides are recorded
+
+`prepare` plans and renders, `tool_loop` converses with upstream, and `core` makes every decision. The stages are the
+values of `attempt`. An upstream that refuses a request for its length, or for our tools, gets another attempt.
 """
 
 from __future__ import annotations
@@ -12,31 +15,34 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
 from proxy.core.history import Unplannable
-from proxy.core.policy import Mode
-from proxy.core.request import LARGE_BYTES, Request
-from proxy.dialects import Dialect, Turn
+from proxy.core.policy import Mode, Policy
+from proxy.core.reasons import Reason
+from proxy.core.request import LARGE_BYTES
+from proxy.dialects import Dialect
 from proxy.errors import ClientFault
 from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
+from proxy.requests.attempt import AsItCame, Attempt, ParsedRequest, Rewritten, outcome, rendered_headers
 from proxy.requests.passthrough import served
-from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered
+from proxy.requests.prepare import RenderedRequest
 from proxy.requests.records import Records
-from proxy.requests.tool_loop import Interrupted, Refusal
+from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import RequestTurnIO
 from proxy.telemetry import logs
-from proxy.telemetry.outcome import Outcome
 from proxy.upstream.content_encoding import decoded
-from proxy.upstream.headers import Headers, reply_headers
+from proxy.upstream.headers import reply_headers
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
     from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
+    from proxy.telemetry.outcome import Outcome
+    from proxy.upstream.headers import Headers
 
 T = TypeVar("T")
 
@@ -55,236 +61,190 @@ class Chat:
 
     async def __call__(self, client: Exchange, tenant: Tenant) -> None:
         """Reply, and record one outcome whatever happens."""
-        await _Request(self._services, self._dialect, client, tenant).serve()
+        request = _Request(self._services, self._dialect, client, tenant)
+        await served(client, self._services.sink, request.answer(), request.outcome)
 
 
 class _Request:
-    """One client request from its first byte to its last."""
+    """One client request. Only its newest attempt changes, for the outcome to tell how far it came."""
 
     def __init__(self, services: Services, dialect: Dialect, client: Exchange, tenant: Tenant) -> None:
         self._services = services
         self._dialect = dialect
         self._client = client
         self._tenant = tenant
-        self._body = b""
-        self._asked: Request | None = None
-        self._history: PlannedRequest | None = None
-        self._ready: RenderedRequest | None = None
-        self._partner: RequestTurnIO | None = None
-        self._turn: Turn | None = None
         self._records = Records(services.store.visit(), tenant.namespace)
-        self._searching = Budget(tenant.policy.tools.max_search_seconds)
-        self._as_it_came = False
-        self._suspected = False  # that upstream will not have our tools, if only it takes the request without
+        self._newest: Attempt = AsItCame(_parsed(b"", tenant))
 
-    async def serve(self) -> None:
-        try:
-            await served(self._client, self._services.sink, self._reply(), self._outcome)
-        finally:
-            self._partner = None  # knows us as well: bodies of megabytes would wait for the garbage collector
-
-    async def _reply(self) -> None:
-        self._body = await self._client.read(self._services.settings.body_limit)
+    async def answer(self) -> None:
+        """Read and parse the request; then plan, render and send it until upstream takes it or we give up."""
+        body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
-            try:
-                await self._parse()
-                await self._attempts()
-            except Interrupted as interrupted:
-                raise interrupted.fault from interrupted
+            parsed = await self._parse(body)
+            too_long: Refusal | None = None
+            for more in reversed(range(ATTEMPTS)):
+                planned = self._newest = await self._plan(parsed)
+                attempt = self._newest = await self._render(planned)
+                refusal = await self._send(attempt)
+                if refusal is None:
+                    self._confirm(parsed)
+                    return
+                overflowed = self._dialect.is_overflow(refusal.status, refusal.said())
+                too_long = too_long or (refusal if overflowed else None)
+                again = self._learn(attempt, refusal) if more else None
+                if again is None:
+                    # A later overflow's numbers are those of a request that the client knows nothing of.
+                    first = too_long if overflowed else None
+                    await self._pass_on(first or refusal, attempt.headers())
+                    return
+                parsed = again
 
-    async def _attempts(self) -> None:
-        original: Refusal | None = None
-        for attempt in range(ATTEMPTS):
-            refusal = await self._attempt()
-            if refusal is None:
-                self._confirm()
-                return
-            too_long = self._dialect.is_overflow(refusal.status, refusal.said())
-            original = original or (refusal if too_long else None)
-            if attempt == ATTEMPTS - 1 or not self._learn(refusal):
-                # A later one's numbers are those of a request that the client knows nothing of.
-                await self._pass_on(original if too_long and original else refusal)
-                return
+    def outcome(self) -> Outcome:
+        """What became of the request so far."""
+        return outcome(self._newest, self._client, self._records.errors)
 
-    async def _attempt(self) -> Refusal | None:
-        """Send what the plan makes of the request. What upstream refuses comes back, and nothing was sent on yet."""
-        self._history = await self._planned()
-        self._ready = await self._prepared(self._history) if self._history else None
-        if self._ready is None:
-            return await self._untouched()
+    # -- from the body to an attempt --
+
+    async def _parse(self, body: bytes) -> ParsedRequest:
+        """Look into the body, if it is one that we understand; the policy becomes that for its model."""
+        tenant, headers = self._tenant, self._client.headers
+        limit, threads = self._services.settings.body_limit, self._services.threads
         try:
-            await self._offloaded(self._ready)
+            clear = await decoded(body, headers, limit, threads.decoding, tenant.namespace)
+            chat = await self._run(partial(self._dialect.parse, clear), len(clear) > LARGE_BYTES)
+        except ClientFault:
+            return _parsed(body, tenant, Reason.ENCODING)
+        except Unplannable as error:
+            return _parsed(body, tenant, error.reason)
+        policy = tenant.policy.for_model(chat.model)
+        tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
+        return ParsedRequest(body, tenant, _searching(policy), chat, _held_back(headers, policy))
+
+    async def _plan(self, parsed: ParsedRequest) -> AsItCame:
+        """The request with its plan, or with the reason why it has none."""
+        chat, policy, limits = parsed.chat, parsed.tenant.policy, self._services.learned
+        if chat is None or parsed.reason:
+            return AsItCame(parsed, reason=parsed.reason)
+        if limits.refuses(policy, chat.model):
+            return AsItCame(parsed, reason=Reason.TOOLS_REFUSED)
+        try:
+            window = limits.window(policy, chat.model)
+            planned = await prepare.plan(
+                self._dialect, chat, policy, window, self._services.reader, self._tenant.namespace
+            )
+        except Unplannable as error:
+            return AsItCame(parsed, reason=error.reason)
+        if planned is None:
+            return AsItCame(parsed, reason=Reason.FIELD, obstacle=chat.obstacle)
+        return AsItCame(parsed, planned)
+
+    async def _render(self, attempt: AsItCame) -> Attempt:
+        """The request rewritten to its plan; as it came where the plan changes nothing, or there is none."""
+        planned = attempt.planned
+        if planned is None or not planned.concerns_us:
+            return attempt
+        reader, snapshots, large = self._services.reader, self._services.snapshots, planned.request.large
+        shown, rounds = await asyncio.gather(
+            snapshots.existing(planned, self._records),
+            self._records.rounds(planned.reply_links(), planned.request.model),
+        )
+        rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), large)
+        ask = self._turn_io(attempt.parsed, rendered).ask
+        rendered = await snapshots.complete(rendered, self._records, self._tenant.name, ask)
+        if rounds and not planned.room.holds(rendered.tokens):
+            without = partial(prepare.rendered, planned, rendered.shown, {}, reader, rendered.plan)
+            rendered = await self._run(without, large)
+        if not rendered.changed:
+            return attempt
+        turn = await self._run(rendered.turn, large)
+        return Rewritten(attempt.parsed, rendered, turn, self._turn_io(attempt.parsed, rendered))
+
+    # -- sending it --
+
+    async def _send(self, attempt: Attempt) -> Refusal | None:
+        """Have upstream answer the client. A refusal is returned where another attempt may be better; the client has
+        seen nothing of it."""
+        if isinstance(attempt, AsItCame):
+            return await self._send_untouched(attempt)
+        self._keep_originals(attempt.rendered)
+        try:
+            await tool_loop.converse(attempt.turn, self._client, attempt.io, large=attempt.planned.request.large)
         except Refusal as refusal:
             return refusal
         return None
 
-    # -- reading and planning --
-
-    async def _parse(self) -> None:
-        """Look into the body, if it is one that we understand; the tenant's policy becomes that for its model."""
-        limit, threads = self._services.settings.body_limit, self._services.threads
-        try:
-            body = await decoded(self._body, self._client.headers, limit, threads.decoding, self._tenant.namespace)
-            self._asked = await self._run(partial(self._dialect.parse, body), len(body) > LARGE_BYTES)
-        except (Unplannable, ClientFault):
-            return  # upstream will say what is wrong with it
-        policy = self._tenant.policy.for_model(self._asked.model)
-        self._tenant = replace(self._tenant, policy=policy)
-        self._searching = Budget(policy.tools.max_search_seconds)
-        said = {value.strip().lower() for name, value in self._client.headers if name.lower() == b"x-offload"}
-        self._as_it_came = b"off" in said or policy.offload.mode is Mode.OFF
-
-    async def _run(self, work: Callable[[], T], large: bool) -> T:
-        """Off the event loop, if it takes long."""
-        return await self._services.threads.reading.run(self._tenant.namespace, work) if large else work()
-
-    async def _planned(self) -> PlannedRequest | None:
-        """The history and its plan; None where the request is to go as it came."""
-        asked, policy, learned = self._asked, self._tenant.policy, self._services.learned
-        if asked is None or self._as_it_came or learned.refuses(policy, asked.model):
-            return None
-        try:
-            window, reader = learned.window(policy, asked.model), self._services.reader
-            return await prepare.plan(self._dialect, asked, policy, window, reader, self._tenant.namespace)
-        except Unplannable:
-            return None
-
-    async def _prepared(self, history: PlannedRequest) -> RenderedRequest | None:
-        """The request as it is to be sent; None where that is as it came."""
-        if not history.concerns_us:
-            return None
-        reader, snapshots = self._services.reader, self._services.snapshots
-        shown, rounds = await asyncio.gather(
-            snapshots.existing(history, self._records),
-            self._records.rounds(history.reply_links(), history.request.model),
-        )
-        ready = await self._run(partial(rendered, history, shown, rounds, reader), history.request.large)
-        partner = self._new_partner(ready)
-        ready = await snapshots.complete(ready, self._records, self._tenant.name, partner.ask)
-        if rounds and not history.room.holds(ready.tokens):
-            ready = rendered(history, ready.shown, {}, reader, ready.plan)
-        return ready if ready.changed else None
-
-    # -- sending --
-
-    async def _untouched(self) -> Refusal | None:
-        """The client's own bytes, and upstream's own bytes back. What may say that it was too long comes to us."""
-        request = self._services.relay.request(self._client, self._tenant, self._body)
+    async def _send_untouched(self, attempt: AsItCame) -> Refusal | None:
+        """Send the client's own bytes, and upstream's own bytes back."""
+        request = self._services.relay.request(self._client, attempt.parsed.tenant, attempt.parsed.body)
         self._client.sent = self._client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
-            if self._history is None or not self._dialect.may_be_overflow(reply.status):
-                await tool_loop.pass_on(reply, self._client, self._headers(), self._dialect.error_event)
-                return None
-            return await tool_loop.refusal(reply)
+            if attempt.planned is not None and self._dialect.may_be_overflow(reply.status):
+                return await tool_loop.refusal(reply)
+            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event)
+            return None
 
-    async def _offloaded(self, ready: RenderedRequest) -> None:
-        self._partner = self._new_partner(ready)
-        self._keep_originals(ready)
-        self._turn = await self._run(ready.turn, ready.history.request.large)
-        await tool_loop.converse(self._turn, self._client, self._partner)
-
-    def _new_partner(self, ready: RenderedRequest) -> RequestTurnIO:
-        return RequestTurnIO(
-            self._services, self._client, self._tenant, ready, self._records, self._headers, self._searching
-        )
-
-    async def _pass_on(self, refusal: Refusal) -> None:
-        """An upstream error reaches the client with its status, headers and body."""
-        await self._client.start(refusal.status, reply_headers(refusal.headers, self._headers()))
+    async def _pass_on(self, refusal: Refusal, ours: Headers) -> None:
+        """Answer the client with upstream's refusal: its status, headers and body."""
+        await self._client.start(refusal.status, reply_headers(refusal.headers, ours))
         await self._client.finish(refusal.body)
 
-    def _keep_originals(self, ready: RenderedRequest) -> None:
-        """For people to trace; nobody has to wait for it, as the proxy reads them out of each request."""
-        name = ready.moves_name
-        if not ready.history.policy.store_originals or self._records.has_originals(name):
+    def _turn_io(self, parsed: ParsedRequest, rendered: RenderedRequest) -> RequestTurnIO:
+        headers = partial(rendered_headers, rendered)
+        return RequestTurnIO(
+            self._services, self._client, parsed.tenant, rendered, self._records, headers, parsed.searching
+        )
+
+    def _keep_originals(self, rendered: RenderedRequest) -> None:
+        """Store the moved texts for people to read. Nobody waits for it: the proxy reads them out of each request."""
+        namespace, name = self._tenant.namespace, rendered.moves_name
+        if not rendered.history.policy.store_originals or self._records.has_originals(name):
             return
 
         async def keep() -> None:
-            records = Records(self._services.store.visit(), self._tenant.namespace)
-            await records.keep_originals(name, prepare.originals(ready))
+            records = Records(self._services.store.visit(), namespace)
+            await records.keep_originals(name, prepare.originals(rendered))
 
-        self._services.background.start(f"{self._tenant.namespace}/{name}", keep)
+        self._services.background.start(f"{namespace}/{name}", keep)
 
-    def _learn(self, refusal: Refusal) -> bool:
-        """Whether something else can be sent now."""
-        history, learned = self._history, self._services.learned
-        if history is None or (self._turn and self._turn.rounds):
-            return False  # what a follow-up round brought up is not about the request that the client sent
-        said = refusal.said()
-        model, policy = history.request.model, self._tenant.policy
+    # -- learning from refusals --
+
+    def _learn(self, attempt: Attempt, refusal: Refusal) -> ParsedRequest | None:
+        """What to attempt next, now that upstream has refused this; None where nothing else can be sent."""
+        planned, parsed = attempt.planned, attempt.parsed
+        if planned is None or attempt.rounds:
+            return None  # a follow-up round's refusal says nothing about the request that the client sent
+        model, policy, said = planned.request.model, parsed.tenant.policy, refusal.said()
         if self._dialect.is_overflow(refusal.status, said):
-            sent = self._ready.tokens if self._ready else history.tokens
-            learned.overflowed(policy, model, self._dialect.window(said), sent + history.room.aside)
-            return True
-        if self._ready and self._dialect.refuses_additions(refusal.status, said):
-            self._suspected = self._as_it_came = True
-            return True
-        return False
+            window = self._dialect.window(said)
+            self._services.learned.overflowed(policy, model, window, attempt.tokens + planned.room.aside)
+            return parsed
+        if isinstance(attempt, Rewritten) and self._dialect.refuses_additions(refusal.status, said):
+            return replace(parsed, reason=Reason.TOOLS_REFUSED)
+        return None
 
-    def _confirm(self) -> None:
-        """Remember who refuses our tools; what is refused without them as well is the client's own mistake."""
-        asked, policy = self._asked, self._tenant.policy
-        if self._suspected and asked is not None and self._client.status < 400:
-            self._services.learned.refused(policy, asked.model)
+    def _confirm(self, parsed: ParsedRequest) -> None:
+        """Remember who refuses our tools. A request that fails without them as well is the client's own mistake."""
+        if parsed.reason is Reason.TOOLS_REFUSED and parsed.chat is not None and self._client.status < 400:
+            self._services.learned.refused(parsed.tenant.policy, parsed.chat.model)
             logs.event(log, "upstream refuses our tools: sent as it came", logging.WARNING, tenant=self._tenant.name)
 
-    # -- what is seen from outside --
-
-    def _headers(self) -> Headers:
-        """Ours, for the reply."""
-        mode = "off" if self._history is None else self._history.policy.offload.mode.value
-        headers = [(b"x-offload-mode", mode.encode())]
-        if self._history is None:
-            return headers
-        before = self._history.tokens
-        numbers = {
-            b"x-offload-tokens-before": before,
-            b"x-offload-tokens-after": self._ready.tokens if self._ready else before,
-            b"x-offload-compacted": self._ready.compacted() if self._ready else 0,
-            b"x-offload-compressed": self._ready.compressed() if self._ready else 0,
-        }
-        return headers + [(name, b"%d" % number) for name, number in numbers.items()]
-
-    def _outcome(self) -> Outcome:
-        outcome = self._client.outcome("untouched", self._tenant.name, self._tenant.namespace)
-        if self._asked:
-            outcome = replace(outcome, model=self._asked.model, stream=self._asked.stream)
-        if self._history:
-            outcome = replace(outcome, **_planned(self._history))
-        if self._ready:
-            outcome = replace(outcome, **_carried_out(self._ready))
-        if self._turn and self._partner:
-            outcome = replace(outcome, **_spent(self._turn), tool_uses=tuple(self._partner.uses))
-        return replace(outcome, store_errors=self._records.errors)
+    async def _run(self, work: Callable[[], T], large: bool) -> T:
+        """The result of `work`, done off the event loop if it takes long."""
+        return await self._services.threads.reading.run(self._tenant.namespace, work) if large else work()
 
 
-def _planned(history: PlannedRequest) -> dict[str, Any]:
-    events = history.plan.events
-    tokens = history.tokens
-    return {
-        "mode": history.policy.offload.mode.value,
-        "messages": len(history.past.items),
-        "tokens_before": tokens,
-        "tokens_after": tokens,
-        "events": len(events),
-        "new_event": bool(events) and events[-1].point == len(history.past.items),
-    }
+def _parsed(body: bytes, tenant: Tenant, reason: Reason = Reason.NONE) -> ParsedRequest:
+    """A request of which nothing is known but its bytes."""
+    return ParsedRequest(body, tenant, _searching(tenant.policy), reason=reason)
 
 
-def _carried_out(ready: RenderedRequest) -> dict[str, Any]:
-    return {
-        "kind": "offloaded",
-        "tokens_after": ready.tokens,
-        "compacted": ready.compacted(),
-        "compressed": ready.compressed(),
-        "reinserted": len(ready.rounds),
-    }
+def _searching(policy: Policy) -> Budget:
+    return Budget(policy.tools.max_search_seconds)
 
 
-def _spent(turn: Turn) -> dict[str, Any]:
-    return {
-        "rounds": turn.rounds + turn.mixed,
-        "prompt_tokens": turn.spent.prompt,
-        "completion_tokens": turn.spent.completion,
-        "cached_tokens": turn.spent.cached,
-    }
+def _held_back(headers: Headers, policy: Policy) -> Reason:
+    """Why a request must go as it came, if the client or the policy says so."""
+    if policy.offload.mode is Mode.OFF:
+        return Reason.OFF
+    said = {value.strip().lower() for name, value in headers if name.lower() == b"x-offload"}
+    return Reason.HEADER if b"off" in said else Reason.NONE

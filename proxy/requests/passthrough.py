@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from proxy.errors import ClientFault, ProxyError, UpstreamFault
+from proxy.errors import Fault, ProxyError, UpstreamFault
 from proxy.requests.exchange import ClientGone, Exchange
-from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.client import UpstreamReply, UpstreamRequest
 from proxy.upstream.headers import Header, reply_headers, request_headers, url_for
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from proxy.upstream.client import UpstreamClient
 
 GATHERED = 1 << 20
-"""Bytes of a body that is collected before upstream is asked, so that who sends slowly takes no place there. Requests
-with a larger body, which are uploads, are passed on as they come."""
+"""Bytes of a body that is collected before it goes upstream, so that slow clients take no connection there. Larger
+bodies, which are uploads, are passed on as they come."""
 
 Sink = Callable[[Outcome], None]
-"""Who wants to know what became of a request."""
+"""Gets the outcome of every request."""
 
 
 class Relay:
-    """Every request that is none of ours, and a chat request that nothing is to be done about."""
+    """Serves every request that is neither a chat nor ours, and makes the request for a chat that goes as it came."""
 
     def __init__(self, settings: Settings, upstream: UpstreamClient, sink: Sink) -> None:
         self._first_byte_timeout = settings.first_byte_timeout
@@ -36,11 +36,12 @@ class Relay:
         self._sink = sink
 
     async def __call__(self, client: Exchange, tenant: Tenant) -> None:
-        """Relay a request of any path. The upstream is that of `tenant.policy`."""
-        outcome = client.outcome("relay", tenant.name, tenant.namespace)
+        """Relay a request of any path to the upstream of `tenant.policy`."""
+        outcome = client.outcome(Kind.RELAY, tenant.name, tenant.namespace)
         await served(client, self._sink, self._exchange(client, tenant), lambda: outcome)
 
     def request(self, client: Exchange, tenant: Tenant, content: bytes | AsyncIterator[bytes]) -> UpstreamRequest:
+        """The client's request as it goes upstream, with this body and the credentials that the tenant is to use."""
         upstream = tenant.policy.upstream
         return UpstreamRequest(
             method=client.method,
@@ -60,7 +61,7 @@ class Relay:
                 await pass_on(reply, client)
 
     async def _send(self, request: UpstreamRequest, client: Exchange) -> UpstreamReply:
-        """Raises ProxyError; where the client's body broke off, upstream has no part in it."""
+        """Raises ProxyError. Where the client's body broke off, that is the error, whatever it causes upstream."""
         try:
             return await self._upstream.send(request)
         except UpstreamFault as error:
@@ -68,26 +69,26 @@ class Relay:
 
 
 async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: Callable[[], Outcome]) -> None:
-    """Have `work` reply; whatever it and the client do, a reply and one outcome is what comes of it.
-
-    `outcome` is what is known of the request in the end; the sink gets it completed.
+    """Await `work`, which replies. Whatever it and the client do, there is a reply to a client that is still there, and
+    the sink gets one outcome: what `outcome` returns at the end, with status, times and fault.
     """
-    fault = detail = ""
+    fault, detail = Fault.NONE, ""
     try:
         await work
     except ClientGone:
-        fault = "client_gone"
+        fault = Fault.CLIENT_GONE
     except ProxyError as error:
-        fault = await _failed(client, error)
+        fault = await _report(client, error)
         detail = error.detail if isinstance(error, UpstreamFault) else ""
     except asyncio.CancelledError:
-        fault = "proxy"
+        fault = Fault.PROXY
         raise
     finally:
         sink(client.completed(outcome(), fault, detail))
 
 
 async def pass_on(reply: UpstreamReply, client: Exchange, ours: Sequence[Header] = ()) -> None:
+    """Hand on upstream's reply as it comes, with headers of `ours`. Raises UpstreamFault."""
     await client.start(reply.status, reply_headers(reply.headers, ours))
     async with aclosing(reply.chunks()) as chunks:
         async for chunk in chunks:
@@ -98,12 +99,10 @@ async def pass_on(reply: UpstreamReply, client: Exchange, ours: Sequence[Header]
     await client.finish()
 
 
-async def _failed(client: Exchange, error: ProxyError) -> str:
-    """Say so, if that is still possible: a reply under way is left unfinished, which cuts it off. Returns the fault."""
+async def _report(client: Exchange, error: ProxyError) -> Fault:
+    """Reply with the error unless a reply is under way, which is left unfinished and so cut off. Returns the fault."""
     if client.gone:
-        return "client_gone"
+        return Fault.CLIENT_GONE
     if not client.status:
         await client.fail(error)
-    if isinstance(error, UpstreamFault):
-        return error.fault
-    return "client" if isinstance(error, ClientFault) else "proxy"
+    return error.fault

@@ -24,6 +24,7 @@ from proxy.dialects.chat import CHAT
 from proxy.requests.summarizer import Snapshot
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
+from proxy.telemetry.outcome import StoreError
 
 T = TypeVar("T")
 
@@ -59,7 +60,7 @@ class Records:
         self._namespace = namespace
 
     @property
-    def errors(self) -> Mapping[str, int]:
+    def errors(self) -> Mapping[StoreError, int]:
         return self._visit.errors
 
     def key(self, kind: str, name: str) -> str:

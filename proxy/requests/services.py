@@ -1,4 +1,4 @@
-"""What all requests of a process share, handed to whoever serves one."""
+"""The parts of a process that all of its requests share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """What all requests of a process share."""
+    """Handed to every handler. `learned`: what upstreams said of their limits; `sink`: gets every outcome."""
 
     settings: Settings
     upstream: UpstreamClient

@@ -17,9 +17,9 @@ import msgspec
 
 from proxy.core import summary
 from proxy.core.summary import Section, SummaryAnswer, Unusable
-from proxy.errors import Overloaded, UpstreamFault
+from proxy.errors import Fault, Overloaded, UpstreamFault
 from proxy.lru import Lru
-from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.outcome import Kind, Outcome
 from proxy.threads import WorkPool
 
 T = TypeVar("T")
@@ -346,12 +346,12 @@ def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -
         request_id=job.key.rpartition("/")[2],
         tenant=job.tenant,
         namespace=job.key.partition("/")[0],
-        kind="summary",
+        kind=Kind.SUMMARY,
         method="POST",
         path="",
         model=job.model,
         status=502 if fault else 200,
-        fault="unused" if fault == UNUSED else "summary" if fault else "",
+        fault=Fault.UNUSED if fault == UNUSED else Fault.SUMMARY if fault else Fault.NONE,
         summary_prompt_tokens=spent.prompt_tokens,
         summary_completion_tokens=spent.completion_tokens,
         cached_tokens=spent.cached_tokens,

@@ -1,4 +1,5 @@
-"""Drives one turn: sends, feeds what comes back, has our tools answered, asks again, and ends the client's reply."""
+"""Drives one turn: sends a round, feeds its reply to the turn, has our tools answered and asks again, until the turn is
+done; then ends the client's reply."""
 
 from __future__ import annotations
 
@@ -23,20 +24,20 @@ from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Headers, reply_headers, without
 
 HEARTBEAT = 15.0
-"""Seconds of silence after which a comment goes out: proxies and clients give up on silent streams after 30 to 60."""
+"""Seconds of silence after which the client gets a comment: many give up on a stream after 30 to 60 silent seconds."""
 RETRIES = 2
 LONGEST_RETRY = 30.0
-"""Seconds of `Retry-After` that a client's open reply is kept waiting for."""
+"""Seconds of `Retry-After` that we wait at most, as the client's reply is open meanwhile."""
 FIRST_RETRY = 0.5
-"""Seconds, doubled each time, where upstream does not say."""
+"""Seconds before the first retry, doubled each time, where upstream does not say."""
 WHOLE_LIMIT = 32 << 20
-"""Bytes of a reply that is not a stream."""
+"""Bytes of a reply that is not a stream, at most."""
 REFUSAL_LIMIT = 128 << 10
-"""Bytes of a refusal, compressed or not, that are looked at in order to understand it."""
+"""Bytes of a refusal, compressed or not, that we read in order to understand it."""
 INLINE_BYTES = 32 << 10
-"""Bytes of events that are taken apart at once; more of them could hold up the event loop."""
+"""Bytes of a reply that are parsed on the event loop. More of them would hold it up, and go to a thread."""
 LAST_BYTES = 0.2
-"""Seconds that a stream has to end once it said that it is complete: read out, its connection can be used again."""
+"""Seconds that a stream has to end after its last event: only when it is read to its end, its connection is reused."""
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
 
 
@@ -50,7 +51,7 @@ class Refusal(Exception):
         self.body = body
 
     def said(self) -> bytes:
-        """The body's beginning in the clear, for us to understand it; as it came where that cannot be."""
+        """The body's beginning, decompressed; as it came where that fails."""
         encoding = b",".join(value for name, value in self.headers if name.lower() == b"content-encoding")
         try:
             return content_encoding.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
@@ -59,16 +60,16 @@ class Refusal(Exception):
 
 
 class TurnIO(Protocol):
-    """What a turn needs of the world around it."""
+    """A turn's connections to the world: upstream, our tools, the store, and threads."""
 
     async def send(self, body: bytes) -> UpstreamReply:
-        """One round's request. Raises UpstreamFault."""
+        """The reply to one round's request. Raises UpstreamFault."""
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
-        """The answers to calls of our tools, in their order."""
+        """Answers to calls of our tools, in their order."""
 
     async def remember(self, turn: Turn) -> None:
-        """Write down what the finished turn hid, before the client's reply ends."""
+        """Record what the finished turn hid. The client's reply ends afterwards."""
 
     def headers(self, turn: Turn) -> Headers:
         """Ours, for the client's reply."""
@@ -77,52 +78,46 @@ class TurnIO(Protocol):
         """The result of work that would hold up the event loop."""
 
 
-class Interrupted(Exception):
-    """The reply was begun and could not be brought to its end; the client was told."""
+async def converse(
+    turn: Turn, client: Exchange, io: TurnIO, *, large: bool = False, heartbeat: float = HEARTBEAT
+) -> None:
+    """Drive the turn to its end. Raises Refusal only as long as nothing went to the client, and UpstreamFault.
 
-    def __init__(self, fault: UpstreamFault) -> None:
-        super().__init__(fault.message)
-        self.fault = fault
-
-
-async def converse(turn: Turn, client: Exchange, partner: TurnIO, heartbeat: float = HEARTBEAT) -> None:
-    """The whole turn. Raises Refusal, UpstreamFault and ClientGone only as long as nothing went to the client.
-
-    What fails later becomes an error event at the end of the stream, as OpenAI's API does it; the fault is raised
-    afterwards as Interrupted, for the record. A stream is never silent for longer than `heartbeat` seconds.
+    A fault within a reply becomes an error event at the end of the client's stream, as OpenAI's API does it, before it
+    is raised for the record. A stream is never silent for longer than `heartbeat` seconds. `large`: whether requests
+    take so long to put together that it must not happen on the event loop.
     """
     line = _Line(client, heartbeat)
     try:
         async with line.kept_alive():
-            await _Conversation(turn, line, partner).run()
+            await _Conversation(turn, line, io, large).run()
     except UpstreamFault as fault:
-        if not client.status:
-            raise
-        await client.finish(turn.error_event(fault))
-        raise Interrupted(fault) from fault
+        if client.status:
+            await client.finish(turn.error_event(fault))
+        raise
     except Refusal as refusal:
         if not client.status:
             raise
         broken = UpstreamBroken(f"Upstream answered {refusal.status} to a follow-up request")
         await client.finish(turn.error_event(broken, refusal.said()))
-        raise Interrupted(broken) from refusal
+        raise broken from refusal
 
 
 async def pass_on(
     reply: UpstreamReply, client: Exchange, ours: Headers, error_event: Callable[[ProxyError], bytes]
 ) -> None:
-    """A reply to the client's own request, byte for byte; a stream that breaks off ends with an error event."""
+    """Hand on a reply to the client's own request, byte for byte. A stream that breaks off gets an error event at its
+    end. Raises UpstreamFault."""
     try:
         await passthrough.pass_on(reply, client, ours)
     except UpstreamFault as fault:
-        if not client.status or _is_compressed(reply) or not _is_stream(reply, otherwise=False):
-            raise
-        await client.finish(b"\n\n" + error_event(fault))
-        raise Interrupted(fault) from fault
+        if client.status and _is_stream(reply, otherwise=False) and not _is_compressed(reply):
+            await client.finish(b"\n\n" + error_event(fault))
+        raise
 
 
 class _Line:
-    """The client's end of a stream: what goes out, and a comment now and then so that nobody takes it for dead."""
+    """The client's end of a stream, with a comment in every long silence so that nobody takes the stream for dead."""
 
     def __init__(self, client: Exchange, heartbeat: float) -> None:
         self._client = client
@@ -142,7 +137,7 @@ class _Line:
             self._heard = self._clock()
 
     async def write(self, data: bytes) -> None:
-        """Whole events only: a comment may come behind them."""
+        """Send whole events, as a comment may follow."""
         if data:
             async with self._writing:
                 await self._client.write(data)
@@ -173,37 +168,43 @@ class _Line:
 
 
 class _Conversation:
-    def __init__(self, turn: Turn, line: _Line, partner: TurnIO) -> None:
+    def __init__(self, turn: Turn, line: _Line, io: TurnIO, large: bool) -> None:
         self._turn = turn
         self._line = line
-        self._partner = partner
+        self._io = io
+        self._large = large
         self._headers: Headers = []
         self._status = 200
+        self._whole = 0  # bytes of a reply that is not a stream
 
     async def run(self) -> None:
-        async with aclosing(await self._ask(self._turn.request())) as reply:
+        async with aclosing(await self._ask(await self._request())) as reply:
             self._status, self._headers = reply.status, reply.headers
             await self._read(reply)
         while self._turn.state is not State.DONE:
-            self._turn.answer(await self._partner.resolve(self._turn.calls))
+            self._turn.answer(await self._io.resolve(self._turn.calls))
             if self._turn.state is State.READY:
                 async with aclosing(await self._ask_again()) as reply:
                     await self._read(reply)
         if self._turn.hidden is not None:
-            await self._partner.remember(self._turn)
-        await self._end(self._turn.close())
+            await self._io.remember(self._turn)
+        await self._end(await self._taken(self._turn.close, self._whole))
+
+    async def _request(self) -> bytes:
+        """The next round's body."""
+        return await self._io.aside(self._turn.request) if self._large else self._turn.request()
 
     async def _ask(self, body: bytes) -> UpstreamReply:
-        """The reply to one request. Raises Refusal unless upstream has said 200."""
-        reply = await self._partner.send(body)
+        """The reply to one request. Raises Refusal unless upstream answers 200."""
+        reply = await self._io.send(body)
         if reply.status == 200:
             return reply
         async with aclosing(reply):
             raise await refusal(reply)
 
     async def _ask_again(self) -> UpstreamReply:
-        """The reply to a follow-up. The client's visible reply depends on it, so passing faults are tried again."""
-        body = self._turn.request()
+        """The reply to a follow-up. The client's reply depends on it, so after a passing fault we try again."""
+        body = await self._request()
         reworded = False
         for attempt in range(RETRIES):
             try:
@@ -212,7 +213,7 @@ class _Conversation:
                 if self._turn.is_overflow(refusal.status, refusal.said()) and not reworded:
                     reworded = True
                     self._turn.reword(TOO_LONG)
-                    body = self._turn.request()
+                    body = await self._request()
                 elif _is_passing(refusal.status):
                     await asyncio.sleep(_pause(refusal.headers, attempt))
                 else:
@@ -228,6 +229,7 @@ class _Conversation:
             await self._read_stream(reply)
         else:
             whole = await body(reply)
+            self._whole = len(whole)
             await self._line.write(await self._taken(partial(self._turn.receive_whole, whole), len(whole)))
         with _usable():
             out = self._turn.end()
@@ -247,17 +249,16 @@ class _Conversation:
         await self._line.write(out + b"\n\n" if out else b"")
 
     async def _received(self, events_of: Callable[[bytes], list[sse.ServerSentEvent]], chunk: bytes) -> bytes:
-        """What goes to the client of the events that are complete with this chunk."""
+        """What goes to the client of the events that this chunk completes."""
         with _usable():
             events = events_of(chunk)
-        return await self._taken(
-            lambda: b"".join(map(self._turn.receive, events)), sum(len(event.raw) for event in events)
-        )
+        size = sum(len(event.raw) for event in events)
+        return await self._taken(lambda: b"".join(map(self._turn.receive, events)), size)
 
     async def _taken(self, work: Callable[[], bytes], size: int) -> bytes:
-        """What goes to the client of so many bytes of upstream's."""
+        """The result of work on `size` bytes of upstream's reply. Raises UpstreamBroken where they cannot be used."""
         with _usable():
-            return work() if size <= INLINE_BYTES else await self._partner.aside(work)
+            return work() if size <= INLINE_BYTES else await self._io.aside(work)
 
     # -- writing --
 
@@ -268,7 +269,7 @@ class _Conversation:
 
     def _reply_headers(self, more: Headers) -> Headers:
         headers = without(self._headers, (b"content-length", b"content-encoding"))
-        return reply_headers(headers, [*self._partner.headers(self._turn), *more])
+        return reply_headers(headers, [*self._io.headers(self._turn), *more])
 
 
 async def _read_out(chunks: AsyncIterator[bytes]) -> None:
@@ -280,7 +281,7 @@ async def _read_out(chunks: AsyncIterator[bytes]) -> None:
 
 @contextlib.contextmanager
 def _usable() -> Iterator[None]:
-    """What the core says of a reply, in the terms of whose fault it is."""
+    """Raise UpstreamBroken where the turn cannot use upstream's reply."""
     try:
         yield
     except (Broken, sse.TooLarge) as error:
@@ -288,7 +289,7 @@ def _usable() -> Iterator[None]:
 
 
 def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
-    """By its content type; `otherwise` where that says neither."""
+    """Whether a reply is a stream, by its content type; `otherwise` where that does not say."""
     kinds = b" ".join(value.lower() for name, value in reply.headers if name.lower() == b"content-type")
     return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
 
@@ -303,7 +304,7 @@ async def body(reply: UpstreamReply) -> bytes:
 
 
 async def refusal(reply: UpstreamReply) -> Refusal:
-    """A reply that is no 200, as it came. Raises UpstreamFault."""
+    """A reply whose status is not 200, as it came. Raises UpstreamFault."""
     return Refusal(reply.status, reply.headers, await _gathered(reply.chunks()))
 
 
@@ -322,14 +323,14 @@ def _is_passing(status: int) -> bool:
 
 
 def _pause(headers: Headers, attempt: int) -> float:
-    """Seconds until the next try: what upstream says, or a little more each time."""
+    """Seconds until the next try: as upstream says, or twice as long each time."""
     said = next((value.decode("latin-1") for name, value in headers if name.lower() == b"retry-after"), "")
     seconds = _retry_after(said)
     return FIRST_RETRY * 2**attempt if seconds is None else min(max(seconds, 0.0), LONGEST_RETRY)
 
 
 def _retry_after(said: str) -> float | None:
-    """Seconds, or a date (RFC 9110, 10.2.3)."""
+    """Seconds of a `Retry-After`, which may also be a date (RFC 9110, 10.2.3); None where it is neither."""
     if said.replace(".", "", 1).isdecimal():
         return float(said)
     try:

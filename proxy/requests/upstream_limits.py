@@ -1,4 +1,4 @@
-"""What upstreams taught this process about their models: how much fits, and who will not have our tools."""
+"""What this process learned from refusals: how large a model's context window is, and who refuses our tools."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from proxy.core.policy import Policy
 V = TypeVar("V")
 
 MODELS = 10_000
-"""Remembered at most: a model's name is the client's to choose."""
+"""Models remembered at most: clients may name any model."""
 
 SHRINK = 0.8
-"""What is left of a window of unknown size, or one that turned out to be smaller than named."""
+"""The window that we assume, as a share of the tokens that were refused, where upstream names none below those."""
 
 
 class UpstreamLimits:
-    """By upstream and model. In this process only: the others learn it at the same price, one refused request."""
+    """Limits by upstream and model. Each process learns them on its own, at the price of one refused request."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], int] = {}
         self._refusing: dict[tuple[str, str], None] = {}
 
     def window(self, policy: Policy, model: str) -> int | None:
-        """The context window in tokens: the policy's or upstream's own word, whichever is less."""
+        """The context window in tokens, by policy or as learned, whichever is smaller. None where neither is known."""
         known = (policy.upstream.context_window, self._windows.get((policy.upstream.base_url, model)))
         return min((tokens for tokens in known if tokens is not None), default=None)
 
     def overflowed(self, policy: Policy, model: str, said: int | None, counted: int) -> None:
-        """A request of `counted` tokens was too long. `said` is the window that upstream named, if it named one.
+        """Learn from a request of `counted` tokens that upstream refused as too long.
 
-        One that was known to be too long teaches nothing, or a client that asks for too much again and again would
-        shrink the window for all.
+        `said` is the window that upstream named, if it named one.
+
+        A request that was known to be too long teaches nothing. Otherwise a client that asks for too much again and
+        again would shrink the window for everybody.
         """
         before = self.window(policy, model)
         shrunk = int(SHRINK * counted) if before is None or counted <= before else before
@@ -43,6 +45,7 @@ class UpstreamLimits:
         return (policy.upstream.base_url, model) in self._refusing
 
     def refused(self, policy: Policy, model: str) -> None:
+        """Remember that this upstream refused our additions."""
         _put(self._refusing, (policy.upstream.base_url, model), None)
 
 

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from proxy import operations
 from proxy.dialects import DIALECTS, for_request
-from proxy.errors import ClientFault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported
+from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported
 from proxy.operations import Operations
 from proxy.policies import PolicyLoader
 from proxy.policies.tenants import Callers, Tenant, allowed, retention
@@ -46,7 +46,7 @@ from proxy.stores.guarded import Guarded
 from proxy.stores.retention import Sweeper
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.outcome import Kind, Outcome
 from proxy.telemetry.recorder import Recorder
 from proxy.threads import Threads
 from proxy.tokens import Tokens
@@ -190,9 +190,9 @@ class App:
                     await handler(client, tenant)
         except ProxyError as error:
             await _apologise(client, error)
-            self._record(_refused(client, tenant, "overloaded" if isinstance(error, Overloaded) else "client"))
+            self._record(_refused(client, tenant, Fault.OVERLOADED if isinstance(error, Overloaded) else Fault.CLIENT))
         except ClientGone:
-            self._record(_refused(client, tenant, "client_gone"))
+            self._record(_refused(client, tenant, Fault.CLIENT_GONE))
 
     def _handler(self, client: Exchange, tenant: Tenant) -> Handler:
         """Whose request it is to serve. Raises ClientFault where nobody's."""
@@ -357,9 +357,9 @@ def _report(task: asyncio.Task[None]) -> None:
         logger.error("background work ended", exc_info=error)
 
 
-def _refused(client: Exchange, tenant: Tenant | None, fault: str) -> Outcome:
+def _refused(client: Exchange, tenant: Tenant | None, fault: Fault) -> Outcome:
     known = (tenant.name, tenant.namespace) if tenant else ()
-    return client.completed(client.outcome("refused", *known), fault)
+    return client.completed(client.outcome(Kind.REFUSED, *known), fault)
 
 
 async def _unheard(_: Message) -> None:

@@ -15,13 +15,11 @@ from proxy.stores.base import Entry, Retention, Store
 from proxy.stores.breaker import Breaker
 from proxy.stores.keys import namespace_of
 from proxy.stores.memory import Absent, Memory, Missing
+from proxy.telemetry.outcome import StoreError, StoreMiss, StoreOperation
 
 __all__ = ["Allowance", "Guarded", "Missing", "Put", "Visit"]
 
 T = TypeVar("T")
-
-Fault = Literal["failed", "timeout", "budget", "open"]
-"""The engine said so; it took too long; this request had no time left for it; the breaker leaves it alone."""
 
 PROBE = "health/probe/none"
 """A key that no record has."""
@@ -119,11 +117,11 @@ class Visit:
         self._breaker = guarded.breaker
         self._allowance = allowance
         self._answered = False
-        self._errors: Counter[str] = Counter()
+        self._errors: Counter[StoreError] = Counter()
 
     @property
-    def errors(self) -> Mapping[str, int]:
-        """Operations that failed so far, by `OPERATION:FAULT` such as `get:timeout`; for `Outcome.store_errors`."""
+    def errors(self) -> Mapping[StoreError, int]:
+        """Operations that failed so far; for `Outcome.store_errors`."""
         return dict(self._errors)
 
     def anew(self) -> Visit:
@@ -162,7 +160,7 @@ class Visit:
         """
         if not sure and self._memory.was_put(key):
             return Put.EXISTED
-        written = await self._ask("put", lambda: self._store.put(key, value))
+        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value))
         if written is Missing.FAILED:
             return Put.FAILED
         self.note_put(key)
@@ -172,7 +170,7 @@ class Visit:
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | Literal[Missing.FAILED]:
         """The records as the engine has them now, None where absent. They push nothing out of what is remembered."""
-        return await self._ask("get", lambda: self._store.get_many(keys))
+        return await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
 
     async def list(self, prefix: str) -> Sequence[Entry] | Literal[Missing.FAILED]:
         """Every record whose key begins with `prefix`, in the engine's order."""
@@ -181,12 +179,12 @@ class Visit:
             async with aclosing(self._store.list(prefix)) as entries:
                 return [entry async for entry in entries]
 
-        return await self._ask("list", collected)
+        return await self._ask(StoreOperation.LIST, collected)
 
     async def _fetch(
         self, keys: Sequence[str], final: bool, intact: Callable[[bytes], bool]
     ) -> Mapping[str, bytes | Missing]:
-        values = await self._ask("get", lambda: self._store.get_many(keys))
+        values = await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
         if isinstance(values, Missing):
             return dict.fromkeys(keys, Missing.FAILED)
         damaged = {
@@ -207,17 +205,17 @@ class Visit:
         """
         self._guarded.damaged(key)
         self._memory.forget(key)
-        if await self._ask("get", lambda: self._store.get(key)) == value:
-            await self._ask("delete", lambda: self._store.delete(key))
+        if await self._ask(StoreOperation.GET, lambda: self._store.get(key)) == value:
+            await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
             if final:
                 self._memory.keep(key, Missing.ABSENT)
 
-    async def _ask(self, operation: str, ask: Callable[[], Awaitable[T]]) -> T | Literal[Missing.FAILED]:
+    async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | Literal[Missing.FAILED]:
         """The one place where the engine is asked: within what is left of the budget, if the breaker lets it."""
         if self._allowance.left <= 0:
-            return self._missed(operation, "budget")
+            return self._missed(operation, StoreMiss.BUDGET)
         if not self._breaker.admit():
-            return self._missed(operation, "open")
+            return self._missed(operation, StoreMiss.OPEN)
         try:
             with self._allowance.spending():
                 async with asyncio.timeout(self._allowance.left):
@@ -226,19 +224,19 @@ class Visit:
             return self._late(operation)
         except StoreFault as fault:
             self._guarded.failed(operation, fault.message)
-            return self._missed(operation, "failed")
+            return self._missed(operation, StoreMiss.FAILED)
         self._answered = True
         self._breaker.succeeded()
         return answer
 
-    def _late(self, operation: str) -> Literal[Missing.FAILED]:
+    def _late(self, operation: StoreOperation) -> Literal[Missing.FAILED]:
         """A request that asks for very much is no proof against an engine that has just answered it."""
         if not self._answered:
             self._guarded.failed(operation, "no answer in time")
-        return self._missed(operation, "timeout")
+        return self._missed(operation, StoreMiss.TIMEOUT)
 
-    def _missed(self, operation: str, fault: Fault) -> Literal[Missing.FAILED]:
-        self._errors[f"{operation}:{fault}"] += 1
+    def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Literal[Missing.FAILED]:
+        self._errors[StoreError.of(operation, fault)] += 1
         return Missing.FAILED
 
 

@@ -1,7 +1,7 @@
 """Structured logging over the standard library's: one line a request, faults once a minute.
 
-Every line has a time, a level, the logger's name, a message and fields: as JSON, or as text with `key=value` behind
-the message. Neither content nor keys: a line holds what `Outcome` holds, and of a path nothing behind its `?`.
+Every line has a time, a level, the logger's name, a message and fields: as JSON, or as text with `key=value` after the
+message. No line holds content or keys: a request's line holds its `Outcome`, with the path cut off at its `?`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from proxy.telemetry.outcome import Outcome
 Format = Literal["json", "text"]
 
 LONGEST = 200
-"""Characters of a field that a client may choose, such as the model's name."""
+"""Characters that are logged of a field that clients choose, such as the model's name."""
 
 _log = logging.getLogger("proxy.request")
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
-"""What a text field may hold without quotes: printable ASCII but for space, quote, equals sign and backslash."""
+"""A text field that needs no quotes: printable ASCII without spaces, quotes, equals signs and backslashes."""
 
 
 def configure(form: Format, stream: TextIO | None = None) -> None:
-    """Send all logging of this process to `stream` (standard error), ours and the server's from INFO on."""
-    # What a record would find out for nothing: no line has it.
+    """Send all logging of this process to `stream` (default: standard error), ours and the server's from INFO on."""
+    # No line shows these, and finding them out costs time.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
@@ -43,7 +43,7 @@ def configure(form: Format, stream: TextIO | None = None) -> None:
 def request(outcome: Outcome) -> None:
     """The one line of a request."""
     if _log.isEnabledFor(logging.INFO):
-        # Not by `info`, which looks up the stack for the line of code that calls it.
+        # Not `_log.info`, which searches the stack for its caller.
         record = logging.LogRecord(_log.name, logging.INFO, "", 0, "request", None, None)
         record.fields = bounded(outcome)
         _log.handle(record)
@@ -55,7 +55,7 @@ def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fie
 
 
 class Limited:
-    """Warnings of one logger, at most one in `seconds` for each kind. Callers keep the number of kinds small."""
+    """Warnings of one logger, at most one of each kind within `seconds`. Callers keep the number of kinds small."""
 
     def __init__(
         self, logger: logging.Logger, *, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic
@@ -66,7 +66,7 @@ class Limited:
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def __call__(self, kind: str, message: str) -> None:
-        """Log `message`, or count it for the next of its `kind`, whose field `more` tells how many were left out."""
+        """Log `message`, or only count it: the next one of its `kind` says in `more` how many were left out."""
         now = self._clock()
         next_at, more = self._kinds.get(kind, (now, 0))
         if now < next_at:
@@ -77,7 +77,7 @@ class Limited:
 
 
 def bounded(outcome: Outcome) -> Outcome:
-    """The outcome as it is logged: times to the microsecond, what a client may choose of bounded length."""
+    """The outcome as it is logged: times to the microsecond, fields that clients choose of bounded length."""
     first_byte = outcome.first_byte_seconds
     return msgspec.structs.replace(
         outcome,
@@ -99,7 +99,7 @@ class JsonLines(logging.Formatter):
         self._encode = msgspec.json.Encoder(enc_hook=str).encode
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line; what has no JSON form is written as text."""
+        """The line. Values without a JSON form are written as text."""
         head = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -108,17 +108,17 @@ class JsonLines(logging.Formatter):
         }
         fields = _fields(record)
         if isinstance(fields, Outcome):
-            # Every request ends here, and as a struct its fields are encoded five times as fast.
+            # Every request comes here, and encoding the struct is five times as fast as encoding a mapping.
             return (self._encode(head)[:-1] + b"," + self._encode(fields)[1:]).decode()
         error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
         return self._encode({**head, **fields, **head, **error}).decode()
 
 
 class TextLines(logging.Formatter):
-    """One line for people; fields that are empty or zero are left out."""
+    """One line for people, without fields that are empty or zero."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and a traceback below it where there is one."""
+        """The line, followed by the traceback if there is one."""
         words = [_time(record), record.levelname.lower(), record.name, _printable(record.getMessage())]
         fields = _fields(record)
         named = msgspec.structs.asdict(fields) if isinstance(fields, Outcome) else fields
@@ -148,12 +148,12 @@ def _bounded(text: str) -> str:
 
 
 def _valid(text: str) -> str:
-    """Without lone surrogates, which have no UTF-8."""
+    """The text without lone surrogates, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _printable(message: str) -> str:
-    """No line break or control character of a client's makes a second line of one."""
+    """The message with control characters escaped, so that no client can forge a line."""
     return message if message.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
 
 

@@ -1,11 +1,11 @@
 """Outcomes as Prometheus metrics. The only home of prometheus-client.
 
-Labels are bounded: tenants come from the policies, everything else from small sets in this module; what is in none of
-them is counted as `other`. No path, method, model or caller is ever a label.
+Labels are bounded: tenants come from the policies, everything else from enums and small sets. Anything else is counted
+as `other`. No path, method, model or caller is ever a label.
 
-With several workers, prometheus-client keeps every process' values in files of a folder that it finds by the variable
-PROMETHEUS_MULTIPROC_DIR, read when it is imported. `prepare_multiprocess` sets it for the workers to inherit; then
-`render` of any of them shows the sum over all.
+With several workers, prometheus-client keeps every process' values in the files of a folder. It reads the folder's name
+from the variable PROMETHEUS_MULTIPROC_DIR when it is imported. `prepare_multiprocess` sets the variable for the workers
+to inherit; then `render` in any of them shows the sum over all.
 """
 
 from __future__ import annotations
@@ -30,38 +30,32 @@ from prometheus_client.registry import Collector
 from proxy.telemetry.outcome import Outcome, ToolUse
 
 Mode = Literal["livesum", "livemin"]
-"""How a gauge of several workers becomes one; of live ones only, as a dead worker has neither requests nor caches."""
+"""How the gauges of several workers become one; only live ones count, as a dead one has no requests and no caches."""
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 TENANTS = 1000
-"""Told apart at most, so that no mistake elsewhere can fill the memory with series."""
+"""Tenants with series of their own at most, so that no mistake elsewhere can fill the memory."""
 
 SAMPLE_SECONDS = 1.0
-"""How often watched values are taken at most; where there are several workers, the others show what they last took."""
+"""Seconds between samples of the watched values, at least. Of several workers, the others show their last sample."""
 
 MOST = 10**12
-"""Tokens that one request may count: numbers that upstream made up, negative or endless, must not break a counter."""
+"""Tokens that one request adds to a counter at most: upstream may report any number, and none may break a counter."""
 
 NONE = "none"
 OTHER = "other"
-KINDS = frozenset({"relay", "untouched", "offloaded", "operation", "refused", "summary"})
-FAULTS = frozenset(
-    {"client", "client_gone", "proxy", "connect", "timeout", "broken", "protocol", "overloaded", "summary", "unused"}
-)
 TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
-OPERATIONS = frozenset({"get", "put", "list", "delete"})
-STORE_FAULTS = frozenset({"failed", "timeout", "budget", "open"})
 RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files"})
 BREAKER_STATES = ("closed", "half-open", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 
 ADDED = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Seconds: from an untouched request, under a millisecond, to a summary that is waited for."""
+"""Seconds, from an untouched request (under a millisecond) to one that waits for a summary."""
 
 WAITED = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Seconds: what a model takes for its first byte, and for the whole reply."""
+"""Seconds that a model takes for its first byte, and for the whole reply."""
 
 SUMS: Mapping[str, tuple[str, str]] = {
     "tokens_before": ("context_tokens_before", "Tokens of histories as the clients sent them."),
@@ -93,6 +87,9 @@ class Metrics:
         self._tenants: set[str] = set()
         self._requests = self._counter("requests", "Requests.", "tenant", "status", "kind")
         self._errors = self._counter("request_errors", "Requests that went wrong.", "tenant", "fault")
+        self._unplanned = self._counter(
+            "unplanned_requests", "Chat requests that went upstream without a plan.", "tenant", "reason"
+        )
         self._calls = self._counter("tool_calls", "Calls of our tools.", "tenant", "tool", "result")
         self._retrieved = self._counter("retrieved_tokens", "Tokens of our tools' answers.", "tenant", "tool")
         self._store = self._counter("store_errors", "Store operations without an answer.", "operation", "fault")
@@ -114,18 +111,19 @@ class Metrics:
     def record(self, outcome: Outcome) -> None:
         """Count one request."""
         tenant = self._known(outcome.tenant)
-        kind = _one_of(KINDS, outcome.kind)
-        self._requests(tenant, _status(outcome.status), kind).inc()
+        self._requests(tenant, _status(outcome.status), outcome.kind).inc()
         if outcome.fault:
-            self._errors(tenant, _one_of(FAULTS, outcome.fault)).inc()
+            self._errors(tenant, outcome.fault).inc()
+        if outcome.reason:
+            self._unplanned(tenant, outcome.reason).inc()
         for series, amount in zip(self._sums_of(tenant), _summed(outcome), strict=True):
             if amount > 0:
                 series.inc(min(amount, MOST))
         for use in outcome.tool_uses:
             self._used(tenant, use)
-        for failed, times in outcome.store_errors.items():
-            self._store_failed(failed, times)
-        self._timed(outcome, kind)
+        for error, times in outcome.store_errors.items():
+            self._store(error.operation, error.miss).inc(times)
+        self._timed(outcome)
         if self._clock() >= self._next_sample:
             self._sample()
 
@@ -143,7 +141,7 @@ class Metrics:
         return self._in_flight().track_inprogress()
 
     def watch_cache(self, name: str, size: Callable[[], tuple[int, int]]) -> None:
-        """Show a cache's size, entries and bytes, as `size` tells them."""
+        """Show a cache's entries and bytes, which `size` returns."""
         entries, weight = self._entries(name), self._bytes(name)
 
         def sample() -> None:
@@ -154,7 +152,7 @@ class Metrics:
         self._watched.append(sample)
 
     def watch_store(self, state: Callable[[], str]) -> None:
-        """Show whether the store answers (of several workers, the worst), and how many workers' breakers are where."""
+        """Show whether the store answers (for the worst off of several workers), and the breakers by their state."""
         up = self._gauge("store_up", "1 while the store answers.", "livemin")()
         breakers = self._gauge("store_breakers", "Processes by the state of their breaker.", "livesum", "state")
 
@@ -167,7 +165,7 @@ class Metrics:
         self._watched.append(sample)
 
     def render(self) -> tuple[str, bytes]:
-        """Content type and body of `/metrics`. With several workers this reads their files: call it in a thread."""
+        """The content type and body of `/metrics`. With several workers it reads files: call it in a thread."""
         self._sample()
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_Lean(_all_workers() or self._registry))
 
@@ -184,11 +182,8 @@ class Metrics:
         self._calls(tenant, tool, _one_of(RESULTS, use.result)).inc()
         self._retrieved(tenant, tool).inc(use.tokens)
 
-    def _store_failed(self, failed: str, times: int) -> None:
-        operation, _, fault = failed.partition(":")
-        self._store(_one_of(OPERATIONS, operation), _one_of(STORE_FAULTS, fault or "failed")).inc(times)
-
-    def _timed(self, outcome: Outcome, kind: str) -> None:
+    def _timed(self, outcome: Outcome) -> None:
+        kind = outcome.kind
         self._added(kind).observe(outcome.added_seconds)
         self._whole(kind).observe(outcome.seconds)
         if outcome.first_byte_seconds is not None:
@@ -213,7 +208,7 @@ class Metrics:
 
 
 class _Lean:
-    """A collector without the `_created` samples, which double the page and which Prometheus does not ask for."""
+    """A collector without the `_created` samples, which Prometheus does not ask for and which double the page."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -230,15 +225,15 @@ def _one_of(known: Collection[str], label: str) -> str:
 
 @lru_cache(maxsize=1000)
 def _status(status: int) -> str:
-    """The code if HTTP knows it; 0 is a client that left before there was one."""
+    """The code, if HTTP knows it; `none` for 0, a client that left before there was one."""
     return _one_of(STATUSES, str(status)) if status else NONE
 
 
 @contextmanager
 def prepare_multiprocess() -> Iterator[Path]:
-    """Around the life of several workers: they inherit a folder for their values, which is removed at the end.
+    """Give several workers a folder for their values, and remove it at the end.
 
-    To be entered before the workers are spawned (not forked: they import prometheus-client anew).
+    Enter this before the workers are spawned. They must not be forked, as they have to import prometheus-client anew.
     """
     with TemporaryDirectory(prefix="offload-metrics-") as folder:
         os.environ[VARIABLE] = folder
@@ -249,7 +244,7 @@ def prepare_multiprocess() -> Iterator[Path]:
 
 
 def _all_workers() -> Collector | None:
-    """Every worker's values together; None where this process keeps its own to itself."""
+    """Every worker's values together; None where this process is the only one."""
     if values.ValueClass is values.MutexValue:
         return None
     folder = os.environ[VARIABLE]

@@ -1,10 +1,91 @@
-"""The one frozen value that a request leaves behind: metrics, log line and headers all read it."""
+"""The one frozen value that a request leaves: metrics and the log line are made of it.
+
+Its kinds and faults are enums whose values the metrics show as labels and the log as text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
+from typing import Self
 
 import msgspec
+
+from proxy.core.reasons import Reason
+from proxy.errors import Fault
+
+
+class Kind(StrEnum):
+    """How a request was served."""
+
+    RELAY = "relay"
+    """Passed on; a request of any path but those of chats."""
+    UNTOUCHED = "untouched"
+    """A chat request that went upstream as the client sent it."""
+    OFFLOADED = "offloaded"
+    """A chat request that was rewritten."""
+    OPERATION = "operation"
+    """A call of one of our own operations."""
+    REFUSED = "refused"
+    """Turned away before it was begun."""
+    SUMMARY = "summary"
+    """A summary that was made for a conversation, beside its requests."""
+
+
+class StoreOperation(StrEnum):
+    GET = "get"
+    PUT = "put"
+    LIST = "list"
+    DELETE = "delete"
+
+
+class StoreMiss(StrEnum):
+    """Why a store operation has no answer."""
+
+    FAILED = "failed"
+    """The engine said so."""
+    TIMEOUT = "timeout"
+    """It took too long."""
+    BUDGET = "budget"
+    """This request had no time left for it."""
+    OPEN = "open"
+    """The breaker leaves the engine alone."""
+
+
+class StoreError(StrEnum):
+    """A store operation without an answer, as `OPERATION:MISS`."""
+
+    operation: StoreOperation
+    miss: StoreMiss
+
+    def __new__(cls, operation: StoreOperation, miss: StoreMiss) -> Self:
+        """One member of the product of both."""
+        error = str.__new__(cls, f"{operation}:{miss}")
+        error._value_ = f"{operation}:{miss}"
+        error.operation, error.miss = operation, miss
+        return error
+
+    GET_FAILED = StoreOperation.GET, StoreMiss.FAILED
+    GET_TIMEOUT = StoreOperation.GET, StoreMiss.TIMEOUT
+    GET_BUDGET = StoreOperation.GET, StoreMiss.BUDGET
+    GET_OPEN = StoreOperation.GET, StoreMiss.OPEN
+    PUT_FAILED = StoreOperation.PUT, StoreMiss.FAILED
+    PUT_TIMEOUT = StoreOperation.PUT, StoreMiss.TIMEOUT
+    PUT_BUDGET = StoreOperation.PUT, StoreMiss.BUDGET
+    PUT_OPEN = StoreOperation.PUT, StoreMiss.OPEN
+    LIST_FAILED = StoreOperation.LIST, StoreMiss.FAILED
+    LIST_TIMEOUT = StoreOperation.LIST, StoreMiss.TIMEOUT
+    LIST_BUDGET = StoreOperation.LIST, StoreMiss.BUDGET
+    LIST_OPEN = StoreOperation.LIST, StoreMiss.OPEN
+    DELETE_FAILED = StoreOperation.DELETE, StoreMiss.FAILED
+    DELETE_TIMEOUT = StoreOperation.DELETE, StoreMiss.TIMEOUT
+    DELETE_BUDGET = StoreOperation.DELETE, StoreMiss.BUDGET
+    DELETE_OPEN = StoreOperation.DELETE, StoreMiss.OPEN
+
+    @classmethod
+    def of(cls, operation: StoreOperation, miss: StoreMiss) -> StoreError:
+        """The member for both."""
+        return cls[f"{operation.name}_{miss.name}"]
 
 
 class ToolUse(msgspec.Struct, frozen=True):
@@ -21,27 +102,28 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     tenant: str
     namespace: str
-    kind: str
-    """relay (any other path), untouched (chat as the client sent it), offloaded, operation, refused, or summary."""
+    kind: Kind
     method: str
     path: str
     model: str = ""
     stream: bool = False
     mode: str = "off"
+    reason: Reason = Reason.NONE
+    """Why a chat request went upstream without a plan."""
+    obstacle: str = ""
+    """For `Reason.FIELD`: the request's field that our tools do not go with."""
     status: int = 0
     """0: the client left before there was one."""
-    fault: str = ""
-    """Empty, or one of: client, client_gone, proxy, connect, timeout, broken, protocol, overloaded, summary, unused
-    (summaries that nobody used: there will be none for a while)."""
+    fault: Fault = Fault.NONE
     detail: str = ""
-    """Of a fault of upstream's: what the network said, with upstream's address."""
+    """Of a fault of upstream's: the network's error message, with upstream's address."""
     messages: int = 0
     tokens_before: int = 0
     tokens_after: int = 0
     compacted: int = 0
-    """Messages whose text is moved in what was sent."""
+    """Messages that were sent with their text moved."""
     compressed: int = 0
-    """Messages that a snapshot stands for in what was sent."""
+    """Messages that a snapshot replaced in the request as it was sent."""
     events: int = 0
     """Events in the plan of this history."""
     new_event: bool = False
@@ -57,8 +139,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
-    store_errors: Mapping[str, int] = {}
-    """Store operations without an answer, by `OPERATION:FAULT`: failed, timeout, budget, open (the breaker)."""
+    store_errors: Mapping[StoreError, int] = {}
+    """How often each store operation had no answer."""
     seconds: float = 0.0
     """From the request's first byte to the reply's last."""
     added_seconds: float = 0.0

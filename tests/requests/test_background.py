@@ -9,7 +9,7 @@ import pytest
 from proxy.requests.background import Background
 
 
-async def test_of_each_name_one_and_not_too_many() -> None:
+async def test_background_runs_one_task_of_each_name_up_to_its_limit() -> None:
     background, gate, done = Background(2), asyncio.Event(), list[str]()
 
     async def work(name: str) -> None:
@@ -26,7 +26,7 @@ async def test_of_each_name_one_and_not_too_many() -> None:
     assert done[2:] == ["again"]
 
 
-async def test_what_does_not_end_is_cancelled() -> None:
+async def test_background_task_is_cancelled_after_the_grace_period() -> None:
     background = Background(1)
     ended = asyncio.Event()
 
@@ -41,7 +41,7 @@ async def test_what_does_not_end_is_cancelled() -> None:
     await asyncio.wait_for(ended.wait(), 1)
 
 
-async def test_a_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_background_task_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         raise ValueError("why")
 

@@ -9,7 +9,7 @@ import pytest
 from proxy.core.policy import Policy
 from proxy.core.policy import Upstream as Where
 from proxy.policies.tenants import Tenant
-from proxy.requests.passthrough import Relay
+from proxy.requests.passthrough import GATHERED, Relay
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Outcome
 from proxy.upstream.client import UpstreamClient
@@ -39,13 +39,13 @@ async def bench() -> AsyncIterator[Bench]:
         yield Bench(pool)
 
 
-async def test_the_tenants_key_goes_where_the_clients_stood(bench: Bench) -> None:
+async def test_tenants_key_replaces_the_clients_in_the_same_header(bench: Bench) -> None:
     exchange = ScriptedClient(b"{}", headers=[(b"authorization", b"Bearer client"), (b"content-length", b"2")])
     wire = await bench.respond(replying(OK), exchange, api_key="tenants")
     assert wire.requests[0].get(b"authorization") == [b"Bearer tenants"]
 
 
-async def test_outcome(bench: Bench) -> None:
+async def test_relayed_request_has_one_outcome_with_its_times(bench: Bench) -> None:
     await bench.respond(replying(OK), ScriptedClient(b"{}"))
     [outcome] = bench.outcomes
     assert (outcome.kind, outcome.tenant, outcome.status, outcome.fault) == ("relay", "acme", 200, "")
@@ -66,28 +66,30 @@ async def silence(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("handler", "status", "complete", "fault"), [(close, 502, True, "broken"), (silence, 200, False, "timeout")]
 )
-async def test_upstreams_fault(bench: Bench, handler: Handler, status: int, complete: bool, fault: str) -> None:
+async def test_upstream_fault_of_a_relayed_request(
+    bench: Bench, handler: Handler, status: int, complete: bool, fault: str
+) -> None:
     exchange = ScriptedClient(b"{}")
     await bench.respond(handler, exchange)
     assert (exchange.status, exchange.complete) == (status, complete)
     assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(status, fault)]
 
 
-async def test_clients_fault(bench: Bench) -> None:
+async def test_header_that_http_forbids_is_the_clients_fault(bench: Bench) -> None:
     exchange = ScriptedClient(b"{}", headers=[(b"x", b"\xff"), (b"content-length", b"2")])
     await bench.respond(replying(OK), exchange)
     assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(400, "client")]
 
 
-@pytest.mark.parametrize("pieces", [(b"{}",), (b"part",)])
-async def test_client_gone(bench: Bench, pieces: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize("whole", [True, False], ids=["while upstream is silent", "in the middle of an upload"])
+async def test_client_that_leaves_a_relayed_request(bench: Bench, whole: bool) -> None:
     async def hang(peer: Peer) -> None:
-        await peer.reader.readuntil(pieces[-1])
+        await peer.reader.readuntil(b"\r\n\r\n")
         exchange.hang_up()
         await peer.gone()
 
-    exchange = ScriptedClient(*pieces, b"")
-    if pieces[0] == b"part":
+    exchange = ScriptedClient(b"{}" if whole else bytes(GATHERED + 1), b"")
+    if not whole:
         exchange._incoming._queue.pop()  # type: ignore[attr-defined]
     await bench.respond(hang, exchange)
     assert exchange.messages == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -18,7 +18,7 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.requests import tool_loop
-from proxy.requests.tool_loop import REFUSAL_LIMIT, Interrupted, Refusal
+from proxy.requests.tool_loop import REFUSAL_LIMIT, Refusal
 from proxy.upstream.headers import Headers
 from tests.asgi import ScriptedClient
 from tests.dialects.chat.turns import (
@@ -41,56 +41,20 @@ from tests.dialects.chat.turns import (
     usage,
     whole,
 )
+from tests.requests.scripted import JSON, STREAM, ScriptedReply, Step
 
-STREAM = (b"Content-Type", b"text/event-stream; charset=utf-8")
-JSON = (b"Content-Type", b"application/json")
 OVERFLOW = b'{"error": {"message": "maximum context length is 8192 tokens", "code": "context_length_exceeded"}}'
 BUSY = b'{\n  "error": {"message": "slow down"}\n}'
 
-Step = bytes | float | Exception | asyncio.Event
-"""A piece of a body; a pause; a fault; or what has to happen before it goes on."""
 
-
-class Said:
-    """A reply of upstream, as far as an exchange looks at it."""
-
-    def __init__(self, *steps: Step, status: int = 200, headers: Headers | None = None) -> None:
-        self.status = status
-        self.headers = (
-            [STREAM if steps and not str(steps[0]).startswith("b'{") else JSON] if headers is None else headers
-        )
-        self.steps = steps
-        self.read = 0
-        self.closed = False
-
-    @property
-    def ended(self) -> bool:
-        return False
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        for step in self.steps:
-            if isinstance(step, Exception):
-                raise step
-            if isinstance(step, asyncio.Event):
-                await step.wait()
-            elif isinstance(step, float):
-                await asyncio.sleep(step)
-            else:
-                self.read += 1
-                yield step
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-def refused(status: int, body: bytes = BUSY, *headers: tuple[bytes, bytes]) -> Said:
-    return Said(body, status=status, headers=[JSON, *headers])
+def refused(status: int, body: bytes = BUSY, *headers: tuple[bytes, bytes]) -> ScriptedReply:
+    return ScriptedReply(body, status=status, headers=[JSON, *headers])
 
 
 class Partner:
     """Sends to a script; answers each call with the same words, once `answering` is over."""
 
-    def __init__(self, *replies: Said | Exception) -> None:
+    def __init__(self, *replies: ScriptedReply | Exception) -> None:
         self.replies = list(replies)
         self.sent: list[Any] = []
         self.remembered: list[ChatTurn] = []
@@ -119,15 +83,15 @@ class Partner:
         return await asyncio.to_thread(work)
 
     @property
-    def read(self) -> list[Said]:
-        return [reply for reply in self.replies[: len(self.sent)] if isinstance(reply, Said)]
+    def read(self) -> list[ScriptedReply]:
+        return [reply for reply in self.replies[: len(self.sent)] if isinstance(reply, ScriptedReply)]
 
 
 class Bench:
     """A turn, its client, and what became of both."""
 
     def __init__(
-        self, *replies: Said | Exception, stream: bool = True, heartbeat: float = 3600, **members: Any
+        self, *replies: ScriptedReply | Exception, stream: bool = True, heartbeat: float = 3600, **members: Any
     ) -> None:
         self.partner = Partner(*replies)
         self.turn = ChatTurn(asked(stream, **members))
@@ -136,7 +100,7 @@ class Bench:
 
     async def run(self) -> bytes:
         """What the client got."""
-        await tool_loop.converse(self.turn, self.browser.client(), self.partner, self._heartbeat)
+        await tool_loop.converse(self.turn, self.browser.client(), self.partner, heartbeat=self._heartbeat)
         assert self.browser.complete
         assert all(reply.closed for reply in self.partner.read)
         return self.browser.body
@@ -163,9 +127,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("size", [1, 10, 1 << 20])
-async def test_a_streamed_turn(size: int) -> None:
+async def test_streamed_turn_in_pieces_of_any_size(size: int) -> None:
     pieces = [[raw[at : at + size] for at in range(0, len(raw), size)] for raw in (OURS, ANSWER)]
-    bench = Bench(*(Said(*one) for one in pieces))
+    bench = Bench(*(ScriptedReply(*one) for one in pieces))
     out = await bench.run()
     assert out == run(ChatTurn(asked()), OURS, ANSWER)[0]
     assert [len(request["messages"]) for request in bench.partner.sent] == [1, 3]
@@ -174,9 +138,9 @@ async def test_a_streamed_turn(size: int) -> None:
     assert bench.partner.remembered == [bench.turn]
 
 
-async def test_a_turn_that_is_not_streamed() -> None:
+async def test_turn_whose_reply_is_not_a_stream() -> None:
     first, second = whole(calls(called("grep")), "tool_calls"), whole({"content": "It is 42."})
-    bench = Bench(Said(first), Said(second[:20], second[20:]), stream=False)
+    bench = Bench(ScriptedReply(first), ScriptedReply(second[:20], second[20:]), stream=False)
     out = await bench.run()
     assert text(read(out)) == "It is 42."
     assert bench.headers()[b"content-length"] == b"%d" % len(out)
@@ -184,9 +148,10 @@ async def test_a_turn_that_is_not_streamed() -> None:
     assert bench.partner.remembered == [bench.turn]
 
 
-async def test_what_needs_no_change_goes_through_with_its_headers() -> None:
+async def test_reply_without_our_tools_keeps_its_bytes_and_headers() -> None:
     bench = Bench(
-        Said(whole({"content": "x"}), headers=[JSON, (b"X-Request-Id", b"7"), (b"Connection", b"close")]), stream=False
+        ScriptedReply(whole({"content": "x"}), headers=[JSON, (b"X-Request-Id", b"7"), (b"Connection", b"close")]),
+        stream=False,
     )
     assert await bench.run() == whole({"content": "x"})
     assert bench.headers()[b"x-request-id"] == b"7" and b"connection" not in bench.headers()
@@ -194,10 +159,10 @@ async def test_what_needs_no_change_goes_through_with_its_headers() -> None:
 
 
 @pytest.mark.parametrize("kind", [STREAM, JSON])
-async def test_a_reply_compressed_unasked(kind: tuple[bytes, bytes]) -> None:
+async def test_compressed_reply_is_decompressed(kind: tuple[bytes, bytes]) -> None:
     body = ANSWER if kind is STREAM else whole({"content": "It is 42."})
     packed = gzip.compress(body)
-    said = Said(
+    said = ScriptedReply(
         packed[:9], packed[9:], headers=[kind, (b"Content-Encoding", b"gzip"), (b"Content-Length", b"%d" % len(packed))]
     )
     bench = Bench(said, stream=kind is STREAM)
@@ -207,41 +172,50 @@ async def test_a_reply_compressed_unasked(kind: tuple[bytes, bytes]) -> None:
     assert bench.headers().get(b"content-length") == (None if kind is STREAM else b"%d" % len(out))
 
 
-async def test_a_stream_that_was_not_asked_for_and_none_that_was() -> None:
-    bench = Bench(Said(SILENT), Said(ANSWER), stream=False)
+async def test_upstream_that_streams_unasked_or_does_not_when_asked() -> None:
+    bench = Bench(ScriptedReply(SILENT), ScriptedReply(ANSWER), stream=False)
     assert text(folded(await bench.run())) == "It is 42."
-    bench = Bench(Said(whole(calls(called("grep")), "tool_calls")), Said(whole({"content": "It is 42."})))
+    bench = Bench(
+        ScriptedReply(whole(calls(called("grep")), "tool_calls")), ScriptedReply(whole({"content": "It is 42."}))
+    )
     assert text(read(await bench.run())) == "It is 42."
     assert bench.headers()[b"content-type"] == JSON[1]
 
 
 @pytest.mark.parametrize("later", ["stream", "whole"])
-async def test_a_server_that_cannot_make_up_its_mind(later: str) -> None:
+async def test_rounds_of_one_turn_streamed_and_not(later: str) -> None:
     call, answer = whole(calls(called("grep")), "tool_calls"), whole({"content": "It is 42."})
-    bench = Bench(Said(call), Said(ANSWER)) if later == "stream" else Bench(Said(SILENT), Said(answer))
+    bench = (
+        Bench(ScriptedReply(call), ScriptedReply(ANSWER))
+        if later == "stream"
+        else Bench(ScriptedReply(SILENT), ScriptedReply(answer))
+    )
     out = await bench.run()
     assert text(read(out) if later == "stream" else folded(out)) == "It is 42."
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-type", b"text/plain")]])
-async def test_where_the_content_type_says_nothing_the_request_does(headers: Headers) -> None:
-    assert text(folded(await Bench(Said(SILENT, headers=headers), Said(ANSWER, headers=headers)).run())) == "It is 42."
-    assert await Bench(Said(b"<html>", headers=headers), stream=False).run() == b"<html>"
+async def test_request_decides_about_streaming_where_the_content_type_does_not(headers: Headers) -> None:
+    assert (
+        text(folded(await Bench(ScriptedReply(SILENT, headers=headers), ScriptedReply(ANSWER, headers=headers)).run()))
+        == "It is 42."
+    )
+    assert await Bench(ScriptedReply(b"<html>", headers=headers), stream=False).run() == b"<html>"
 
 
-async def test_a_last_event_that_nothing_ends_is_ended() -> None:
-    bench = Bench(Said(stream(ROLE, chunk({"content": "x"}), chunk({}, "stop")).removesuffix(b"\n\n")))
+async def test_unterminated_last_event_is_terminated() -> None:
+    bench = Bench(ScriptedReply(stream(ROLE, chunk({"content": "x"}), chunk({}, "stop")).removesuffix(b"\n\n")))
     assert await bench.run() == stream(ROLE, chunk({"content": "x"}), chunk({}, "stop"))
 
 
-async def test_a_connection_that_stays_open_behind_the_end_keeps_nobody_waiting() -> None:
-    bench = Bench(Said(OURS, asyncio.Event()), Said(ANSWER, UpstreamBroken("reset")))
+async def test_connection_left_open_after_the_last_event_delays_nobody() -> None:
+    bench = Bench(ScriptedReply(OURS, asyncio.Event()), ScriptedReply(ANSWER, UpstreamBroken("reset")))
     async with asyncio.timeout(5):
         assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
 
 
-async def test_what_stands_behind_the_end_is_read_out() -> None:
-    reply = Said(ANSWER, b": bye\n\n", b"\n")
+async def test_stream_is_read_to_its_end_after_the_last_event() -> None:
+    reply = ScriptedReply(ANSWER, b": bye\n\n", b"\n")
     await Bench(reply).run()
     assert reply.read == 3
 
@@ -249,9 +223,9 @@ async def test_what_stands_behind_the_end_is_read_out() -> None:
 # -- one thing after another ------------------------------------------------------------------------------------------
 
 
-async def test_the_reply_begins_with_upstreams_and_ends_after_it_is_remembered() -> None:
+async def test_client_reply_ends_only_after_the_hidden_round_is_recorded() -> None:
     answered, kept, more = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    bench = Bench(Said(stream(ROLE), more, OURS.removeprefix(stream(ROLE))), Said(ANSWER))
+    bench = Bench(ScriptedReply(stream(ROLE), more, OURS.removeprefix(stream(ROLE))), ScriptedReply(ANSWER))
     bench.partner.answering, bench.partner.remembering = answered.wait, kept.wait
     task = asyncio.create_task(bench.run())
     await settled()
@@ -267,9 +241,9 @@ async def test_the_reply_begins_with_upstreams_and_ends_after_it_is_remembered()
     assert folded(await task)["finish"] == "stop"
 
 
-async def test_a_mixed_turn_is_remembered_before_it_ends() -> None:
+async def test_mixed_turn_is_recorded_before_the_reply_ends() -> None:
     kept = asyncio.Event()
-    bench = Bench(Said(MIXED))
+    bench = Bench(ScriptedReply(MIXED))
     bench.partner.remembering = kept.wait
     task = asyncio.create_task(bench.run())
     await settled()
@@ -284,10 +258,10 @@ async def settled() -> None:
 
 
 @pytest.mark.parametrize("where", ["upstream is silent", "a tool works", "upstream thinks", "the store is slow"])
-async def test_a_stream_is_never_silent_for_long(where: str) -> None:
+async def test_silent_stream_gets_heartbeat_comments(where: str) -> None:
     pause: tuple[Step, ...] = (0.2,)
     slow = pause if where == "upstream is silent" else ()
-    bench = Bench(Said(OURS[:200], *slow, OURS[200:]), Said(ANSWER), heartbeat=0.03)
+    bench = Bench(ScriptedReply(OURS[:200], *slow, OURS[200:]), ScriptedReply(ANSWER), heartbeat=0.03)
     if where == "a tool works":
         bench.partner.answering = lambda: asyncio.sleep(0.2)
     if where == "the store is slow":
@@ -306,13 +280,13 @@ async def test_a_stream_is_never_silent_for_long(where: str) -> None:
     assert bench.browser.messages[0]["type"] == "http.response.start"
 
 
-async def test_a_reply_that_is_no_stream_gets_no_comments() -> None:
-    bench = Bench(Said(0.1, whole({"content": "x"}), headers=[JSON]), stream=False, heartbeat=0.01)
+async def test_reply_that_is_not_a_stream_gets_no_heartbeat() -> None:
+    bench = Bench(ScriptedReply(0.1, whole({"content": "x"}), headers=[JSON]), stream=False, heartbeat=0.01)
     assert await bench.run() == whole({"content": "x"})
 
 
-async def test_a_slow_reader_gets_no_comments_on_top() -> None:
-    bench = Bench(Said(ANSWER), heartbeat=0.01)
+async def test_slow_client_gets_no_heartbeat() -> None:
+    bench = Bench(ScriptedReply(ANSWER), heartbeat=0.01)
     send = bench.browser.send
 
     async def slowly(message: Any) -> None:
@@ -328,7 +302,7 @@ async def test_a_slow_reader_gets_no_comments_on_top() -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("status", [400, 429, 500, 302])
-async def test_a_first_refusal_is_handed_on_whole(streamed: bool, status: int) -> None:
+async def test_refusal_of_the_first_round_is_raised_whole(streamed: bool, status: int) -> None:
     bench = Bench(refused(status, BUSY, (b"Retry-After", b"7")), stream=streamed)
     with pytest.raises(Refusal) as caught:
         await bench.run()
@@ -347,14 +321,14 @@ async def test_a_first_refusal_is_handed_on_whole(streamed: bool, status: int) -
         (gzip.compress(OVERFLOW + b" " * (2 << 20)), b"gzip", OVERFLOW + b" " * (REFUSAL_LIMIT - len(OVERFLOW))),
     ],
 )
-def test_what_a_refusal_says(body: bytes, encoding: bytes, said: bytes) -> None:
+def test_refusal_text_is_decompressed(body: bytes, encoding: bytes, said: bytes) -> None:
     assert Refusal(400, [(b"Content-Encoding", encoding)], body).said() == said
     assert Refusal(400, [], body).said() == body
 
 
 @pytest.mark.parametrize("fault", [UpstreamUnreachable("no"), UpstreamSilent("no"), UpstreamBroken("no")])
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_first_fault_is_the_callers(fault: UpstreamFault, streamed: bool) -> None:
+async def test_fault_of_the_first_round_is_raised(fault: UpstreamFault, streamed: bool) -> None:
     bench = Bench(fault, stream=streamed)
     with pytest.raises(type(fault)):
         await bench.run()
@@ -362,8 +336,8 @@ async def test_a_first_fault_is_the_callers(fault: UpstreamFault, streamed: bool
 
 
 @pytest.mark.parametrize("reply", [b"x" * (33 << 20), whole(calls(called("grep", "x" * (2 << 20))), "tool_calls")])
-async def test_a_whole_reply_that_cannot_be_used(reply: bytes) -> None:
-    bench = Bench(Said(reply, headers=[JSON]), stream=False)
+async def test_unusable_reply_that_is_not_a_stream_is_broken(reply: bytes) -> None:
+    bench = Bench(ScriptedReply(reply, headers=[JSON]), stream=False)
     with pytest.raises(UpstreamBroken):
         await bench.run()
     assert bench.browser.messages == []
@@ -380,12 +354,12 @@ LATE: dict[str, tuple[Step, ...]] = {
 
 
 @pytest.mark.parametrize("steps", LATE.values(), ids=LATE.keys())
-async def test_a_stream_that_fails_ends_with_an_error_event(steps: tuple[Step, ...]) -> None:
-    bench = Bench(Said(*steps))
-    with pytest.raises(Interrupted) as caught:
+async def test_stream_that_fails_ends_with_an_error_event(steps: tuple[Step, ...]) -> None:
+    bench = Bench(ScriptedReply(*steps))
+    with pytest.raises(UpstreamFault) as caught:
         await bench.run()
     last = events(bench.browser.body)[-1]
-    assert last == json.loads(caught.value.fault.body())
+    assert last == json.loads(caught.value.body())
     assert last["error"]["type"] == "upstream_error"
     assert DONE not in events(bench.browser.body) and bench.browser.complete
     assert bench.partner.remembered == []
@@ -396,11 +370,11 @@ async def test_a_stream_that_fails_ends_with_an_error_event(steps: tuple[Step, .
 
 
 @pytest.mark.parametrize("trouble", [UpstreamUnreachable("no"), UpstreamBroken("reset"), 429, 500, 503])
-async def test_passing_trouble_in_later_rounds_is_waited_out(trouble: Any, no_pauses: list[float]) -> None:
-    def again() -> Said | Exception:
+async def test_follow_up_round_is_retried_after_passing_faults(trouble: Any, no_pauses: list[float]) -> None:
+    def again() -> ScriptedReply | Exception:
         return trouble if isinstance(trouble, Exception) else refused(trouble)
 
-    bench = Bench(Said(OURS), again(), again(), Said(ANSWER))
+    bench = Bench(ScriptedReply(OURS), again(), again(), ScriptedReply(ANSWER))
     assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
     assert bench.partner.sent[1] == bench.partner.sent[2] == bench.partner.sent[3]
     assert [pause for pause in no_pauses if pause < 60 and pause] == [0.5, 1.0]
@@ -421,8 +395,8 @@ async def test_passing_trouble_in_later_rounds_is_waited_out(trouble: Any, no_pa
     ],
     ids=range(9),  # not the time of day: workers that run tests side by side must find the same ones
 )
-async def test_how_long(said: bytes, waited: float, no_pauses: list[float]) -> None:
-    bench = Bench(Said(OURS), refused(429, BUSY, (b"retry-after", said)), Said(ANSWER))
+async def test_retry_after_decides_the_pause_before_a_retry(said: bytes, waited: float, no_pauses: list[float]) -> None:
+    bench = Bench(ScriptedReply(OURS), refused(429, BUSY, (b"retry-after", said)), ScriptedReply(ANSWER))
     await bench.run()
     assert [pause for pause in no_pauses if pause < 60 and (pause or not waited)][:1] == [waited]
 
@@ -432,11 +406,13 @@ async def test_how_long(said: bytes, waited: float, no_pauses: list[float]) -> N
     [(429, 3), (500, 3), (400, 1), (404, 1), (UpstreamUnreachable("no"), 3), (UpstreamSilent("no"), 1)],
 )
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_trouble_that_lasts(trouble: Any, tries: int, streamed: bool, no_pauses: list[float]) -> None:
+async def test_follow_up_round_that_keeps_failing(
+    trouble: Any, tries: int, streamed: bool, no_pauses: list[float]
+) -> None:
     first = OURS if streamed else whole(calls(called("grep")), "tool_calls")
     again = [trouble if isinstance(trouble, Exception) else refused(trouble) for _ in range(tries)]
-    bench = Bench(Said(first), *again, stream=streamed)
-    with pytest.raises(Interrupted if streamed else (Refusal, UpstreamFault)) as caught:
+    bench = Bench(ScriptedReply(first), *again, stream=streamed)
+    with pytest.raises(UpstreamFault if streamed else (Refusal, UpstreamFault)) as caught:
         await bench.run()
     assert len(bench.partner.sent) == 1 + tries
     if not streamed:
@@ -449,26 +425,26 @@ async def test_trouble_that_lasts(trouble: Any, tries: int, streamed: bool, no_p
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"error":null}', b'{"error":"\\ud800"}', b""])
-async def test_a_refusal_that_clients_could_not_read(body: bytes) -> None:
-    bench = Bench(Said(OURS), refused(404, body))
-    with pytest.raises(Interrupted):
+async def test_refusal_without_a_readable_error_gets_ours(body: bytes) -> None:
+    bench = Bench(ScriptedReply(OURS), refused(404, body))
+    with pytest.raises(UpstreamFault):
         await bench.run()
     assert events(bench.browser.body)[-1]["error"]["code"] == "upstream_broken"
 
 
 @pytest.mark.parametrize("packed", [True, False])
-async def test_answers_that_are_too_long_are_taken_back(packed: bool) -> None:
+async def test_tool_answers_that_overflow_are_shortened(packed: bool) -> None:
     said = refused(400, gzip.compress(OVERFLOW), (b"content-encoding", b"gzip")) if packed else refused(400, OVERFLOW)
-    bench = Bench(Said(OURS), said, Said(ANSWER))
+    bench = Bench(ScriptedReply(OURS), said, ScriptedReply(ANSWER))
     assert text(folded(await bench.run())) == "Let me look.\n\nIt is 42."
     assert [request["messages"][-1]["content"] for request in bench.partner.sent] == ["hi", "found", tool_loop.TOO_LONG]
     hidden = bench.turn.hidden
     assert hidden is not None and json.loads(hidden.before[-1])["content"] == tool_loop.TOO_LONG
 
 
-async def test_answers_are_taken_back_once() -> None:
-    bench = Bench(Said(OURS), refused(400, OVERFLOW), refused(400, OVERFLOW))
-    with pytest.raises(Interrupted):
+async def test_tool_answers_are_shortened_only_once() -> None:
+    bench = Bench(ScriptedReply(OURS), refused(400, OVERFLOW), refused(400, OVERFLOW))
+    with pytest.raises(UpstreamFault):
         await bench.run()
     assert events(bench.browser.body)[-1] == json.loads(OVERFLOW)
 
@@ -477,13 +453,13 @@ async def test_answers_are_taken_back_once() -> None:
 
 
 @pytest.mark.parametrize("where", ["first round", "a tool", "later round", "remembering", "reading out"])
-async def test_a_client_that_leaves_leaves_nothing_open(where: str) -> None:
+async def test_client_that_leaves_leaves_no_reply_or_task_open(where: str) -> None:
     forever = asyncio.Event()
-    first = Said(ROLE_ONLY, forever) if where == "first round" else Said(OURS)
+    first = ScriptedReply(ROLE_ONLY, forever) if where == "first round" else ScriptedReply(OURS)
     second = (
-        Said(ANSWER[:100], forever)
+        ScriptedReply(ANSWER[:100], forever)
         if where == "later round"
-        else Said(ANSWER, forever if where == "reading out" else b"\n")
+        else ScriptedReply(ANSWER, forever if where == "reading out" else b"\n")
     )
     bench = Bench(first, second)
     if where == "a tool":
@@ -507,37 +483,37 @@ ROLE_ONLY = stream(ROLE)
 # -- the client's own request -----------------------------------------------------------------------------------------
 
 
-async def passed_on(said: Said) -> ScriptedClient:
+async def passed_on(said: ScriptedReply) -> ScriptedClient:
     browser = ScriptedClient()
     try:
         await tool_loop.pass_on(said, browser.client(), [(b"x-offload-mode", b"auto")], CHAT.error_event)  # type: ignore[arg-type]
-    except (Interrupted, UpstreamFault) as error:
+    except UpstreamFault as error:
         browser.messages.append({"error": error, "more_body": True})
     return browser
 
 
-async def test_a_reply_to_the_clients_own_request_goes_as_it_came() -> None:
+async def test_untouched_reply_goes_as_it_came() -> None:
     packed = gzip.compress(ANSWER)
-    browser = await passed_on(Said(packed[:9], packed[9:], headers=[STREAM, (b"Content-Encoding", b"gzip")]))
+    browser = await passed_on(ScriptedReply(packed[:9], packed[9:], headers=[STREAM, (b"Content-Encoding", b"gzip")]))
     assert [message["body"] for message in browser.messages[1:]] == [packed[:9], packed[9:], b""]
     assert browser.headers == [STREAM, (b"Content-Encoding", b"gzip"), (b"x-offload-mode", b"auto")]
 
 
-async def test_a_passed_on_stream_that_breaks_off_says_so() -> None:
-    browser = await passed_on(Said(ROLE_ONLY, b'data: {"x', UpstreamBroken("reset")))
+async def test_untouched_stream_that_breaks_off_ends_with_an_error_event() -> None:
+    browser = await passed_on(ScriptedReply(ROLE_ONLY, b'data: {"x', UpstreamBroken("reset")))
     error = browser.messages.pop()["error"]
-    assert isinstance(error, Interrupted) and browser.complete
-    assert browser.body == ROLE_ONLY + b'data: {"x' + b"\n\n" + sse.encode(error.fault.body())
+    assert isinstance(error, UpstreamBroken) and browser.complete
+    assert browser.body == ROLE_ONLY + b'data: {"x' + b"\n\n" + sse.encode(error.body())
 
 
 @pytest.mark.parametrize("headers", [[JSON], [STREAM, (b"Content-Encoding", b"gzip")], []])
-async def test_where_nothing_can_be_said_the_reply_is_cut_off(headers: Headers) -> None:
-    browser = await passed_on(Said(b"{", UpstreamBroken("reset"), headers=headers))
+async def test_untouched_reply_that_is_no_plain_stream_is_cut_off(headers: Headers) -> None:
+    browser = await passed_on(ScriptedReply(b"{", UpstreamBroken("reset"), headers=headers))
     assert isinstance(browser.messages.pop()["error"], UpstreamBroken)
     assert browser.body == b"{" and not browser.complete
 
 
-async def test_usage_is_known_afterwards() -> None:
-    bench = Bench(Said(OURS), Said(ANSWER), stream_options={"include_usage": True})
+async def test_turn_knows_the_usage_of_all_rounds() -> None:
+    bench = Bench(ScriptedReply(OURS), ScriptedReply(ANSWER), stream_options={"include_usage": True})
     assert folded(await bench.run())["usage"] == usage(150, 15)
     assert (bench.turn.spent.prompt, bench.turn.spent.completion) == (250, 15)

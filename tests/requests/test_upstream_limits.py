@@ -27,14 +27,14 @@ def policy(window: int | None = None, url: str = "http://up/v1") -> Policy:
         (None, b"prompt is too long", 0, 1),
     ],
 )
-def test_the_window(known: int | None, body: bytes, counted: int, window: int) -> None:
+def test_window_learned_from_a_refused_request(known: int | None, body: bytes, counted: int, window: int) -> None:
     """Upstream's own word, or 0.8 of what was counted where that was to fit; never more than was known before."""
     one = UpstreamLimits()
     one.overflowed(policy(known), "m", CHAT.window(body), counted)
     assert one.window(policy(known), "m") == window
 
 
-def test_for_this_upstream_and_model_only() -> None:
+def test_limits_are_learned_for_one_upstream_and_model() -> None:
     one = UpstreamLimits()
     one.overflowed(policy(), "m", None, 1000)
     one.refused(policy(), "m")
@@ -44,7 +44,7 @@ def test_for_this_upstream_and_model_only() -> None:
     assert one.refuses(policy(), "m")
 
 
-def test_of_very_many_models_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_model_is_forgotten_above_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_limits, "MODELS", 3)
     one = UpstreamLimits()
     for model in "abcd":

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from proxy.telemetry import logs
-from proxy.telemetry.outcome import Outcome, ToolUse
+from proxy.telemetry.outcome import Kind, Outcome, StoreError, ToolUse
 
 OUTCOME = Outcome(
     request_id="req-1",
     tenant="acme",
     namespace="acme-0123456789abcdef",
-    kind="offloaded",
+    kind=Kind.OFFLOADED,
     method="POST",
     path="/v1/chat/completions?api-key=sk-secret",
     model="gpt-4.1",
@@ -25,7 +25,7 @@ OUTCOME = Outcome(
     tokens_before=90_000,
     tokens_after=12_000,
     tool_uses=(ToolUse("grep", "ok", 120),),
-    store_errors={"get:timeout": 2},
+    store_errors={StoreError.GET_TIMEOUT: 2},
     seconds=1.23456789,
     added_seconds=0.00123456789,
 )
@@ -49,7 +49,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_one_json_line_with_every_field_of_the_outcome(stream: io.StringIO) -> None:
+def test_request_is_one_json_line_with_every_field_of_its_outcome(stream: io.StringIO) -> None:
     logs.configure("json", stream)
     logs.request(OUTCOME)
     [line] = lines(stream)
@@ -61,7 +61,7 @@ def test_one_json_line_with_every_field_of_the_outcome(stream: io.StringIO) -> N
     assert list(line)[:4] == ["time", "level", "logger", "message"]
 
 
-def test_one_text_line_without_what_is_empty(stream: io.StringIO) -> None:
+def test_request_is_one_text_line_without_empty_fields(stream: io.StringIO) -> None:
     logs.configure("text", stream)
     logs.request(OUTCOME)
     [line] = stream.getvalue().splitlines()
@@ -76,7 +76,7 @@ def test_one_text_line_without_what_is_empty(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_no_key_and_no_second_line(stream: io.StringIO, form: logs.Format) -> None:
+def test_clients_can_put_neither_keys_nor_line_breaks_into_a_log_line(stream: io.StringIO, form: logs.Format) -> None:
     logs.configure(form, stream)
     forged = 'x\n2030-01-01 info proxy.request request status=200 "\u2028\x1b[2J\ud800'
     logs.request(msgspec.structs.replace(OUTCOME, model=forged, path=f"/v1/{forged}"))
@@ -86,14 +86,14 @@ def test_no_key_and_no_second_line(stream: io.StringIO, form: logs.Format) -> No
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_client_cannot_make_a_line_long(stream: io.StringIO) -> None:
+def test_fields_that_clients_choose_are_cut_in_the_log(stream: io.StringIO) -> None:
     logs.configure("json", stream)
     logs.request(msgspec.structs.replace(OUTCOME, model="m" * 1_000_000, path="/" + "é" * 1_000_000))
     [line] = lines(stream)
     assert len(line["model"]) == len(line["path"]) == logs.LONGEST
 
 
-def test_events_have_fields(stream: io.StringIO) -> None:
+def test_log_events_have_fields(stream: io.StringIO) -> None:
     logs.configure("json", stream)
     logs.event(logging.getLogger("proxy.policies"), "policies reloaded", tenants=3, folder=io)
     [line] = lines(stream)
@@ -101,7 +101,7 @@ def test_events_have_fields(stream: io.StringIO) -> None:
     assert line["folder"].startswith("<module"), "what has no JSON form is written as text"
 
 
-def test_fields_cannot_forge_the_head(stream: io.StringIO) -> None:
+def test_fields_of_a_log_event_cannot_forge_its_time(stream: io.StringIO) -> None:
     logs.configure("json", stream)
     logs.event(logging.getLogger("proxy.x"), "true", time="never")
     [line] = lines(stream)
@@ -109,7 +109,7 @@ def test_fields_cannot_forge_the_head(stream: io.StringIO) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_tracebacks(stream: io.StringIO, form: logs.Format) -> None:
+def test_exception_is_logged_with_its_traceback(stream: io.StringIO, form: logs.Format) -> None:
     logs.configure(form, stream)
     try:
         raise ValueError("why")
@@ -120,7 +120,7 @@ def test_tracebacks(stream: io.StringIO, form: logs.Format) -> None:
     assert text.rstrip().endswith("ValueError: why")
 
 
-def test_others_are_heard_from_warnings_on(stream: io.StringIO) -> None:
+def test_other_libraries_log_from_warnings_on(stream: io.StringIO) -> None:
     logs.configure("json", stream)
     for name in ("proxy.x", "uvicorn.error", "aiohttp.client"):
         for say in (logging.getLogger(name).info, logging.getLogger(name).warning):
@@ -134,14 +134,14 @@ def test_others_are_heard_from_warnings_on(stream: io.StringIO) -> None:
     ]
 
 
-def test_configuring_twice_writes_once(stream: io.StringIO) -> None:
+def test_configuring_the_log_twice_writes_each_line_once(stream: io.StringIO) -> None:
     logs.configure("text", io.StringIO())
     logs.configure("json", stream)
     logs.request(OUTCOME)
     assert len(lines(stream)) == 1
 
 
-def test_warnings_of_a_kind_once_a_minute(stream: io.StringIO) -> None:
+def test_warnings_of_a_kind_are_logged_once_a_minute(stream: io.StringIO) -> None:
     logs.configure("json", stream)
     now = 0.0
     warn = logs.Limited(logging.getLogger("proxy.stores"), clock=lambda: now)

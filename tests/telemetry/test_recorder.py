@@ -1,29 +1,29 @@
-"""Every outcome is written down once, in order, and soon."""
+"""Every outcome is recorded once, in order, and soon."""
 
 from __future__ import annotations
 
 import asyncio
 
-from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.outcome import Kind, Outcome
 from proxy.telemetry.recorder import LATEST, MOST, Recorder
 
 
 def outcome(number: int) -> Outcome:
-    return Outcome(request_id=f"{number}", tenant="t", namespace="t", kind="relay", method="GET", path="/")
+    return Outcome(request_id=f"{number}", tenant="t", namespace="t", kind=Kind.RELAY, method="GET", path="/")
 
 
-async def test_all_are_written_down_in_order_without_waiting_for_long() -> None:
+async def test_outcomes_are_recorded_in_order_and_soon() -> None:
     one: list[str] = []
     other: list[str] = []
     ledger = Recorder(lambda each: one.append(each.request_id), lambda each: other.append(each.request_id))
     for number in range(MOST + 2):
         ledger.record(outcome(number))
-    assert len(one) == MOST, "so many do not wait for the clock"
+    assert len(one) == MOST, "a full batch does not wait"
     await asyncio.sleep(LATEST * 4)
     assert one == other == [f"{number}" for number in range(MOST + 2)]
 
 
-async def test_nothing_waits_once_it_was_asked_for() -> None:
+async def test_flush_records_all_that_wait_once() -> None:
     written: list[Outcome] = []
     ledger = Recorder(written.append)
     ledger.record(outcome(0))

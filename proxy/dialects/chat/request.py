@@ -7,7 +7,8 @@ from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.core.history import Unplannable
-from proxy.core.rawjson import NotJson
+from proxy.core.rawjson import NotJson, TooManyElements
+from proxy.core.reasons import Reason
 from proxy.core.request import Request
 
 MAX_MESSAGES = rawjson.MAX_ELEMENTS
@@ -58,7 +59,7 @@ def parse(body: bytes) -> Request:
         names = _our_names(_tool_names(known.tools))
         return Request(
             body=body,
-            entries=rawjson.elements(known.messages),
+            entries=_elements(known.messages, Reason.TOO_MANY_MESSAGES),
             model="" if rawjson.is_null(known.model) else rawjson.string(known.model),
             stream=bytes(known.stream) == b"true",
             tools=known.tools,
@@ -84,7 +85,7 @@ def _check_others(body: bytes, known: Known) -> None:
     if len(body) - sum(len(memoryview(raw)) for raw in large) > MAX_OTHERS:
         others = rawjson.commas(body) - sum(map(rawjson.commas, large))
         if others > MAX_OTHERS:
-            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools")
+            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
 
 
 def _obstacle(known: Known) -> str:
@@ -127,10 +128,18 @@ def has_tools(defined: Raw) -> bool:
 
 
 def _tool_names(raw: Raw) -> tuple[str, ...]:
-    tools = [] if rawjson.is_null(raw) else rawjson.elements(raw)
+    tools = [] if rawjson.is_null(raw) else _elements(raw, Reason.TOO_MANY_TOOLS)
     if len(tools) > MAX_DEFINITIONS:
-        raise Unplannable(f"more than {MAX_DEFINITIONS} tools")
+        raise Unplannable(f"more than {MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
     return tuple(map(_tool_name, tools))
+
+
+def _elements(raw: Raw, reason: Reason) -> list[Raw]:
+    """An array's elements; of too many, Unplannable says so for this reason."""
+    try:
+        return rawjson.elements(raw)
+    except TooManyElements as error:
+        raise Unplannable(str(error), reason) from error
 
 
 def _tool_name(raw: Raw) -> str:

@@ -1,0 +1,171 @@
+"""The stages of a chat request as values, each made of the one before; the log's outcome is built from the last.
+
+    ParsedRequest ──plan──> AsItCame ──render──> Rewritten
+
+An attempt is one of the latter two: the request as it came, with or without a plan, or rewritten to its plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from proxy.core.reasons import Reason
+from proxy.core.request import Request
+from proxy.core.turn import Usage
+from proxy.dialects import Turn
+from proxy.policies.tenants import Tenant
+from proxy.regex import Budget
+from proxy.requests.prepare import PlannedRequest, RenderedRequest
+from proxy.requests.turn_io import RequestTurnIO
+from proxy.telemetry.outcome import Kind, Outcome, StoreError, ToolUse
+from proxy.upstream.headers import Headers
+
+if TYPE_CHECKING:
+    from proxy.requests.exchange import Exchange
+
+
+class ParsedRequest(msgspec.Struct, frozen=True):
+    """A client's request as far as it was understood."""
+
+    body: bytes
+    """As the client sent it."""
+    tenant: Tenant
+    """Its policy is the one for the request's model, if that is known."""
+    searching: Budget
+    """For all searches of the request, however often it is attempted."""
+    chat: Request | None = None
+    reason: Reason = Reason.NONE
+    """Why the request must not be planned."""
+
+
+class AsItCame(msgspec.Struct, frozen=True):
+    """The client's own bytes go upstream: there is no plan, for this `reason`, or the plan leaves the request alone."""
+
+    parsed: ParsedRequest
+    planned: PlannedRequest | None = None
+    reason: Reason = Reason.NONE
+    obstacle: str = ""
+    """The field because of which there is no plan, for `Reason.FIELD`."""
+
+    kind: ClassVar[Kind] = Kind.UNTOUCHED
+    compacted: ClassVar[int] = 0
+    compressed: ClassVar[int] = 0
+    reinserted: ClassVar[int] = 0
+    rounds: ClassVar[int] = 0
+    uses: ClassVar[tuple[ToolUse, ...]] = ()
+    spent: ClassVar[Usage] = Usage()
+
+    @property
+    def tokens(self) -> int:
+        """Of the messages; 0 where they were not counted."""
+        return self.planned.tokens if self.planned else 0
+
+    def headers(self) -> Headers:
+        """Ours, for the client's reply."""
+        return offload_headers(self.planned, self.tokens, 0, 0) if self.planned else [(b"x-offload-mode", b"off")]
+
+
+class Rewritten(msgspec.Struct, frozen=True):
+    """A rendered request goes upstream, by a turn that answers our tools. What the turn did so far is read off it."""
+
+    parsed: ParsedRequest
+    rendered: RenderedRequest
+    turn: Turn
+    io: RequestTurnIO
+
+    kind: ClassVar[Kind] = Kind.OFFLOADED
+    reason: ClassVar[Reason] = Reason.NONE
+    obstacle: ClassVar[str] = ""
+
+    @property
+    def planned(self) -> PlannedRequest:
+        return self.rendered.history
+
+    @property
+    def tokens(self) -> int:
+        """Of the messages as they are sent in the first round."""
+        return self.rendered.tokens
+
+    @property
+    def compacted(self) -> int:
+        return self.rendered.compacted()
+
+    @property
+    def compressed(self) -> int:
+        return self.rendered.compressed()
+
+    @property
+    def reinserted(self) -> int:
+        return len(self.rendered.rounds)
+
+    @property
+    def rounds(self) -> int:
+        return self.turn.rounds + self.turn.mixed
+
+    @property
+    def uses(self) -> tuple[ToolUse, ...]:
+        return tuple(self.io.uses)
+
+    @property
+    def spent(self) -> Usage:
+        return self.turn.spent
+
+    def headers(self) -> Headers:
+        """Ours, for the client's reply."""
+        return rendered_headers(self.rendered)
+
+
+Attempt = AsItCame | Rewritten
+
+
+def rendered_headers(rendered: RenderedRequest) -> Headers:
+    """Ours, for the reply to a rewritten request."""
+    return offload_headers(rendered.history, rendered.tokens, rendered.compacted(), rendered.compressed())
+
+
+def offload_headers(planned: PlannedRequest, after: int, compacted: int, compressed: int) -> Headers:
+    """What was done to a planned request: `after` is its messages' tokens as sent."""
+    return [
+        (b"x-offload-mode", planned.policy.offload.mode.value.encode()),
+        (b"x-offload-tokens-before", b"%d" % planned.tokens),
+        (b"x-offload-tokens-after", b"%d" % after),
+        (b"x-offload-compacted", b"%d" % compacted),
+        (b"x-offload-compressed", b"%d" % compressed),
+    ]
+
+
+def outcome(attempt: Attempt, client: Exchange, store_errors: Mapping[StoreError, int]) -> Outcome:
+    """What became of a request whose last attempt this was."""
+    tenant, chat, planned = attempt.parsed.tenant, attempt.parsed.chat, attempt.planned
+    events = planned.plan.events if planned else ()
+    messages = len(planned.past.items) if planned else 0
+    return Outcome(
+        request_id=client.request_id,
+        tenant=tenant.name,
+        namespace=tenant.namespace,
+        kind=attempt.kind,
+        method=client.method,
+        path=client.path.decode("latin-1"),
+        model=chat.model if chat else "",
+        stream=chat.stream if chat else False,
+        mode=planned.policy.offload.mode.value if planned else "off",
+        reason=attempt.reason,
+        obstacle=attempt.obstacle,
+        messages=messages,
+        tokens_before=planned.tokens if planned else 0,
+        tokens_after=attempt.tokens,
+        compacted=attempt.compacted,
+        compressed=attempt.compressed,
+        events=len(events),
+        new_event=bool(events) and events[-1].point == messages,
+        reinserted=attempt.reinserted,
+        rounds=attempt.rounds,
+        tool_uses=attempt.uses,
+        prompt_tokens=attempt.spent.prompt,
+        completion_tokens=attempt.spent.completion,
+        cached_tokens=attempt.spent.cached,
+        store_errors=store_errors,
+    )

@@ -1,0 +1,501 @@
+"""A chat request from its first byte to its last, and the outcome that is recorded of it. No server, no network."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.core.policy import Mode, Offload, Policy
+from proxy.core.policy import Tools as ToolsPolicy
+from proxy.core.policy import Upstream as Where
+from proxy.dialects.chat import CHAT
+from proxy.dialects.chat.turn import ChatTurn
+from proxy.errors import StoreFault, UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
+from proxy.policies.tenants import Tenant
+from proxy.requests.background import Background
+from proxy.requests.handler import Chat
+from proxy.requests.message_cache import MessageCache
+from proxy.requests.passthrough import Relay
+from proxy.requests.services import Services
+from proxy.requests.snapshots import Snapshots
+from proxy.requests.summarizer import Summarizer
+from proxy.requests.upstream_limits import UpstreamLimits
+from proxy.settings import Settings
+from proxy.stores.base import Entry
+from proxy.stores.guarded import Guarded
+from proxy.telemetry.outcome import Outcome, StoreError
+from proxy.threads import Threads
+from tests.asgi import Headers, ScriptedClient
+from tests.dialects.chat.turns import ANSWER, called, calls, events, folded, read, text, usage, whole
+from tests.requests.scripted import JSON, STREAM, ScriptedReply, ScriptedUpstream
+
+POLICY = Policy(
+    tenant="acme",
+    upstream=Where(base_url="http://upstream/v1"),
+    offload=Offload(
+        mode=Mode.COMPACT,
+        max_total_tokens=50_000,
+        max_tool_message_tokens=50,
+        max_unseen_tool_tokens=20_000,
+        min_saved_tokens=0,
+    ),
+)
+OVERFLOW = b'{"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}'
+NO_TOOLS = b'{"error": {"message": "this model does not support tools"}}'
+HELLO = whole({"content": "It is 42."}, usage=usage(100, 10))
+
+
+class Characters:
+    """Counts every character as a token."""
+
+    def count(self, text: str, model: str = "") -> int:
+        return len(text)
+
+    def loaded(self, model: str = "") -> bool:
+        return True
+
+
+class MemoryStore:
+    """Records in a dictionary; with a `fault`, none at all."""
+
+    def __init__(self, fault: StoreFault | None = None) -> None:
+        self.records: dict[str, bytes] = {}
+        self._fault = fault
+
+    def _answer(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+
+    async def put(self, key: str, value: bytes) -> bool:
+        self._answer()
+        return self.records.setdefault(key, value) is value
+
+    async def get(self, key: str) -> bytes | None:
+        self._answer()
+        return self.records.get(key)
+
+    async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+        self._answer()
+        return [self.records.get(key) for key in keys]
+
+    async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
+        for key, value in self.records.items():
+            yield Entry(key, len(value), 0)
+
+    async def delete(self, key: str) -> None:
+        self.records.pop(key, None)
+
+    async def close(self) -> None: ...
+
+
+class World:
+    """A process's chat handler between a scripted upstream and scripted clients."""
+
+    def __init__(self) -> None:
+        self.upstream = ScriptedUpstream()
+        self.store = MemoryStore()
+        self.outcomes: list[Outcome] = []
+        self.policy = POLICY
+        self.services = self._services(Settings(body_limit=8 << 20))
+        self.chat = Chat(self.services, CHAT)
+
+    def _services(self, settings: Settings) -> Services:
+        threads = Threads()
+        reader = MessageCache(Characters(), threads.reading)
+
+        async def recall(key: str) -> bytes | None:
+            return None
+
+        async def keep(key: str, value: bytes) -> bytes | None:
+            return value
+
+        summarizer = Summarizer(recall, keep, reader.count, lambda *_: None, threads.reading)
+        upstream: Any = self.upstream
+        return Services(
+            settings=settings,
+            upstream=upstream,
+            relay=Relay(settings, upstream, self.outcomes.append),
+            store=Guarded(self.store, warn=lambda kind, text: None),
+            reader=reader,
+            snapshots=Snapshots(summarizer, reader),
+            background=Background(100),
+            threads=threads,
+            learned=UpstreamLimits(),
+            sink=self.outcomes.append,
+        )
+
+    def fail_store(self) -> None:
+        self.store._fault = StoreFault("the disk is full")
+
+    async def ask(
+        self, body: bytes, *replies: ScriptedReply | Exception, headers: Headers | None = None
+    ) -> tuple[ScriptedClient, Outcome]:
+        """One request, answered by these replies of upstream's one after another."""
+        client = ScriptedClient(body, b"", headers=headers, path="/v1/chat/completions")
+        return client, await self.serve(client, *replies)
+
+    async def serve(self, client: ScriptedClient, *replies: ScriptedReply | Exception) -> Outcome:
+        client.scope["raw_path"] = b"/v1/chat/completions"
+        self.upstream.replies = [*self.upstream.replies[: len(self.upstream.requests)], *replies]
+        await self.chat(client.client(), Tenant(self.policy, "acme-1"))
+        assert len(self.outcomes) == 1, "one outcome for each request"
+        assert all(reply.closed for reply in self.upstream.read)
+        return self.outcomes.pop()
+
+    @property
+    def sent(self) -> list[bytes]:
+        """The bodies that went upstream."""
+        return [request.content for request in self.upstream.requests]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.services.background.close(1)
+    world.services.threads.close()
+
+
+def chat(result: str = "", *, more: bool = False, **members: Any) -> bytes:
+    """A chat request; with a `result` of the client's tool, and two messages `more` after it."""
+    messages: list[Any] = [{"role": "user", "content": "What is it?"}]
+    if result:
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [called("search", id="c")]},
+            {"role": "tool", "tool_call_id": "c", "content": result},
+        ]
+    if more:
+        messages += [{"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "Sure?"}]
+    return json.dumps({"model": "m", "messages": messages, **members}).encode()
+
+
+LONG = chat("word " * 5_000)
+"""A request whose tool result is moved before it is sent for the first time."""
+
+
+def refused(body: bytes, status: int = 400) -> ScriptedReply:
+    return ScriptedReply(body, status=status, headers=[JSON])
+
+
+def reply_headers(client: ScriptedClient) -> dict[bytes, bytes]:
+    return {name.lower(): value for name, value in client.headers}
+
+
+# -- what a request comes to ------------------------------------------------------------------------------------------
+
+
+async def test_short_chat_goes_upstream_and_back_byte_for_byte(world: World) -> None:
+    body = chat(stream=True)
+    client, outcome = await world.ask(body, ScriptedReply(ANSWER[:50], ANSWER[50:]))
+    assert world.sent == [body] and client.body == ANSWER and client.complete
+    assert (outcome.kind, outcome.status, outcome.fault, outcome.reason) == ("untouched", 200, "", "")
+    assert (outcome.tenant, outcome.namespace, outcome.model, outcome.stream) == ("acme", "acme-1", "m", True)
+    assert (outcome.mode, outcome.messages, outcome.events, outcome.compacted) == ("compact", 1, 0, 0)
+    assert outcome.tokens_before == outcome.tokens_after > 0
+    assert 0 < outcome.added_seconds <= outcome.seconds and outcome.first_byte_seconds is not None
+    assert outcome.path == "/v1/chat/completions" and outcome.method == "POST"
+    assert reply_headers(client)[b"x-offload-mode"] == b"compact"
+
+
+async def test_long_tool_result_is_offloaded_and_counted(world: World) -> None:
+    client, outcome = await world.ask(LONG, ScriptedReply(HELLO))
+    sent = json.loads(world.sent[0])
+    assert "/context_store/" in sent["messages"][2]["content"] and len(world.sent[0]) < len(LONG)
+    assert [tool["function"]["name"] for tool in sent["tools"]] == ["grep", "read_file"]
+    assert text(read(client.body)) == "It is 42."
+    assert (outcome.kind, outcome.status, outcome.fault, outcome.reason) == ("offloaded", 200, "", "")
+    assert (outcome.compacted, outcome.compressed, outcome.reinserted, outcome.rounds) == (1, 0, 0, 0)
+    assert outcome.tokens_after < 3_000 < 25_000 < outcome.tokens_before
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (100, 10)
+    headers = reply_headers(client)
+    assert headers[b"x-offload-tokens-before"] == b"%d" % outcome.tokens_before
+    assert headers[b"x-offload-tokens-after"] == b"%d" % outcome.tokens_after
+    assert (headers[b"x-offload-compacted"], headers[b"x-offload-compressed"]) == (b"1", b"0")
+    assert headers[b"x-offload-rounds"] == b"0"
+
+
+async def test_originals_of_offloaded_results_are_stored_beside_the_request(world: World) -> None:
+    await world.ask(LONG, ScriptedReply(HELLO))
+    await world.services.background.close(1)
+    assert [value.decode() for key, value in world.store.records.items() if "/originals/" in key] == ["word " * 5_000]
+
+
+async def test_internal_round_is_answered_remembered_and_counted(world: World) -> None:
+    call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls", usage=usage(100, 10))
+    client, outcome = await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
+    assert text(read(client.body)) == "It is 42."
+    assert json.loads(world.sent[1])["messages"][-1]["role"] == "tool"
+    assert (outcome.rounds, outcome.prompt_tokens, outcome.completion_tokens) == (1, 200, 20)
+    assert [(use.tool, use.result) for use in outcome.tool_uses] == [("grep", "ok")]
+    assert any("/rounds/" in key for key in world.store.records)
+
+
+async def test_hidden_rounds_are_put_back_on_the_next_request(world: World) -> None:
+    call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
+    await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
+    request = json.loads(LONG)
+    request["messages"] += [{"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "Sure?"}]
+    _, outcome = await world.ask(json.dumps(request).encode(), ScriptedReply(HELLO))
+    assert outcome.reinserted == 1
+    assert [message["role"] for message in json.loads(world.sent[2])["messages"]].count("tool") == 2
+
+
+async def test_body_above_the_limit_is_refused_as_the_clients_fault(world: World) -> None:
+    client, outcome = await world.ask(b" " * (9 << 20))
+    assert client.status == outcome.status == 413 and world.sent == []
+    assert (outcome.kind, outcome.fault, outcome.messages) == ("untouched", "client", 0)
+
+
+# -- requests that have no plan ---------------------------------------------------------------------------------------
+
+OFF = msgspec.structs.replace(POLICY, offload=Offload(mode=Mode.OFF))
+MANY = {"tools": [{"type": "function", "function": {"name": f"t{number}"}} for number in range(127)]}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "obstacle"),
+    [
+        (b"<html>", "invalid", ""),
+        (b'{"messages": {}}', "invalid", ""),
+        (chat()[:-1], "invalid", ""),
+        (json.dumps({"messages": [{"role": "jester", "content": ""}]}).encode(), "invalid", ""),
+        (LONG.replace(b'"tool_call_id": "c"', b'"tool_call_id": "d"'), "invalid", ""),
+        (b'{"messages": [' + b"1," * 100_001 + b"1]}", "too_many_messages", ""),
+        (b'{"messages": [], "tools": [' + b"{}," * 2_001 + b"{}]}", "too_many_tools", ""),
+        (b'{"messages": [], "x": [' + b"1," * 20_001 + b"1]}", "too_many_members", ""),
+        (chat(n=2), "field", "n"),
+        (chat(functions=[]), "field", "functions"),
+        (chat(**MANY), "field", "tools"),
+    ],
+    ids=[
+        "not JSON",
+        "messages that are no array",
+        "JSON cut off",
+        "unknown role",
+        "tool result without a call",
+        "more messages than are looked into",
+        "more tools than are looked into",
+        "more members than are looked into",
+        "several choices asked for",
+        "functions of the old kind",
+        "no room for two more tools",
+    ],
+)
+async def test_unplanned_request_goes_as_it_came_and_says_why(
+    world: World, body: bytes, reason: str, obstacle: str
+) -> None:
+    client, outcome = await world.ask(body, ScriptedReply(HELLO))
+    assert world.sent == [body] and client.body == HELLO
+    assert (outcome.kind, outcome.reason, outcome.obstacle) == ("untouched", reason, obstacle)
+    assert (outcome.mode, outcome.messages, outcome.tokens_before) == ("off", 0, 0)
+    assert reply_headers(client)[b"x-offload-mode"] == b"off"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "reason"),
+    [
+        ([(b"X-Offload", b" OFF ")], LONG, "header"),
+        ([(b"content-encoding", b"rot13")], LONG, "encoding"),
+        ([(b"content-encoding", b"gzip")], gzip.compress(b" " * (9 << 20)), "encoding"),
+    ],
+    ids=["client asks for it", "unknown encoding", "too large once it is decoded"],
+)
+async def test_header_that_keeps_a_request_as_it_came(world: World, headers: Headers, body: bytes, reason: str) -> None:
+    _, outcome = await world.ask(body, ScriptedReply(HELLO), headers=[(b"transfer-encoding", b"chunked"), *headers])
+    assert world.sent == [body]
+    assert (outcome.kind, outcome.reason, outcome.mode) == ("untouched", reason, "off")
+
+
+async def test_policy_that_is_off_keeps_requests_as_they_came(world: World) -> None:
+    world.policy = OFF
+    _, outcome = await world.ask(LONG, ScriptedReply(HELLO))
+    assert world.sent == [LONG]
+    assert (outcome.kind, outcome.reason, outcome.model) == ("untouched", "off", "m")
+
+
+# -- what upstream refuses --------------------------------------------------------------------------------------------
+
+FITTING = chat("word " * 1_500, more=True)
+"""A request that is sent as it came as long as the context window is unknown."""
+
+
+async def test_overflow_is_planned_anew_for_the_window_upstream_names(world: World) -> None:
+    client, outcome = await world.ask(FITTING, refused(OVERFLOW), ScriptedReply(HELLO))
+    assert world.sent[0] == FITTING and len(world.sent[1]) < 4096
+    assert client.status == 200 and text(read(client.body)) == "It is 42."
+    assert (outcome.kind, outcome.status, outcome.compacted, outcome.fault) == ("offloaded", 200, 1, "")
+    await world.ask(FITTING, ScriptedReply(HELLO))
+    assert world.sent[2] == world.sent[1], "the window is remembered"
+
+
+async def test_overflow_that_planning_cannot_cure_reaches_the_client_as_first_said(world: World) -> None:
+    replies = [refused(OVERFLOW), refused(OVERFLOW.replace(b"4096", b"4095")), refused(OVERFLOW)]
+    client, outcome = await world.ask(FITTING, *replies)
+    assert len(world.sent) == 3
+    assert (client.status, client.body) == (400, OVERFLOW)
+    assert (outcome.kind, outcome.status, outcome.fault) == ("offloaded", 400, "")
+
+
+async def test_refused_tools_make_the_request_go_as_it_came(world: World) -> None:
+    client, outcome = await world.ask(LONG, refused(NO_TOOLS), ScriptedReply(HELLO))
+    assert world.sent[1] == LONG and client.body == HELLO
+    assert (outcome.kind, outcome.status, outcome.reason) == ("untouched", 200, "tools_refused")
+    assert (outcome.tokens_before, outcome.rounds, outcome.tool_uses) == (0, 0, ())
+    _, outcome = await world.ask(LONG, ScriptedReply(HELLO))
+    assert world.sent[2] == LONG, "an upstream that refuses our tools is remembered"
+    assert outcome.reason == "tools_refused"
+
+
+async def test_request_that_fails_without_our_tools_too_teaches_nothing(world: World) -> None:
+    client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(NO_TOOLS))
+    assert (client.status, client.body, outcome.status) == (400, NO_TOOLS, 400)
+    assert not world.services.learned.refuses(POLICY, "m")
+
+
+@pytest.mark.parametrize("body", [chat(), LONG], ids=["untouched", "offloaded"])
+async def test_any_other_refusal_reaches_the_client_as_it_came(world: World, body: bytes) -> None:
+    said = ScriptedReply(b"{}", status=429, headers=[JSON, (b"Retry-After", b"7")])
+    client, outcome = await world.ask(body, said)
+    assert (client.status, client.body, outcome.status, outcome.fault) == (429, b"{}", 429, "")
+    assert reply_headers(client)[b"retry-after"] == b"7" and len(world.sent) == 1
+
+
+async def test_refused_followup_round_is_not_planned_anew(world: World) -> None:
+    call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
+    refusals = [refused(OVERFLOW)] * 2
+    client, outcome = await world.ask(LONG, ScriptedReply(call), *refusals)
+    assert (client.status, client.body) == (400, OVERFLOW) and len(world.sent) == 3
+    assert (outcome.kind, outcome.rounds, outcome.status) == ("offloaded", 1, 400)
+    assert world.services.learned.window(POLICY, "m") is None
+
+
+# -- clients that leave, upstreams and stores that fail ---------------------------------------------------------------
+
+
+async def test_client_that_leaves_within_its_body_is_gone(world: World) -> None:
+    client = ScriptedClient(b"{", headers=[(b"content-length", b"20")])
+    client._incoming.get_nowait()
+    client.say(b"{", more=True)
+    client.hang_up()
+    outcome = await world.serve(client)
+    assert (outcome.kind, outcome.status, outcome.fault) == ("untouched", 0, "client_gone")
+    assert client.messages == [] and world.sent == []
+
+
+@pytest.mark.parametrize("when", ["before the first byte", "within the reply"])
+@pytest.mark.parametrize(("body", "kind"), [(chat(), "untouched"), (LONG, "offloaded")], ids=["untouched", "offloaded"])
+async def test_client_that_leaves_closes_its_upstream_reply(world: World, when: str, body: bytes, kind: str) -> None:
+    client = ScriptedClient(body, b"")
+    begun = [] if when == "before the first byte" else [ANSWER[:200]]
+    reply = ScriptedReply(*begun, asyncio.Event(), headers=[STREAM])
+    task = asyncio.create_task(world.serve(client, reply))
+    await reply.reached.wait()
+    client.hang_up()
+    outcome = await task
+    assert (outcome.kind, outcome.fault) == (kind, "client_gone")
+    assert not client.complete
+
+
+@pytest.mark.parametrize(
+    ("fault", "label", "status"),
+    [
+        (UpstreamUnreachable("no", detail="10.0.0.1"), "connect", 502),
+        (UpstreamSilent("no", detail="10.0.0.1"), "timeout", 504),
+        (UpstreamBroken("no", detail="10.0.0.1"), "broken", 502),
+    ],
+)
+@pytest.mark.parametrize(("body", "kind"), [(chat(), "untouched"), (LONG, "offloaded")], ids=["untouched", "offloaded"])
+async def test_upstream_fault_before_the_first_byte_is_an_error_reply(
+    world: World, fault: UpstreamFault, label: str, status: int, body: bytes, kind: str
+) -> None:
+    client, outcome = await world.ask(body, fault)
+    assert client.status == status and client.complete
+    assert json.loads(client.body)["error"]["type"] == "upstream_error" and b"10.0.0.1" not in client.body
+    assert (outcome.kind, outcome.status, outcome.fault, outcome.detail) == (kind, status, label, "10.0.0.1")
+
+
+@pytest.mark.parametrize(("body", "kind"), [(chat(), "untouched"), (LONG, "offloaded")], ids=["untouched", "offloaded"])
+async def test_upstream_fault_within_a_stream_is_an_error_event(world: World, body: bytes, kind: str) -> None:
+    client, outcome = await world.ask(body, ScriptedReply(ANSWER[:200], UpstreamBroken("reset"), headers=[STREAM]))
+    assert client.status == 200 and client.complete
+    assert events(client.body[client.body.rindex(b"data: ") :])[-1]["error"]["code"] == "upstream_broken"
+    assert (outcome.kind, outcome.status, outcome.fault) == (kind, 200, "broken")
+
+
+async def test_upstream_fault_within_an_untouched_reply_cuts_it_off(world: World) -> None:
+    client, outcome = await world.ask(chat(), ScriptedReply(HELLO[:20], UpstreamBroken("reset")))
+    assert client.body == HELLO[:20] and not client.complete
+    assert (outcome.kind, outcome.status, outcome.fault) == ("untouched", 200, "broken")
+
+
+async def test_upstream_fault_within_an_offloaded_reply_is_an_error_reply(world: World) -> None:
+    client, outcome = await world.ask(LONG, ScriptedReply(HELLO[:20], UpstreamBroken("reset")))
+    assert client.status == 502 and client.complete
+    assert (outcome.kind, outcome.status, outcome.fault) == ("offloaded", 502, "broken")
+
+
+async def test_failing_store_is_counted_and_costs_the_client_nothing(world: World) -> None:
+    world.fail_store()
+    call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
+    client, outcome = await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
+    assert client.status == 200 and text(read(client.body)) == "It is 42."
+    assert (outcome.kind, outcome.fault, outcome.rounds) == ("offloaded", "", 1)
+    assert outcome.store_errors[StoreError.PUT_FAILED] == 1
+
+
+async def test_snapshots_and_hidden_rounds_that_cannot_be_read_are_counted(world: World) -> None:
+    world.fail_store()
+    _, outcome = await world.ask(chat("word " * 5_000, more=True), ScriptedReply(HELLO))
+    assert (outcome.kind, outcome.status, outcome.reinserted) == ("offloaded", 200, 0)
+    assert outcome.store_errors[StoreError.GET_FAILED] == 1
+
+
+async def test_bug_of_ours_is_the_proxys_fault_and_not_swallowed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(world.services.snapshots, "existing", fail)
+    with pytest.raises(ZeroDivisionError):
+        await world.ask(LONG)
+    [outcome] = world.outcomes
+    assert (outcome.kind, outcome.status) == ("untouched", 0)
+
+
+# -- the event loop ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "aside"), [(5_000, False), (200_000, True)], ids=["small", "large"])
+async def test_large_bodies_are_put_together_off_the_loop(
+    world: World, size: int, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    put_together = ChatTurn.request
+
+    def noting(turn: ChatTurn) -> bytes:
+        threads.append(threading.get_ident())
+        return put_together(turn)
+
+    monkeypatch.setattr(ChatTurn, "request", noting)
+    call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
+    await world.ask(chat("word " * size), ScriptedReply(call), ScriptedReply(HELLO))
+    assert [thread != threading.get_ident() for thread in threads] == [aside, aside]
+
+
+async def test_streams_of_offloaded_requests_reach_the_client(world: World) -> None:
+    client, outcome = await world.ask(LONG[:-1] + b', "stream": true}', ScriptedReply(ANSWER))
+    assert text(folded(client.body)) == "It is 42."
+    assert outcome.stream and b"x-offload-rounds" not in reply_headers(client)
+
+
+async def test_searches_of_one_request_share_one_budget(world: World) -> None:
+    world.policy = msgspec.structs.replace(POLICY, tools=ToolsPolicy(max_search_seconds=0))
+    call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
+    _, outcome = await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
+    assert [use.result for use in outcome.tool_uses] == ["refused"]
