@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -43,13 +45,25 @@ _FAULTS = {
 }
 
 
+def _schemas(types: Sequence[type]) -> dict[str, Any]:
+    """The schemas of these types and of what they refer to, by their public names."""
+    _, found = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    schemas: dict[str, Any] = msgspec.json.decode(_public(msgspec.json.encode(found).decode()))
+    return schemas
+
+
+def _public(text: str) -> str:
+    """Class names as the document has them: `OffloadParameters` is `Offload` there."""
+    return re.sub(r"(?<=[a-z])Parameters?\b", "", text)
+
+
 @cache
 def description() -> bytes:
     """The document."""
     types = (OffloadParameters, Search, Find, ReadFile)
-    _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    schemas = _schemas(types)
     for kind in types:
-        _add_aliases(schemas[kind.__name__])
+        _add_aliases(schemas[_public(kind.__name__)])
     schemas["Compact"] = schemas["Compress"] = _without_mode(schemas["Offload"])
     schemas["Envelope"] = _ENVELOPE
     paths = {
