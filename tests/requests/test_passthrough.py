@@ -9,7 +9,7 @@ import pytest
 from proxy.core.policy import Policy
 from proxy.core.policy import Upstream as Where
 from proxy.policies.tenants import Tenant
-from proxy.requests.passthrough import Relay
+from proxy.requests.passthrough import GATHERED, Relay
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Outcome
 from proxy.upstream.client import UpstreamClient
@@ -79,15 +79,15 @@ async def test_clients_fault(bench: Bench) -> None:
     assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(400, "client")]
 
 
-@pytest.mark.parametrize("pieces", [(b"{}",), (b"part",)])
-async def test_client_gone(bench: Bench, pieces: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize("whole", [True, False], ids=["while upstream is silent", "in the middle of an upload"])
+async def test_client_gone(bench: Bench, whole: bool) -> None:
     async def hang(peer: Peer) -> None:
-        await peer.reader.readuntil(pieces[-1])
+        await peer.reader.readuntil(b"\r\n\r\n")
         exchange.hang_up()
         await peer.gone()
 
-    exchange = ScriptedClient(*pieces, b"")
-    if pieces[0] == b"part":
+    exchange = ScriptedClient(b"{}" if whole else bytes(GATHERED + 1), b"")
+    if not whole:
         exchange._incoming._queue.pop()  # type: ignore[attr-defined]
     await bench.respond(hang, exchange)
     assert exchange.messages == []
