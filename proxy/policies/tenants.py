@@ -54,8 +54,8 @@ class Tenant(msgspec.Struct, frozen=True):
     @property
     def lends_key(self) -> bool:
         """Whether some of its requests go upstream with the tenant's key, and not with the caller's own."""
-        upstreams = (self.policy.upstream, *(rule.upstream for rule in self.policy.rules))
-        return any(upstream.api_key is not None for upstream in upstreams)
+        policy = self.policy
+        return policy.upstream.api_key is not None or any(rule.upstream.api_key is not None for rule in policy.rules)
 
     def credential(self, upstream: Upstream) -> Header | None:
         """The header to put in the place of all the client's credentials; None: the client's own go through.

@@ -87,11 +87,16 @@ class Exchange:
         self._account = raw["body"] if raw else None
         self._pieces: list[bytes] = []
         self._size = 0
-        self._more = _has_body(scope["headers"])
+        fields = dict(scope["headers"])
+        self._announced = int(fields.get(b"content-length", 0))
+        """Bytes of the body, 0 where the head does not tell. The server has checked that it is a number."""
+        self._more = self._announced > 0 or b"transfer-encoding" in fields
+        self._offers_upgrade = b"upgrade" in fields
         self._watch_connection = raw["watch"] if raw else None
         self._first_byte: float | None = None
         self._send = send
-        self._heard_out = asyncio.Event()
+        self._heard_out: asyncio.Event | None = None
+        """For `_watch`, of a server that is not ours: the body is whole."""
 
     def charge(self, tenant: str) -> None:
         """Say who sends this body. Raises Overloaded where the bodies of this tenant take too much already."""
@@ -108,19 +113,17 @@ class Exchange:
 
         Raises ClientGone, and ProxyError for a body that will never be whole.
         """
-        if self._more and _content_length(self.scope["headers"]) > limit:
+        if self._more and self._announced > limit:
             return False
         while self._more and self._size <= limit:
             piece = await self._next()
             self._pieces.append(piece)
             self._size += len(piece)
-        if not self._more:
-            self._heard_out.set()
         return not self._more
 
     async def body(self, gathered: int = 0) -> bytes | AsyncIterator[bytes]:
         """The body: whole where `gathered` bytes hold it, otherwise as it comes. Raises as `gather`."""
-        whole = await self.gather(gathered)
+        whole = not self._more or await self.gather(gathered)
         if not whole and not self._pieces:
             self._pieces.append(await self._next())
             whole = not self._more
@@ -134,8 +137,9 @@ class Exchange:
 
         Raises BodyTooLarge as soon as it is known to be above `limit` bytes, and as `gather`.
         """
-        _check_size(_content_length(self.scope["headers"]), limit)
-        await self.gather(limit)
+        _check_size(self._announced, limit)
+        if self._more:
+            await self.gather(limit)
         _check_size(self._size, limit)
         return self._joined()
 
@@ -147,7 +151,9 @@ class Exchange:
     @property
     def wants_upgrade(self) -> bool:
         """Whether the rest of the connection is meant for WebSocket; other offers are ignored (RFC 9110, 7.8)."""
-        return any(name == b"upgrade" and value.lower() == b"websocket" for name, value in self.scope["headers"])
+        return self._offers_upgrade and any(
+            name == b"upgrade" and value.lower() == b"websocket" for name, value in self.scope["headers"]
+        )
 
     @contextmanager
     def present(self) -> Iterator[None]:
@@ -177,7 +183,9 @@ class Exchange:
             task.cancel()
 
     async def _watch(self, task: asyncio.Task[Any]) -> None:
-        await self._heard_out.wait()
+        if self._more:
+            self._heard_out = asyncio.Event()
+            await self._heard_out.wait()
         while not self._take(await self.receive()):
             pass
         self._left(task)
@@ -199,7 +207,7 @@ class Exchange:
         left: bool = message["type"] == "http.disconnect"
         self.gone = left and not self.replied
         self._more = not left and message.get("more_body", False)
-        if not self._more:
+        if self._heard_out is not None and not self._more:
             self._heard_out.set()
         return left
 
@@ -296,12 +304,3 @@ def _target(scope: Scope, raw: bytes) -> bytes:
 def _check_size(size: int, limit: int) -> None:
     if size > limit:
         raise BodyTooLarge(f"The request's body is larger than {limit} bytes")
-
-
-def _has_body(headers: Headers) -> bool:
-    return any(name == b"transfer-encoding" for name, _ in headers) or _content_length(headers) > 0
-
-
-def _content_length(headers: Headers) -> int:
-    """The announced length, 0 where there is none. The server has checked that it is a number."""
-    return next((int(value) for name, value in headers if name == b"content-length"), 0)

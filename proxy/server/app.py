@@ -233,12 +233,14 @@ class App:
         if self._under_way[policy.tenant] >= places:
             raise Overloaded(f"More than {places} requests at once; try again", retry_after=COME_BACK)
         self._under_way[policy.tenant] += 1
-        self._uploads[policy.tenant] += uploads
+        if uploads:
+            self._uploads[policy.tenant] += 1
         try:
             yield
         finally:
             self._under_way[policy.tenant] -= 1
-            self._uploads[policy.tenant] -= uploads
+            if uploads:
+                self._uploads[policy.tenant] -= 1
 
     def ending(self) -> None:
         """The process was told to end: the drain timeout counts from now, for requests and all beside them."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -67,7 +66,8 @@ class Inbound:
         """On the loop's clock."""
         self.held = 0
         """Bytes of bodies, of all who are known and of all who are not yet."""
-        self._of: Counter[str] = Counter()
+        self._of: dict[str, int] = {}
+        """Of them, those of each tenant that has some."""
         self._sweep_seconds = min(SWEEP_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -101,12 +101,14 @@ class Inbound:
 
     def charge(self, tenant: str, size: int) -> None:
         """Put bytes that are held already on a tenant's account. Raises Overloaded where it has its share."""
+        if not size:
+            return
         share = self.limit // TENANTS_SHARE
-        if size and self._of[tenant] + size > share:
+        if self._of.get(tenant, 0) + size > share:
             self._make_room(tenant)
-            if self._of[tenant] + size > share:
+            if self._of.get(tenant, 0) + size > share:
                 raise _full(share, "this tenant's requests")
-        self._of[tenant] += size
+        self._of[tenant] = self._of.get(tenant, 0) + size
 
     def hold(self, tenant: str | None, size: int) -> None:
         """Count bytes that have arrived, before they are kept. Raises Overloaded where they must not be."""
@@ -120,10 +122,10 @@ class Inbound:
 
     def release(self, tenant: str | None, size: int) -> None:
         self.held -= size
-        if tenant is not None:
-            self._of[tenant] -= size
-            if not self._of[tenant]:
-                del self._of[tenant]
+        if tenant is not None and size:
+            left = self._of.pop(tenant) - size
+            if left:
+                self._of[tenant] = left
 
     def _make_room(self, tenant: str | None) -> None:
         """Give up the bodies, of a tenant or of all, that have been under way for longer than one may pause.

@@ -282,7 +282,7 @@ class ExactProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         if not self._resumes:
-            super().on_url(url)
+            self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is BODY:
@@ -320,7 +320,7 @@ class ExactProtocol(HttpToolsProtocol):
         self.scope["query_string"] = query
         cycle = Cycle(self, keep_alive=version != "1.0" and self.parser.should_keep_alive())
         raw: Raw = {"target": self.url, "headers": self.raw_headers, "watch": self.watch, "body": cycle}
-        self.scope["extensions"] = {RAW: cast("dict[object, object]", raw)}
+        self.scope["extensions"] = {RAW: raw}  # type: ignore[dict-item]
         self._reading, self._since, self._trailers = BODY, 0, 0
         self._queue(cycle, self.app)
 
@@ -440,17 +440,37 @@ class Cycle(RequestResponseCycle):
         self._protocol.refuse(error)
 
     async def receive(self) -> Any:
-        if self._fault is None or self.disconnected or self.response_complete:
-            message = await super().receive()
-            if self._fault is None or message["type"] == "http.disconnect":
-                return message
-        raise self._fault
+        if self.waiting_for_100_continue and self._fault is None and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not (self.disconnected or self.response_complete or self._fault):
+            self.flow.resume_reading()
+            if not self.message_event.is_set():
+                await self.message_event.wait()
+            self.message_event.clear()
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        if self._fault is not None:
+            raise self._fault
+        piece, self.body = bytes(self.body), bytearray()
+        return {"type": "http.request", "body": piece, "more_body": self.more_body}
 
     async def run_asgi(self, app: Any) -> None:
+        """Have the application reply. A reply that it does not end is cut off."""
         try:
-            await super().run_asgi(app)
+            await app(self.scope, self.receive, self.send)
+        except BaseException as error:
+            self.logger.error("Exception in ASGI application", exc_info=error)
         finally:
             self.let_go()
+            self.scope.pop("extensions", None)  # names us: each request would wait for the garbage collector
+        if self.response_complete or self.disconnected or self.transport.is_closing():
+            return
+        if self.response_started:
+            self.transport.close()
+        else:
+            self.logger.error("the application did not reply")
+            await self.send_500_response()
 
     # The reply
 
@@ -459,14 +479,13 @@ class Cycle(RequestResponseCycle):
             await self.flow.drain()
         if self.disconnected or self.transport.is_closing():  # closed by us, and the loop has yet to say so
             return
-        if not self.response_started:
-            _expect(message, "http.response.start")
-            self._start(message["status"], message.get("headers", ()))
-        elif not self.response_complete:
-            _expect(message, "http.response.body")
+        kind = message["type"]
+        if kind == "http.response.body" and self.response_started and not self.response_complete:
             self._continue(message.get("body", b""), message.get("more_body", False))
+        elif kind == "http.response.start" and not self.response_started:
+            self._start(message["status"], message.get("headers", ()))
         else:
-            raise RuntimeError(f"{message['type']} after the end of the reply")
+            raise RuntimeError(f"{kind} at the wrong time")
 
     def _start(self, status: int, headers: Any) -> None:
         lines = [STATUS_LINE[status]]
@@ -518,11 +537,6 @@ class Cycle(RequestResponseCycle):
         self._protocol.answered(self)
 
 
-def _expect(message: Any, kind: str) -> None:
-    if message["type"] != kind:
-        raise RuntimeError(f"{message['type']} instead of {kind}")
-
-
 def _refusal(error: ProxyError) -> Callable[..., Awaitable[None]]:
     """The application that answers a request which is none."""
 
@@ -555,6 +569,7 @@ class HeldHead:
         self._transport = transport
         self._loop = loop
         self._head = b""
+        self.is_closing = transport.is_closing  # asked at every piece of a reply
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

@@ -91,7 +91,7 @@ class UpstreamReply:
     async def _next(self) -> bytes:
         try:
             async with asyncio.timeout(self._idle_timeout):
-                return await self._answer.content.readany()
+                return await self._answer.next()
         except TimeoutError as error:
             raise _silent(f"Upstream sent nothing for {self._idle_timeout:g} s", self._url) from error
 

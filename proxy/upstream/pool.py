@@ -58,6 +58,7 @@ class UpstreamResponse:
     def __init__(
         self,
         connection: Connection,
+        protocol: ResponseHandler,
         message: RawResponseMessage,
         content: StreamReader,
         writing: asyncio.Task[None] | None,
@@ -66,16 +67,46 @@ class UpstreamResponse:
         self.headers: Headers = list(message.raw_headers)
         self.content = content
         self._connection = connection
+        self._protocol = protocol
         self._writing = writing
+        self._watched: asyncio.Future[None] | None = None
+        self._waits = False
         content.on_eof(self._ended)
+
+    async def next(self) -> bytes:
+        """Wait for more of the body; all that came before must have been read. Raises ClientError.
+
+        aiohttp's parser closes a connection on which it finds a broken chunk, and tells the body nothing: whoever
+        waits for it would wait until it is given up, and whoever asks later would get a RuntimeError.
+        """
+        if self._watched is None and (closed := self._protocol.closed):
+            self._watched = closed
+            closed.add_done_callback(self._lost)
+        if self._watched is None or self._watched.done():
+            raise _not_whole()
+        self._waits = True
+        try:
+            return await self.content.readany()
+        finally:
+            self._waits = False
+
+    def _lost(self, _: object) -> None:
+        if self._waits and not self.content.is_eof() and self.content.exception() is None:
+            self.content.set_exception(_not_whole())
 
     def close(self) -> None:
         """End the connection, unless the reply has ended and it is back in the pool."""
         if self._writing is not None:
             self._writing.cancel()
+        self._forget()
         self._connection.close()
 
+    def _forget(self) -> None:
+        if self._watched is not None:
+            self._watched.remove_done_callback(self._lost)
+
     def _ended(self) -> None:
+        self._forget()
         if self._sent():
             self._connection.release()
         else:
@@ -116,7 +147,10 @@ class ConnectionPool:
         head = _head(way, method, target, headers, content)
         connection, protocol = await self._connected(way, connect_timeout)
         reused = protocol in self._used
-        self._used.add(protocol)
+        if not reused:
+            self._used.add(protocol)
+            if closed := protocol.closed:
+                closed.add_done_callback(_heard)
         writing = None
         try:
             protocol.set_response_params(
@@ -136,7 +170,7 @@ class ConnectionPool:
             if reused and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
                 raise Stale(str(error)) from error
             raise
-        return UpstreamResponse(connection, message, body, writing)
+        return UpstreamResponse(connection, protocol, message, body, writing)
 
     async def _connected(self, way: _Way, seconds: float) -> tuple[Connection, ResponseHandler]:
         """A connection on which nothing was said that nobody asked for: it would be taken for the reply."""
@@ -250,6 +284,16 @@ async def _reply(protocol: ResponseHandler) -> tuple[RawResponseMessage, StreamR
         if message.code == 101 or not 100 <= message.code < 200:
             return message, content
         begun = True
+
+
+def _heard(closed: asyncio.Future[None]) -> None:
+    """Look at how a connection ended: asyncio complains of an exception that nobody has looked at."""
+    if not closed.cancelled():
+        closed.exception()
+
+
+def _not_whole() -> aiohttp.ClientPayloadError:
+    return aiohttp.ClientPayloadError("the connection was closed before the end of the body")
 
 
 def _within_head(error: aiohttp.ClientConnectionError) -> bool:

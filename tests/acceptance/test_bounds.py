@@ -6,6 +6,7 @@ Raw sockets against the real server. Bounds of time are made small, and no test 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import resource
@@ -17,9 +18,10 @@ from typing import Any
 
 import pytest
 
+from proxy.requests.exchange import Exchange
 from proxy.requests.passthrough import GATHERED
 from proxy.server import protocol
-from proxy.server.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED
+from proxy.server.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED, Cycle
 from tests.serving import Proxy, served, spawned
 from tests.wire import EVENTS, OK, Message, Peer, Wire, ask, chunk, connection, read_message, replying, upstream
 
@@ -465,6 +467,23 @@ async def test_requests_behind_each_other_are_bounded() -> None:
     assert said.endswith(b"ok") and said.count(b"connection: close") == 1
 
 
+async def test_no_request_waits_for_the_garbage_collector() -> None:
+    """A cycle of references in each request costs time, and keeps what it holds for as long as the collector waits."""
+    chat = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+    requests = (GET, post(b"body"), post(json.dumps(chat).encode(), target=b"/v1/chat/completions"))
+    async with relay({"offload": {"mode": "auto"}}) as (_, proxy), connection(proxy.port) as (reader, writer):
+        gc.collect()
+        gc.disable()
+        try:
+            for request in requests * 20:
+                writer.write(request)
+                assert (await asyncio.wait_for(read_message(reader), 10)).status == 200
+            left = [type(one).__name__ for one in gc.get_objects() if type(one) in (Cycle, Exchange)]
+        finally:
+            gc.enable()
+    assert len(left) <= 2, left  # the connection's last
+
+
 @needs_proc
 async def test_no_file_descriptor_left() -> None:
     with spawned(flags=["--log-format=text"]) as proxy:
@@ -476,11 +495,15 @@ async def test_no_file_descriptor_left() -> None:
         used = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()) + 1  # noqa: ASYNC240
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 4, before[1]))
         async with AsyncExitStack() as held:
+            reader, writer = await held.enter_async_context(connection(proxy.port))
             for _ in range(20):
                 await held.enter_async_context(connection(proxy.port))
             async with asyncio.timeout(10):
                 while "RLIMIT_NOFILE" not in proxy.log():  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
+            for _ in range(3):
+                writer.write(health)
+                assert (await asyncio.wait_for(read_message(reader), 10)).status == 200  # who is there is served on
         await asyncio.sleep(0.2)
         assert (await ask(proxy.port, health)).status == 200
         assert proxy.log().count("RLIMIT_NOFILE") == 1

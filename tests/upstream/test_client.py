@@ -484,6 +484,32 @@ async def hang(peer: Peer) -> None:
     peer.upstream.left.set()
 
 
+@pytest.mark.parametrize("broken", [b"zz\r\n", b"5\r\nhelloXX5\r\n", b"ffffffffffffffffff\r\n"])
+@pytest.mark.parametrize("reads", ["at once", "later"])
+async def test_a_broken_chunk_behind_whole_ones(pool: UpstreamClient, broken: bytes, reads: str) -> None:
+    """Whoever waits for the next chunk hears of it at once, and so does whoever asks when the connection is gone."""
+    taken = asyncio.Event()
+
+    async def breaks(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(EVENTS + chunk(b"whole"))
+        await taken.wait()
+        await peer.send(broken)
+        await peer.gone()
+        peer.upstream.left.set()
+
+    async with upstream(breaks) as wire, sent(pool, wire.url, idle_timeout=60.0) as reply:
+        chunks = reply.chunks()
+        assert await anext(chunks) == b"whole"
+        taken.set()
+        if reads == "later":
+            await wire.left.wait()
+        with pytest.raises(UpstreamBroken):
+            async with asyncio.timeout(10):
+                async for piece in chunks:
+                    assert piece == b"hello"
+
+
 async def test_closing_the_reply_closes_upstream(pool: UpstreamClient) -> None:
     async with upstream(hang) as wire:
         async with sent(pool, wire.url) as reply:

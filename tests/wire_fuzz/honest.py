@@ -46,6 +46,8 @@ class Asked:
 class Book:
     """Honest requests under way by number, those done by kind, and what went wrong."""
 
+    say: Callable[[str], None] = lambda _: None
+    """Hears of a violation at once."""
     violations: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     shared: int = 0
@@ -62,6 +64,7 @@ class Book:
         self.faults += 1
         if len(self.violations) < KEPT:
             self.violations.append(text)
+            self.say(f"VIOLATION: {text}")
 
     def arrival(self, message: Message) -> None:
         """A request reached upstream under the honest key."""

@@ -105,8 +105,8 @@ class Figures:
 
 
 async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Figures:
-    """The whole of it. `say` gets a line a minute."""
-    figures = Figures(plan)
+    """The whole of it. `say` gets a line a minute, and every violation as it happens."""
+    figures = Figures(plan, honest.Book(say))
     begun = time.monotonic()
     async with _proxy(figures) as proxy:
         client = honest.Client(proxy.port, figures.book, random.Random(plan.seed))
