@@ -9,7 +9,7 @@ import pytest
 from proxy.core.policy import Policy
 from proxy.core.policy import Upstream as Where
 from proxy.policies.tenants import Tenant
-from proxy.requests.passthrough import Relay
+from proxy.requests.passthrough import GATHERED, Relay
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Outcome
 from proxy.upstream.client import UpstreamClient
@@ -79,16 +79,26 @@ async def test_clients_fault(bench: Bench) -> None:
     assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(400, "client")]
 
 
-@pytest.mark.parametrize("pieces", [(b"{}",), (b"part",)])
-async def test_client_gone(bench: Bench, pieces: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize("announced", [2, GATHERED + 1])
+async def test_client_gone(bench: Bench, announced: int) -> None:
+    """Also in the middle of an upload."""
+
     async def hang(peer: Peer) -> None:
-        await peer.reader.readuntil(pieces[-1])
+        await peer.reader.readuntil(b"{}")
         exchange.hang_up()
         await peer.gone()
 
-    exchange = ScriptedClient(*pieces, b"")
-    if pieces[0] == b"part":
-        exchange._incoming._queue.pop()  # type: ignore[attr-defined]
+    exchange = ScriptedClient(headers=[(b"content-length", b"%d" % announced)])
+    exchange.say(b"{}", more=announced > 2)
     await bench.respond(hang, exchange)
     assert exchange.messages == []
+    assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(0, "client_gone")]
+
+
+async def test_client_gone_before_upstream_is_asked(bench: Bench) -> None:
+    exchange = ScriptedClient(headers=[(b"content-length", b"4")])
+    exchange.say(b"{}", more=True)
+    exchange.hang_up()
+    wire = await bench.respond(replying(OK), exchange)
+    assert exchange.messages == wire.requests == []
     assert [(outcome.status, outcome.fault) for outcome in bench.outcomes] == [(0, "client_gone")]
