@@ -62,7 +62,7 @@ test-lowest: .lowest/.installed
 	.lowest/bin/python -m pytest -m "not clients and not sweep" $(PARALLEL) $(LOWEST)
 
 test-clients: $(STAMP) $(CLIENTS) $(if $(shell command -v npm),$(NODE_CLIENTS))
-	$(PY) -m pytest -m clients tests/clients tests/acceptance
+	$(PY) -m pytest -m clients $(PARALLEL) tests/clients tests/acceptance
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

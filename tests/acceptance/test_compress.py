@@ -131,7 +131,7 @@ def settled(up: StrictUpstream, number: int) -> None:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -75,7 +75,7 @@ def _living() -> int:
 
 
 def _soon(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 3
+    end = time.monotonic() + 20
     while not holds() and time.monotonic() < end:
         time.sleep(0.05)
     return holds()

@@ -312,7 +312,7 @@ def test_the_proxys_originals_open_by_exact_path_and_are_never_listed(
 
 def opened(caller: Caller, path: str) -> str:
     """The file, which the proxy writes beside the request and not before it."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while (reply := caller.read(path)).status != 200:
         assert time.monotonic() < deadline, reply.answer
         time.sleep(0.02)

@@ -216,8 +216,8 @@ def test_recording_is_cheap(metrics: Metrics) -> None:
 
 WORKER = """
 import sys
-from proxy.metrics import Metrics
-from tests.test_metrics import OUTCOME
+from proxy.telemetry.metrics import Metrics
+from tests.telemetry.test_metrics import OUTCOME
 metrics = Metrics()
 metrics.watch_cache("store", lambda: (1, 100))
 metrics.watch_store(lambda: "closed" if sys.argv[1] == "up" else "open")
@@ -236,7 +236,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
         )
 
     def render(self) -> Samples:
