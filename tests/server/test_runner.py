@@ -191,7 +191,7 @@ async def test_a_store_that_hangs_does_not_keep_the_process(
 ) -> None:
     hanging(STORE_HANGS)
     async with serving(replying(OK), tmp_path, "--drain-timeout=1", *flags) as served:
-        assert (await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: p\r\n\r\n")).status == 503
+        assert (await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 503
         served.process.terminate()
         assert await served.ends() == 1
         assert b"the store's folder hangs: get health/probe/none for" in await served.rest
@@ -221,9 +221,9 @@ async def test_pipes_in_the_store_and_among_the_policies(tmp_path: Path, flags: 
         os.mkfifo(policies / "pipe.yaml")
         await asyncio.sleep(2)
         for _ in range(12):
-            await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: p\r\n\r\n")
+            await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await asyncio.sleep(0.2)
-        page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: p\r\n\r\n")).body
+        page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body
         served.process.terminate()
         assert await served.ends() == 0
         said = await served.rest
