@@ -21,7 +21,7 @@ from proxy.settings import Settings
 from tests.acceptance.test_openai_client import TOOL, history
 from tests.asgi import ScriptedClient
 from tests.fake_upstream import HANG, Cut, Pieces, Reply, Rules, StrictUpstream, calls, endless, error, hang, text
-from tests.serving import Proxy, tight, write_policies
+from tests.serving import PLAIN, Proxy, tight, write_policies
 
 Json = dict[str, Any]
 
@@ -30,7 +30,9 @@ BODY: Json = {"model": "m", "messages": history(), "tools": [TOOL]}
 
 
 def post(proxy: Proxy, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{proxy.url}/chat/completions", json={**BODY, **fields}, trust_env=False, timeout=20)
+    return httpx.post(
+        f"{proxy.url}/chat/completions", json={**BODY, **fields}, trust_env=False, timeout=20, verify=PLAIN
+    )
 
 
 def ours(reply: httpx.Response) -> Json:

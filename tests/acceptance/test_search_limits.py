@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.fake_upstream import Recorded, StrictUpstream, calls, text
-from tests.serving import Proxy, spawned, tight
+from tests.serving import PLAIN, Proxy, spawned, tight
 
 Json = dict[str, Any]
 
@@ -52,7 +52,9 @@ def up() -> Iterator[StrictUpstream]:
 
 def ask(proxy: Proxy, body: Json, key: str = "a") -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"}
-    return httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=120, trust_env=False)
+    return httpx.post(
+        f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=120, trust_env=False, verify=PLAIN
+    )
 
 
 def test_calls_beyond_the_limit_are_told_so(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from proxy import operations
 from proxy.requests.exchange import Exchange
 from tests.fake_upstream import StrictUpstream, hang, text
-from tests.serving import Proxy
+from tests.serving import PLAIN, Proxy
 
 KEY = {"authorization": "Bearer key-of-4711"}
 SECRET = "heliotrope"
@@ -46,7 +46,7 @@ def test_logs_and_metrics_tell_what_was_done_and_nothing_of_what_was_said(proxy:
         ("/read_file", {"file_path": f"/{SECRET}/none"}),
         ("/context_offload", OFFLOAD | {"store_dir": f"../{SECRET}"}),
     ]
-    with httpx.Client(base_url=proxy.root, headers=KEY, trust_env=False) as caller:
+    with httpx.Client(base_url=proxy.root, headers=KEY, trust_env=False, verify=PLAIN) as caller:
         statuses = [caller.post(path, json=body).status_code for path, body in asked]
         metrics = caller.get("/metrics").text
     lines = logged(proxy)
