@@ -12,12 +12,13 @@ PYTHON ?= $(or $(shell for python in python3 python3.13 python3.12 python3.11; d
 	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done),\
 	$(error no Python >= 3.11 with venv found (Debian: apt-get install python3-venv), or name one: make PYTHON=...))
 
-# What starts no process and no server.
-FAST := tests/core tests/dialects tests/policies/test_document.py tests/operations/test_parameters.py tests/operations/test_envelope.py \
-	tests/operations/test_search.py tests/operations/test_read.py tests/stores/test_keys.py tests/stores/test_memory.py \
-	tests/stores/test_breaker.py tests/upstream/test_content_encoding.py tests/upstream/test_headers.py tests/test_layers.py tests/requests/test_upstream_limits.py \
-	tests/telemetry/test_recorder.py tests/telemetry/test_logs.py tests/test_lru.py tests/upstream/test_egress.py tests/test_regex.py \
-	tests/requests/test_records.py tests/test_settings.py tests/test_threads.py tests/test_deploy.py
+# What starts no process and no proxy.
+FAST := tests/core tests/dialects tests/requests tests/policies tests/operations/test_caller_files.py tests/operations/test_envelope.py \
+	tests/operations/test_one_shot.py tests/operations/test_openapi.py tests/operations/test_parameters.py tests/operations/test_read.py \
+	tests/operations/test_search.py tests/stores/test_breaker.py tests/stores/test_guarded.py tests/stores/test_keys.py \
+	tests/stores/test_memory.py tests/telemetry/test_logs.py tests/telemetry/test_recorder.py tests/upstream/test_content_encoding.py \
+	tests/upstream/test_egress.py tests/upstream/test_headers.py tests/test_deploy.py tests/test_layers.py tests/test_lru.py \
+	tests/test_regex.py tests/test_settings.py tests/test_threads.py
 
 # Every package that has a lower bound, by whoever uses it: the vocabulary, patterns, the stores, metrics, both ends of
 # HTTP, the workers, the operations, and the demo through all of them.
@@ -62,7 +63,7 @@ test-lowest: .lowest/.installed
 	.lowest/bin/python -m pytest -m "not clients and not sweep" $(PARALLEL) $(LOWEST)
 
 test-clients: $(STAMP) $(CLIENTS) $(if $(shell command -v npm),$(NODE_CLIENTS))
-	$(PY) -m pytest -m clients tests/clients tests/acceptance
+	$(PY) -m pytest -m clients -o faulthandler_timeout=240 $(PARALLEL) tests/clients tests/acceptance
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

@@ -13,7 +13,7 @@ import httpx
 from tests.acceptance.test_compress import Model, policy, turns
 from tests.acceptance.test_openai_client import TOOL, history
 from tests.fake_upstream import Recorded, StrictUpstream, calls, text
-from tests.serving import Proxy, served, tight
+from tests.serving import PLAIN, Proxy, served, tight
 
 Json = dict[str, Any]
 
@@ -83,7 +83,7 @@ class Callers:
 
 
 def found(proxy: Proxy, kind: str) -> float:
-    page = httpx.get(f"{proxy.root}/metrics").text
+    page = httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
     match = re.search(rf'^offload_store_damaged_records_total{{kind="{kind}"}} (\S+)$', page, re.MULTILINE)
     return float(match[1]) if match else 0.0
 
@@ -91,7 +91,7 @@ def found(proxy: Proxy, kind: str) -> float:
 def ask(proxy: Proxy, key: str, messages: Sequence[Json], **members: Any) -> Json:
     body = {"model": "m", "messages": messages, **members}
     headers = {"authorization": f"Bearer {key}"}
-    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=20)
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=20, verify=PLAIN)
     assert reply.status_code == 200, reply.text
     message: Json = reply.json()["choices"][0]["message"]
     return message

@@ -14,7 +14,7 @@ import pytest
 from proxy.core import sse
 from tests.acceptance.test_openai_client import TOOL, history, references
 from tests.fake_upstream import Pieces, Recorded, Rules, StrictUpstream, calls, mixed, text, whole
-from tests.serving import Proxy, served, tight
+from tests.serving import PLAIN, Proxy, served, tight
 
 Json = dict[str, Any]
 
@@ -60,7 +60,7 @@ Ask = Callable[..., Reply]
 @pytest.fixture(params=[False, True], ids=["plain", "streamed"])
 def ask(proxy: Proxy, request: pytest.FixtureRequest) -> Iterator[Ask]:
     """Sends a chat request; `fields` are its members, `headers` go along."""
-    with httpx.Client(base_url=proxy.url, timeout=10, trust_env=False) as client:
+    with httpx.Client(base_url=proxy.url, timeout=10, trust_env=False, verify=PLAIN) as client:
 
         def asking(headers: Json | None = None, **fields: Any) -> Reply:
             stream = {"stream": True} if request.param else {}
@@ -208,7 +208,7 @@ def test_the_last_round(up: StrictUpstream, serve: Callable[..., Proxy], tools: 
     proxy = serve({"default": tight(up.url, tools={"max_rounds": 1})})
     up.script(calls(GREP), mixed("So far.", GREP))
     body = {"model": "m", "messages": history(), **({"tools": tools} if tools else {})}
-    reply = read(httpx.post(f"{proxy.url}/chat/completions", json=body, trust_env=False))
+    reply = read(httpx.post(f"{proxy.url}/chat/completions", json=body, trust_env=False, verify=PLAIN))
     assert (reply.message["content"], reply.message.get("tool_calls"), reply.finish) == ("So far.", None, "stop")
     assert up.chats[1].json.get("tool_choice") == (None if tools else "none")
 
@@ -272,7 +272,7 @@ def test_usage_is_a_gauge_of_the_context(
 
 def prompt_tokens(proxy: Proxy) -> float:
     """Of all rounds so far, by the operator's ledger."""
-    page = httpx.get(f"{proxy.url.removesuffix('/v1')}/metrics", trust_env=False).text
+    page = httpx.get(f"{proxy.url.removesuffix('/v1')}/metrics", trust_env=False, verify=PLAIN).text
     found = re.search(r"^offload_upstream_prompt_tokens_total\{[^}]*\} (\S+)$", page, re.MULTILINE)
     return float(found[1]) if found else 0
 
@@ -450,7 +450,7 @@ def test_the_tenant_s_key_replaces_every_credential(up: StrictUpstream, serve: C
     up.script(calls(GREP), text("Yes."))
     headers = {"authorization": "Bearer sk-client", "api-key": "a", "x-api-key": "b", "cookie": "c=d"}
     body = {"model": "m", "messages": history(), "tools": [TOOL]}
-    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, trust_env=False)
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, trust_env=False, verify=PLAIN)
     assert reply.json()["choices"][0]["message"]["content"] == "Yes."
     for request in up.chats:
         assert request.header("authorization") == "Bearer sk-tenant"

@@ -11,7 +11,7 @@ from threading import Thread
 import httpx
 import pytest
 
-from tests.serving import Proxy, served
+from tests.serving import PLAIN, Proxy, served
 
 KEY = {"authorization": "Bearer k", "content-type": "application/json"}
 
@@ -70,7 +70,9 @@ def test_what_would_cost_much_goes_upstream_as_it_came(proxy: Proxy, name: str) 
     coding, made = BODIES[name]
     body = made()
     headers = KEY | ({"content-encoding": coding} if coding else {})
-    reply = httpx.post(f"{proxy.url}/chat/completions", content=body, headers=headers, timeout=60, trust_env=False)
+    reply = httpx.post(
+        f"{proxy.url}/chat/completions", content=body, headers=headers, timeout=60, trust_env=False, verify=PLAIN
+    )
     assert reply.status_code == 418
     assert Keeping.body == body
 
@@ -79,6 +81,8 @@ def test_what_would_cost_much_goes_upstream_as_it_came(proxy: Proxy, name: str) 
 def test_an_operation_says_what_is_too_much(proxy: Proxy, name: str) -> None:
     coding, made = BODIES[name]
     headers = KEY | ({"content-encoding": coding} if coding else {})
-    reply = httpx.post(f"{proxy.root}/context_offload", content=made(), headers=headers, timeout=60, trust_env=False)
+    reply = httpx.post(
+        f"{proxy.root}/context_offload", content=made(), headers=headers, timeout=60, trust_env=False, verify=PLAIN
+    )
     assert reply.status_code == 400
     assert reply.json()["answer"]

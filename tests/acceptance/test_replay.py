@@ -22,7 +22,7 @@ from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.core.retrieval.paging import undone
 from tests.fake_upstream import Recorded, StrictUpstream, calls, text
-from tests.serving import Proxy, spawned
+from tests.serving import PLAIN, Proxy, spawned
 from tests.transcripts import Run, load, needed, requests_of
 
 pytestmark = needed
@@ -128,7 +128,7 @@ def test_replay_of_every_other_run(source: str, up: StrictUpstream, proxy: Proxy
 
 
 def _replay_all(runs: list[Run], up: StrictUpstream, proxy: Proxy, model: Model) -> None:
-    with httpx.Client(base_url=proxy.url, headers={"authorization": "Bearer k"}, timeout=60) as client:
+    with httpx.Client(base_url=proxy.url, headers={"authorization": "Bearer k"}, timeout=60, verify=PLAIN) as client:
         for run in runs:
             _replay(run, up, client, model)
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, mixed, text
-from tests.serving import Proxy, served, spawned
+from tests.serving import PLAIN, Proxy, served, spawned
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
 from tests.transcripts import needed, one, requests_of
 
@@ -86,7 +86,9 @@ def _turn_of(request: Recorded) -> int:
 
 def ask(url: str, turn: Turn) -> tuple[str, list[tuple[str, str, str]]]:
     """The visible reply: text and calls. Raises httpx.TransportError where it does not come or breaks off."""
-    reply = httpx.post(f"{url}/chat/completions", json=turn.body, headers={"authorization": "Bearer k"}, timeout=30)
+    reply = httpx.post(
+        f"{url}/chat/completions", json=turn.body, headers={"authorization": "Bearer k"}, timeout=30, verify=PLAIN
+    )
     assert reply.status_code == 200, reply.text[:500]
     if not turn.body.get("stream"):
         message = reply.json()["choices"][0]["message"]

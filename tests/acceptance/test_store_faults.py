@@ -15,7 +15,7 @@ from redis import Redis
 
 from tests.acceptance.test_openai_client import TOOL, history, references
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
-from tests.serving import Proxy, tight
+from tests.serving import PLAIN, Proxy, tight
 from tests.stores.engines import Process, redis_server
 
 ASKED = 12
@@ -76,14 +76,14 @@ def ask(proxy: Proxy, number: int) -> bool:
     messages = history()
     messages[1] = {"role": "user", "content": f"Fetch the logs of day {number}."}
     body = {"model": "m", "messages": messages, "tools": [TOOL], "stream": bool(number % 2)}
-    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, timeout=20)
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, timeout=20, verify=PLAIN)
     assert reply.status_code == 200, reply.text
     shown = "".join(re.findall(r'"content":\s*"(.*?)"', reply.text))
     return "heliotrope-7291" in shown
 
 
 def store_errors(proxy: Proxy) -> dict[str, float]:
-    page = httpx.get(f"{proxy.root}/metrics").text
+    page = httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
     found = re.findall(r'^offload_store_errors_total{fault="(\S+?)",operation="(\S+?)"} (\S+)$', page, re.MULTILINE)
     return {f"{operation}:{fault}": float(times) for fault, operation, times in found}
 
@@ -130,7 +130,7 @@ def test_it_is_used_again_when_it_is_back(proxy: Proxy, redis: Server) -> None:
         assert ask(proxy, number)
     redis.process.start()
     deadline = time.monotonic() + 15
-    while 'offload_store_breakers{state="closed"} 1.0' not in httpx.get(f"{proxy.root}/metrics").text:
+    while 'offload_store_breakers{state="closed"} 1.0' not in httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text:
         assert time.monotonic() < deadline
         assert ask(proxy, 7)
         time.sleep(0.2)

@@ -13,8 +13,8 @@ import pytest
 
 from proxy import operations
 from proxy.requests.exchange import Exchange
-from tests.fake_upstream import StrictUpstream, text
-from tests.serving import Proxy
+from tests.fake_upstream import StrictUpstream, hang, text
+from tests.serving import PLAIN, Proxy
 
 KEY = {"authorization": "Bearer key-of-4711"}
 SECRET = "heliotrope"
@@ -27,9 +27,9 @@ HISTORY = [
 OFFLOAD = {"messages": HISTORY, "store_dir": f"/{SECRET}", "max_total_tokens": 0, "max_tool_message_tokens": 100}
 
 
-def logged(proxy: Proxy) -> list[dict[str, Any]]:
+def logged(proxy: Proxy, kind: str = "operation") -> list[dict[str, Any]]:
     lines = (line for line in proxy.log().splitlines() if line.startswith("{"))
-    return [line for line in map(json.loads, lines) if line.get("kind") == "operation"]
+    return [line for line in map(json.loads, lines) if line.get("kind") == kind]
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_logs_and_metrics_tell_what_was_done_and_nothing_of_what_was_said(proxy:
         ("/read_file", {"file_path": f"/{SECRET}/none"}),
         ("/context_offload", OFFLOAD | {"store_dir": f"../{SECRET}"}),
     ]
-    with httpx.Client(base_url=proxy.root, headers=KEY, trust_env=False) as caller:
+    with httpx.Client(base_url=proxy.root, headers=KEY, trust_env=False, verify=PLAIN) as caller:
         statuses = [caller.post(path, json=body).status_code for path, body in asked]
         metrics = caller.get("/metrics").text
     lines = logged(proxy)
@@ -63,16 +63,28 @@ def test_logs_and_metrics_tell_what_was_done_and_nothing_of_what_was_said(proxy:
     assert SECRET not in metrics
 
 
-def test_a_caller_who_leaves_is_no_longer_served(proxy: Proxy) -> None:
-    head = f"POST /grep HTTP/1.1\r\nhost: localhost\r\nauthorization: {KEY['authorization']}\r\n"
-    head += "content-length: 100\r\n\r\n{"
+COMPRESSING = json.dumps(OFFLOAD | {"context_manage_mode": "compress", "model": "m"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"), [(COMPRESSING[:1], "refused"), (COMPRESSING, "operation")], ids=["partly sent", "whole"]
+)
+def test_a_caller_who_leaves_is_no_longer_served(proxy: Proxy, up: StrictUpstream, body: bytes, kind: str) -> None:
+    up.respond(lambda request: hang())
+    head = f"POST /context_offload HTTP/1.1\r\nhost: localhost\r\nauthorization: {KEY['authorization']}\r\n"
+    head += f"content-length: {len(COMPRESSING)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", proxy.port)) as caller:
-        caller.sendall(head.encode())
+        caller.sendall(head.encode() + body)
+        wait_until(lambda: bool(up.chats) or kind == "refused")
+    wait_until(lambda: bool(logged(proxy, kind)))
+    assert [line["fault"] for line in logged(proxy, kind)] == ["client_gone"]
+
+
+def wait_until(met: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while not (lines := logged(proxy)):
+    while not met():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert [line["fault"] for line in lines] == ["client_gone"]
 
 
 BODY = b'{"messages":[{"role":"user","content":"mine"}]}'

@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 
 from tests.fake_upstream import StrictUpstream, whole
-from tests.serving import Proxy
+from tests.serving import PLAIN, Proxy
 from tests.stores.engines import free_ports, redis_server
 
 FORWARDED = {"x-forwarded-for": "203.0.113.7"}
 
 
 def deep(proxy: Proxy, **headers: str) -> tuple[int, Any]:
-    reply = httpx.get(f"{proxy.root}/health?deep=1", headers=headers, timeout=10)
+    reply = httpx.get(f"{proxy.root}/health?deep=1", headers=headers, timeout=10, verify=PLAIN)
     return reply.status_code, reply.json()
 
 
@@ -34,7 +34,7 @@ def test_the_store_and_its_breaker(up: StrictUpstream, serve: Callable[..., Prox
             status, page = deep(proxy)
         assert (status, page["status"], page["store"]["breaker"]) == (503, "degraded", "open")
         assert page["store"]["fault"].startswith("Redis failed: ")
-        assert 'offload_store_breakers{state="open"} 1.0' in httpx.get(f"{proxy.root}/metrics").text
+        assert 'offload_store_breakers{state="open"} 1.0' in httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
         redis.start()
         assert deep(proxy)[1]["store"] == {"fault": None, "breaker": "closed"}
 
@@ -56,5 +56,5 @@ def test_it_is_not_for_strangers(up: StrictUpstream, serve: Callable[..., Proxy]
     assert deep(proxy, **FORWARDED)[0] == 403
     assert deep(proxy, **FORWARDED, authorization="Bearer secret")[0] == 200
     assert not up.refusals
-    shallow = httpx.get(f"{proxy.root}/health?deep=0", headers=FORWARDED)
+    shallow = httpx.get(f"{proxy.root}/health?deep=0", headers=FORWARDED, verify=PLAIN)
     assert shallow.json() == {"status": "healthy"}

@@ -11,7 +11,7 @@ import pytest
 from proxy.errors import ForeignSite
 from proxy.server.origin import check, is_loopback
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import Proxy
+from tests.serving import PLAIN, Proxy
 from tests.wire import ask
 
 ALLOWED = frozenset({"host.docker.internal", "fd00::1"})
@@ -125,7 +125,9 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 def chat(proxy: Proxy, headers: dict[str, str]) -> int:
-    return httpx.post(f"{proxy.url}/chat/completions", json=CHAT, headers=headers, trust_env=False).status_code
+    return httpx.post(
+        f"{proxy.url}/chat/completions", json=CHAT, headers=headers, trust_env=False, verify=PLAIN
+    ).status_code
 
 
 @pytest.fixture
@@ -169,13 +171,13 @@ def test_on_another_address_the_host_cannot_be_known(upstream: StrictUpstream, s
     assert chat(proxy, REBOUND) == 200
     for path in ("/metrics", "/health?deep=1", "/_offload/x"):
         for foreign in (PAGE, REBOUND):
-            assert httpx.get(proxy.root + path, headers=foreign, trust_env=False).status_code == 403
+            assert httpx.get(proxy.root + path, headers=foreign, trust_env=False, verify=PLAIN).status_code == 403
     with_token = REBOUND | {"authorization": "Bearer t"}
-    assert httpx.get(proxy.root + "/metrics", headers=with_token, trust_env=False).status_code == 200
-    assert httpx.get(proxy.root + "/_offload/x", headers=with_token, trust_env=False).status_code == 403
+    assert httpx.get(proxy.root + "/metrics", headers=with_token, trust_env=False, verify=PLAIN).status_code == 200
+    assert httpx.get(proxy.root + "/_offload/x", headers=with_token, trust_env=False, verify=PLAIN).status_code == 403
     for path, status in (("/metrics", 200), ("/_offload/x", 404), ("/health", 200)):
-        assert httpx.get(proxy.root + path, trust_env=False).status_code == status
-    assert httpx.get(proxy.root + "/health", headers=REBOUND, trust_env=False).status_code == 200
+        assert httpx.get(proxy.root + path, trust_env=False, verify=PLAIN).status_code == status
+    assert httpx.get(proxy.root + "/health", headers=REBOUND, trust_env=False, verify=PLAIN).status_code == 200
 
 
 async def test_a_target_with_an_origin_of_its_own(upstream: StrictUpstream, serve: Callable[..., Proxy]) -> None:

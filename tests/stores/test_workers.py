@@ -48,7 +48,9 @@ async def test_hanging_threads_leave_nothing_behind_of_who_gave_up(let_go: threa
         ran.append(number)
 
     hanging = [asyncio.create_task(workers.run(f"get {number}", lambda n=number: work(n))) for number in (0, 1)]
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)
+    while workers._items.qsize():  # noqa: ASYNC110 - until the threads have taken both
+        await asyncio.sleep(0.01)
     for turn in range(20):
         late = [asyncio.create_task(workers.run("late", lambda: ran.append(99))) for _ in range(50)]
         await asyncio.sleep(0)
@@ -64,6 +66,7 @@ async def test_hanging_threads_leave_nothing_behind_of_who_gave_up(let_go: threa
     assert len(workers._under_way) == 2, "they hang, whoever waits for them"
     let_go.set()
     assert await workers.run("after", lambda: 5) == 5
+    assert await workers.close(20) == []
     assert sorted(ran) == [0, 1]
 
 

@@ -20,7 +20,7 @@ def matches(files: Files, paths: list[str], find: Find) -> list[LineMatch]:
 
 
 def find_in(pattern: str) -> Find:
-    """The standard library's engine behind the interface; `tests/test_patterns.py` has the real one."""
+    """The standard library's engine behind the interface; `tests/test_regex.py` has the real one."""
     compiled = re.compile(pattern.encode(), re.M | re.I)
 
     def find(data: bytes, start: int) -> int:
