@@ -12,7 +12,7 @@ from proxy.core.policy import Policy
 from proxy.requests.message_cache import MessageCache
 from proxy.tokens import Tokens
 from tests.bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, table, unread, visible
-from tests.bench.left_out import Sent, replay, synthetic
+from tests.bench.visibility import Sent, replay, synthetic
 
 TOKENS = Tokens()
 RESULT, GROUP = "/context_store/tool_call_1.txt", "/context_store/compressed_group_1.txt"

@@ -14,9 +14,9 @@ import pytest
 
 from proxy.dialects.chat.request import parse
 from tests.bench import bodies, expected, figures, overhead, report, wire
-from tests.bench.contestants import POLICIES, Launch, Launcher, Site, bare, nginx, proxy, start
+from tests.bench.competitors import COMPETITORS, PINS
 from tests.bench.figures import Figures, Measured, Point
-from tests.bench.peers import PEERS, PINS
+from tests.bench.systems import POLICIES, Launch, Launcher, Site, bare, nginx, proxy, start
 
 SMALL, MEDIUM, LARGE = bodies.SIZES
 OTHERS = {"direct": (9000, 0.1), "bare relay": (1000, 1.0)}
@@ -135,7 +135,7 @@ MISSED: list[tuple[Point, dict[str, Figures | str], dict[str, str]]] = [
     (Point(SMALL, False, 1), {"planning": taken(1000, 1, 2.5)}, {}),
     (Point(SMALL, True, 1), {"lean": taken(999), "fat": taken(333)}, {}),
     (Point(SMALL, True, 1), {"lean": taken(999), "fat": taken(500)}, {"3 times those": "moving: 2.00 times fat"}),
-    (Point(SMALL, True, 1), {"lean": taken(2000)}, {"than every peer": "moving: 0.50 times lean"}),
+    (Point(SMALL, True, 1), {"lean": taken(2000)}, {"than every competitor": "moving: 0.50 times lean"}),
     (Point(SMALL, True, 1), {"lean": "does not start"}, {}),
 ]
 
@@ -174,16 +174,16 @@ def test_memory_of_one_that_has_ended() -> None:
     assert rows[-2:] == ["| lean | 42 | 42 |", "| fat | 90 | ended |"]
 
 
-def test_words_choose_points_and_peers() -> None:
+def test_words_choose_points_and_competitors() -> None:
     assert len(figures.points()) == 18
     assert figures.points(["1 mb", "streamed", "16 conn"]) == [Point(LARGE, True, 16)]
     assert {point.size for point in figures.points(["litellm", "1 KB"])} == {SMALL}
-    names = [peer.name for peer in PEERS]
+    names = [competitor.name for competitor in COMPETITORS]
     assert figures.chosen_of(names, ["litellm", "plain"]) == {"LiteLLM proxy 1.80.0"}
     assert figures.chosen_of(names, ["plain"]) == set(names)
 
 
-def test_a_chart_is_drawn_although_a_peer_failed(tmp_path: Path) -> None:
+def test_a_chart_is_drawn_although_a_competitor_failed(tmp_path: Path) -> None:
     results = {Point(SMALL, stream, 16): measured(lean=taken(500), fat="413") for stream in (False, True)}
     report.draw(tmp_path / "chart.png", results)
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
@@ -209,22 +209,22 @@ def mute(site: Site) -> Launch:
 def test_who_ends_or_never_replies_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "PATIENCE", 1.0)
     with ExitStack() as running:
-        contestants = start(running, tmp_path, {"bare relay": bare, "ends": ends, "mute": mute})
-        bench = overhead.Bench(contestants, running.enter_context(asyncio.Runner()), runs=1, seconds=0.1)
+        systems = start(running, tmp_path, {"bare relay": bare, "ends": ends, "mute": mute})
+        bench = overhead.Bench(systems, running.enter_context(asyncio.Runner()), runs=1, seconds=0.1)
         memory = bench.begin()
         shown = bench.at(Point(SMALL, False, 1))
     assert memory["ends"] == 0 and memory["bare relay"] > 10
     assert shown["ends"] == "ended with status 3"
     assert shown["mute"] == "no reply within 1 s"
     assert isinstance(shown["bare relay"], Figures)
-    assert all(one.ended for one in contestants)
+    assert all(one.ended for one in systems)
 
 
 def launchers() -> Iterator[tuple[str, Launcher]]:
     yield "nginx", nginx("nginx")
     yield "bare", bare
     yield from ((name, proxy(offload)) for name, offload in POLICIES.items())
-    yield from ((peer.name, peer.at) for peer in PEERS)
+    yield from ((competitor.name, competitor.at) for competitor in COMPETITORS)
 
 
 @pytest.mark.parametrize(("name", "launcher"), list(launchers()))
@@ -239,11 +239,11 @@ def test_everyone_is_told_where_to_listen_and_where_to_forward_to(
     assert all(isinstance(part, str) for part in launch.command)
 
 
-def test_every_peer_is_pinned_at_the_version_that_it_is_shown_with() -> None:
+def test_every_competitor_is_pinned_at_the_version_that_it_is_shown_with() -> None:
     pins = "\n".join(path.read_text() for path in PINS.glob("*.in")) + (PINS / "portkey/package.json").read_text()
-    for peer in PEERS:
-        version = peer.name.rpartition(" ")[2]
-        assert re.search(rf'[=\s":]{re.escape(version)}\b', pins), peer.name
+    for competitor in COMPETITORS:
+        version = competitor.name.rpartition(" ")[2]
+        assert re.search(rf'[=\s":]{re.escape(version)}\b', pins), competitor.name
 
 
 def test_no_compromised_release_of_litellm_and_no_pin_without_a_hash() -> None:
