@@ -19,7 +19,7 @@ from proxy.core.retrieval.search import Find, TooSlow
 from proxy.core.retrieval.tools import ToolAnswer, answer, answering
 from proxy.regex import LINE_STEPS, MAX_LENGTH, SLICE, Budget, compile, literal, sliced
 from proxy.threads import WorkPool
-from tests.doubling import cpu, linear
+from tests.doubling import assert_linear, cpu
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_hostile_patterns_take_linear_time(pattern: str) -> None:
         with suppress(ValueError):
             compile(pattern)(b"x" * size, 0)
 
-    assert linear(search, 250_000)
+    assert_linear(search, 250_000, 500_000)
 
 
 def test_a_pattern_that_reads_on_is_held_to_its_line() -> None:

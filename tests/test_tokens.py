@@ -24,6 +24,7 @@ from proxy.core.retrieval.tools import answer
 from proxy.errors import ProxyError
 from proxy.tokens import CL100K, O200K, PIECE, SEAM, Encoding, Tokens, counter, encoding_of, pieces, table
 from tests import transcripts
+from tests.doubling import assert_linear
 
 REFERENCE = {encoding.name: counter(encoding) for encoding in (O200K, CL100K)}
 TOKENS = Tokens()
@@ -155,17 +156,6 @@ def test_long_texts_with_lines_are_exact() -> None:
         assert TOKENS.count(text, model) == REFERENCE[name](text)
 
 
-def linear(text: str, model: str) -> bool:
-    """Whether twice the text takes twice the processor; the best of a few tries, as caches and neighbours disturb."""
-
-    def cpu(text: str) -> float:
-        began = time.thread_time()
-        TOKENS.count(text, model)
-        return time.thread_time() - began
-
-    return any(cpu(text + text) <= 2.3 * cpu(text) for _ in range(10))
-
-
 HOSTILE = [" ", "\n", "a", "=", "中", "😀", "\u0301", "\t", "0", "\0", "\ud800", " \n", "aA", "\r\n", " \n=", "''s"]
 
 
@@ -175,13 +165,13 @@ def test_long_runs_cost_what_they_are_long(character: str, encoding: Encoding) -
     text = character * (10 * PIECE // len(character))
     model = MODELS[encoding.name]
     assert 0 < TOKENS.count(text, model) <= 4 * len(text)
-    assert linear(text, model)
+    assert_linear(lambda text: TOKENS.count(text, model), text, text + text)
 
 
 def test_one_endless_word_costs_what_it_is_long() -> None:
     word = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=1_000_000))
     assert TOKENS.count(word) > 250_000
-    assert linear(word, "")
+    assert_linear(TOKENS.count, word, word + word)
 
 
 def test_an_endless_run_is_cut_every_piece() -> None:

@@ -84,7 +84,7 @@ def _awecompress(program: Path, site: Site) -> Launch:
 
 
 def _distil(program: Path, site: Site) -> Launch:
-    """Its asynchronous proxy, for concurrent requests. Sampling for its statistics, which sends requests too, is off."""
+    """Its asynchronous proxy, for concurrent requests. Sampling for its statistics is off, as it sends requests too."""
     where = ["--host", "127.0.0.1", "--port", str(site.port), "--upstream", site.url]
     return Launch([str(program), "proxy", "--async", *where, "--shadow", "0", "--retention", "0"])
 

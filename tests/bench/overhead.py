@@ -104,7 +104,7 @@ class Bench:
     """Measures all systems at one point after another, and drops a system for good once it does not reply."""
 
     def __init__(self, systems: Sequence[System], runner: asyncio.Runner, runs: int, seconds: float) -> None:
-        self._contestants = systems
+        self._systems = systems
         self._runner = runner
         self._runs = runs
         self._seconds = seconds
@@ -113,7 +113,7 @@ class Bench:
     def begin(self) -> dict[str, float]:
         """Each system's memory in MB after a first small reply: some listen before they have loaded everything."""
         body = bodies.body(SIZES[0], stream=False)
-        for one in self._contestants:
+        for one in self._systems:
             try:
                 self._runner.run(wire.ask(one.port, bodies.request(body, one.headers)))
             except wire.Failed as fault:
@@ -123,15 +123,15 @@ class Bench:
 
     def memory(self) -> dict[str, float]:
         """Resident memory in MB, by system; 0 for one that has ended."""
-        return {one.name: one.rss() for one in self._contestants}
+        return {one.name: one.rss() for one in self._systems}
 
     def at(self, point: Point) -> Measured:
         body = bodies.body(point.size, stream=point.stream)
-        requests = {one.name: bodies.request(body, one.headers) for one in self._contestants}
-        taken: dict[str, list[Figures]] = {one.name: [] for one in self._contestants}
+        requests = {one.name: bodies.request(body, one.headers) for one in self._systems}
+        taken: dict[str, list[Figures]] = {one.name: [] for one in self._systems}
         failed = dict(self._out)
         for turn in range(-1, self._runs):
-            for one in self._contestants:
+            for one in self._systems:
                 if one.name in failed or (turn > 0 and taken[one.name][0].p50 > self._seconds):
                     continue  # ask only once if a reply takes longer than a run
                 try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from proxy.core import summary
 from proxy.core.plan import Role
 from proxy.core.summary import Section, Unusable, accept
+from tests.doubling import assert_linear
 
 
 def answer(text: str) -> str:
@@ -310,21 +310,6 @@ def test_an_answer_without_end_is_not_looked_at() -> None:
         accept("x" * (most - len(real)) + real + " ", 100, 1000, len)
 
 
-def cpu(work: Callable[[], object]) -> float:
-    """The best of three, in seconds of this thread."""
-    took = []
-    for _ in range(3):
-        begun = time.thread_time()
-        work()
-        took.append(time.thread_time() - begun)
-    return min(took)
-
-
-def doubles(work: Callable[[int], object], number: int) -> bool:
-    """Whether twice the input costs at most 2.3 times the processor; 2 ms are noise."""
-    return any(cpu(lambda: work(2 * number)) <= 2.3 * cpu(lambda: work(number)) + 0.002 for _ in range(3))
-
-
 REPEATED = [
     "<think>", "</think>", "<think></think>", "<think><scratchpad>", "<scratchpad></think>", "<state_snapshot>",
     "</state_snapshot>", "<state_snapshot>a</state_snapshot>", "</state_snapshot><state_snapshot>", "<", "< ", "</",
@@ -343,7 +328,7 @@ def test_an_answer_is_read_in_linear_time(monkeypatch: pytest.MonkeyPatch, text:
         with suppress(Unusable):
             accept(answer(body) if framed else body, 1_000_000, 10**9, len)
 
-    assert doubles(work, 500_000 // len(text))
+    assert_linear(work, 500_000 // len(text), 1_000_000 // len(text))
 
 
 @pytest.mark.parametrize("text", ["=", "= ", "== ", "a=", "===\n"])
@@ -351,7 +336,7 @@ def test_a_fence_is_found_in_linear_time(text: str) -> None:
     def work(number: int) -> None:
         summary.fenced(text * number, "", "TASK")
 
-    assert doubles(work, 2_000_000 // len(text))
+    assert_linear(work, 2_000_000 // len(text), 4_000_000 // len(text))
 
 
 @pytest.mark.parametrize(
@@ -368,4 +353,4 @@ def test_a_history_is_fitted_in_linear_time(made: Callable[[int], list[Section]]
     def work(number: int) -> None:
         summary.fitted(made(number), limit, 4, lambda text: text.count(" ") + 1, WHOLE)
 
-    assert doubles(work, 300_000)
+    assert_linear(work, 300_000, 600_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from proxy.core.retrieval.tools import (
     too_many,
 )
 from tests.core.retrieval.paging import undone
+from tests.doubling import assert_linear
 
 STORE = "/context_store"
 F = f"{STORE}/f"
@@ -337,11 +337,9 @@ def test_a_search_stops_on_the_way() -> None:
 
 @pytest.mark.parametrize("text", ["word of text " * 100_000, "ab\n" * 400_000], ids=["one line", "lines"])
 def test_twice_the_text_takes_twice_the_time_to_read(text: str) -> None:
-    def cost(text: str) -> float:
-        begun = time.thread_time()
+    def work(text: str) -> None:
         for number in range(30):
             place = {"column": len(text) // 2 + number} if text[2] != "\n" else {"offset": len(text) // 6 + number}
             assert ask("read_file", {F: text}, 1_000, path=F, **place).result == "ok"
-        return time.thread_time() - begun
 
-    assert min(cost(text * 2) / max(cost(text), 0.003) for _ in range(4)) <= 2.3
+    assert_linear(work, text, text * 2)
