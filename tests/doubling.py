@@ -13,13 +13,13 @@ ALLOWED = 2.3
 """Times the CPU time that twice the input may take."""
 NOISE = 0.002
 """Seconds; differences below this say nothing."""
-TRIES = 8
+TRIES = 10
 
 
 def assert_linear(work: Callable[[T], object], once: T, twice: T) -> None:
     """Fail if `work(twice)` takes more than 2.3 times the CPU time of `work(once)`, where `twice` is double the input.
 
-    The fastest of up to 8 tries counts for each, because neighbours on the machine and caches only ever slow work down.
+    The fastest of up to 10 tries counts for each, because neighbours on the machine and caches only ever slow work down.
     """
     single = double = float("inf")
     for _ in range(TRIES):

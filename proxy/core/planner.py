@@ -322,7 +322,7 @@ class OldHistory:
 class SkiRental:
     """The ski-rental rule for breaking the prompt cache: rent until the rent paid equals the price of buying.
 
-    The rent is the cost of carrying movable history; the price is that of writing the rest anew, in tokens of plain input.
+    The rent is the cost of carrying movable history; the price is that of writing the rest anew, in plain input tokens.
     The total is at most twice that of the best decision in hindsight (Karlin et al., Competitive snoopy caching, 1988).
     """
 

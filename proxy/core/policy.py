@@ -102,7 +102,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_total_tokens: Annotated[Tokens, Meta(description="old history allowed before offloading starts, in tokens")] = (
         20_000
     )
-    max_tool_message_tokens: Annotated[Tokens, Meta(description="tokens of a tool result that is never moved")] = 2_000
+    max_tool_message_tokens: Annotated[Tokens, Meta(description="tool results up to this size stay, in tokens")] = 2_000
     compact_ratio_threshold: Annotated[
         float, Meta(ge=0, le=1, description="auto: compress where compaction leaves more than this share")
     ] = 0.75

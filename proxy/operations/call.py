@@ -1,4 +1,4 @@
-"""One call of an operation: who makes it, what it brought, what it has come to."""
+"""One call of an operation: its caller, its parameters, and its outcome so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass
 class OperationCall:
-    """What an operation has to work with."""
+    """Everything that an operation needs to do its work."""
 
     services: Services
     summarizer: Summarizer
@@ -29,10 +29,10 @@ class OperationCall:
     tenant: Tenant
     shelf: CallerFiles
     given: Body = field(default_factory=Body)
-    """What the client sent, once it is read."""
+    """The request's body, once it is read."""
     noted: dict[str, Any] = field(default_factory=dict)
     """Fields of the outcome."""
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work`, in a thread for reading when it is this caller's turn."""
+        """Run `work` in a thread for reading, when it is this caller's turn; returns its result."""
         return await self.services.threads.reading.run(self.tenant.namespace, lambda: work(*args, **kwargs))

@@ -48,7 +48,7 @@ async def test_what_is_put_is_listed_below_its_directory_by_name_and_read(shelf:
 async def test_the_same_may_be_put_again_and_nothing_else(shelf: CallerFiles) -> None:
     await shelf.put_all({"f": b"1"})
     await shelf.put_all({"f": b"1"})
-    with pytest.raises(StoreFault, match="Another content stands in the store as f"):
+    with pytest.raises(StoreFault, match="The store already has other content as f"):
         await shelf.put_all({"f": b"2"})
     assert await shelf.read("f") == b"1"
 
