@@ -34,7 +34,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 130
 
 
-def test_the_policy_loads(tmp_path: Path) -> None:
+def test_the_readmes_policy_loads(tmp_path: Path) -> None:
     [example] = re.findall(r"```yaml\n(tenant: .*?)```", README, re.DOTALL)
     (tmp_path / "acme.yaml").write_text(example, encoding="utf-8")
     environment = {"ACME_CLIENT_KEY": "client-key", "ACME_OPENAI_KEY": "upstream-key"}
@@ -44,7 +44,7 @@ def test_the_policy_loads(tmp_path: Path) -> None:
 
 
 @each_page
-def test_links_lead_somewhere(name: str) -> None:
+def test_links_in_the_docs_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
         assert ((ROOT / name).parent / target).exists(), target
 
@@ -55,7 +55,7 @@ def test_every_page_of_the_docs_is_linked() -> None:
 
 
 @each_page
-def test_flags_headers_and_metrics_exist(name: str) -> None:
+def test_flags_headers_and_metrics_in_the_docs_exist(name: str) -> None:
     page = PAGES[name]
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "proxy").rglob("*.py"))
     for word in {*re.findall(r"x-offload-[a-z-]*[a-z]", page), *re.findall(r"offload_\w+_total", page)}:
@@ -66,20 +66,20 @@ def test_flags_headers_and_metrics_exist(name: str) -> None:
 
 
 @each_page
-def test_make_targets_exist(name: str) -> None:
+def test_make_targets_in_the_docs_exist(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for targets in re.findall(r"(?:`|^    )make ([a-z -]+?)(?:`| +#|$)", PAGES[name], re.MULTILINE):
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets.split()), targets
 
 
 @each_page
-def test_modules_that_are_to_be_run_exist(name: str) -> None:
+def test_modules_run_in_the_docs_exist(name: str) -> None:
     for module in re.findall(r"`python -m (tests\.\w+(?:\.\w+)?)", PAGES[name]):
         assert any((ROOT / f"{module.replace('.', '/')}{end}").is_file() for end in (".py", "/__main__.py")), module
 
 
 @each_page
-def test_commands_are_taken_by_the_command_line(name: str) -> None:
+def test_commands_in_the_docs_are_accepted(name: str) -> None:
     """The blocks that are meant to be typed: our own command parses each of them."""
     for line in re.findall(r"^    offload-proxy (.*)$", PAGES[name], re.MULTILINE):
         words = shlex.split(line, comments=True)

@@ -48,7 +48,7 @@ FRAMES = [
 
 
 @pytest.mark.parametrize(("frame", "streams"), FRAMES)
-def test_a_message_ends_where_it_ends_however_it_is_cut(frame: bytes, streams: bool) -> None:
+def test_the_end_of_a_message_is_found_however_its_bytes_are_cut(frame: bytes, streams: bool) -> None:
     for cut in range(1, len(frame)):
         message = wire.Message()
         assert not message.feed(frame[:cut])
@@ -64,7 +64,7 @@ async def upstream() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_the_upstream_streams_a_hundred_events_where_it_is_asked_to() -> None:
+async def test_the_upstream_streams_a_hundred_events_on_request() -> None:
     async with upstream() as port:
         plain = await wire.ask(port, bodies.request(bodies.body(SMALL, stream=False)))
         streamed = await wire.ask(port, bodies.request(bodies.body(SMALL, stream=True)))
@@ -76,14 +76,14 @@ async def test_the_upstream_streams_a_hundred_events_where_it_is_asked_to() -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_load_counts_what_was_answered(stream: bool) -> None:
+async def test_load_counts_replies(stream: bool) -> None:
     async with upstream() as port:
         load = await wire.load(port, bodies.request(bodies.body(MEDIUM, stream=stream)), 4, 0.1)
     assert load.count >= 4 and load.cut == 0
     assert 0 < load.first <= load.p50 <= load.p99 < 1
 
 
-async def test_load_says_what_is_wrong() -> None:
+async def test_load_names_the_status_of_a_refusal() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
@@ -94,7 +94,7 @@ async def test_load_says_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(("size", "bytes_", "messages"), [(SMALL, 1e3, 1), (MEDIUM, 1e5, 100), (LARGE, 1e6, 1000)])
-def test_the_bodies_are_as_large_as_they_are_called(size: bodies.Size, bytes_: float, messages: int) -> None:
+def test_bodies_are_as_large_as_their_name_says(size: bodies.Size, bytes_: float, messages: int) -> None:
     body = bodies.body(size, stream=True)
     assert len(body) == pytest.approx(bytes_, rel=0.1)
     asked = parse(body)
@@ -115,7 +115,7 @@ def test_percentiles_and_medians() -> None:
     assert figures.median(runs[:1], bare).share == 0.5, "what is asked once is compared with the first turn"
 
 
-def test_a_row_shows_shares_and_what_was_added() -> None:
+def test_a_row_shows_shares_and_added_times() -> None:
     table = report.table(
         Point(SMALL, True, 1), measured(off=taken(800, 1.5, 1.25), litellm="500 Internal Server Error")
     )
@@ -141,7 +141,7 @@ MISSED: list[tuple[Point, dict[str, Figures | str], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("point", "ours", "missed"), MISSED)
-def test_what_is_missed_is_named(point: Point, ours: dict[str, Figures | str], missed: dict[str, str]) -> None:
+def test_missed_expectations_are_named(point: Point, ours: dict[str, Figures | str], missed: dict[str, str]) -> None:
     found = list(expected.findings(point, measured(**ours)))
     fallen = {one.expected: one.shown for one in found if not one.holds}
     assert len(fallen) == len(missed)
@@ -149,7 +149,7 @@ def test_what_is_missed_is_named(point: Point, ours: dict[str, Figures | str], m
         assert wanted in text and shown.startswith(f"{point}: ") and shown.endswith(end)
 
 
-def test_the_report_says_what_holds_and_what_does_not() -> None:
+def test_the_report_lists_expectations_met_and_missed() -> None:
     results = {Point(SMALL, stream, 16): measured(off=taken(700 if stream else 900)) for stream in (False, True)}
     assert expected.report(results).splitlines() == [
         "expected, and missed: 1 KB that nothing is done about: 0.8 of the bare relay's requests/s or more (3 of 4)",
@@ -169,7 +169,7 @@ def test_the_summary_has_a_cell_for_each_request() -> None:
     assert [row[1:] for row in rows if row[0] == "fat"] == [["- / -"] * 2] * 2
 
 
-def test_memory_of_one_that_has_ended() -> None:
+def test_the_memory_table_marks_systems_that_have_ended() -> None:
     rows = report.memory_table({"lean": [41.6, 42.0], "fat": [90.0, 0.0]}).splitlines()
     assert rows[-2:] == ["| lean | 42 | 42 |", "| fat | 90 | ended |"]
 
@@ -206,7 +206,7 @@ def mute(site: Site) -> Launch:
     return Launch([sys.executable, "-c", MUTE, str(site.port)])
 
 
-def test_who_ends_or_never_replies_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_that_end_or_never_reply_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "PATIENCE", 1.0)
     with ExitStack() as running:
         systems = start(running, tmp_path, {"bare relay": bare, "ends": ends, "mute": mute})
@@ -228,9 +228,7 @@ def launchers() -> Iterator[tuple[str, Launcher]]:
 
 
 @pytest.mark.parametrize(("name", "launcher"), list(launchers()))
-def test_everyone_is_told_where_to_listen_and_where_to_forward_to(
-    name: str, launcher: Launcher, tmp_path: Path
-) -> None:
+def test_every_launcher_passes_its_port_and_the_upstream(name: str, launcher: Launcher, tmp_path: Path) -> None:
     launch = launcher(Site(40001, 40002, tmp_path))
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     told = b" ".join([*(part.encode() for part in (*launch.command, *launch.environment.values())), *files])
@@ -239,7 +237,7 @@ def test_everyone_is_told_where_to_listen_and_where_to_forward_to(
     assert all(isinstance(part, str) for part in launch.command)
 
 
-def test_every_competitor_is_pinned_at_the_version_that_it_is_shown_with() -> None:
+def test_every_competitor_is_pinned_at_the_version_in_its_name() -> None:
     pins = "\n".join(path.read_text() for path in PINS.glob("*.in")) + (PINS / "portkey/package.json").read_text()
     for competitor in COMPETITORS:
         version = competitor.name.rpartition(" ")[2]

@@ -123,13 +123,15 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize(("model", "sequence"), SEQUENCES.values(), ids=SEQUENCES.keys())
-def test_what_a_sequence_costs(model: str, sequence: Iterable[tuple[str, float]]) -> None:
+def test_a_sequence_of_prompts_costs_what_was_computed_by_hand(
+    model: str, sequence: Iterable[tuple[str, float]]
+) -> None:
     cache = MODELS[model].cold()
     for text, expected in sequence:
         assert cache.charge(prompt(text)) == pytest.approx(expected)
 
 
-def test_every_model_has_a_sequence() -> None:
+def test_every_cache_model_is_tested() -> None:
     assert {model for model, _ in SEQUENCES.values()} == set(MODELS)
 
 
@@ -143,12 +145,12 @@ def test_output_counts_and_caches_are_cold_at_first() -> None:
 STEPS = "s:10 u:10 a:10 t:1500 a:10 t:30 a:10"
 
 
-def test_without_a_proxy() -> None:
+def test_without_a_proxy_every_request_is_sent_whole() -> None:
     assert sent(plainly, run(STEPS, tools=5)) == [(25, "client"), (1535, "client"), (1575, "client")]
     assert breaks(plainly(run(STEPS))) == 0
 
 
-def test_compaction_brings_our_tools_along() -> None:
+def test_compaction_adds_our_tools() -> None:
     strategy = proxied(offload(Mode.COMPACT))
     moved = 1570 - 1500 + BRIEF + OUR_TOOLS_TOKENS
     assert sent(strategy, run(STEPS)) == [(20, "client"), (1530, "client"), (moved, "client")]
@@ -180,7 +182,7 @@ def test_an_event_waits_for_its_snapshot(late: int, expected: list[tuple[int, st
     assert [call.output for call in strategy(run(WORDY)) if call.kind is Kind.SUMMARY] == [SUMMARY_OUTPUT]
 
 
-def test_a_result_is_read_back_in_pages_which_stay() -> None:
+def test_a_result_is_read_back_in_pages_that_stay_in_the_context() -> None:
     steps = "s:10 u:10 a:10 t:7000 a:10 t:30 a:10 t:30 a:10"
     strategy = proxied(offload(Mode.COMPACT), reading=True)
     moved = 70 + BRIEF + OUR_TOOLS_TOKENS
@@ -208,14 +210,14 @@ def test_a_window_of_results_slides_at_every_request() -> None:
     assert breaks(window(1)(run(steps))) == 2
 
 
-def test_who_decides_at_every_request_pays_for_every_summary() -> None:
+def test_deciding_at_every_request_pays_for_every_summary() -> None:
     strategy = redeciding(offload(Mode.AUTO))
     found = list(strategy(run(WORDY)))
     assert [call.kind.name for call in found] == ["CLIENT", "CLIENT", "SUMMARY", "CLIENT", "SUMMARY", "CLIENT"]
     assert [call.prompt.tokens for call in found[-2:]] == [2030 + 50 + TASK, 10 + SUMMARY + 60]
 
 
-def test_who_decides_at_every_request_compacts_what_is_large_and_old() -> None:
+def test_deciding_at_every_request_compacts_large_old_results() -> None:
     found = list(redeciding(offload(Mode.AUTO))(run(STEPS)))
     assert [call.prompt.tokens for call in found] == [20, 1530, 1570 - 1500 + BRIEF]
 
@@ -223,7 +225,7 @@ def test_who_decides_at_every_request_compacts_what_is_large_and_old() -> None:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def test_reading_back_is_expected_between_never_and_always() -> None:
+def test_expected_cost_of_reading_back_lies_between_never_and_always() -> None:
     assert savings.read_back(0.2, [0.5, 0.8], [1.0, 0.8]) == [pytest.approx(0.6), 0.8]
 
 
@@ -251,14 +253,14 @@ def test_the_sweep_covers_every_pair_and_tightening_sends_less() -> None:
     assert len(savings.sweep_table(bench, sweep).splitlines()) == len(sweep) + 1
 
 
-def test_what_is_missed_is_said() -> None:
+def test_missed_savings_are_named() -> None:
     bench = savings.Bench([run(STEPS)])
     [said, *models] = savings.shortfalls(bench, bench.plain)
     assert said == "1.000 of the tokens sent"
     assert len(models) == len(MODELS) - 2
 
 
-def test_without_transcripts_it_says_so(
+def test_savings_without_transcripts_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["savings", "--transcripts", str(tmp_path)])
@@ -270,7 +272,7 @@ def test_without_transcripts_it_says_so(
 
 
 @needed
-def test_the_default_policy_holds_what_is_expected_of_it() -> None:
+def test_the_default_policy_meets_its_expected_savings() -> None:
     bench = savings.Bench(list(savings.plannable(load(30_000))))
     assert len(bench.runs) >= 100
     assert savings.shortfalls(bench, bench.figures(savings.STRATEGIES[savings.OURS])) == []
@@ -307,7 +309,7 @@ def test_awecompress_has_a_long_chat_summarised_once() -> None:
 
 
 @needed
-def test_charts_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_savings_report_prints_tables_and_draws_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [one for _, one in zip(range(2), savings.plannable(load(30_000)), strict=False)]
     savings.report(runs, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"savings-{name}.png" for name in ("cost", "turns", "sweep")}

@@ -50,7 +50,7 @@ def model(client: Client, workspace: Path) -> Reader:
     return Reader(client.tool, client.arguments, workspace, client.finish)
 
 
-async def test_alone(client: Client, workspace: Path, model: Reader) -> None:
+async def test_the_client_works_without_a_proxy(client: Client, workspace: Path, model: Reader) -> None:
     """Without a proxy: the client can do its part, and what it sends by itself is what the strict upstream takes."""
     with StrictUpstream(client.rules) as upstream:
         upstream.respond(model)
@@ -59,7 +59,9 @@ async def test_alone(client: Client, workspace: Path, model: Reader) -> None:
     assert model.calls_of(client.tool) == LOGS + client.submits
 
 
-async def test_through_the_proxy(client: Client, workspace: Path, model: Reader, spawn: Callable[..., Proxy]) -> None:
+async def test_the_client_works_through_the_proxy(
+    client: Client, workspace: Path, model: Reader, spawn: Callable[..., Proxy]
+) -> None:
     with StrictUpstream(client.rules) as upstream:
         upstream.respond(model)
         proxy = spawn({"default": tight(upstream.url, offload=TIGHT)})

@@ -99,7 +99,7 @@ def test_a_directory_names_the_files_below_it(directory: str, files: tuple[str, 
         ("*.TXT", []),
     ],
 )
-def test_globs(glob: str, files: list[str]) -> None:
+def test_which_paths_a_glob_matches(glob: str, files: list[str]) -> None:
     assert fitting(glob, FILES, "/context_store") == files
 
 
@@ -125,7 +125,7 @@ def test_paths_are_shown_from_the_directory() -> None:
         ("abc", "z", []),
     ],
 )
-def test_matching_lines(text: str, pattern: str, lines: list[tuple[int, int, str]]) -> None:
+def test_search_returns_matching_lines_with_numbers(text: str, pattern: str, lines: list[tuple[int, int, str]]) -> None:
     found = matches({"f": text}, ["f"], find_in(pattern))
     assert [(match.line, match.column, match.text) for match in found] == lines
 
@@ -161,7 +161,7 @@ def test_a_long_line_has_no_more_windows_than_matches() -> None:
     ]
 
 
-def test_matches_of_one_window_are_one() -> None:
+def test_matches_within_one_window_count_once() -> None:
     found = list(matches({"f": "ab" * 1000}, ["f"], find_in("a")))
     assert [match.column for match in found] == [0, 500, 850, 1200, 1550, 1900]
 
@@ -170,7 +170,7 @@ def test_an_empty_match_within_a_character() -> None:
     assert list(matches({"f": "aé"}, ["f"], lambda data, start: 2)) == [LineMatch("f", 1, 1, "aé")]
 
 
-def test_lines_that_do_not_match_are_not_looked_at() -> None:
+def test_lines_without_a_match_are_skipped_unread() -> None:
     calls = []
 
     def find(data: bytes, start: int) -> int:
@@ -223,7 +223,7 @@ MANY_FILES = {f"{number}": "ab\n" * 3 for number in range(20_000)}
 
 @pytest.mark.parametrize("files", [MANY_LINES, LONG, MANY_FILES], ids=["lines", "one line", "files"])
 @pytest.mark.parametrize("pattern", ["b", "x*", "c"])
-def test_twice_the_text_takes_twice_the_time(files: dict[str, str], pattern: str) -> None:
+def test_searching_is_linear_in_the_text(files: dict[str, str], pattern: str) -> None:
     find = find_in(pattern)
     more = {f"{path}'": text for path, text in files.items()}
     twice = files | more if len(files) > 1 else {"f": files["f"] * 2}
