@@ -17,9 +17,9 @@ TRIES = 10
 
 
 def assert_linear(work: Callable[[T], object], once: T, twice: T) -> None:
-    """Fail if `work(twice)` takes more than 2.3 times the CPU time of `work(once)`, where `twice` is double the input.
+    """Fail if `work(twice)`, on double the input, takes more than 2.3 times the CPU time of `work(once)`.
 
-    The fastest of up to 10 tries counts for each, because neighbours on the machine and caches only ever slow work down.
+    The fastest of up to 10 tries counts for each, because other load and cold caches only ever slow work down.
     """
     single = double = float("inf")
     for _ in range(TRIES):

@@ -163,7 +163,7 @@ def test_an_upstream_beside_the_proxy_is_accepted(upstream: str) -> None:
     assert read({}, {"OPENAI_BASE_URL": upstream}).upstream == upstream
 
 
-def test_an_address_that_only_looks_like_the_proxys_own_is_accepted() -> None:
+def test_an_invalid_ipv6_upstream_is_refused() -> None:
     with pytest.raises(UserMistake, match=r"http://\[::1::2\]/v1"):
         read({"upstream": "http://[::1::2]/v1"}, {})
 

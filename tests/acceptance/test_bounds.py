@@ -395,7 +395,7 @@ async def test_an_endless_sender_makes_room_for_others() -> None:
             assert await asyncio.wait_for(reader.read(), 10) == b""
 
 
-async def test_the_bytes_of_all_tenants_bodies_are_bounded() -> None:
+async def test_a_body_above_its_tenants_share_of_bytes_is_refused() -> None:
     async with relay({"api_keys": [{"sha256": KNOWN}]}, buffered_limit=1_000_000) as (wire, proxy):
         request = post(bytes(600_000), b"Authorization: Bearer client")
         reply = await ask(proxy.port, request)

@@ -123,9 +123,7 @@ def test_an_idempotency_key_is_sent_with_one_body_only(up: StrictUpstream, clien
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "function": {"name": "fetch"}}])
-def test_a_forced_tool_choice_applies_to_the_first_round_only(
-    up: StrictUpstream, client: httpx.Client, choice: Any
-) -> None:
+def test_tool_choice_is_kept_in_the_first_round(up: StrictUpstream, client: httpx.Client, choice: Any) -> None:
     post(client, {**BASE, "tool_choice": choice, "messages": history()})
     assert up.chats[-1].json["tool_choice"] == choice
     assert up.chats[-1].tool_names == ["fetch", "grep", "read_file"]

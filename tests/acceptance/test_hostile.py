@@ -49,7 +49,7 @@ def ours(reply: httpx.Response) -> Json:
     ],
     ids=["a tool's schema", "a choice that there is not"],
 )
-def test_a_clients_mistake_does_not_affect_others(serve: Callable[..., Proxy], mistake: Json) -> None:
+def test_a_clients_mistake_does_not_switch_offloading_off(serve: Callable[..., Proxy], mistake: Json) -> None:
     with StrictUpstream(expect_refusals=True) as up:
         up.respond(lambda _: text("Yes."))
         proxy = serve({"default": tight(up.url)})
@@ -57,7 +57,7 @@ def test_a_clients_mistake_does_not_affect_others(serve: Callable[..., Proxy], m
         assert ours(post(proxy))["x-offload-compacted"] == "3"
 
 
-def test_a_false_overflow_of_one_caller_shrinks_nobody_elses_window(serve: Callable[..., Proxy]) -> None:
+def test_asking_for_too_many_completion_tokens_does_not_shrink_the_window(serve: Callable[..., Proxy]) -> None:
     with StrictUpstream(Rules(context_window=20_000), expect_refusals=True) as up:
         up.respond(lambda _: text("Yes."))
         proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 3_000, "min_saved_tokens": 1_000})})

@@ -217,7 +217,7 @@ def test_context_compress_keeps_its_originals_traceable(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("name", ["/context_compact", "/context_compress"])
-def test_older_names_of_thresholds_are_honoured(caller: Caller, name: str) -> None:
+def test_operations_under_older_names_do_nothing_below_the_threshold(caller: Caller, name: str) -> None:
     history = [user(page("short", 100)), assistant(), *[user()] * 6]
     reply = caller.post(name, {"messages": history, "storage_path": STORE, "model": MODEL})
     assert (reply.messages, reply.files) == (history, {})

@@ -127,7 +127,7 @@ def test_a_real_server_gets_fewer_tokens_after_compaction(direct: openai.OpenAI,
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
-def test_a_real_server_gets_fewer_tokens_when_streaming(proxied: openai.OpenAI, include_usage: bool) -> None:
+def test_a_real_server_streams_after_compaction(proxied: openai.OpenAI, include_usage: bool) -> None:
     options = after_reading(4, stream=True, stream_options={"include_usage": include_usage})
     chunks = list(proxied.chat.completions.create(**options))
     assert len({chunk.id for chunk in chunks}) == 1

@@ -139,7 +139,7 @@ def alone(up: StrictUpstream) -> dict[int, list[bytes]]:
     return sent
 
 
-def test_the_run_for_the_replicas_has_moves_and_summaries(up: StrictUpstream) -> None:
+def test_the_run_for_the_replicas_has_summaries_hidden_rounds_and_mixed_turns(up: StrictUpstream) -> None:
     sent = alone(up)
     bodies = [body for turn in sent.values() for body in turn]
     assert sum(b"scratchpad" in body for body in bodies) == 2, "summaries"

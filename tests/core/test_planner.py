@@ -140,7 +140,7 @@ def test_a_large_pinned_message_is_no_reason_for_events() -> None:
     assert len(plan.moves) > 25
 
 
-def test_messages_first_sent_at_an_event_add_no_rent_before_it() -> None:
+def test_a_result_first_sent_at_an_event_is_not_in_the_plan_before_it() -> None:
     """So the request before it had no tools of ours, and a summary call on its prefix must not have them either."""
     offload = policy(Mode.COMPRESS, max_unseen_tool_tokens=5000)
     plan = planned("s u a:2000 t:10 a t:6000", offload)
@@ -326,7 +326,7 @@ def test_summary_boundaries_fall_between_steps_and_pins_are_user_messages(
 
 
 @given(histories(), offloads, rooms)
-def test_planned_live_tokens_match_the_rendered_plan(items: list[Item], offload: Offload, room: Room) -> None:
+def test_planned_live_tokens_add_up(items: list[Item], offload: Offload, room: Room) -> None:
     plan = fold(items, offload, room)
     expected = offload.compress.snapshot_tokens if plan.boundaries else 0
     for index, one in enumerate(items):

@@ -205,7 +205,7 @@ def test_history_that_fits_is_not_shortened(sizes: list[tuple[Role, int]], limit
         pytest.param([(TOOL, 4_000)], 1_000, 4, ["cut"], id="titles count"),
     ],
 )  # fmt: skip
-def test_the_longest_tool_results_are_shortened_first(
+def test_which_sections_are_shortened(
     sizes: list[tuple[Role, int]], limit: int, calls: int, expected: list[str]
 ) -> None:
     by_title: dict[str, bool] = {}

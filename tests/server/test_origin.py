@@ -87,7 +87,7 @@ def raw(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("headers", OURS, ids=str)
-def test_same_origin_requests_pass(headers: list[tuple[str, str]]) -> None:
+def test_requests_from_no_foreign_page_pass(headers: list[tuple[str, str]]) -> None:
     check(raw(headers), b"/v1/models", ALLOWED)
 
 
@@ -164,7 +164,9 @@ def test_allowed_hosts_pass(upstream: StrictUpstream, serve: Callable[..., Proxy
     assert chat(proxy, PAGE | REBOUND | {"sec-fetch-site": "cross-site"}) == 200
 
 
-def test_any_host_passes_on_other_addresses(upstream: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_any_host_passes_on_other_addresses_except_for_admin_pages(
+    upstream: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     proxy = serve({"default": {"upstream": {"base_url": upstream.url}}}, host="0.0.0.0", admin_token="t")
     assert chat(proxy, REBOUND) == 200
     for path in ("/metrics", "/health?deep=1", "/_offload/x"):

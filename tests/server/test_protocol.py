@@ -49,7 +49,7 @@ async def test_a_head_waits_for_at_most_one_turn_of_the_loop() -> None:
     assert written.seen == [HEAD, b"late"]
 
 
-async def test_the_last_bytes_of_a_reply_are_sent() -> None:
+async def test_a_held_head_is_sent_when_its_writer_closes() -> None:
     written = Written()
     held = HeldHead(written, asyncio.get_running_loop())
     held.write(HEAD)

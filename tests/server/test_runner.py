@@ -373,7 +373,7 @@ async def test_an_ipv6_address_is_served(tmp_path: Path) -> None:
         assert re.fullmatch(rb"offload-proxy listening on http://\[::1\]:\d+\n", served.said)
 
 
-async def test_quiet_prints_no_ready_line(tmp_path: Path) -> None:
+async def test_the_log_has_one_line_per_request_and_nothing_else(tmp_path: Path) -> None:
     """One line a request, and nothing of the server's own."""
     async with serving(replying(OK), tmp_path) as served:
         await ask(served.port, GET)

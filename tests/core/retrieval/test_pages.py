@@ -99,7 +99,7 @@ def test_a_text_that_ends_like_a_page_footer_is_read_exactly(text: str, ours: st
     assert shown(text) == text + ours
 
 
-def test_a_budget_of_zero_still_makes_a_page() -> None:
+def test_a_budget_too_small_for_any_text_makes_no_page() -> None:
     assert shown("a" * 50, budget=20) is None
     assert shown("a", budget=0) is None
     assert shown("a", budget=-5) is None
@@ -121,7 +121,7 @@ def test_the_token_counter_is_called_rarely_and_on_small_texts() -> None:
 
 
 @given(size=st.integers(1, 500), guess=st.integers(0, 900), fitting=st.integers(0, 500))
-def test_largest_prefix_within_a_budget(size: int, guess: int, fitting: int) -> None:
+def test_largest_finds_nearly_the_largest_fitting_size(size: int, guess: int, fitting: int) -> None:
     best = min(size, fitting)
     found = largest(size, guess, lambda number: number <= fitting)
     assert best - best // 32 - 1 < found <= best
