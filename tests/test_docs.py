@@ -1,4 +1,4 @@
-"""What the README and the docs show works: links lead somewhere, flags exist, policies load, examples run."""
+"""The README and the docs are right: links lead somewhere, flags and modules exist, policies load, examples run."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ PAGES = {
 }
 README = PAGES["README.md"]
 OPERATIONS = PAGES["docs/operations.md"]
+ARCHITECTURE = PAGES["docs/architecture.md"]
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "proxy").rglob("*.py")
+}
 
 each_page = pytest.mark.parametrize("name", PAGES)
 
@@ -52,6 +57,35 @@ def test_links_in_the_docs_lead_somewhere(name: str) -> None:
 def test_every_page_of_the_docs_is_linked() -> None:
     linked = {target for page in PAGES.values() for target in re.findall(r"\]\((?:docs/)?([^)#:/]+\.md)", page)}
     assert {Path(name).name for name in PAGES if name != "README.md"} <= linked
+
+
+def test_modules_on_the_architecture_page_exist() -> None:
+    named = {word.replace("/", ".") for word in re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", ARCHITECTURE)}
+    for label in re.findall(r'\["([^"<]+)', ARCHITECTURE):
+        first, *others = label.split(", ")
+        package = first.rpartition("/")[0]
+        named |= {name.replace("/", ".") for name in (first, *(f"{package}/{other}" for other in others))}
+    assert {f"proxy.{name}" for name in named} <= MODULES
+    assert set(re.findall(r"`(proxy(?:\.\w+)+)`", ARCHITECTURE)) <= MODULES
+
+
+def test_modules_of_each_package_on_the_architecture_page_exist() -> None:
+    for packages, contents in re.findall(r"^\| (`proxy\..*?) \| (.*) \|$", ARCHITECTURE, re.MULTILINE):
+        homes = re.findall(r"`([\w.]+)`", packages)
+        for name in re.findall(r"`(\w+)`", contents):
+            assert any(f"{home}.{name}" in MODULES for home in homes), name
+
+
+def test_every_top_level_module_is_on_the_architecture_page() -> None:
+    top = {name for name in MODULES if name.count(".") == 1 and not name.endswith("__")}
+    assert top <= set(re.findall(r"`(proxy\.\w+)`", ARCHITECTURE))
+
+
+@each_page
+def test_files_named_in_the_docs_exist(name: str) -> None:
+    for path, test in re.findall(r"`((?:proxy|tests|docs|policies)/[\w./-]+?)(?:::(\w+))?`", PAGES[name]):
+        assert (ROOT / path).exists(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), test
 
 
 @each_page
