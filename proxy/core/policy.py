@@ -158,7 +158,7 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one tenant may take of the proxy."""
+    """The resources that one tenant may use."""
 
     concurrent_requests: Annotated[int, Meta(ge=1, description="requests under way at once")] = 256
 

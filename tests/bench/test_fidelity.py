@@ -1,4 +1,4 @@
-"""What `fidelity` calls lost is lost, and of a run that it knows nothing is."""
+"""The fidelity benchmark finds every lost text, and none in a run that loses nothing."""
 
 from __future__ import annotations
 

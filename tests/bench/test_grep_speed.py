@@ -1,4 +1,4 @@
-"""The search benchmark, small: that it measures what it says. Its figures are `python -m tests.bench.grep_speed`."""
+"""The search benchmark on a few files. `python -m tests.bench.grep_speed` prints the real figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The overhead benchmark: both its ends understand each other, its figures are right, everyone can be started."""
+"""The overhead benchmark: its two ends understand each other, its figures are right, and every system can start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches and replays by hand-computed sequences; what is expected of the default policy on the recorded runs."""
+"""Caches and replays against sequences computed by hand, and the default policy's savings on the recorded runs."""
 
 from __future__ import annotations
 

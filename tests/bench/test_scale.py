@@ -1,4 +1,4 @@
-"""The arithmetic of `scale`, that what it sends is what it says, and that its meter reads the process that it means."""
+"""The scale benchmark: its arithmetic, its requests, and that it measures the proxy's process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of `startup`, and that what a start is spared is really not loaded."""
+"""The start-up benchmark's arithmetic, and that serving loads no optional package."""
 
 from __future__ import annotations
 
