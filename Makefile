@@ -3,7 +3,7 @@
 # make test-fast   the core and the units: no server processes
 # make test-all    the sweeps as well
 # make test-lowest a selection, with the lowest versions that pyproject.toml allows
-# make test-clients, lint, types, bench-smoke, bench-peers, lock, clean
+# make test-clients, lint, types, bench-smoke, bench-competitors, lock, clean
 #
 # Needs make and Python >= 3.11; everything else goes into .venv, and is installed again only when its pins change.
 
@@ -37,10 +37,10 @@ CLIENTS := $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests
 NODE_CLIENTS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/clients/*/package-lock.json))
 
 # What users would pick in the proxy's place, to be measured beside it.
-PEERS := $(patsubst tests/bench/peers/%.txt,.peers/%/.installed,$(wildcard tests/bench/peers/*.txt))
-NODE_PEERS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/bench/peers/*/package-lock.json))
+COMPETITORS := $(patsubst tests/bench/competitors/%.txt,.competitors/%/.installed,$(wildcard tests/bench/competitors/*.txt))
+NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/bench/competitors/*/package-lock.json))
 
-.PHONY: demo test test-fast test-all test-lowest test-clients lint types bench-smoke bench-peers servers lock lock-clients lock-peers clean
+.PHONY: demo test test-fast test-all test-lowest test-clients lint types bench-smoke bench-competitors servers lock lock-clients lock-competitors clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -75,7 +75,7 @@ types: $(STAMP)
 bench-smoke: $(STAMP)
 	$(PY) -m tests.bench --smoke
 
-bench-peers: $(STAMP) $(PEERS) $(if $(shell command -v npm),$(NODE_PEERS))
+bench-competitors: $(STAMP) $(COMPETITORS) $(if $(shell command -v npm),$(NODE_COMPETITORS))
 
 # Third-party servers that tests talk to where they are there.
 servers: $(STAMP) tests/servers.txt
@@ -97,13 +97,13 @@ lock-clients:
 	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in,$(COMPILE) --custom-compile-command "make lock-clients" \
 		$(if $(findstring llama,$(input)),--no-deps) $(input) --output-file $(input:.in=.txt) &&) true
 
-lock-peers:
-	$(foreach input,$(wildcard tests/bench/peers/*.in),$(COMPILE) --custom-compile-command "make lock-peers" \
+lock-competitors:
+	$(foreach input,$(wildcard tests/bench/competitors/*.in),$(COMPILE) --custom-compile-command "make lock-competitors" \
 		$(input) --output-file $(input:.in=.txt) &&) true
 
 clean:
-	rm -rf $(VENV) .clients .lowest .peers build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
-	rm -rf tests/clients/*/node_modules tests/bench/peers/*/node_modules
+	rm -rf $(VENV) .clients .lowest .competitors build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf tests/clients/*/node_modules tests/bench/competitors/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): constraints.txt pyproject.toml
@@ -124,9 +124,9 @@ $(STAMP): constraints.txt pyproject.toml
 	$(PIP) --python .clients/$*/bin/python $(INSTALL) $<
 	touch $@
 
-.peers/%/.installed: tests/bench/peers/%.txt | $(STAMP)
-	test -x .peers/$*/bin/python || $(PY) -m venv --without-pip .peers/$*
-	$(PIP) --python .peers/$*/bin/python $(INSTALL) $<
+.competitors/%/.installed: tests/bench/competitors/%.txt | $(STAMP)
+	test -x .competitors/$*/bin/python || $(PY) -m venv --without-pip .competitors/$*
+	$(PIP) --python .competitors/$*/bin/python $(INSTALL) $<
 	touch $@
 
 # Not `npm ci`: it refuses a lock that lacks optional packages of other platforms, and not all of them can be had.

@@ -1,4 +1,4 @@
-"""A mapping of bounded weight that forgets what was used least recently."""
+"""A mapping of bounded weight that drops the least recently used items first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """For several threads. What weighs more than an eighth of the limit is not kept: it would push out the rest."""
+    """Thread-safe. An item above an eighth of the limit is not kept, because it would push out too many others."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -24,7 +24,7 @@ class Lru(Generic[K, V]):
         return len(self._items)
 
     def get(self, key: K) -> V | None:
-        """What was put, now the most recently used, or None."""
+        """The value of this key, which becomes the most recently used, or None."""
         with self._lock:
             item = self._items.get(key)
             if item is None:
@@ -33,7 +33,7 @@ class Lru(Generic[K, V]):
             return item[0]
 
     def put(self, key: K, value: V, weight: int = 1) -> None:
-        """Keep `value` in place of what was there."""
+        """Store a value in place of an earlier one of this key."""
         with self._lock:
             self._discard(key)
             if weight * 8 > self._limit:
@@ -44,7 +44,7 @@ class Lru(Generic[K, V]):
                 self.weight -= self._items.popitem(last=False)[1][1]
 
     def discard(self, key: K) -> None:
-        """Forget one."""
+        """Remove a key, if it is there."""
         with self._lock:
             self._discard(key)
 

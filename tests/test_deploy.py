@@ -51,7 +51,7 @@ def variables() -> Iterator[tuple[str, str | None]]:
         yield from (word.split("=", 1) for word in shlex.split(line) if word.startswith("OFFLOAD_"))
 
 
-def test_variables_are_ours_and_their_values_can_be_taken() -> None:
+def test_variables_in_manifests_exist_and_their_values_are_valid() -> None:
     found = dict(variables())
     assert set(found) <= VARIABLES | {"OPENAI_BASE_URL"}
     plain = {name: value for name, value in found.items() if value and not value.startswith("${")}
@@ -59,12 +59,12 @@ def test_variables_are_ours_and_their_values_can_be_taken() -> None:
     assert read({}, plain).drain_timeout == 30
 
 
-def test_flags_are_ours() -> None:
+def test_flags_in_manifests_exist() -> None:
     chosen = parser().parse_args(pod()["containers"][0]["args"])
     assert (chosen.policies, chosen.drain_timeout) == ("/policies", "30")
 
 
-def test_there_is_time_to_drain() -> None:
+def test_manifests_leave_time_to_drain() -> None:
     container = pod()["containers"][0]
     waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     drained = float(parser().parse_args(container["args"]).drain_timeout)
@@ -73,7 +73,7 @@ def test_there_is_time_to_drain() -> None:
         assert int(service["stop_grace_period"].removesuffix("s")) >= 30 + _GRACE
 
 
-def test_probes_ask_what_holds_without_the_store() -> None:
+def test_probes_do_not_depend_on_the_store() -> None:
     container = pod()["containers"][0]
     [port] = container["ports"]
     assert port["containerPort"] == Settings().port
@@ -81,7 +81,7 @@ def test_probes_ask_what_holds_without_the_store() -> None:
         assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
 
 
-def test_the_labels_meet() -> None:
+def test_kubernetes_selectors_match_labels() -> None:
     found = manifests()
     label = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert found["Deployment"]["spec"]["selector"]["matchLabels"] == label
@@ -91,14 +91,14 @@ def test_the_labels_meet() -> None:
     assert 0 < found["PodDisruptionBudget"]["spec"]["minAvailable"] < found["Deployment"]["spec"]["replicas"]
 
 
-def test_nothing_runs_as_root_or_writes_to_its_disk() -> None:
+def test_containers_do_not_run_as_root_or_write_to_their_disk() -> None:
     assert re.search(r"^USER 65534", dockerfile(), re.MULTILINE)
     assert pod()["securityContext"]["runAsNonRoot"]
     assert pod()["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
     assert all(service["read_only"] for service in compose()["services"].values())
 
 
-def test_nothing_may_more_than_it_needs() -> None:
+def test_containers_have_no_extra_privileges() -> None:
     assert pod()["automountServiceAccountToken"] is False
     assert pod()["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     may = pod()["containers"][0]["securityContext"]
@@ -108,7 +108,7 @@ def test_nothing_may_more_than_it_needs() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_nothing_takes_all_that_there_is() -> None:
+def test_containers_have_resource_limits() -> None:
     """Memory, and the disk: /tmp has the metrics of several workers, and records where there is no other store."""
     resources = pod()["containers"][0]["resources"]
     assert {"cpu", "memory", "ephemeral-storage"} <= set(resources["requests"])
@@ -119,7 +119,7 @@ def test_nothing_takes_all_that_there_is() -> None:
         assert service["mem_limit"] and service["pids_limit"]
 
 
-def test_no_image_goes_by_its_tag_unless_it_is_built_here() -> None:
+def test_foreign_images_are_pinned_by_digest() -> None:
     assert re.fullmatch(r"[a-z-]+@sha256:REPLACE_WITH_DIGEST", pod()["containers"][0]["image"])
     for service in compose()["services"].values():
         assert "build" in service or re.match(r"\$\{\w+:\?", service["image"]), "compose stops where it is not given"
@@ -128,7 +128,7 @@ def test_no_image_goes_by_its_tag_unless_it_is_built_here() -> None:
     assert froms == [f"${{{name}}}" for name in arguments], "each can be given by its digest"
 
 
-def test_the_network_lets_through_what_is_needed() -> None:
+def test_the_network_policy_allows_required_traffic() -> None:
     policy = manifests()["NetworkPolicy"]["spec"]
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
     [came] = policy["ingress"]
@@ -139,7 +139,7 @@ def test_the_network_lets_through_what_is_needed() -> None:
     assert {one["port"] for rule in policy["egress"] for one in rule["ports"]} == {53, 443, 6379}
 
 
-def test_what_the_image_is_built_from_is_there_and_sent() -> None:
+def test_files_copied_into_the_image_exist_and_are_in_the_context() -> None:
     sent = (ROOT / ".dockerignore").read_text().splitlines()
     assert sent[0] == "*"
     for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile(), re.MULTILINE):

@@ -1,4 +1,4 @@
-"""What the README and the docs show works: links lead somewhere, flags exist, policies load, examples run."""
+"""The README and the docs are right: links lead somewhere, flags and modules exist, policies load, examples run."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ PAGES = {
 }
 README = PAGES["README.md"]
 OPERATIONS = PAGES["docs/operations.md"]
+ARCHITECTURE = PAGES["docs/architecture.md"]
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in (ROOT / "proxy").rglob("*.py")
+}
 
 each_page = pytest.mark.parametrize("name", PAGES)
 
@@ -34,7 +39,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 130
 
 
-def test_the_policy_loads(tmp_path: Path) -> None:
+def test_the_readmes_policy_loads(tmp_path: Path) -> None:
     [example] = re.findall(r"```yaml\n(tenant: .*?)```", README, re.DOTALL)
     (tmp_path / "acme.yaml").write_text(example, encoding="utf-8")
     environment = {"ACME_CLIENT_KEY": "client-key", "ACME_OPENAI_KEY": "upstream-key"}
@@ -44,7 +49,7 @@ def test_the_policy_loads(tmp_path: Path) -> None:
 
 
 @each_page
-def test_links_lead_somewhere(name: str) -> None:
+def test_links_in_the_docs_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name]):
         assert ((ROOT / name).parent / target).exists(), target
 
@@ -54,8 +59,37 @@ def test_every_page_of_the_docs_is_linked() -> None:
     assert {Path(name).name for name in PAGES if name != "README.md"} <= linked
 
 
+def test_modules_on_the_architecture_page_exist() -> None:
+    named = {word.replace("/", ".") for word in re.findall(r"`((?:[a-z_]+/)+[a-z_]+)`", ARCHITECTURE)}
+    for label in re.findall(r'\["([^"<]+)', ARCHITECTURE):
+        first, *others = label.split(", ")
+        package = first.rpartition("/")[0]
+        named |= {name.replace("/", ".") for name in (first, *(f"{package}/{other}" for other in others))}
+    assert {f"proxy.{name}" for name in named} <= MODULES
+    assert set(re.findall(r"`(proxy(?:\.\w+)+)`", ARCHITECTURE)) <= MODULES
+
+
+def test_modules_of_each_package_on_the_architecture_page_exist() -> None:
+    for packages, contents in re.findall(r"^\| (`proxy\..*?) \| (.*) \|$", ARCHITECTURE, re.MULTILINE):
+        homes = re.findall(r"`([\w.]+)`", packages)
+        for name in re.findall(r"`(\w+)`", contents):
+            assert any(f"{home}.{name}" in MODULES for home in homes), name
+
+
+def test_every_top_level_module_is_on_the_architecture_page() -> None:
+    top = {name for name in MODULES if name.count(".") == 1 and not name.endswith("__")}
+    assert top <= set(re.findall(r"`(proxy\.\w+)`", ARCHITECTURE))
+
+
 @each_page
-def test_flags_headers_and_metrics_exist(name: str) -> None:
+def test_files_named_in_the_docs_exist(name: str) -> None:
+    for path, test in re.findall(r"`((?:proxy|tests|docs|policies)/[\w./-]+?)(?:::(\w+))?`", PAGES[name]):
+        assert (ROOT / path).exists(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), test
+
+
+@each_page
+def test_flags_headers_and_metrics_in_the_docs_exist(name: str) -> None:
     page = PAGES[name]
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "proxy").rglob("*.py"))
     for word in {*re.findall(r"x-offload-[a-z-]*[a-z]", page), *re.findall(r"offload_\w+_total", page)}:
@@ -66,20 +100,20 @@ def test_flags_headers_and_metrics_exist(name: str) -> None:
 
 
 @each_page
-def test_make_targets_exist(name: str) -> None:
+def test_make_targets_in_the_docs_exist(name: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for targets in re.findall(r"(?:`|^    )make ([a-z -]+?)(?:`| +#|$)", PAGES[name], re.MULTILINE):
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets.split()), targets
 
 
 @each_page
-def test_modules_that_are_to_be_run_exist(name: str) -> None:
+def test_modules_run_in_the_docs_exist(name: str) -> None:
     for module in re.findall(r"`python -m (tests\.\w+(?:\.\w+)?)", PAGES[name]):
         assert any((ROOT / f"{module.replace('.', '/')}{end}").is_file() for end in (".py", "/__main__.py")), module
 
 
 @each_page
-def test_commands_are_taken_by_the_command_line(name: str) -> None:
+def test_commands_in_the_docs_are_accepted(name: str) -> None:
     """The blocks that are meant to be typed: our own command parses each of them."""
     for line in re.findall(r"^    offload-proxy (.*)$", PAGES[name], re.MULTILINE):
         words = shlex.split(line, comments=True)

@@ -193,12 +193,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_takes(name: str) -> None:
+def test_valid_requests_are_accepted(name: str) -> None:
     check(TAKEN[name])
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refuses(name: str) -> None:
+def test_invalid_requests_are_refused(name: str) -> None:
     body, why = REFUSED[name]
     with pytest.raises(Refused) as refused:
         check(body)
@@ -207,7 +207,7 @@ def test_refuses(name: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"x"', b"\xff"])
-def test_refuses_what_is_no_object(body: bytes) -> None:
+def test_bodies_other_than_an_object_are_refused(body: bytes) -> None:
     with pytest.raises(Refused, match="JSON body"):
         parse(body)
 
@@ -222,7 +222,7 @@ def test_refuses_what_is_no_object(body: bytes) -> None:
         request({"role": "user", "content": [{"type": "text", "text": "t", "top_k": 1}]}),
     ],
 )
-def test_extra_fields_are_taken_where_a_test_names_them(body: Json) -> None:
+def test_extra_fields_are_accepted_if_a_test_names_them(body: Json) -> None:
     check(body, Rules(extra_fields={"top_k"}))
     with pytest.raises(Refused):
         check(body, Rules(extra_fields={"other"}))
@@ -231,7 +231,7 @@ def test_extra_fields_are_taken_where_a_test_names_them(body: Json) -> None:
 @pytest.mark.parametrize(
     ("window", "reply", "refused"), [(14, None, False), (13, None, True), (24, 10, False), (23, 10, True)]
 )
-def test_context_window(window: int, reply: int | None, refused: bool) -> None:
+def test_requests_above_the_context_window_are_refused(window: int, reply: int | None, refused: bool) -> None:
     """10 tokens of content and 4 of frame, and the reply's `max_tokens` beside them."""
     body = request({"role": "user", "content": "x" * 10}, **({"max_tokens": reply} if reply else {}))
     rules = Rules(context_window=window, count=len)
@@ -243,7 +243,7 @@ def test_context_window(window: int, reply: int | None, refused: bool) -> None:
 
 
 @transcripts.needed
-def test_recorded_runs_are_taken() -> None:
+def test_recorded_runs_are_accepted() -> None:
     """What real agents sent to real models is not refused here."""
     for run in transcripts.load():
         check({"model": "m", "messages": run.messages, **({"tools": run.tools} if run.tools else {})})
@@ -340,7 +340,7 @@ def test_a_refusal_reaches_the_client_and_fails_the_block() -> None:
         assert (len(up.requests), up.chats, len(up.refusals)) == (1, [], 1)
 
 
-def test_an_expected_refusal_does_not() -> None:
+def test_an_expected_refusal_does_not_fail_the_block() -> None:
     with StrictUpstream(expect_refusals=True) as up:
         assert httpx.post(f"{up.url}/chat/completions", content=b"nonsense").status_code == 400
 
@@ -368,7 +368,7 @@ def test_other_paths_go_to_the_responder(up: StrictUpstream) -> None:
     assert up.requests[-1].header("x-twice") == "1"
 
 
-def test_errors(up: StrictUpstream, client: openai.OpenAI) -> None:
+def test_scripted_errors_reach_the_client(up: StrictUpstream, client: openai.OpenAI) -> None:
     up.script(error(429, headers={"retry-after": "7"}), error(500, b"not json"))
     with pytest.raises(openai.RateLimitError) as limited:
         ask(client)
@@ -385,14 +385,14 @@ def test_raw_pieces_arrive_as_they_are(up: StrictUpstream) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_dropped_before_the_first_byte(up: StrictUpstream, stream: bool) -> None:
+def test_a_connection_dropped_before_the_first_byte(up: StrictUpstream, stream: bool) -> None:
     up.script(drop())
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.post(f"{up.url}/chat/completions", json=request(stream=stream))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_dropped_in_the_middle(up: StrictUpstream, stream: bool) -> None:
+def test_a_connection_dropped_in_the_middle(up: StrictUpstream, stream: bool) -> None:
     up.script(Cut(text("Hello, wide world."), 2, DROP))
     seen = b""
     asking = httpx.stream("POST", f"{up.url}/chat/completions", json=request(stream=stream))
@@ -415,7 +415,7 @@ def test_a_reader_that_gives_up_is_seen(up: StrictUpstream, reply: Reply) -> Non
     assert up.requests[0].done.wait(2)
 
 
-async def test_from_an_async_test(up: StrictUpstream) -> None:
+async def test_the_fake_upstream_works_in_async_tests(up: StrictUpstream) -> None:
     up.script(text("yes"))
     async with httpx.AsyncClient() as client:
         reply = await client.post(f"{up.url}/chat/completions", content=json.dumps(request()))

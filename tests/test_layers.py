@@ -66,14 +66,14 @@ GRAPH = {name: {one for one in imports(tree) if one.startswith("proxy.")} for na
 
 
 @pytest.mark.parametrize("name", [name for name in GRAPH if part(name)])
-def test_only_downwards(name: str) -> None:
+def test_imports_only_go_downwards(name: str) -> None:
     rank = {module: number for number, layer in enumerate(LAYERS) for module in layer}
     assert part(name) in rank, f"{name} stands in no layer"
     above = {one for one in GRAPH[name] if part(one) in rank and rank[part(one)] > rank[part(name)]}
     assert not above
 
 
-def test_no_circles() -> None:
+def test_there_are_no_import_cycles() -> None:
     known = set(GRAPH)
     edges = {name: {_module(one, known) for one in ones} - {name} for name, ones in GRAPH.items()}
     edges = {name: {one for one in ones if not name.startswith(one + ".")} for name, ones in edges.items()}

@@ -15,7 +15,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert [key for key in "abcdefghi" if lru.get(key) is not None] == list("acdefghi")
 
 
-def test_what_is_too_heavy_is_not_kept_and_pushes_nothing_out() -> None:
+def test_too_heavy_items_are_not_kept_and_push_nothing_out() -> None:
     lru: Lru[str, str] = Lru(80)
     lru.put("light", "value", 10)
     lru.put("heavy", "value", 11)
@@ -26,7 +26,7 @@ def test_what_is_too_heavy_is_not_kept_and_pushes_nothing_out() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 20), st.booleans())))
-def test_the_weight_is_that_of_what_is_in_it(steps: list[tuple[str, int, bool]]) -> None:
+def test_the_weight_is_the_sum_of_the_items(steps: list[tuple[str, int, bool]]) -> None:
     lru: Lru[str, int] = Lru(100)
     for key, weight, discard in steps:
         lru.discard(key) if discard else lru.put(key, weight, weight)

@@ -19,7 +19,7 @@ from proxy.core.retrieval.search import Find, TooSlow
 from proxy.core.retrieval.tools import ToolAnswer, answer, answering
 from proxy.regex import LINE_STEPS, MAX_LENGTH, SLICE, Budget, compile, literal, sliced
 from proxy.threads import WorkPool
-from tests.doubling import cpu, linear
+from tests.doubling import assert_linear, cpu
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ def test_the_first_match_from_an_offset_on(pattern: str, text: str, start: int, 
         ("x" * (MAX_LENGTH + 1), "the pattern has 1001 characters; at most 1000 are allowed"),
     ],
 )
-def test_refused_with_a_reason(pattern: str, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_patterns_are_refused_with_a_reason(
+    pattern: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         compile(pattern)
     assert capfd.readouterr() == ("", ""), "RE2 writes its errors to stderr unless it is told not to"
@@ -108,10 +110,10 @@ def test_hostile_patterns_take_linear_time(pattern: str) -> None:
         with suppress(ValueError):
             compile(pattern)(b"x" * size, 0)
 
-    assert linear(search, 250_000)
+    assert_linear(search, 250_000, 500_000)
 
 
-def test_a_pattern_that_reads_on_is_held_to_its_line() -> None:
+def test_a_pattern_never_reads_beyond_its_line() -> None:
     """Else it would read the whole file for each of its matches."""
     files = {"/s/f": "e and no more\n" * 200_000}
 
@@ -158,7 +160,7 @@ LARGE = ".{1000}"
 
 
 @pytest.mark.parametrize("pattern", [f"{LARGE}x$", f"^{LARGE}x", f"{LARGE}\\bx"])
-def test_in_pieces_or_at_once_the_same_is_found(pattern: str) -> None:
+def test_searching_in_pieces_finds_the_same(pattern: str) -> None:
     line = b"-" * 1000 + b"x\n"
     data = (b"short\n" * 5_000 + line) * 3
     find = compile(pattern)
@@ -189,7 +191,7 @@ def test_a_line_that_cannot_be_searched_in_time_is_refused_at_once() -> None:
     assert sum(searched) <= 2
 
 
-async def test_a_budget_ends_a_search() -> None:
+async def test_a_search_ends_with_its_budget() -> None:
     budget = Budget(0.05)
     find = compile(LARGE + "$", budget)
     data = (b"a" * 999 + b"\n") * 1_000
@@ -254,7 +256,7 @@ async def test_many_calls_share_one_budget_and_others_get_their_turn(calls: int)
     pool.close()
 
 
-async def test_a_search_ends_with_whoever_waits_for_it() -> None:
+async def test_a_search_ends_when_its_caller_leaves() -> None:
     pool, budget = WorkPool("searching", 1), Budget(60)
     task = asyncio.create_task(told(pool, "a", budget, NASTY, []))
     async with asyncio.timeout(30):

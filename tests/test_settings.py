@@ -34,7 +34,7 @@ def without_environment(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, environment={})
 
 
-def test_the_defaults() -> None:
+def test_settings_have_these_defaults() -> None:
     assert read({}, {}) == Settings()
 
 
@@ -47,13 +47,13 @@ def test_every_setting_has_a_flag_and_a_variable() -> None:
     assert {field.name for field in msgspec.structs.fields(Settings)} == {*EVERY, "admin_token", "environment"}
 
 
-def test_a_flag_goes_before_its_variable_and_nothing_given_is_nothing_said() -> None:
+def test_flags_take_precedence_over_variables() -> None:
     environment = {"OFFLOAD_PORT": "1", "OFFLOAD_WORKERS": "2", "OFFLOAD_HOST": ""}
     settings = read({"port": "3", "workers": None}, environment)
     assert (settings.port, settings.workers, settings.host) == (3, 2, "127.0.0.1")
 
 
-def test_the_upstream_is_also_openais_own_variable() -> None:
+def test_the_upstream_can_come_from_openais_variable() -> None:
     openai = {"OPENAI_BASE_URL": "http://a/v1"}
     assert read({}, openai).upstream == "http://a/v1"
     assert read({}, openai | {"OFFLOAD_UPSTREAM": "http://b/v1"}).upstream == "http://b/v1"
@@ -68,12 +68,12 @@ def test_the_environment_is_handed_on() -> None:
     assert settings.admin_token == "token"
 
 
-def test_it_is_our_own_environment_where_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_read_the_process_environment_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFLOAD_PORT", "4321")
     assert read({}).port == 4321
 
 
-def test_no_secret_is_shown() -> None:
+def test_settings_show_no_secret() -> None:
     settings = read({"store": "redis://:hunter2@r/0"}, {"OFFLOAD_ADMIN_TOKEN": "hunter2", "KEY": "hunter2"})
     assert "hunter2" not in f"{settings!r} {settings}"
 
@@ -92,7 +92,7 @@ def test_settings_reach_worker_processes() -> None:
         ({"HOME": "/home/me", "OFFLOAD_STORE": "/data"}, "/data"),
     ],
 )
-def test_the_store_is_the_users_unless_told(environment: dict[str, str], store: str) -> None:
+def test_the_store_defaults_to_the_users_state_directory(environment: dict[str, str], store: str) -> None:
     assert read({}, environment).store == store
 
 
@@ -106,7 +106,7 @@ def test_paths_from_variables_know_the_home_directory(monkeypatch: pytest.Monkey
     ("text", "size"),
     [("1", 1), ("64MiB", 64 << 20), ("64M", 64 << 20), ("64 mb", 64 << 20), ("2g", 2 << 30), ("10KiB", 10_240)],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_with_units_are_parsed(text: str, size: int) -> None:
     assert read({"body_limit": text}, {}).body_limit == size
 
 
@@ -133,7 +133,7 @@ def test_sizes(text: str, size: int) -> None:
         ("upstream", "http://x:99999/v1", "an address such as https://api.openai.com/v1"),
     ],
 )
-def test_a_mistake_is_named_by_where_it_was_made(name: str, text: str, expected: str) -> None:
+def test_a_mistake_names_its_flag_or_variable(name: str, text: str, expected: str) -> None:
     with pytest.raises(UserMistake) as flag:
         read({name: text}, {})
     assert str(flag.value).startswith(f"--{name.replace('_', '-')}: expected {expected}")
@@ -159,16 +159,16 @@ def test_a_proxy_in_front_of_itself_is_refused(upstream: str, flags: dict[str, s
 
 
 @pytest.mark.parametrize("upstream", ["http://127.0.0.1:8788/v1", "http://elsewhere:8787/v1", "https://localhost/v1"])
-def test_a_neighbour_is_not_refused(upstream: str) -> None:
+def test_an_upstream_beside_the_proxy_is_accepted(upstream: str) -> None:
     assert read({}, {"OPENAI_BASE_URL": upstream}).upstream == upstream
 
 
-def test_an_address_that_only_looks_like_one() -> None:
+def test_an_invalid_ipv6_upstream_is_refused() -> None:
     with pytest.raises(UserMistake, match=r"http://\[::1::2\]/v1"):
         read({"upstream": "http://[::1::2]/v1"}, {})
 
 
-def test_nobody_else_reads_the_environment() -> None:
+def test_only_settings_reads_the_process_environment() -> None:
     root = Path(proxy.__file__).parent
     readers = {
         path.relative_to(root).as_posix()
@@ -178,4 +178,4 @@ def test_nobody_else_reads_the_environment() -> None:
         or (isinstance(node, ast.ImportFrom) and node.module == "os" and any("env" in name.name for name in node.names))
     }
     # prometheus-client has its worker processes share a folder by a variable and no other way; metrics sets that one.
-    assert readers - {"metrics.py"} == {"settings.py"}
+    assert readers - {"telemetry/metrics.py"} == {"settings.py"}

@@ -33,7 +33,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_returns_and_raises_what_the_work_does() -> None:
+async def test_run_returns_and_raises_as_the_work_does() -> None:
     pool = WorkPool("test", 1)
     assert await pool.run("a", lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):

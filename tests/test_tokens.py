@@ -24,6 +24,7 @@ from proxy.core.retrieval.tools import answer
 from proxy.errors import ProxyError
 from proxy.tokens import CL100K, O200K, PIECE, SEAM, Encoding, Tokens, counter, encoding_of, pieces, table
 from tests import transcripts
+from tests.doubling import assert_linear
 
 REFERENCE = {encoding.name: counter(encoding) for encoding in (O200K, CL100K)}
 TOKENS = Tokens()
@@ -57,12 +58,12 @@ both = pytest.mark.parametrize("encoding", [O200K, CL100K], ids=lambda encoding:
         ("", O200K),
     ],
 )
-def test_encoding_of(model: str, encoding: Encoding) -> None:
+def test_encoding_of_a_model(model: str, encoding: Encoding) -> None:
     assert encoding_of(model) is encoding
 
 
 @both
-def test_the_facts_are_tiktoken_s(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encodings_agree_with_tiktoken(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = []
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda url, expected_hash: hashes.append(expected_hash))
     assert getattr(openai_public, encoding.name)()["pat_str"] == encoding.pattern
@@ -76,13 +77,13 @@ def test_an_encoding_is_loaded_when_it_is_first_needed() -> None:
     assert (made.loaded("gpt-4"), made.loaded("gpt-3.5-turbo"), made.loaded("gpt-4o")) == (True, True, False)
 
 
-def test_all_are_loaded_before_anybody_asks() -> None:
+def test_all_encodings_are_loaded_before_the_first_request() -> None:
     made = Tokens()
     made.load_all()
     assert all(map(made.loaded, MODELS.values()))
 
 
-def test_counts_that_are_known() -> None:
+def test_counts_of_known_texts() -> None:
     """The Japanese example is from the OpenAI cookbook, "How to count tokens with tiktoken"."""
     assert [TOKENS.count("hello world", model) for model in MODELS.values()] == [2, 2]
     assert TOKENS.count("") == 0
@@ -97,7 +98,7 @@ def test_a_damaged_table_is_not_used() -> None:
 
 
 @both
-def test_a_table_is_whole(encoding: Encoding) -> None:
+def test_every_table_is_complete(encoding: Encoding) -> None:
     ranks = table(encoding)
     assert list(ranks.values()) == list(range(len(ranks)))
     assert {bytes([byte]) for byte in range(256)} <= set(ranks)
@@ -117,7 +118,7 @@ def texts(value: Any) -> Iterator[str]:
 
 @transcripts.needed
 @both
-def test_pieces_change_hardly_a_count_in_recorded_sessions(encoding: Encoding) -> None:
+def test_counting_in_pieces_hardly_changes_counts_of_recorded_runs(encoding: Encoding) -> None:
     runs = ["\n".join(texts(run.messages)) for run in islice(transcripts.load(), 0, None, 20)]
     off = [TOKENS.count(run, MODELS[encoding.name]) - REFERENCE[encoding.name](run) for run in runs]
     assert sum(map(len, runs)) > 50 * PIECE
@@ -140,7 +141,7 @@ def test_a_cut_at_a_seam_changes_no_count(before: str, seam: str, after: str) ->
 
 
 @given(text=st.text(alphabet="a\n /", max_size=300), size=st.integers(1, 20))
-def test_pieces_are_the_text(text: str, size: int) -> None:
+def test_pieces_add_up_to_the_text(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "PIECE", size)
         parts = list(pieces(text))
@@ -155,41 +156,30 @@ def test_long_texts_with_lines_are_exact() -> None:
         assert TOKENS.count(text, model) == REFERENCE[name](text)
 
 
-def linear(text: str, model: str) -> bool:
-    """Whether twice the text takes twice the processor; the best of a few tries, as caches and neighbours disturb."""
-
-    def cpu(text: str) -> float:
-        began = time.thread_time()
-        TOKENS.count(text, model)
-        return time.thread_time() - began
-
-    return any(cpu(text + text) <= 2.3 * cpu(text) for _ in range(10))
-
-
 HOSTILE = [" ", "\n", "a", "=", "中", "😀", "\u0301", "\t", "0", "\0", "\ud800", " \n", "aA", "\r\n", " \n=", "''s"]
 
 
 @pytest.mark.parametrize("character", HOSTILE, ids=ascii)
 @both
-def test_long_runs_cost_what_they_are_long(character: str, encoding: Encoding) -> None:
+def test_counting_long_runs_is_linear(character: str, encoding: Encoding) -> None:
     text = character * (10 * PIECE // len(character))
     model = MODELS[encoding.name]
     assert 0 < TOKENS.count(text, model) <= 4 * len(text)
-    assert linear(text, model)
+    assert_linear(lambda text: TOKENS.count(text, model), text, text + text)
 
 
-def test_one_endless_word_costs_what_it_is_long() -> None:
+def test_counting_one_endless_word_is_linear() -> None:
     word = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz", k=1_000_000))
     assert TOKENS.count(word) > 250_000
-    assert linear(word, "")
+    assert_linear(TOKENS.count, word, word + word)
 
 
-def test_an_endless_run_is_cut_every_piece() -> None:
+def test_an_endless_run_is_cut_into_pieces() -> None:
     assert [len(piece) for piece in pieces("=" * 4 * PIECE)] == [PIECE, PIECE, 2 * PIECE]
 
 
 @given(text=st.text(alphabet=st.characters() | st.sampled_from("\ud83d\ude00\ud800\udc00")))
-def test_surrogates_are_mended(text: str) -> None:
+def test_lone_surrogates_are_replaced_for_counting(text: str) -> None:
     mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert TOKENS.count(text) == TOKENS.count(mended) == REFERENCE["o200k_base"](mended)
 

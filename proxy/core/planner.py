@@ -1,9 +1,9 @@
-"""The planner: what would have been moved, and when, had the client adopted every earlier decision.
+"""The planner: decides what to move, and when, as if the client had adopted every earlier decision.
 
-The client sends its whole history every time and never sees what went upstream. So the planner walks the history from
-its start. At each *request point* (a place where the client asked) it does what would have been done there and then.
-A decision depends on nothing but the history before it and the policy: every later request reaches it again, on any
-replica, and the upstream's prompt cache stays warm. No clock, no record and no randomness may come in here.
+The client sends its whole history every time and never sees the request that went upstream. So the planner walks the
+history from the start and, at each *request point* (a place where the client asked), decides as it would have then. A
+decision depends only on the history before it and on the policy. So every later request reaches it again, on any
+replica, and the upstream's prompt cache stays warm. No clock, record or random number may influence it.
 
     items ──> Fold.add ──> at each request point: Fold._request_point ──> events ──> Plan
 
@@ -21,13 +21,13 @@ from proxy.core.plan import Item, Move, OffloadEvent, Plan, Role, Room, SummaryB
 from proxy.core.policy import Mode, Offload
 
 SUMMARY_REQUEST_TOKENS = 500
-"""About what the task adds to the conversation in a summary call."""
+"""About the tokens that the task adds to the conversation in a summary call."""
 OUTPUT_PRICE = 5
 """An output token in input tokens: 5 at Anthropic's, 4 to 8 at OpenAI's price lists (2025)."""
 
 
 class Fold:
-    """The planner's state after the items so far. Each item costs the same, however many came before."""
+    """The planner's state after the items so far. Each item takes constant time, however many came before."""
 
     def __init__(self, offload: Offload, room: Room, tool_definition_tokens: int = 0) -> None:
         self._offload = offload
@@ -37,17 +37,17 @@ class Fold:
         self._keep = offload.keep_for_compaction() if compacting else offload.keep_for_compression()
         self._enough = max(offload.min_saved_tokens, 1)
         self.messages = Messages()
-        """Those taken so far."""
+        """The messages so far."""
         self._old = OldHistory(offload)
         self._rental = SkiRental(offload)
         self._moves: dict[int, Move] = {}
         self._boundaries: list[SummaryBoundary] = []
         self._events: list[OffloadEvent] = []
         self._waited = 0
-        self._fitted = 0  # all before it was moved already because the window was full
+        self._fitted = 0  # everything before this index was moved when the window was full
 
     def add(self, item: Item) -> None:
-        """Take the history's next message; an assistant message shows that the client had asked before it."""
+        """Add the history's next message. An assistant message shows that the client asked just before it."""
         if item.role is Role.ASSISTANT and not self.messages.answered:
             self._request_point()
         first_sight = (
@@ -60,15 +60,15 @@ class Fold:
         self.messages.append(item, item.first_preview if first_sight else item.tokens)
 
     def plan(self) -> Plan:
-        """The plan for a request that ends here. The fold itself can go on."""
+        """The plan for a request that ends here. The fold itself can continue."""
         if self.messages.answered:
-            return self._decided()  # a prefill ends the history: its request point was the one before it
+            return self._decided()  # the history ends in a prefill, whose request point came before it
         ended = self.copy()
         ended._request_point()
         return ended._decided()
 
     def copy(self) -> Self:
-        """Another one in the same state."""
+        """An independent fold in the same state."""
         other = copy.copy(self)
         other.messages, other._old, other._rental = self.messages.copy(), self._old.copy(), copy.copy(self._rental)
         other._moves, other._boundaries, other._events = (
@@ -89,7 +89,7 @@ class Fold:
         )
 
     def _request_point(self) -> None:
-        """The client asks here: move what pays for itself, and make the request fit its window."""
+        """The client asks here: have an event if it pays for itself, or if the request exceeds its window."""
         self._waited += 1
         self._old.advance(self.messages, self.messages.window(self._keep))
         self._rental.pay(self._removable())
@@ -99,18 +99,18 @@ class Fold:
             self._consider()
 
     def _removable(self) -> int:
-        """What an event would free now. Carrying it is the rent that in the end pays for the event."""
+        """Tokens that an event would free now. Carrying them is the rent that finally pays for the event."""
         if self._offload.mode is Mode.COMPACT or self._old.gain >= self._enough:
             return self._old.gain
         return max(self._compressible, 0)
 
     @property
     def _compressible(self) -> int:
-        """What a cut here would free, as the messages are now: an earlier snapshot makes room for the new one."""
+        """Tokens that a summary here would free. An earlier snapshot makes room for the new one."""
         return self._old.movable - self._old.pins.tokens - (0 if self._boundaries else self._rental.snapshot)
 
     def _consider(self) -> None:
-        """Have an event, if it frees enough and carrying on has cost as much as breaking the prefix will."""
+        """Have an event if it frees enough and the rent paid so far covers the cost of breaking the prefix."""
         boundary = self._wants_summary()
         if (self._compressible if boundary else self._old.gain) < self._enough:
             return
@@ -127,10 +127,10 @@ class Fold:
         return left > self._offload.max_total_tokens and ratio > self._offload.compact_ratio_threshold
 
     def _price(self, boundary: bool) -> float:
-        """What an event costs: what remains after its first change is written anew.
+        """The cost of an event: everything that remains after its first change is written anew.
 
-        What it frees is not written again and does not count: on 111 recorded runs above 30,000 tokens, counting it as
-        well costs 0.83 of no proxy in the median and 1.27 at worst (writing at 1.25), and this 0.73 and 1.17.
+        Freed tokens are not written again and do not count. On 111 recorded runs above 30,000 tokens (writing at 1.25)
+        this rule costs 0.73 of no proxy in the median and 1.17 at worst; counting them costs 0.83 and 1.27.
         """
         total = self.messages.total
         left = total - (self._compressible if boundary else self._old.gain)
@@ -141,7 +141,7 @@ class Fold:
         return self._rental.price(rewritten, summarised=total if boundary else None)
 
     def _fit(self) -> None:
-        """The request exceeds the window: move all that was seen, then compress everything before the unseen."""
+        """The request exceeds the window: move every seen result, then summarise everything before the unseen ones."""
         unseen = self.messages.window(0)
         moved = [index for index in range(self._fitted, unseen) if self.messages.shrinkable(index) > 0]
         freed = sum(map(self.messages.shrinkable, moved))
@@ -152,9 +152,9 @@ class Fold:
             self._event(moved, boundary)
 
     def _summary_helps(self, freed: int) -> bool:
-        """Whether a summary makes the request fit, or at least saves what an event must save.
+        """Whether a summary makes the request fit, or at least saves as much as an event must.
 
-        A request that is too large whatever we do must not pay for a summary at every turn.
+        A request that cannot be made to fit must not pay for a summary at every turn.
         """
         if self._offload.mode is Mode.COMPACT:
             return False
@@ -162,7 +162,7 @@ class Fold:
         return self._compressible - freed >= (1 if fits else self._enough)
 
     def _event(self, moved: Iterable[int], boundary: bool) -> None:
-        """Rewrite the context here: leave only references of `moved` and, with `cut`, a snapshot of what is old."""
+        """Rewrite the context here: `moved` become references and, with `boundary`, old history becomes a snapshot."""
         messages = self.messages
         self._events.append(OffloadEvent(len(messages.items), messages.turn, messages.unanswered))
         self._waited = 0
@@ -176,7 +176,7 @@ class Fold:
             self._summarise()
 
     def _summarise(self) -> None:
-        """Everything old but system messages and pins becomes one snapshot, an earlier one included."""
+        """Replace all old history, an earlier snapshot included, by one snapshot; system messages and pins stay."""
         freed = self._compressible
         pins = self._old.pins.settle()
         self.messages.take(range(self._boundaries[-1].end if self._boundaries else 0, self._old.end), pins, freed)
@@ -185,24 +185,24 @@ class Fold:
 
 
 class Messages:
-    """The messages so far: what each takes after the decisions so far, and where steps and turns begin."""
+    """The messages so far: the tokens of each after the decisions so far, and where steps and turns begin."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
         self.live: list[int] = []
-        """Per message; 0 for one that a snapshot has replaced."""
+        """Tokens of each message; 0 for one that a snapshot has replaced."""
         self.total = 0
-        """All of `live`, and the snapshot."""
+        """The sum of `live`, plus the snapshot."""
         self.head = 0
-        """Live tokens up to the end of the first system message, where a snapshot is put."""
+        """Live tokens up to the end of the first system message, after which a snapshot goes."""
         self.turn = 0
-        """Where the user turn under way begins."""
+        """Where the current user turn begins."""
         self.unanswered = 0
-        """Where the messages begin that the model has not answered."""
-        self._steps: list[int] = []  # per message, where its step begins
+        """Where the messages begin that the model has not answered yet."""
+        self._steps: list[int] = []  # for each message, where its step begins
 
     def append(self, item: Item, live: int) -> None:
-        """Take the next message, which takes `live` tokens."""
+        """Add the next message, with its live tokens."""
         index = len(self.items)
         if item.role is Role.ASSISTANT:
             self.unanswered = index + 1
@@ -218,28 +218,28 @@ class Messages:
 
     @property
     def answered(self) -> bool:
-        """Whether nothing waits for an answer: the last message is the assistant's, or there is none."""
+        """Whether no message waits for an answer: the last one is the assistant's, or there is none."""
         return not self.items or self.items[-1].role is Role.ASSISTANT
 
     def window(self, keep: int) -> int:
-        """Where the recent window begins: `keep` messages or all that is unanswered, widened to whole steps."""
+        """Where the recent window begins: the last `keep` messages or all unanswered ones, widened to whole steps."""
         size = len(self.items)
         start = min(size - min(keep, size), self.unanswered)
         return self._steps[start] if start < size else size
 
     def shrinkable(self, index: int) -> int:
-        """What moving this message would free."""
+        """Tokens that moving this message would free."""
         return self.live[index] - self.items[index].preview
 
     def shrink(self, index: int) -> int:
-        """Leave only a reference of this message; returns what that frees."""
+        """Replace this message by a reference; returns the freed tokens."""
         freed = self.shrinkable(index)
         self.live[index] -= freed
         self.total -= freed
         return freed
 
     def take(self, indexes: Iterable[int], pins: frozenset[int], freed: int) -> None:
-        """A snapshot replaces these messages, except for system messages and pins."""
+        """Replace these messages, except system messages and pins, by a snapshot, which frees so many tokens."""
         for index in indexes:
             if self.items[index].role is not Role.SYSTEM and index not in pins:
                 self.live[index] = 0
@@ -252,34 +252,34 @@ class Messages:
 
 
 class OldHistory:
-    """The messages before the recent window, which alone can be moved, and sums over them.
+    """The messages before the recent window, the only ones that can be moved, and sums over them.
 
-    A *gain* is what one event would free by compaction.
+    A *gain* is a result that an event would compact; `gain` is the sum of the tokens that this would free.
     """
 
     def __init__(self, offload: Offload) -> None:
         self.end = 0
         """Where the recent window begins."""
         self.movable = 0
-        """Live tokens without system messages; a snapshot counts."""
+        """Live tokens, without system messages but with the snapshot."""
         self.gains: list[int] = []
         """The messages that an event would compact now."""
         self.gain = 0
         self.gain_from = 0
-        """Live tokens before the first of them."""
+        """Live tokens before the first gain."""
         self.pins = Pins(offload.pin_user_tokens)
-        self._tokens = 0  # live tokens of all
-        self._fixed = 0  # of `movable`, images and audio
+        self._tokens = 0  # live tokens of all old messages
+        self._fixed = 0  # tokens of images and audio within `movable`
         self._compacts = offload.mode is not Mode.COMPRESS
         self._least = offload.max_tool_message_tokens
 
     @property
     def offloadable(self) -> int:
-        """What counts against `max_total_tokens`."""
+        """The tokens that count against `max_total_tokens`."""
         return self.movable - self._fixed - self.pins.tokens
 
     def advance(self, messages: Messages, end: int) -> None:
-        """The recent window begins at `end` now; it never moves back."""
+        """Let the recent window begin at `end`; it never moves back."""
         for index in range(self.end, end):
             self._add(messages, index)
         self.end = max(self.end, end)
@@ -299,16 +299,16 @@ class OldHistory:
             self.pins.add(index, live)
 
     def shrunk(self, freed: int) -> None:
-        """One of the messages has left only a reference, which frees so much."""
+        """A reference has replaced one of the messages, which freed so many tokens."""
         self._tokens -= freed
         self.movable -= freed
 
     def gains_taken(self) -> None:
-        """An event has compacted all that could be."""
+        """An event has compacted all gains."""
         self.gains, self.gain = [], 0
 
     def taken(self, messages: Messages, pins: frozenset[int], freed: int) -> None:
-        """A snapshot has replaced all but system messages and pins."""
+        """A snapshot has replaced all old messages but system messages and pins."""
         self._tokens -= freed
         self.movable = self.pins.tokens
         self._fixed = sum(messages.items[index].fixed for index in pins)
@@ -320,39 +320,39 @@ class OldHistory:
 
 
 class SkiRental:
-    """When to break the prompt cache: rent until the rent that was paid equals the price of buying.
+    """The ski-rental rule for breaking the prompt cache: rent until the rent paid equals the price of buying.
 
-    Carrying what could be moved is the rent, writing the rest anew the price. This costs at most twice what the best
-    decision in hindsight would (Karlin et al., Competitive snoopy caching, 1988). All in tokens of plain input.
+    The rent is the cost of carrying movable history; the price is that of writing the rest anew, in plain input tokens.
+    The total is at most twice that of the best decision in hindsight (Karlin et al., Competitive snoopy caching, 1988).
     """
 
     def __init__(self, offload: Offload) -> None:
         self.snapshot = offload.compress.snapshot_tokens
         self.paid = 0.0
-        """Rent since the last event."""
+        """Rent paid since the last event."""
         self._read, self._write = offload.cached_read, offload.cache_write
 
     def pay(self, carried: int) -> None:
-        """Carry so much that could be moved through one more request."""
+        """Pay for one more request that carries so many movable tokens."""
         self.paid += self._read * carried
 
     def price(self, rewritten: int, summarised: int | None) -> float:
-        """Of writing so much anew and, unless it is None, of a summary over so much cached history."""
+        """The price of writing so many tokens anew and, unless it is None, of a summary of so many cached ones."""
         summary = 0.0
         if summarised is not None:
             summary = self._read * summarised + SUMMARY_REQUEST_TOKENS + OUTPUT_PRICE * self.snapshot
         return (self._write - self._read) * rewritten + summary
 
     def settle(self) -> None:
-        """The price was paid."""
+        """An event has happened: the rent starts again at 0."""
         self.paid = 0.0
 
 
 class Pins:
-    """Which user messages a cut leaves alone: the first always, then from the newest back, as many as fit.
+    """The user messages that a summary leaves alone: the first one, and as many of the newest as the budget allows.
 
-    The first is outside of the budget: it mostly states the task and its rules, and a long one must not cost the
-    newest its place. Messages are added as they leave the recent window; each costs the same.
+    The first does not count against the budget: it usually states the task, and a long one must not displace the
+    newest. Messages are added as they leave the recent window, each in constant time (amortised).
     """
 
     def __init__(self, budget: int) -> None:
@@ -362,7 +362,7 @@ class Pins:
         self.tokens = 0
 
     def add(self, index: int, tokens: int) -> None:
-        """Message `index` is the newest; what no longer fits beside it falls out."""
+        """Pin message `index`, the newest, and release the oldest ones that no longer fit."""
         self.tokens += tokens
         if self._first is None:
             self._first = (index, tokens)
@@ -378,22 +378,22 @@ class Pins:
         return other
 
     def settle(self) -> frozenset[int]:
-        """The indexes of those pinned now. What fell out before is taken by the cut and does not come back."""
+        """The indexes of the pinned messages. Released ones become part of the summary and are never pinned again."""
         first = [] if self._first is None else [self._first]
         return frozenset(index for index, _ in (*first, *self._others))
 
 
 def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:
-    """The plan for a history: a pure function of it, the policy and the room upstream has.
+    """The plan for a history: a pure function of the history, the policy and the upstream's room.
 
-    `entering`: tokens of the tool definitions that come with the first event and stand before everything else, so that
-    nothing of the prefix survives it; 0 where they are there from the start.
+    `tool_definition_tokens`: tokens of the tool definitions that the first event adds before everything else, so that
+    the whole prefix is lost; 0 if they are present from the start.
     """
     return folded(items, offload, room, tool_definition_tokens).plan()
 
 
 def folded(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Fold:
-    """The fold over these items, for a history that goes on."""
+    """The fold over these items, for a history that continues."""
     state = Fold(offload, room, tool_definition_tokens)
     for item in items:
         state.add(item)

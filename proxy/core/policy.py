@@ -1,6 +1,6 @@
-"""The frozen policy of one tenant, and its overlay for one model. Times are seconds, sizes tokens unless said.
+"""The frozen policy of one tenant, and its overlay for one model. Times are seconds, sizes tokens unless stated.
 
-Parsing and checking of files is `proxy.policies`; here is only what may be relied upon afterwards.
+`proxy.policies` parses and checks the files; instances of these classes are valid.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=0)]
 Price = Annotated[float, Meta(ge=0, le=100)]
 
-# What `$` is elsewhere: Python's also matches before a final newline.
+# The end of the text. Python's `$` also matches before a final newline.
 _END = r"$(?!\n)"
 _NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.-]+"
-# Visible ASCII without `?` and `#`: the client's path and query come behind it. No user:password@ either.
+# Visible ASCII without `?` and `#`, because the client's path and query are appended. No user:password@ either.
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 BASE_URL = rf'^https?://{_HOST}(:{_PORT})?(/[!"$->@-~]*)?' + _END
@@ -61,7 +61,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, Meta(pattern=BASE_URL, description="an address without query, such as https://api.openai.com/v1")
     ] = "https://api.openai.com/v1"
     api_key: Annotated[
-        # As it will stand in a header: a stray newline from a secrets file would fail every request.
+        # It becomes a header's value: a stray newline from a secrets file would make every request fail.
         Annotated[str, Meta(pattern=r"^[!-~]+" + _END)] | None,
         Meta(description="a key of visible ASCII characters; left out: the client's own goes through"),
     ] = None
@@ -72,7 +72,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
 
     def __repr__(self) -> str:
-        """Without the key: values like this end up in logs and tracebacks."""
+        """Omits the key, because such texts end up in logs and tracebacks."""
         return f"Upstream(base_url={self.base_url!r}, api_key={'…' if self.api_key else None})"
 
 
@@ -90,7 +90,7 @@ class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Tokens, Meta(description="tokens of history for one summary call at most; 0: as much as fits")
     ] = 0
     max_calls: Annotated[
-        int, Meta(ge=1, le=64, description="calls for one summary; what does not fit is shortened first")
+        int, Meta(ge=1, le=64, description="calls for one summary; longer history is shortened first")
     ] = 4
     timeout: Annotated[Seconds, Meta(description="seconds for one summary")] = 120
 
@@ -98,9 +98,11 @@ class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When history is moved out of the context, and what stays."""
 
-    mode: Annotated[Mode, Meta(description="what may be done to old history")] = Mode.AUTO
-    max_total_tokens: Annotated[Tokens, Meta(description="tokens that may lie around before some are moved")] = 20_000
-    max_tool_message_tokens: Annotated[Tokens, Meta(description="tokens of a tool result that is never moved")] = 2_000
+    mode: Annotated[Mode, Meta(description="how old history may be moved")] = Mode.AUTO
+    max_total_tokens: Annotated[Tokens, Meta(description="old history allowed before offloading starts, in tokens")] = (
+        20_000
+    )
+    max_tool_message_tokens: Annotated[Tokens, Meta(description="tool results up to this size stay, in tokens")] = 2_000
     compact_ratio_threshold: Annotated[
         float, Meta(ge=0, le=1, description="auto: compress where compaction leaves more than this share")
     ] = 0.75
@@ -136,7 +138,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return 1 if self.keep_recent_count is None else self.keep_recent_count
 
     def keep_for_compression(self) -> int:
-        """How many of the last messages stay behind a cut."""
+        """How many of the last messages a summary leaves alone."""
         return 2 if self.keep_recent_count is None else self.keep_recent_count
 
     def excludes(self, tool: str) -> bool:
@@ -151,18 +153,18 @@ class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_rounds: Annotated[int, Meta(ge=1, le=64, description="internal rounds of one turn")] = 8
     max_answer_tokens: Annotated[int, Meta(ge=100, description="tokens of one answer")] = 6_000
     max_retrieved_tokens: Annotated[int, Meta(ge=100, description="tokens of all answers of a turn")] = 18_000
-    max_calls: Annotated[int, Meta(ge=1, le=1_000, description="calls answered in a round; the rest are told so")] = 16
+    max_calls: Annotated[int, Meta(ge=1, le=1_000, description="calls answered in a round; others are refused")] = 16
     max_search_seconds: Annotated[Seconds, Meta(description="seconds of processor time for all searches of a turn")] = 5
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one tenant may take of the proxy."""
+    """The resources that one tenant may use."""
 
     concurrent_requests: Annotated[int, Meta(ge=1, description="requests under way at once")] = 256
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy's sections as they stand for models that match `model` (a glob)."""
+    """The policy's sections for models that match `model` (a glob), with every key filled in."""
 
     model: str
     upstream: Upstream
@@ -171,7 +173,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One tenant's policy, checked. `retention` is seconds; None keeps for ever."""
+    """One tenant's valid policy. `retention` is in seconds; None keeps records forever."""
 
     tenant: str = "default"
     upstream: Upstream = msgspec.field(default_factory=Upstream)
@@ -185,7 +187,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rules: tuple[Rule, ...] = ()
 
     def for_model(self, model: str) -> Policy:
-        """The policy as the first rule that matches this model leaves it."""
+        """The policy with the sections of the first rule that matches this model."""
         for rule in self.rules:
             if fnmatchcase(model, rule.model):
                 return msgspec.structs.replace(self, upstream=rule.upstream, offload=rule.offload, tools=rule.tools)

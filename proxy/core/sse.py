@@ -1,6 +1,6 @@
-"""Server-sent events cut out of bytes, each with the very bytes that it came as (HTML standard, 9.2.5 and 9.2.6).
+"""An incremental decoder of server-sent events that keeps each event's bytes (HTML standard, 9.2.5 and 9.2.6).
 
-Lines end at CR, LF or CRLF and nowhere else: U+2028 stands raw in JSON, and a decoder that splits there breaks it.
+Lines end at CR, LF or CRLF and nowhere else. U+2028 may occur unescaped in JSON, and splitting there would break it.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import re
 import msgspec
 
 LIMIT = 32 << 20
-"""Bytes that one event may have. A whole reply fits; what never ends must not fill the memory."""
+"""The most bytes of one event. A whole reply fits; an event that never ends must not fill the memory."""
 
 MAX_LINES = 10_000
-"""Lines of an event that are looked at. More of them are comments or data of nobody's; as they came they go on."""
+"""The most lines of an event that is parsed. One with more, which no server sends, passes through as it came."""
 
 BOM = b"\xef\xbb\xbf"
 DONE = b"[DONE]"
 
 _end = re.compile(rb"\n\n|\n\r\n?|\r\n\r\n?|\r\n\n|\r\r\n?")
-"""An empty line behind a line's end. Where it ends in CR, an LF that belongs to it may be yet to come."""
+"""A line's end and the empty line after it. If the match ends in CR, an LF that belongs to it may still arrive."""
 _longest_end = 4
 _lines = re.compile(rb"\r\n|\r|\n")
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event. `raw` is what came, up to and with its empty line; `data` is None where it has no data field."""
+    """One event. `raw` is its bytes, up to and including the empty line; `data` is None if it has no data field."""
 
     raw: bytes
     data: bytes | None
@@ -33,11 +33,11 @@ class ServerSentEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class TooLarge(ValueError):
-    """An event that does not end within LIMIT."""
+    """An event has more than LIMIT bytes."""
 
 
 class EventDecoder:
-    """Feed it bytes as they come; the events' raw bytes add up to them."""
+    """Feed it bytes as they arrive. The raw bytes of all events add up to the bytes fed."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -55,7 +55,7 @@ class EventDecoder:
         return events
 
     def flush(self) -> list[ServerSentEvent]:
-        """What stands behind the last empty line: an event that nothing ended."""
+        """The unfinished event after the last empty line, if any."""
         rest, self._rest, self._searched = bytes(self._rest), bytearray(), 0
         return [self._event(rest)] if rest else []
 
@@ -96,11 +96,11 @@ def _parsed(raw: bytes, text: bytes) -> ServerSentEvent:
 
 
 def encode(data: bytes, name: bytes | None = None) -> bytes:
-    """An event with this data, which is JSON on one line or DONE."""
+    """The bytes of an event with this data, which is JSON on one line or DONE."""
     named = b"event: " + name + b"\n" if name else b""
     return named + b"data: " + data + b"\n\n"
 
 
 def comment(text: bytes) -> bytes:
-    """A line that clients skip: it keeps connections open while there is nothing to say."""
+    """A line that clients skip; it keeps a silent connection open."""
     return b": " + text + b"\n\n"

@@ -19,10 +19,9 @@ OK, FAILED = 0, 1
 
 
 def run() -> int:
-    """Run the demo; the exit code: 0, or 1 where something was not as it must be.
+    """Run the demo; returns the exit code: 0, or 1 if a check failed.
 
-    What was moved stays in a new folder of the system's temporary one, and is looked at afterwards; an interrupted demo
-    leaves nothing.
+    The moved results stay in a new temporary folder for the user to look at; an interrupted demo removes it.
     """
     if missing := [name for name in ("openai", "rich") if find_spec(name) is None]:
         raise UserMistake(f"the demo needs {' and '.join(missing)}: pip install 'offload-proxy[demo]'")
@@ -57,14 +56,14 @@ def _run(folder: Path) -> int:
             session = Session(Agent(client, library), library, upstream, count)
             for row in session.run():
                 shown.show(row)
-        # The proxy has ended, so that all it had to write is written.
+        # The proxy has exited and written all its records.
         outcome = session.outcome(asyncio.run(_originals(folder / "store")))
     sys.stdout.write("\n" + screen.summary(outcome, str(folder), sys.executable))
     return FAILED if outcome.faults() else OK
 
 
 def _counter() -> Callable[[str], int]:
-    """Counts tokens, each text once: an agent sends the same ones again and again."""
+    """A function that counts tokens, with a cache: an agent sends the same texts again and again."""
     from proxy.tokens import Tokens
 
     return lru_cache(maxsize=4096)(Tokens().count)
@@ -83,5 +82,5 @@ async def _originals(folder: Path) -> dict[str, bytes]:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    """What else may end us does it as Ctrl-C does: together with what we started."""
+    """Exit as on Ctrl-C, so that our child processes end too."""
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""An agent as there are thousands: the `openai` client, a list of messages, tools, a loop. It knows of no proxy."""
+"""A typical agent: the `openai` client, a list of messages, tools, and a loop. It does not know about the proxy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MODEL = "scripted-demo"
 
 
 class AgentTurn(msgspec.Struct, frozen=True):
-    """One reply of the model: what it said, and which tool call followed (name and arguments), if any did."""
+    """One reply of the model: its text and its tool calls (name and arguments)."""
 
     text: str
     calls: list[tuple[str, str]]
 
 
 class Agent:
-    """`messages` is its whole memory, and it sends all of it every time."""
+    """`messages` is the agent's whole memory, and every request carries all of it."""
 
     def __init__(self, client: OpenAI, library: Library) -> None:
         self.messages: list[Json] = [{"role": "system", "content": SYSTEM}]
@@ -34,7 +34,7 @@ class Agent:
         self._library = library
 
     def work(self, request: str) -> Iterator[AgentTurn]:
-        """The turns until the model calls no more tools. Raises ProxyError for what an agent would stumble over."""
+        """The turns until the model calls no more tools. Raises ProxyError if an agent could not continue."""
         self.messages.append({"role": "user", "content": request})
         while True:
             reply = self._ask()

@@ -1,4 +1,4 @@
-"""The real proxy as a child process, as a user would start it, and surely ended."""
+"""The real proxy as a child process, started as a user would, and stopped at the end in any case."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from proxy.errors import ProxyError
 from proxy.settings import read
 
 START = 20.0
-"""Seconds that it may take to come up."""
+"""Seconds within which the proxy must listen."""
 STOP = 10.0
-"""Seconds that it may take to finish, before it is killed."""
+"""Seconds within which the proxy must exit before it is killed."""
 
 _listening = re.compile(r"listening on (http://\S+)")
 
 
 @contextmanager
 def serving(upstream: str, folder: Path) -> Iterator[str]:
-    """Its address, while the block lasts. Policies, store and log are in `folder`. Raises ProxyError."""
+    """Run the proxy for the block; yields its address. Policies, store and log are in `folder`. Raises ProxyError."""
     policies, log = folder / "policies", folder / "proxy.log"
     policies.mkdir()
-    # Every other key has its default: what is shown is what a user gets.
+    # All other keys keep their defaults, so the demo shows the results that a user gets.
     (policies / "default.yaml").write_text(f"upstream:\n  base_url: {json.dumps(upstream)}\n", encoding="utf-8")
     command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=text"]
     command += [f"--policies={policies}", f"--store={folder / 'store'}"]

@@ -15,7 +15,7 @@ import msgspec
 from proxy.errors import UserMistake
 
 PAGE_LINES = 500
-"""Lines of one `read_source`: coding agents read a few hundred at a time."""
+"""Lines that one `read_source` returns: coding agents read a few hundred at a time."""
 
 FOUND_LINES = 60
 
@@ -32,11 +32,11 @@ READING = (
     "unittest/mock.py",
     "typing.py",
 )
-"""Large modules that every Python since 3.11 has, the first ones first."""
+"""Large modules in every Python since 3.11, in the order in which the demo reads them."""
 
 _NOT_LISTED = {"__pycache__", "test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3"}
 _TELLING = (re.compile(r"_?[A-Z][A-Z_]{3,} = (?=.{8})"), re.compile(r"(?:class|def) \w+\((?=\w)"))
-"""How a line begins that one can ask for by its beginning: constants first."""
+"""Beginnings of lines that make good questions: constants first."""
 
 DEFINITIONS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
@@ -63,7 +63,7 @@ TOOLS = frozenset(definition["function"]["name"] for definition in DEFINITIONS)
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A line of a file that is asked for by how it begins."""
+    """A question for the line of a file that begins with a certain text."""
 
     path: str
     begins: str
@@ -77,7 +77,7 @@ class Library:
         self.root = root or Path(sysconfig.get_paths()["stdlib"])
 
     def call(self, name: str, arguments: str) -> str:
-        """What a tool says; `arguments` is JSON as the model wrote it. Raises KeyError for no tool of ours."""
+        """A tool's result; `arguments` is JSON as the model wrote it. Raises KeyError for an unknown tool."""
         tools: dict[str, Callable[..., str]] = {
             "list_sources": self.listing,
             "read_source": self.page,
@@ -90,7 +90,7 @@ class Library:
         return "".join(f"{path} {(self.root / path).stat().st_size} bytes\n" for path in self._paths)
 
     def page(self, path: str, first: int = 1) -> str:
-        """`PAGE_LINES` lines below a line that says which they are."""
+        """`PAGE_LINES` lines, after a header line with their numbers."""
         if path not in self._paths:
             return f"There is no {path}."
         lines = self._text(path).splitlines(keepends=True)
@@ -110,7 +110,7 @@ class Library:
         return "".join(found) or "No match.\n"
 
     def reading_list(self, tokens: int, count: Callable[[str], int]) -> list[str]:
-        """Modules of at least so many tokens together. Raises UserMistake where there are not so many sources."""
+        """Modules with at least so many tokens in total. Raises UserMistake if the sources have fewer."""
         chosen: list[str] = []
         for path in (path for path in READING if path in self._paths):
             chosen.append(path)
@@ -120,7 +120,7 @@ class Library:
         raise UserMistake(f"the demo reads the standard library's sources, and too few are in {self.root}")
 
     def question(self, path: str, first: int = 1) -> Question:
-        """A question about the page of `path` that begins at line `first`: of its telling lines the last one."""
+        """A question for the last suitable line of the page of `path` that begins at line `first`."""
         text = self._text(path)
         page = text.splitlines()[first - 1 : first - 1 + PAGE_LINES]
         for telling in _TELLING:

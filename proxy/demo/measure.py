@@ -1,4 +1,4 @@
-"""What was sent, in numbers: pure functions of the requests that reached upstream."""
+"""Figures about the requests that reached the upstream; pure functions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Json = dict[str, Any]
 Count = Callable[[str], int]
 
 FRAME = 4
-"""Tokens of a message beside its text."""
+"""Tokens of a message besides its text."""
 
 _reference = re.compile(r"detailed result is stored in [^\s;)]*/(?P<name>[^\s;)/]+)")
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """A request as it reached upstream. `segments`: the prompt's pieces, tools first, each with its tokens."""
+    """A request as it reached the upstream. `segments`: the pieces of the prompt, tools first, with their tokens."""
 
     messages: list[Json]
     segments: list[tuple[bytes, int]]
     summary: bool
-    """It asks for a record of the conversation; no turn of the agent's."""
+    """Whether it asks for a record of the conversation and is not a turn of the agent."""
 
     @property
     def tokens(self) -> int:
@@ -52,7 +52,7 @@ def message_tokens(message: Json, count: Count) -> int:
 
 
 def shared_tokens(one: Sent, two: Sent) -> int:
-    """Tokens of the pieces that both begin with."""
+    """Tokens of the pieces with which both requests begin."""
     shared = 0
     for (left, tokens), (right, _) in zip(one.segments, two.segments, strict=False):
         if left != right:
@@ -62,14 +62,14 @@ def shared_tokens(one: Sent, two: Sent) -> int:
 
 
 def prefix_kept(requests: Sequence[Sent]) -> float:
-    """Of all tokens sent, the share that the request before had begun with: what a provider's prompt cache has."""
+    """The share of all tokens that repeat the beginning of the request before, as a provider's prompt cache needs."""
     turns = [request for request in requests if not request.summary]
     kept = sum(shared_tokens(one, two) for one, two in pairwise(turns))
     return kept / max(sum(request.tokens for request in turns), 1)
 
 
 def moved(messages: Iterable[Json]) -> dict[str, str]:
-    """Files to which tool results refer instead of holding their text: the name → the call's id."""
+    """Files to which moved tool results refer: file name → id of the call."""
     results = [message for message in messages if message["role"] == "tool"]
     return {
         found["name"]: result["tool_call_id"] for result in results for found in _reference.finditer(text_of(result))
@@ -77,7 +77,7 @@ def moved(messages: Iterable[Json]) -> dict[str, str]:
 
 
 def read_back(request: Sent, ours: Iterable[str], count: Count) -> int:
-    """Tokens of the results since the last user message that no tool of the client's (`ours`) gave."""
+    """Tokens of the results since the last user message that answer no tool of the agent (`ours`)."""
     messages, names = request.messages, set(ours)
     turn = messages[max(index for index, message in enumerate(messages) if message["role"] == "user") :]
     calls = [call for message in turn for call in message.get("tool_calls") or ()]

@@ -1,6 +1,6 @@
-"""The scripted model: no model at all, but it decides by what it sees in the messages that reach it.
+"""A scripted stand-in for a model. It decides only by the messages that reach it.
 
-By nothing else, so what a proxy takes away and does not give back shows in its answers.
+So if the proxy takes a text away and does not give it back, the answers show it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ScriptedCall(msgspec.Struct, frozen=True):
 
 
 class ScriptedReply(msgspec.Struct, frozen=True):
-    """`summary`: it is the record that somebody asked for instead of an answer."""
+    """`summary`: whether this is a record of the conversation, which somebody asked for, and not an answer."""
 
     text: str
     call: ScriptedCall | None = None
@@ -53,7 +53,7 @@ class ScriptedReply(msgspec.Struct, frozen=True):
 
 
 class Page(NamedTuple):
-    """A page that was read, as far as the messages still tell. `file`: where the proxy says that it moved it."""
+    """A page that was read, as far as the messages still show it. `file`: where a reference says that it was moved."""
 
     path: str
     last: int
@@ -63,7 +63,7 @@ class Page(NamedTuple):
 
 
 def reply(messages: Sequence[Json], tools: Sequence[str]) -> ScriptedReply:
-    """What the scripted model says to these messages, where it may call `tools` (names)."""
+    """The scripted model's reply to these messages. It may call the tools with these names."""
     request = next(message for message in reversed(messages) if message["role"] == "user")
     if messages[-1] is request and "</state_snapshot>" in text_of(request):
         return _record(messages)
@@ -83,7 +83,7 @@ def text_of(message: Json) -> str:
 
 
 def _study(messages: Sequence[Json]) -> ScriptedReply:
-    """The next step of the task: list, search, then the next page of the modules that the user named."""
+    """The next step of the task: list the sources, search them, then read the named modules page by page."""
     pages = list(_pages(messages))
     if messages[-1]["role"] == "user" and not pages:
         return ScriptedReply("I start with the list of sources.", ScriptedCall("list_sources", {}))
@@ -117,7 +117,7 @@ def _called(messages: Sequence[Json], tool: str) -> bool:
 
 
 def _pages(messages: Sequence[Json]) -> Iterator[Page]:
-    """The pages that the messages show: tool results, whole or moved, and what a record says of earlier ones."""
+    """The pages that the messages mention: in tool results, whole or moved, and in records of earlier history."""
     for message in messages:
         text = text_of(message)
         if message["role"] == "tool" and (found := _page.match(text)):
@@ -131,7 +131,7 @@ def _pages(messages: Sequence[Json]) -> Iterator[Page]:
 
 
 def _note(seen: str) -> str:
-    """What the page just read defines."""
+    """A note on the page just read: the names that it defines."""
     page, names = _page.match(seen), _definition.findall(seen)
     if not page:
         return "I go on."
@@ -140,7 +140,7 @@ def _note(seen: str) -> str:
 
 
 def _record(messages: Sequence[Json]) -> ScriptedReply:
-    """The record of a conversation for somebody who will see nothing else of it."""
+    """The record of a conversation for a reader who will see nothing else of it."""
     kept = ((page, page.file or "context") for page in _pages(messages))
     pages = (f"- {page.path}, lines 1-{page.last} of {page.of}, kept in {file}\n" for page, file in kept)
     return ScriptedReply(RECORD.format(pages="".join(pages)), summary=True)
@@ -150,7 +150,7 @@ def _record(messages: Sequence[Json]) -> ScriptedReply:
 
 
 def _answer(path: str, begins: str, turn: Sequence[Json], pages: list[Page], tools: Sequence[str]) -> ScriptedReply:
-    """Search what was moved, open what was found, quote it: always from the text that came back."""
+    """Search the moved pages, open the hit and quote it, always from the text that came back."""
     if not turn:
         return _look_up(path, begins, [page for page in pages if page.path == path], tools)
     last = text_of(turn[-1])
@@ -178,7 +178,7 @@ def _look_up(path: str, begins: str, pages: list[Page], tools: Sequence[str]) ->
 
 
 def _named(tool: str, tools: Sequence[str]) -> str:
-    """The proxy's tool by the name it goes by in this request."""
+    """The name of one of the proxy's tools in this request."""
     return next((name for name in tools if name in (tool, f"offload_{tool}")), "")
 
 

@@ -1,4 +1,4 @@
-"""What one sees: a live table on a terminal, plain lines elsewhere, and the summary at the end."""
+"""The demo's output: a live table on a terminal, plain lines elsewhere, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ in the messages that reach it. Sizes are tokens of o200k_base.
 _COLUMNS = ("turn", "the model says", "agent sends", "upstream gets", "results moved", "read back")
 _PLAIN = "{:>4}  {:<44} {:>11} {:>13} {:>13} {:>9}"
 _AROUND = 8
-"""Lines of a terminal that are not rows."""
+"""Lines of the terminal besides the rows."""
 
 
 class Screen(Protocol):
-    """Where rows are shown as they come."""
+    """Shows rows as they arrive."""
 
     def show(self, row: Row) -> None: ...
 
 
 @contextmanager
 def opened() -> Iterator[Screen]:
-    """A live table where standard output is a terminal, else lines."""
+    """A live table if standard output is a terminal, plain lines otherwise."""
     console = Console()
     sys.stdout.write(INTRODUCTION)
     if not console.is_terminal:
@@ -58,7 +58,7 @@ class _Lines:
 
 
 class _LiveTable:
-    """The latest rows, as many as there is room for; a live display cannot be higher than its terminal."""
+    """Shows as many of the latest rows as fit: a live display cannot be higher than its terminal."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -85,7 +85,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def summary(outcome: DemoResult, folder: str, python: str) -> str:
-    """What a user wants to know at the end."""
+    """The summary at the end of the demo."""
     last = outcome.last
     asked = [
         line

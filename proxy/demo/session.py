@@ -1,4 +1,4 @@
-"""What the demo does, turn by turn, and what came of it."""
+"""The demo's session, turn by turn, and its result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from proxy.demo.model import QUESTION, TASK, text_of
 from proxy.demo.upstream import ScriptedUpstream
 
 HISTORY = 95_000
-"""Tokens that the session must pass: the length at which the systems that this follows were shown."""
+"""Tokens that the session's history must reach."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A turn: tokens of the agent's request and of what upstream got of it, results moved in it, tokens read back."""
+    """A turn: tokens of the agent's request and of the one sent upstream, results moved in it, tokens read back."""
 
     turn: int
     action: str
@@ -59,7 +59,7 @@ class Session:
             self.answers.append(DemoAnswer(question, text_of(self._agent.messages[-1])))
 
     def outcome(self, originals: Mapping[str, bytes]) -> DemoResult:
-        """The figures, when all is done; `originals` is what the store holds of moved results, by file name."""
+        """The figures at the end; `originals` are the moved results in the store, by file name."""
         requests = [request for request in self._upstream.requests if not request.summary]
         texts = {message.get("tool_call_id"): text_of(message) for message in self._agent.messages}
         moved = {name: call for request in requests for name, call in measure.moved(request.messages).items()}
@@ -94,12 +94,12 @@ class Session:
 
 
 class DemoResult(msgspec.Struct, frozen=True):
-    """What there is to say at the end. Sizes are tokens; `lost`: files that are not what the agent's history holds."""
+    """The result. Sizes are tokens; `lost`: stored files that differ from the results in the agent's history."""
 
     rows: list[Row]
     answers: list[DemoAnswer]
     sent: int
-    """Input of all that upstream got for it, internal rounds and summaries included."""
+    """Input tokens of all requests upstream, internal rounds and summaries included."""
     prefix_kept: float
     moved: int
     lost: list[str]
@@ -107,12 +107,12 @@ class DemoResult(msgspec.Struct, frozen=True):
 
     @property
     def without(self) -> int:
-        """Input of all requests as the agent sent them."""
+        """Input tokens of all requests as the agent sent them."""
         return sum(row.client for row in self.rows)
 
     @property
     def largest(self) -> int:
-        """The largest request that upstream got."""
+        """Tokens of the largest request upstream."""
         return max(row.sent for row in self.rows)
 
     @property
@@ -121,11 +121,11 @@ class DemoResult(msgspec.Struct, frozen=True):
 
     @property
     def reduction(self) -> float:
-        """How much smaller the last request was."""
+        """The share of the last request's tokens that the proxy took out."""
         return 1 - self.last.sent / self.last.client
 
     def faults(self) -> list[str]:
-        """What did not go as it must; empty: all went well."""
+        """The failed checks, in words; empty on success."""
         checks = [
             (self.last.client < HISTORY, f"the history has {self.last.client:,} tokens and not {HISTORY:,}"),
             (not self.moved, "nothing was moved"),
@@ -138,7 +138,7 @@ class DemoResult(msgspec.Struct, frozen=True):
 
 
 def _action(turn: AgentTurn) -> str:
-    """What the agent is told to do next, or that it has its answer."""
+    """The model's decision in words: a tool call, or the answer."""
     for name, arguments in turn.calls:
         given = json.loads(arguments)
         return " ".join([name, *(str(value) for value in given.values())])

@@ -1,7 +1,7 @@
 """The embedded upstream: chat completions on loopback, answered by the scripted model.
 
-It keeps to what the real API keeps to as far as the demo can show: calls and results must be paired, usage is counted
-from what was sent, `usage` comes last and only where it is asked for.
+It follows the real API's rules as far as the demo needs them: calls and results must be paired, usage is counted from
+the request, and a stream carries `usage` last and only on demand.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from proxy.demo import measure, model
 Json = dict[str, Any]
 
 DELTA = 24
-"""Characters of a streamed piece."""
+"""Characters in one streamed piece."""
 
 
 class ScriptedUpstream:
-    """Runs in a thread while the block lasts. `requests`: what reached it; `refused`: why it refused some."""
+    """Runs in a thread for the block. `requests`: those that it answered; `refused`: why it refused others."""
 
     def __init__(self, count: Callable[[str], int]) -> None:
         self.requests: list[measure.Sent] = []
@@ -79,7 +79,7 @@ class ScriptedUpstream:
 
 
 def unpaired(messages: Sequence[Json]) -> str | None:
-    """What OpenAI would refuse of calls and results; None: each call is answered right behind its message."""
+    """The fault for which OpenAI would refuse these messages; None if results directly follow the calls they answer."""
     waiting: set[str] = set()
     for message in messages:
         if message["role"] == "tool":

@@ -37,7 +37,7 @@ class OperationAccount:
 
 @dataclass
 class OperationCall:
-    """What an operation has to work with."""
+    """Everything that an operation needs to do its work."""
 
     services: Services
     summarizer: Summarizer
@@ -45,9 +45,9 @@ class OperationCall:
     tenant: Tenant
     shelf: CallerFiles
     given: Body = field(default_factory=Body)
-    """What the client sent, once it is read."""
+    """The request's body, once it is read."""
     account: OperationAccount = field(default_factory=OperationAccount)
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `work`, in a thread for reading when it is this caller's turn."""
+        """Run `work` in a thread for reading, when it is this caller's turn; returns its result."""
         return await self.services.threads.reading.run(self.tenant.namespace, lambda: work(*args, **kwargs))

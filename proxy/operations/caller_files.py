@@ -1,6 +1,6 @@
-"""The files of one caller: what `/context_offload` wrote, by name, in the store under `NAMESPACE/files/NAME`.
+"""The files of one caller, which `/context_offload` wrote: in the store under `NAMESPACE/files/NAME`.
 
-And the one thing besides: an original that the proxy moved for the same caller, which opens by its exact path.
+A caller can also read an original that the proxy moved for the same key, by its exact path.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from proxy.threads import Threads
 KIND, ORIGINALS = "files", "originals"
 
 AT_ONCE = 16
-"""Files written side by side."""
+"""Files written concurrently."""
 
 
 class File(msgspec.Struct, frozen=True):
-    """One that is there: its canonical name, its size in bytes."""
+    """A stored file: its canonical name and its size in bytes."""
 
     name: str
     size: int
 
 
 class CallerFiles:
-    """One request's dealings with its caller's files. Everything raises StoreFault where the store does not answer."""
+    """One request's access to its caller's files. All methods raise StoreFault if the store does not answer."""
 
     def __init__(self, visit: Visit, namespace: str, policy: Policy, threads: Threads) -> None:
         self._visit = visit
@@ -49,7 +49,7 @@ class CallerFiles:
         return self._visit.errors
 
     async def put_all(self, files: Mapping[str, bytes]) -> None:
-        """Write files by name, durably; one that is there already must be the same."""
+        """Write files durably, by name. Raises StoreFault if one exists with other content."""
         waiting = asyncio.Semaphore(AT_ONCE)
 
         async def put(name: str, content: bytes) -> None:
@@ -59,32 +59,32 @@ class CallerFiles:
         await asyncio.gather(*(put(name, content) for name, content in files.items()))
 
     async def put_next(self, stem: str, ending: str, content: bytes) -> str:
-        """Write under the next free number: `STEM0ENDING`, `STEM1ENDING`, …; the name."""
+        """Write under the next free name: `STEM0ENDING`, `STEM1ENDING`, …; returns the name."""
         number = await self._next_number(stem, ending)
         while not await self._put_if_free(name := f"{stem}{number}{ending}", content):
             number += 1
         return name
 
     async def below(self, directory: str) -> list[File]:
-        """The files in a directory and all that is in it, by name."""
+        """The files below a directory, sorted by name."""
         begin = f"{directory}/" if directory else ""
         return await self._beginning(begin)
 
     async def read(self, name: str) -> bytes | None:
-        """A file's content, or that of an original with this path."""
+        """The content of a file, or of an original with this path; None if there is neither."""
         keys = [key for key in (self._key(names.key_part(name)), self._original(name)) if key]
         found = await self._read(keys)
         return next((content for content in found if content is not None), None)
 
     async def read_many(self, wanted: Sequence[str]) -> Sequence[bytes | None]:
-        """The contents in the order of the names; None for files that are gone."""
+        """The contents in the order of the names; None for each missing file."""
         return await self._read([self._key(names.key_part(name)) for name in wanted]) if wanted else []
 
     async def _put(self, name: str, content: bytes) -> None:
         if not await self._put_if_free(name, content):
             [existing] = await self.read_many([name])
             if existing != content:
-                raise StoreFault(f"Another content stands in the store as {name}")
+                raise StoreFault(f"The store already has other content as {name}")
 
     async def _put_if_free(self, name: str, content: bytes) -> bool:
         done = await self._visit.put(self._key(names.key_part(name)), content, keep=False, sure=True)
@@ -98,7 +98,7 @@ class CallerFiles:
         return max((int(number) + 1 for number in numbers if number.isascii() and number.isdigit()), default=0)
 
     async def _beginning(self, text: str) -> list[File]:
-        """The files whose name begins so, by name. Raises BadName where that is too long for any."""
+        """The files whose names begin with `text`, sorted by name. Raises BadName if no name can be so long."""
         found = await self._visit.list(self._key(names.key_part(text)))
         if found is Missing.FAILED:
             _failed("list files")

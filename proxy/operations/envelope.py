@@ -1,4 +1,4 @@
-"""What every operation replies, whatever happened."""
+"""The envelope of every operation's reply, on success and on failure."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from proxy.errors import ProxyError
 
 
 class OperationReply(msgspec.Struct, frozen=True):
-    """The envelope's content. Messages are JSON already and stay as they are."""
+    """The content of a successful reply. Messages are raw JSON and keep their bytes."""
 
     answer: str
     messages: list[bytes | Raw] = []
     metadata: Mapping[str, Any] = {}
 
     def body(self) -> bytes:
-        """As it is sent."""
+        """The body of the HTTP reply."""
         return _envelope(True, self.answer, self.messages, self.metadata)
 
 
 def refusal(messages: Iterable[bytes | Raw] = ()) -> Callable[[ProxyError], bytes]:
-    """How an error reads: its reason in `answer`, and the caller's own messages, so that nobody can lose any."""
+    """A function from an error to a body with the reason and the caller's own messages, so that none can be lost."""
     own = list(messages)
     return lambda error: _envelope(False, error.message, own, {"error": error.code or error.kind})
 
 
 def _envelope(success: bool, answer: str, messages: Iterable[bytes | Raw], metadata: Mapping[str, Any]) -> bytes:
-    """Each member on its own: some hold raw JSON, some hold text that is only valid once it is escaped."""
+    """Encode each member on its own: some are raw JSON, others are text that must be escaped."""
     members = (
         b'"success":' + rawjson.encode(success),
         b'"answer":' + rawjson.encode(answer),

@@ -1,4 +1,4 @@
-"""The operations' OpenAPI 3.1 document, made from the structs that read their parameters: the two cannot differ."""
+"""The operations' OpenAPI 3.1 document, made from the structs that parse their parameters, so the two always agree."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ENVELOPE: Json = {
     "required": ["success", "answer", "messages", "metadata"],
     "properties": {
         "success": {"type": "boolean"},
-        "answer": {"type": "string", "description": "what came of it, or why nothing did"},
+        "answer": {"type": "string", "description": "the result, or the reason of a failure"},
         "messages": {
             "type": "array",
-            "description": "of the offload operations: what to go on with; the caller's own where it failed, but none "
-            "for a caller who was not let in (401, 403, 503), whose body is not read",
+            "description": "offload operations only: the messages to continue with; after a failure the caller's own, "
+            "except for a caller who was refused before the body was read (401, 403, 503)",
         },
         "metadata": {"type": "object"},
     },
@@ -33,14 +33,14 @@ _ENVELOPE: Json = {
 _HEALTH: Json = {"type": "object", "required": ["status"], "properties": {"status": {"type": "string"}}}
 
 _FAULTS = {
-    "400": "The request is none that can be served; `answer` says where and what",
-    "401": "No key, or one that nobody knows",
+    "400": "The request is not valid; `answer` says where and why",
+    "401": "No key, or an unknown one",
     "404": "No file or directory of this name",
     "405": "Not a POST",
     "413": "The body is too large",
     "500": "A bug of this server",
     "502": "The model that writes summaries failed",
-    "503": "The store failed, or too much at once",
+    "503": "The store failed, or there are too many requests",
     "504": "The model that writes summaries did not answer in time",
 }
 
@@ -122,7 +122,7 @@ def _health() -> Json:
 
 
 def _add_aliases(schema: Json) -> None:
-    """An older name is as good as the name, so either fulfils what is required."""
+    """Add the older names of parameters. A required parameter is satisfied by either name."""
     properties, required = schema["properties"], schema["required"]
     choices = []
     for alias, name in ALIASES.items():

@@ -1,6 +1,6 @@
-"""What the operations take: one struct each, from which the OpenAPI document is made as well.
+"""The parameters of the operations: one struct each, from which the OpenAPI document is also made.
 
-Older names of a parameter stand in `ALIASES`. An error names the place of the fault by the name that the caller used.
+`ALIASES` lists older names of parameters. An error uses the name that the caller used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 MAX_MESSAGES = rawjson.MAX_ELEMENTS
 """Messages of one call."""
 MAX_VALUES = 1_000_000
-"""Values in one call, at any depth: every message is checked at once, which holds up all else for that long."""
+"""Values in one call, at any depth. All messages are validated in one step, which blocks its thread for that long."""
 MAX_PATH = 1_000
 MAX_PATTERN = 1_000
 
@@ -39,7 +39,7 @@ ALIASES: Mapping[str, str] = {
     "storage_path": "store_dir",
     "file_path": "absolute_path",
 }
-"""Older name → name; `file_path` of a search is a parameter of its own."""
+"""Older name → name. In a search, `file_path` is a parameter of its own."""
 
 
 PATHS: Mapping[str, str] = {
@@ -48,7 +48,7 @@ PATHS: Mapping[str, str] = {
     "file_path": "",
     "absolute_path": "",
 }
-"""What are names of files and directories, each with the longest that will stand behind it."""
+"""Parameters that name files and directories, each with the longest name that the operation will append to it."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True):
-    """What a tool call calls."""
+    """The function of a tool call."""
 
     name: str | None = None
 
@@ -71,7 +71,7 @@ class ToolCallParameter(msgspec.Struct, frozen=True):
 
 
 class MessageParameter(msgspec.Struct, frozen=True):
-    """A chat message as far as it must be one; whatever else it has is kept."""
+    """The members of a chat message that must be valid. All others are kept as they are."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
@@ -80,7 +80,7 @@ class MessageParameter(msgspec.Struct, frozen=True):
 
 
 class OffloadParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Moves old content of a conversation out of its messages; the caller goes on with the messages of the reply."""
+    """Moves old content of a conversation out of its messages. The caller continues with the messages of the reply."""
 
     messages: Annotated[
         list[MessageParameter], Meta(min_length=1, description="the conversation, every field of it is kept")
@@ -89,12 +89,12 @@ class OffloadParameters(msgspec.Struct, frozen=True, kw_only=True):
     context_manage_mode: Annotated[
         Literal["compact", "compress", "auto"],
         Meta(
-            description="compact: tool results to files; compress: old messages to summaries; auto: the former, and "
-            "the latter where that leaves too much"
+            description="compact: tool results to files; compress: old messages to summaries; auto: compact, and "
+            "compress if that leaves too much"
         ),
     ] = "auto"
     compact_ratio_threshold: Annotated[
-        float, Meta(ge=0, description="auto: compress where compaction leaves more than this share")
+        float, Meta(ge=0, description="auto: compress if compaction leaves more than this share")
     ] = 0.75
     max_total_tokens: Annotated[Tokens, Meta(description="nothing happens unless there is more than this")] = 20_000
     max_tool_message_tokens: Annotated[
@@ -108,7 +108,7 @@ class OffloadParameters(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     chat_id: Annotated[
         Annotated[str, Meta(max_length=1_000)] | None,
-        Meta(description="stands in the names of the files of compressed messages; null: a new UUID"),
+        Meta(description="part of the names of files with compressed messages; null: a new UUID"),
     ] = None
     preview_char_length: Annotated[int, Meta(ge=0, description="characters of a moved result that stay")] = 100
     compress_system_message: Annotated[bool, Meta(description="whether system messages are compressed too")] = False
@@ -119,19 +119,19 @@ class OffloadParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines that match a regular expression (RE2, whatever the case) in the files below a directory."""
+    """Lines that match a regular expression (RE2, ignoring case) in the files below a directory."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="RE2 syntax")]
     path: Annotated[Path | None, Meta(description="directory; null: all of your files")] = None
     glob: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_PATH)] | None,
-        Meta(description="which files; one with a slash is held against the path below the directory"),
+        Meta(description="which files to search; a glob with a slash is matched against the path below the directory"),
     ] = None
     limit: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="matches at most; null: no limit")] = None
 
 
 class Find(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines of one file that contain a text, whatever its case."""
+    """Lines of one file that contain a text, ignoring case."""
 
     pattern: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN, description="the text itself")]
     file_path: Annotated[Path, Meta(description="the file")]
@@ -147,14 +147,14 @@ class ReadFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """A request's body: its members as they came, and of these the messages; none where there is no array of them."""
+    """A request's body: its members as they came, and the elements of `messages` if that is an array."""
 
     members: dict[str, Raw] = {}
     messages: list[Raw] = []
 
 
 def body(raw: bytes) -> Body:
-    """Raises ClientFault where it is no JSON object."""
+    """Parse a request's body. Raises ClientFault if it is not a JSON object, or too large a one."""
     at = 0
     try:
         for piece in rawjson.pieces(raw):
@@ -164,7 +164,7 @@ def body(raw: bytes) -> Body:
             raise ClientFault(f"The body has more than {MAX_VALUES} values")
         members = rawjson.members(raw)
         if rawjson.is_array(members.get("messages")) and rawjson.more_than(members["messages"], MAX_MESSAGES):
-            raise ClientFault(f"`messages` has more than {MAX_MESSAGES} of them")
+            raise ClientFault(f"`messages` has more than {MAX_MESSAGES} elements")
         return Body(members, rawjson.elements(members["messages"]) if rawjson.is_array(members.get("messages")) else [])
     except UnicodeDecodeError as error:
         raise ClientFault(f"The body is not UTF-8: {error.reason} at byte {at + error.start}") from error
@@ -173,13 +173,13 @@ def body(raw: bytes) -> Body:
 
 
 def taken(given: Body, kind: type[T]) -> T:
-    """The parameters of this kind, whatever else there is. Raises ClientFault that says where and what."""
+    """The parameters of this kind; others are ignored. Raises ClientFault with the place and the reason."""
     fields = {field.name for field in msgspec.structs.fields(kind)}
     spelled = {ALIASES[name]: name for name in given.members if name not in fields and ALIASES.get(name) in fields}
     older = {name: given.members[alias] for name, alias in spelled.items()}
     newer = {name: given.members[name] for name in fields if name in given.members}
     if newer.keys() & older.keys():
-        _checked(newer | older, kind, spelled)  # the newer name counts, but both must be right
+        _checked(newer | older, kind, spelled)  # the newer name takes precedence, but both must be valid
     return _checked(older | newer, kind, {name: alias for name, alias in spelled.items() if name not in newer})
 
 
@@ -188,16 +188,16 @@ def _checked(members: Mapping[str, Raw], kind: type[T], spelled: Mapping[str, st
         made = _decoded(rawjson.encode(members), kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ClientFault(_in_callers_words(str(error), spelled)) from error
-    for field, behind in PATHS.items():
+    for field, appended in PATHS.items():
         try:
-            names.key_part(names.canonical(getattr(made, field, None) or "") + behind)
+            names.key_part(names.canonical(getattr(made, field, None) or "") + appended)
         except BadName as error:
-            raise ClientFault(f"`$.{spelled.get(field, field)}` is no path of yours: {error}") from error
+            raise ClientFault(f"`$.{spelled.get(field, field)}` is not a valid path: {error}") from error
     return made
 
 
 def _decoded(raw: bytes, kind: type[T]) -> T:
-    """msgspec refuses half a surrogate pair, which JavaScript's `slice` leaves in text; `json` takes it."""
+    """Decode with msgspec, or with `json` if text contains half a surrogate pair, as JavaScript's `slice` can leave."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""`/read_file`: a file's content and nothing else."""
+"""`/read_file`: returns a file's content and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def read_file(call: OperationCall) -> OperationReply:
 
 
 async def _found(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
-    """The file of this path; or the only one whose path ends like this, as `File:` lines name them from a directory."""
+    """The file with this path, or else the only one whose path ends with it, as in the `File:` lines of `/grep`."""
     name = names.canonical(path)
     content = await shelf.read(name) if name else None
     if content is not None:
@@ -37,7 +37,7 @@ async def _found(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
 
 
 def shown(path: str, content: bytes, offset: int, limit: int | None) -> OperationReply:
-    """`limit` lines from the 0-based line `offset` on; what is past the end is empty."""
+    """`limit` lines from the 0-based line `offset` on; empty past the end of the file."""
     text = content.decode("utf-8", "surrogatepass")
     lines = pages.line_count(text)
     start = pages.line_start(text, min(offset, lines))

@@ -106,7 +106,7 @@ EARLY = {
 
 @pytest.mark.parametrize("size", [1, 5, 64, 499])
 @pytest.mark.parametrize("status", EARLY)
-async def test_an_early_reply_is_the_last(status: int, size: int) -> None:
+async def test_an_early_reply_closes_the_connection(status: int, size: int) -> None:
     """The rest of the body is no request, nor is what comes behind it; the next connection is served."""
     async with relay({"api_keys": [{"sha256": KNOWN}]}, body_limit=400) as (wire, proxy):
         async with connection(proxy.port) as (reader, writer):
@@ -120,7 +120,7 @@ async def test_an_early_reply_is_the_last(status: int, size: int) -> None:
     assert [asked.target for asked in wire.requests] == [b"/v1/models"]
 
 
-async def test_an_early_503_is_the_last() -> None:
+async def test_an_early_503_closes_the_connection() -> None:
     async def hold(peer: Peer) -> None:
         await peer.request()
         await peer.gone()
@@ -135,7 +135,7 @@ async def test_an_early_503_is_the_last() -> None:
     assert len(wire.requests) == 1
 
 
-async def test_what_is_read_behind_an_early_reply_is_bounded() -> None:
+async def test_reading_after_an_early_reply_is_bounded() -> None:
     """The client cannot send it all, as nobody reads it."""
     async with relay(body_limit=1000) as (_, proxy), connection(proxy.port) as (reader, writer):
         ours = writer.transport.get_extra_info("socket")
@@ -152,7 +152,7 @@ async def test_what_is_read_behind_an_early_reply_is_bounded() -> None:
     assert sent < 16 << 20  # most of it lies in the kernel's buffers
 
 
-async def test_a_reply_is_read_although_its_request_goes_on() -> None:
+async def test_an_early_reply_reaches_a_client_that_keeps_sending() -> None:
     async with relay(body_limit=1000) as (_, proxy), connection(proxy.port) as (reader, writer):
         writer.write(post(bytes(LINGER_BYTES // 2), target=b"/v1/chat/completions", size=100 << 20))
         assert (await refused(reader)).status == 413
@@ -188,7 +188,7 @@ async def test_a_reply_is_read_although_its_request_goes_on() -> None:
         "an endless extension",
     ],
 )
-async def test_a_head_has_its_size(head: bytes) -> None:
+async def test_the_size_of_a_head_is_bounded(head: bytes) -> None:
     async with relay() as (wire, proxy), connection(proxy.port) as (reader, writer):
         writer.write(GET + head)
         assert (await read_message(reader)).body == b"ok"
@@ -198,7 +198,7 @@ async def test_a_head_has_its_size(head: bytes) -> None:
     assert len(wire.requests) == 1
 
 
-async def test_what_a_head_may_have() -> None:
+async def test_valid_heads_are_accepted() -> None:
     most = b"GET /v1/x HTTP/1.1\r\n" + b"A: %b\r\n" % (b"x" * 300) * HEAD_FIELDS + b"\r\n"
     small = CHUNKED + chunk(b"x") * 50_000 + b"0\r\n" + b"A: 1\r\n" * HEAD_FIELDS + b"\r\n"
     async with relay() as (wire, proxy):
@@ -249,7 +249,7 @@ async def test_a_head_takes_no_memory(piece: bytes) -> None:
         CHUNKED + b"no size\r\n",
     ],
 )
-async def test_what_is_no_http(request_: bytes) -> None:
+async def test_malformed_http_is_refused(request_: bytes) -> None:
     """It is answered when it is its turn, in our shape."""
     async with relay() as (_, proxy), connection(proxy.port) as (reader, writer):
         writer.write(GET + request_ + GET)
@@ -270,7 +270,7 @@ async def test_no_transfer_coding_is_lost(coding: bytes) -> None:
 
 
 @pytest.mark.parametrize("drip", [False, True])
-async def test_a_head_has_its_time(drip: bool) -> None:
+async def test_the_time_for_a_head_is_bounded(drip: bool) -> None:
     async with relay(head_timeout=0.4) as (_, proxy), connection(proxy.port) as (reader, writer):
         writer.write(GET)
         assert (await read_message(reader)).body == b"ok"
@@ -287,7 +287,7 @@ async def test_a_head_has_its_time(drip: bool) -> None:
 
 @pytest.mark.parametrize("target", [b"/v1/embeddings", b"/v1/chat/completions", b"/grep"])
 @pytest.mark.parametrize("size", [100, GATHERED + 100])
-async def test_a_body_has_its_time(target: bytes, size: int) -> None:
+async def test_the_time_for_a_body_without_progress_is_bounded(target: bytes, size: int) -> None:
     async with relay(body_timeout=0.4) as (_, proxy), connection(proxy.port) as (reader, writer):
         writer.write(post(b"{", b"Authorization: Bearer k", target=target, size=size))
         reply = await asyncio.wait_for(read_message(reader), 10)
@@ -297,7 +297,7 @@ async def test_a_body_has_its_time(target: bytes, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [20, GATHERED + 20])
-async def test_who_sends_slowly_is_served(size: int) -> None:
+async def test_a_slow_but_steady_sender_is_served(size: int) -> None:
     body = bytes(size)
     async with relay(body_timeout=0.6, head_timeout=0.6) as (wire, proxy), connection(proxy.port) as (reader, writer):
         writer.write(post(body[20:], size=size))
@@ -327,7 +327,7 @@ async def test_a_slow_upstream_is_not_a_slow_client() -> None:
 
 
 @pytest.mark.parametrize("target", [b"/v1/embeddings", b"/v1/chat/completions"])
-async def test_unfinished_requests_take_nobodys_place(target: bytes) -> None:
+async def test_unfinished_requests_do_not_count_against_the_limit(target: bytes) -> None:
     """As many as there are places, with keys that nobody knows; half of them would be uploads."""
     async with relay() as (_, proxy), AsyncExitStack() as held:
         for number in range(256):
@@ -354,7 +354,7 @@ async def test_uploads_take_a_share_of_the_places() -> None:
         assert (await ask(proxy.port, GET)).status == 200
 
 
-async def test_bodies_have_their_bytes() -> None:
+async def test_the_bytes_of_all_bodies_are_bounded_per_tenant() -> None:
     """Half of all for a tenant, and all the rest is the others'. What is refused can be sent again."""
     async with upstream(replying(OK)) as wire:
         policy: Json = {"upstream": {"base_url": wire.url + "/v1"}}
@@ -381,7 +381,7 @@ async def test_bodies_have_their_bytes() -> None:
                 assert (await ask(proxy.port, post(bytes(900_000)))).body == b"ok"
 
 
-async def test_who_never_ends_makes_room() -> None:
+async def test_an_endless_sender_makes_room_for_others() -> None:
     """At a byte now and then they are never silent for too long, and would hold all bytes for good."""
     async with relay(buffered_limit=2_000_000, body_timeout=0.5) as (_, proxy), AsyncExitStack() as held:
         ends = [await held.enter_async_context(connection(proxy.port)) for _ in range(10)]
@@ -397,7 +397,7 @@ async def test_who_never_ends_makes_room() -> None:
             assert await asyncio.wait_for(reader.read(), 10) == b""
 
 
-async def test_all_bytes_are_bounded() -> None:
+async def test_a_body_above_its_tenants_share_of_bytes_is_refused() -> None:
     async with relay({"api_keys": [{"sha256": KNOWN}]}, buffered_limit=1_000_000) as (wire, proxy):
         request = post(bytes(600_000), b"Authorization: Bearer client")
         reply = await ask(proxy.port, request)
@@ -409,7 +409,7 @@ async def test_all_bytes_are_bounded() -> None:
 # Replies
 
 
-async def test_a_client_of_http_1_0() -> None:
+async def test_an_http_1_0_client_is_served() -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(EVENTS, chunk(b"data: 1\n\n"), chunk(b"data: 2\n\n"), chunk(b""))
@@ -421,14 +421,16 @@ async def test_a_client_of_http_1_0() -> None:
     assert body == b"data: 1\n\ndata: 2\n\n"
 
 
-async def test_a_client_of_http_1_0_with_a_length() -> None:
+async def test_an_http_1_0_client_with_a_content_length_is_served() -> None:
     async with relay() as (_, proxy), connection(proxy.port) as (reader, writer):
         writer.write(GET.replace(b"1.1", b"1.0"))
         assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"connection: close\r\n\r\nok")
 
 
 @pytest.mark.parametrize("reads", [False, True])
-async def test_a_reply_waits_for_its_client_but_not_for_ever(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+async def test_a_client_that_stops_reading_is_closed_after_a_timeout(
+    monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
     monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0.5)
     size = 24 << 20
 
@@ -457,7 +459,7 @@ async def reader_to_its_end(reader: asyncio.StreamReader) -> bytes:
     return said
 
 
-async def test_requests_behind_each_other_are_bounded() -> None:
+async def test_pipelined_requests_are_bounded() -> None:
     """Who sends more at once gets replies to the first, and is told by the end of the connection to ask again."""
     async with relay() as (wire, proxy), connection(proxy.port) as (reader, writer):
         writer.write(GET * 3000)
@@ -485,7 +487,7 @@ async def test_no_request_waits_for_the_garbage_collector() -> None:
 
 
 @needs_proc
-async def test_no_file_descriptor_left() -> None:
+async def test_the_proxy_survives_running_out_of_file_descriptors() -> None:
     with spawned(flags=["--log-format=text"]) as proxy:
         assert proxy.process
         pid = proxy.process.pid

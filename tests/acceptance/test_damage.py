@@ -107,7 +107,7 @@ def unsealed(path: Path) -> None:
     path.write_bytes(re.sub(rb',"sha256":"\w+"\}$', b"}", path.read_bytes()))
 
 
-def test_damaged_rounds(up: StrictUpstream, tmp_path: Path) -> None:
+def test_damaged_rounds_are_ignored_and_counted(up: StrictUpstream, tmp_path: Path) -> None:
     policies = {"default": tight(up.url)}
     callers = Callers(tmp_path, "rounds", [*DAMAGE, unsealed])
     messages = history()

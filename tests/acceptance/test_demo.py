@@ -36,7 +36,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, **led, "TMPDIR": str(tmp_path), "COLUMNS": "120", "LINES": "30"}
 
 
-def test_what_it_claims(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_demo_exits_with_0_and_prints_its_claims(environment: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(COMMAND, capture_output=True, text=True, env=environment, timeout=LIMIT, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
@@ -62,7 +62,7 @@ def test_what_it_claims(environment: dict[str, str], tmp_path: Path) -> None:
     assert "originals" in listed.stdout
 
 
-def test_a_live_table_on_a_terminal(environment: dict[str, str]) -> None:
+def test_the_demo_shows_a_live_table_on_a_terminal(environment: dict[str, str]) -> None:
     ours, theirs = pty.openpty()
     environment["TERM"] = "xterm"
     with subprocess.Popen(COMMAND, stdout=theirs, stderr=theirs, env=environment, cwd=ROOT) as demo:
@@ -111,7 +111,7 @@ def test_an_interrupted_demo_leaves_nothing(
         pytest.param("auto", "never", marks=pytest.mark.sweep),
     ],
 )
-def test_its_session_in_every_mode(serve: Callable[..., Proxy], mode: str, wait: str) -> None:
+def test_the_demo_session_runs_in_every_mode(serve: Callable[..., Proxy], mode: str, wait: str) -> None:
     """The demo takes the default; whatever the mode, what was taken away is found again."""
     count, library = lru_cache(maxsize=4096)(Tokens().count), Library()
     with ScriptedUpstream(count) as upstream:

@@ -135,14 +135,14 @@ def untouched(up: StrictUpstream, reply: Reply) -> bool:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_the_body_goes_as_it_came(up: StrictUpstream, ask: Ask, fields: Json) -> None:
+def test_requests_that_our_tools_do_not_fit_go_as_they_came(up: StrictUpstream, ask: Ask, fields: Json) -> None:
     up.script(text("Yes."))
     reply = ask(**fields)
     assert untouched(up, reply)
     assert reply.message["content"] == "Yes."
 
 
-def test_more_tools_than_leave_room_for_ours(up: StrictUpstream, ask: Ask) -> None:
+def test_a_request_without_room_for_our_tools_goes_as_it_came(up: StrictUpstream, ask: Ask) -> None:
     function = TOOL["function"]
     tools = [{"type": "function", "function": function | {"name": f"fetch_{n}"}} for n in range(127)]
     up.script(text("Yes."), text("Yes."))
@@ -151,14 +151,14 @@ def test_more_tools_than_leave_room_for_ours(up: StrictUpstream, ask: Ask) -> No
     assert up.chats[1].tool_names[126:] == OURS
 
 
-def test_both_our_names_taken(up: StrictUpstream, ask: Ask) -> None:
+def test_a_request_with_both_our_tool_names_taken_goes_as_it_came(up: StrictUpstream, ask: Ask) -> None:
     function = TOOL["function"]
     tools = [{"type": "function", "function": function | {"name": name}} for name in ("grep", "offload_read_file")]
     up.script(text("Yes."))
     assert untouched(up, ask(tools=tools))
 
 
-def test_switched_off_for_a_request(up: StrictUpstream, ask: Ask) -> None:
+def test_x_offload_off_sends_the_request_as_it_came(up: StrictUpstream, ask: Ask) -> None:
     up.script(text("Yes."))
     reply = ask(headers={"x-offload": "off"})
     assert untouched(up, reply)
@@ -168,7 +168,7 @@ def test_switched_off_for_a_request(up: StrictUpstream, ask: Ask) -> None:
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 
-def test_tool_choice_none(up: StrictUpstream, ask: Ask) -> None:
+def test_tool_choice_none_is_kept(up: StrictUpstream, ask: Ask) -> None:
     up.script(text("Yes."))
     ask(tool_choice="none")
     [request] = up.chats
@@ -177,7 +177,7 @@ def test_tool_choice_none(up: StrictUpstream, ask: Ask) -> None:
     assert len(references(request)) == 3
 
 
-def test_allowed_tools(up: StrictUpstream, ask: Ask) -> None:
+def test_allowed_tools_gain_our_tools(up: StrictUpstream, ask: Ask) -> None:
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}
     allowed["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "fetch"}}]  # type: ignore[index]
     up.script(calls(GREP), text("Yes."))
@@ -203,7 +203,9 @@ def test_tool_choice_in_follow_up_rounds(up: StrictUpstream, ask: Ask, choice: A
 
 
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["only ours", "the client's too"])
-def test_the_last_round(up: StrictUpstream, serve: Callable[..., Proxy], tools: list[Json] | None) -> None:
+def test_the_last_round_allows_no_more_of_our_calls(
+    up: StrictUpstream, serve: Callable[..., Proxy], tools: list[Json] | None
+) -> None:
     """Where all tools are ours none can be called any more; the client's can."""
     proxy = serve({"default": tight(up.url, tools={"max_rounds": 1})})
     up.script(calls(GREP), mixed("So far.", GREP))
@@ -214,7 +216,7 @@ def test_the_last_round(up: StrictUpstream, serve: Callable[..., Proxy], tools: 
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_parallel_tool_calls(up: StrictUpstream, ask: Ask, parallel: bool) -> None:
+def test_parallel_tool_calls_is_kept(up: StrictUpstream, ask: Ask, parallel: bool) -> None:
     up.script(calls(GREP), text("Yes."))
     ask(parallel_tool_calls=parallel)
     assert [request.json["parallel_tool_calls"] for request in up.chats] == [parallel, parallel]
@@ -237,7 +239,7 @@ def test_the_clients_tools_keep_their_bytes(up: StrictUpstream, ask: Ask) -> Non
 
 
 @pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
-def test_usage_is_asked_for_always_and_shown_to_who_asked(
+def test_usage_is_always_requested_and_shown_only_on_request(
     up: StrictUpstream, ask: Ask, options: Json | None, request: pytest.FixtureRequest
 ) -> None:
     if "plain" in request.node.callspec.id:
@@ -278,26 +280,26 @@ def prompt_tokens(proxy: Proxy) -> float:
 
 
 @pytest.mark.parametrize("finish", ["stop", "length", "content_filter"])
-def test_the_finish_reason_is_the_last_visible_round_s(up: StrictUpstream, ask: Ask, finish: str) -> None:
+def test_the_finish_reason_is_that_of_the_last_visible_round(up: StrictUpstream, ask: Ask, finish: str) -> None:
     up.script(calls(GREP), text("Yes.", finish=finish))
     assert ask().finish == finish
 
 
-def test_length_within_a_hidden_call(up: StrictUpstream, ask: Ask) -> None:
+def test_the_length_limit_within_a_hidden_call(up: StrictUpstream, ask: Ask) -> None:
     up.script(mixed("Let me see.", ("grep", '{"pattern": "co'), finish="length"))
     reply = ask()
     assert (reply.finish, reply.message["content"], reply.message.get("tool_calls")) == ("length", "Let me see.", None)
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_what_was_written_is_no_longer_there_to_write(up: StrictUpstream, ask: Ask, field: str) -> None:
+def test_hidden_rounds_use_up_max_completion_tokens(up: StrictUpstream, ask: Ask, field: str) -> None:
     up.script(calls(GREP), text("Yes."))
     ask(**{field: 100})
     used = up.rules.count("grep" + json.dumps(GREP[1]))
     assert [request.json[field] for request in up.chats] == [100, 100 - used]
 
 
-def test_nothing_left_to_write(up: StrictUpstream, ask: Ask) -> None:
+def test_a_turn_ends_when_no_completion_tokens_are_left(up: StrictUpstream, ask: Ask) -> None:
     up.script(calls(GREP))
     reply = ask(max_tokens=5)
     assert (reply.finish, reply.message.get("tool_calls")) == ("length", None)
@@ -415,7 +417,7 @@ def test_other_fields_are_the_same_in_every_round(up: StrictUpstream, ask: Ask) 
 # -- headers ----------------------------------------------------------------------------------------------------------
 
 
-def test_headers_of_every_round(up: StrictUpstream, ask: Ask) -> None:
+def test_every_round_has_the_clients_headers(up: StrictUpstream, ask: Ask) -> None:
     given = {
         "authorization": "Bearer sk-client",
         "connection": "x-hop",
@@ -460,12 +462,12 @@ def test_the_tenant_s_key_replaces_every_credential(up: StrictUpstream, serve: C
 # -- structured output ------------------------------------------------------------------------------------------------
 
 
-def test_text_of_a_hidden_round_is_no_part_of_json(up: StrictUpstream, ask: Ask) -> None:
+def test_text_of_a_hidden_round_is_left_out_of_json_replies(up: StrictUpstream, ask: Ask) -> None:
     up.script(mixed('{"thinking": 1}', GREP), text('{"answer": 42}'))
     reply = ask(response_format={"type": "json_object"})
     assert json.loads(reply.message["content"]) == {"answer": 42}
 
 
-def test_texts_of_two_rounds_have_a_blank_line_between_them(up: StrictUpstream, ask: Ask) -> None:
+def test_texts_of_two_rounds_are_separated_by_a_blank_line(up: StrictUpstream, ask: Ask) -> None:
     up.script(mixed("Let me see.", GREP), text("Yes."))
     assert ask().message["content"] == "Let me see.\n\nYes."

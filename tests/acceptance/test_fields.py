@@ -65,7 +65,7 @@ def post(client: httpx.Client, body: bytes | Json, **headers: str) -> httpx.Resp
     return client.post("/chat/completions", content=content, headers=headers)
 
 
-def test_such_a_history_is_moved(up: StrictUpstream, client: httpx.Client) -> None:
+def test_the_common_history_of_these_tests_is_moved(up: StrictUpstream, client: httpx.Client) -> None:
     """Else the tests below would show nothing."""
     reply = post(client, {**BASE, "messages": history()})
     assert int(reply.headers["x-offload-compacted"]) > 0
@@ -89,7 +89,7 @@ AS_IT_CAME: list[Json] = [
 
 
 @pytest.mark.parametrize("more", AS_IT_CAME, ids=lambda more: next(iter(more)))
-def test_as_it_came(up: StrictUpstream, client: httpx.Client, more: Json) -> None:
+def test_bodies_that_cannot_be_planned_go_as_they_came(up: StrictUpstream, client: httpx.Client, more: Json) -> None:
     body = json.dumps({**BASE, "messages": history(), **more}, indent=1).encode()
     post(client, body)
     assert [request.body for request in up.requests] == [body]
@@ -107,7 +107,7 @@ def test_odd_bodies_are_the_clients_own_bytes(up: StrictUpstream, client: httpx.
     assert up.requests[-1].body == body
 
 
-def test_x_offload_off(up: StrictUpstream, client: httpx.Client) -> None:
+def test_the_header_x_offload_off_switches_the_proxy_off(up: StrictUpstream, client: httpx.Client) -> None:
     body = json.dumps({**BASE, "messages": history()}).encode()
     reply = post(client, body, **{"x-offload": "off"})
     assert up.requests[-1].body == body
@@ -115,7 +115,7 @@ def test_x_offload_off(up: StrictUpstream, client: httpx.Client) -> None:
     assert reply.headers["x-offload-mode"] == "off"
 
 
-def test_an_idempotency_key_stands_for_one_body(up: StrictUpstream, client: httpx.Client) -> None:
+def test_an_idempotency_key_is_sent_with_one_body_only(up: StrictUpstream, client: httpx.Client) -> None:
     """A follow-up round is another request: under the same key it would get the first one's reply."""
     up.script(calls(("grep", {"pattern": "needle"})), text("found"))
     post(client, {**BASE, "messages": history()}, **{"Idempotency-Key": "one"})
@@ -123,7 +123,7 @@ def test_an_idempotency_key_stands_for_one_body(up: StrictUpstream, client: http
 
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "function": {"name": "fetch"}}])
-def test_tool_choice_goes_with_the_first_round(up: StrictUpstream, client: httpx.Client, choice: Any) -> None:
+def test_tool_choice_is_kept_in_the_first_round(up: StrictUpstream, client: httpx.Client, choice: Any) -> None:
     post(client, {**BASE, "tool_choice": choice, "messages": history()})
     assert up.chats[-1].json["tool_choice"] == choice
     assert up.chats[-1].tool_names == ["fetch", "grep", "read_file"]
@@ -176,14 +176,14 @@ def test_a_models_path_reaches_nothing_but_this_request(up: StrictUpstream, clie
 
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(", "\\", "a" * 5000, "(?=x)", "\x00", "x{1000}{1000}"])
-def test_hostile_patterns_are_answered(up: StrictUpstream, client: httpx.Client, pattern: str) -> None:
+def test_hostile_grep_patterns_are_answered(up: StrictUpstream, client: httpx.Client, pattern: str) -> None:
     up.script(calls(("grep", {"pattern": pattern})), text("ok"))
     assert post(client, {**BASE, "messages": history()}).status_code == 200
     assert up.chats[-1].messages[-1]["role"] == "tool"
 
 
 @pytest.mark.parametrize("call_id", ["../../x", "a/b\\c", "\u202e" * 9, "x" * 5000, "nul\x00"])
-def test_hostile_ids_stay_within_the_store(proxy: Proxy, client: httpx.Client, call_id: str) -> None:
+def test_hostile_call_ids_stay_within_the_store(proxy: Proxy, client: httpx.Client, call_id: str) -> None:
     messages = json.loads(json.dumps(history()).replace('"call_0"', json.dumps(call_id)))
     reply = post(client, {**BASE, "messages": messages})
     assert int(reply.headers["x-offload-compacted"]) > 0

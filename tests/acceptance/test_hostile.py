@@ -51,7 +51,7 @@ def ours(reply: httpx.Response) -> Json:
     ],
     ids=["a tool's schema", "a choice that there is not"],
 )
-def test_a_clients_own_mistake_is_its_own(serve: Callable[..., Proxy], mistake: Json) -> None:
+def test_a_clients_mistake_does_not_switch_offloading_off(serve: Callable[..., Proxy], mistake: Json) -> None:
     with StrictUpstream(expect_refusals=True) as up:
         up.respond(lambda _: text("Yes."))
         proxy = serve({"default": tight(up.url)})
@@ -59,7 +59,7 @@ def test_a_clients_own_mistake_is_its_own(serve: Callable[..., Proxy], mistake: 
         assert ours(post(proxy))["x-offload-compacted"] == "3"
 
 
-def test_asking_for_too_much_shrinks_nobodys_window(serve: Callable[..., Proxy]) -> None:
+def test_asking_for_too_many_completion_tokens_does_not_shrink_the_window(serve: Callable[..., Proxy]) -> None:
     with StrictUpstream(Rules(context_window=20_000), expect_refusals=True) as up:
         up.respond(lambda _: text("Yes."))
         proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 3_000, "min_saved_tokens": 1_000})})
@@ -68,7 +68,7 @@ def test_asking_for_too_much_shrinks_nobodys_window(serve: Callable[..., Proxy])
 
 
 @pytest.mark.parametrize("said", ["messages with role 'tool' must follow a call", "prompt is too long"])
-def test_a_refused_follow_up_says_nothing_of_the_request(
+def test_a_refused_follow_up_leaks_nothing_of_the_request(
     up: StrictUpstream, serve: Callable[..., Proxy], said: str
 ) -> None:
     proxy = serve({"default": tight(up.url)})
@@ -107,7 +107,7 @@ WITHOUT_END: dict[str, Callable[[], Pieces]] = {
 
 
 @pytest.mark.parametrize("kind", WITHOUT_END)
-def test_what_has_no_end_is_ended(up: StrictUpstream, serve: Callable[..., Proxy], kind: str) -> None:
+def test_endless_replies_are_ended(up: StrictUpstream, serve: Callable[..., Proxy], kind: str) -> None:
     proxy = serve({"default": tight(up.url)})
     up.script(WITHOUT_END[kind]())
     reply = post(proxy, stream=True)

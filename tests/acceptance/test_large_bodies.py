@@ -66,7 +66,7 @@ def proxy() -> Iterator[Proxy]:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_what_would_cost_much_goes_upstream_as_it_came(proxy: Proxy, name: str) -> None:
+def test_requests_too_expensive_to_plan_go_as_they_came(proxy: Proxy, name: str) -> None:
     coding, made = BODIES[name]
     body = made()
     headers = KEY | ({"content-encoding": coding} if coding else {})
@@ -78,7 +78,7 @@ def test_what_would_cost_much_goes_upstream_as_it_came(proxy: Proxy, name: str) 
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_an_operation_says_what_is_too_much(proxy: Proxy, name: str) -> None:
+def test_an_operation_names_the_bound_that_a_body_exceeds(proxy: Proxy, name: str) -> None:
     coding, made = BODIES[name]
     headers = KEY | ({"content-encoding": coding} if coding else {})
     reply = httpx.post(

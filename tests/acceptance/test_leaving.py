@@ -76,7 +76,7 @@ def logged(proxy: Proxy, number: int) -> list[Json]:
 
 
 @pytest.mark.parametrize("headers", [(), ("Connection: close",)], ids=["kept", "closed"])
-def test_a_client_that_closes_behind_the_last_byte_was_served(
+def test_a_client_that_closes_after_the_last_byte_counts_as_served(
     up: StrictUpstream, spawn: Callable[..., Proxy], headers: tuple[str, ...]
 ) -> None:
     up.respond(lambda asked: text("Yes.") if asked.is_chat else whole({"object": "list", "data": []}))
@@ -91,7 +91,9 @@ def test_a_client_that_closes_behind_the_last_byte_was_served(
 
 
 @pytest.mark.parametrize("body", [OFFLOADED, UNTOUCHED], ids=["offloaded", "untouched"])
-def test_a_client_that_closes_before_it_was_not(up: StrictUpstream, spawn: Callable[..., Proxy], body: Json) -> None:
+def test_a_client_that_closes_before_the_last_byte_counts_as_gone(
+    up: StrictUpstream, spawn: Callable[..., Proxy], body: Json
+) -> None:
     def respond(_: object) -> Pieces:
         return endless()
 

@@ -57,7 +57,7 @@ def without_collector() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("ask", ASKS)
-def test_a_request_leaves_nothing_behind(ask: str) -> None:
+def test_requests_do_not_leak_memory(ask: str) -> None:
     path, body = ASKS[ask]
     with StrictUpstream() as up, served({"default": tight(up.url)}) as proxy:
         up.respond(searching)

@@ -197,7 +197,7 @@ def test_parallel_calls_of_ours_and_a_wrong_one_are_answered(up: StrictUpstream,
     assert malformed
 
 
-def test_the_prefix_holds_from_turn_to_turn(up: StrictUpstream, ask: Callable[..., Json]) -> None:
+def test_the_prompt_prefix_is_stable_from_turn_to_turn(up: StrictUpstream, ask: Callable[..., Json]) -> None:
     up.respond(lambda _: text("Yes."))
     messages = history()
     for _ in range(4):
@@ -207,7 +207,7 @@ def test_the_prefix_holds_from_turn_to_turn(up: StrictUpstream, ask: Callable[..
         assert later.raw_messages[: len(earlier.messages)] == earlier.raw_messages
 
 
-def test_an_error_keeps_its_status(up: StrictUpstream, ask: Callable[..., Json]) -> None:
+def test_an_upstream_error_keeps_its_status(up: StrictUpstream, ask: Callable[..., Json]) -> None:
     up.script(error(429, headers={"retry-after": "7"}))
     with pytest.raises(openai.RateLimitError) as limited:
         ask(history())
@@ -237,7 +237,7 @@ def test_a_client_that_leaves_closes_upstream_in_any_round(
     assert len(up.chats) == rounds + 1
 
 
-def test_headers_say_what_was_done(up: StrictUpstream, client: openai.OpenAI) -> None:
+def test_reply_headers_describe_the_offloading(up: StrictUpstream, client: openai.OpenAI) -> None:
     up.respond(_finds_the_code)
     made = client.chat.completions.with_raw_response.create(model="m", messages=history(), tools=[TOOL])  # type: ignore[arg-type]
     headers = made.headers
@@ -249,7 +249,7 @@ def test_headers_say_what_was_done(up: StrictUpstream, client: openai.OpenAI) ->
     )
 
 
-def test_what_was_moved_lies_in_the_store(up: StrictUpstream, ask: Callable[..., Json], proxy: Proxy) -> None:
+def test_moved_results_are_in_the_store(up: StrictUpstream, ask: Callable[..., Json], proxy: Proxy) -> None:
     up.script(text("Yes."))
     messages = history()
     ask(messages)

@@ -42,7 +42,7 @@ def size(messages: list[Json]) -> int:
 # -- offload 95,000 tokens in auto mode, adopt the messages, go on -----------------------------------------------------
 
 
-def test_95_000_tokens_in_auto_mode(caller: Caller) -> None:
+def test_auto_mode_offloads_95_000_tokens(caller: Caller) -> None:
     history = research(95_000)
     reply = caller.offload(history, context_manage_mode="auto", model=MODEL)
     assert reply.metadata["tokens_before"] == size(history) >= 95_000
@@ -65,7 +65,7 @@ def test_compaction_is_not_enough_so_old_history_becomes_a_snapshot(world: World
     assert without_systems(caller.restored(reply.messages)) == without_systems(history)
 
 
-def test_going_on_with_the_adopted_messages(caller: Caller) -> None:
+def test_a_conversation_continues_with_adopted_messages(caller: Caller) -> None:
     """Sixty more searches, after each tenth the offload: the context stays small and nothing is ever lost."""
     whole = adopted = research(30_000)
     chat = uuid.uuid4().hex
@@ -97,7 +97,7 @@ def test_a_recorded_run_in_auto_mode(caller: Caller, name: str) -> None:
 # -- find a stored result by grep, read it with read_file --------------------------------------------------------------
 
 
-def test_find_a_stored_result_and_read_it(caller: Caller) -> None:
+def test_a_stored_result_is_found_and_read(caller: Caller) -> None:
     results = [page(f"page {number}", 3_000) for number in range(8)]
     results[5] += "\nThe answer is heliotrope-7291.\n"
     steps = (message for number, text in enumerate(results) for message in step(f"c{number}", text))
@@ -164,7 +164,7 @@ def test_a_chat_id_is_made_where_there_is_none(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("mode", ["compact", "compress", "auto"])
-def test_the_result_is_fed_back_in_ten_times(caller: Caller, mode: str) -> None:
+def test_feeding_the_result_back_ten_times_changes_nothing(caller: Caller, mode: str) -> None:
     history = [*research(12_000, 2_500), user(page("question", 500)), assistant("Let me see."), user("Go on.")]
     messages = history
     given = {"context_manage_mode": mode, "max_total_tokens": 3_000, "model": MODEL, "chat_id": "one"}
@@ -174,7 +174,7 @@ def test_the_result_is_fed_back_in_ten_times(caller: Caller, mode: str) -> None:
     assert messages == caller.offload(messages, **given).messages, "it comes to rest"
 
 
-def test_ten_times_with_everything_at_its_tightest(caller: Caller) -> None:
+def test_feeding_back_ten_times_with_the_tightest_parameters_loses_nothing(caller: Caller) -> None:
     """Thresholds so low that references and snapshots are themselves above them."""
     history = [system(), user(), *step("a", page("a", 900)), *step("b", page("b", 800), page("b2", 700)), user("And?")]
     messages, chat = history, "tight"
@@ -217,7 +217,7 @@ def test_context_compress_keeps_its_originals_traceable(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("name", ["/context_compact", "/context_compress"])
-def test_the_older_names_do_nothing_below_the_threshold(caller: Caller, name: str) -> None:
+def test_operations_under_older_names_do_nothing_below_the_threshold(caller: Caller, name: str) -> None:
     history = [user(page("short", 100)), assistant(), *[user()] * 6]
     reply = caller.post(name, {"messages": history, "storage_path": STORE, "model": MODEL})
     assert (reply.messages, reply.files) == (history, {})
@@ -227,6 +227,6 @@ def test_the_older_names_do_nothing_below_the_threshold(caller: Caller, name: st
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
-def test_health(world: World, caller: Caller) -> None:
+def test_health_answers(world: World, caller: Caller) -> None:
     assert caller.http.get("/health").json() == {"status": "healthy"}
     assert caller.http.get("/health?deep=1").status_code == 200

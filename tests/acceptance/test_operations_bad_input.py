@@ -100,7 +100,7 @@ def test_messages_that_are_no_list(caller: Caller, operation: str, messages: Any
 
 
 @pytest.mark.parametrize("operation", OFFLOADS)
-def test_what_is_required(caller: Caller, operation: str) -> None:
+def test_a_missing_required_parameter_is_named(caller: Caller, operation: str) -> None:
     without_messages = caller.post(operation, {"store_dir": STORE})
     assert without_messages.status == 400 and "messages" in without_messages.answer
     without_place = caller.post(operation, {"messages": HISTORY})
@@ -165,7 +165,7 @@ def test_the_newer_name_counts(caller: Caller) -> None:
         ("/read_file", {"absolute_path": "x", "limit": True}, "$.limit"),
     ],
 )
-def test_a_wrong_question_is_named(caller: Caller, path: str, body: Json, place: str) -> None:
+def test_a_wrong_parameter_of_grep_or_read_file_is_named(caller: Caller, path: str, body: Json, place: str) -> None:
     reply = caller.post(path, body)
     assert (reply.status, reply.messages) == (400, [])
     assert place in reply.answer
@@ -175,7 +175,7 @@ def test_a_wrong_question_is_named(caller: Caller, path: str, body: Json, place:
 
 
 @pytest.mark.parametrize("number", [2**31, 2**63 - 1, 2**63, 2**64, 10**30])
-def test_huge_numbers(caller: Caller, number: int) -> None:
+def test_huge_numbers_are_accepted_or_named(caller: Caller, number: int) -> None:
     [path] = caller.compact(HISTORY).files
     replies = [
         caller.read(path, offset=number),
@@ -220,7 +220,7 @@ def test_an_invalid_pattern_is_named(caller: Caller, pattern: str) -> None:
     ],
     ids=range(10),
 )
-def test_a_catastrophic_pattern_is_answered(caller: Caller, pattern: str) -> None:
+def test_a_catastrophic_pattern_is_answered_in_time(caller: Caller, pattern: str) -> None:
     [path] = caller.compact([user(), *step("c", "a" * 200_000 + "\n" + "x" * 50_000 + "!"), user()]).files
     replies = [caller.grep(pattern), caller.post("/grep", {"pattern": pattern, "file_path": path})]
     assert all(reply.status in (200, 400) for reply in replies)
@@ -233,7 +233,7 @@ CLIMBING = ["..", "../x", "a/../../x", "/..", "/../etc/passwd", "./../x", "~/../
 
 
 @pytest.mark.parametrize("path", CLIMBING)
-def test_a_path_that_climbs_is_refused(caller: Caller, path: str) -> None:
+def test_a_path_that_leaves_the_files_is_refused(caller: Caller, path: str) -> None:
     reply = caller.compact(HISTORY, store_dir=path)
     assert (reply.status, reply.messages) == (400, HISTORY) or "\\" in path
     assert caller.read(path).status in (400, 404)
@@ -260,7 +260,7 @@ def test_a_path_that_no_file_system_takes(caller: Caller, path: str) -> None:
 # -- messages that are odd ---------------------------------------------------------------------------------------------
 
 
-def test_no_messages_at_all(caller: Caller) -> None:
+def test_an_empty_list_of_messages_is_refused(caller: Caller) -> None:
     for operation in OFFLOADS:
         reply = caller.post(operation, {"messages": [], "store_dir": STORE, "model": MODEL})
         assert (reply.status, reply.messages) == (400, [])
@@ -292,7 +292,7 @@ def test_odd_histories_come_back_whole(caller: Caller, messages: list[Json], mod
         assert whole == [message for message in messages if message["role"] != "system"]
 
 
-def test_lone_surrogates_lose_nothing(caller: Caller) -> None:
+def test_messages_with_lone_surrogates_lose_nothing(caller: Caller) -> None:
     odd = "\ud83d half an emoji, \udc00 and the other half\n" * 100
     history = [user("\ud800"), *step("c", odd), user()]
     reply = caller.compact(history)
@@ -340,12 +340,12 @@ def test_duplicate_keys_lose_nothing(caller: Caller) -> None:
     ids=range(17),
 )
 @pytest.mark.parametrize("path", ALL)
-def test_a_body_that_is_no_request(caller: Caller, path: str, body: bytes) -> None:
+def test_invalid_bodies_are_named(caller: Caller, path: str, body: bytes) -> None:
     reply = caller.post(path, body)
     assert reply.status in (400, 404) or (reply.status == 200 and body.startswith(b'{"messages": [], '))
 
 
-def test_deep_json_in_a_field_of_nobodys_is_no_harm(caller: Caller) -> None:
+def test_deep_json_in_an_unknown_field_is_harmless(caller: Caller) -> None:
     deep = "[" * 50_000 + "]" * 50_000
     body = f'{{"store_dir": "/s", "messages": [{{"role": "user", "content": "x", "deep": {deep}}}]}}'
     response = caller.http.post("/context_offload", content=body.encode())
@@ -355,7 +355,7 @@ def test_deep_json_in_a_field_of_nobodys_is_no_harm(caller: Caller) -> None:
 
 @pytest.mark.parametrize("path", ALL)
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_another_method(caller: Caller, path: str, method: str) -> None:
+def test_methods_other_than_post_are_refused(caller: Caller, path: str, method: str) -> None:
     response = caller.http.request(method, path)
     assert response.status_code in (404, 405)
     assert enveloped(response).answer

@@ -183,7 +183,7 @@ def test_one_message_is_recent_by_default(caller: Caller) -> None:
     assert len(caller.compact([*history, assistant()]).files) == 2
 
 
-def test_here_no_tool_is_spared_and_nothing_waits_for_a_second_sight(caller: Caller) -> None:
+def test_operations_ignore_excluded_tools_and_unseen_results(caller: Caller) -> None:
     """No `exclude_tools`, no minimum saving, no pins: the caller adopts the result, so one call is one event."""
     reply = caller.compact([user(), *step("c", words(400))], keep_recent_count=0)
     assert len(reply.files) == 1

@@ -182,7 +182,7 @@ def test_fault_untouched_messages_lost_their_bytes(caller: Caller) -> None:
 # -- references that are none ------------------------------------------------------------------------------------------
 
 
-def test_look_alikes_are_content_like_any_other(caller: Caller) -> None:
+def test_text_that_looks_like_a_reference_is_content(caller: Caller) -> None:
     real = caller.compact([user(), *step("c", TEXT), user()]).messages[2]["content"]
     path = REFERENCE.findall(real)[0]
     unknown = real.replace(path, f"{STORE}/tool_call_none_0123456789ab.txt")

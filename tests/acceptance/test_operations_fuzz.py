@@ -109,7 +109,7 @@ spoils = some.dictionaries(some.sampled_from(PARAMETERS), values, max_size=2)
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_fuzz_of_the_wrong_shape(caller: Caller, path: str) -> None:
+def test_random_bodies_of_the_wrong_shape_are_answered(caller: Caller, path: str) -> None:
     """A right request that is spoiled, members of any kind, or anything at all."""
     spoiled = some.builds(lambda body, changes: {**body, **changes}, RIGHT[path], spoils)
 
@@ -126,7 +126,7 @@ def test_fuzz_of_the_wrong_shape(caller: Caller, path: str) -> None:
     assert strays(caller.proxy) == []
 
 
-def test_fuzz_of_the_right_shape(caller: Caller) -> None:
+def test_random_conversations_lose_nothing(caller: Caller) -> None:
     """Whatever the history is, it is all there afterwards, in the reply or behind its references; twice."""
 
     @FUZZ
@@ -150,7 +150,7 @@ def spoken(history: list[Json]) -> list[Json]:
     return [message for message in history if message["role"] not in ("system", "developer")]
 
 
-def test_fuzz_of_what_is_asked_of_files(caller: Caller) -> None:
+def test_random_file_requests_are_answered(caller: Caller) -> None:
     [path] = caller.compact(HISTORY).files
 
     @FUZZ
@@ -168,6 +168,6 @@ def test_fuzz_of_what_is_asked_of_files(caller: Caller) -> None:
     fuzz()
 
 
-def test_after_all_this_the_proxy_is_well(caller: Caller) -> None:
+def test_the_proxy_is_healthy_after_the_fuzzing(caller: Caller) -> None:
     assert httpx.get(f"{caller.proxy.root}/health", trust_env=False).json() == {"status": "healthy"}
     assert caller.compact([user(), *step("c", TEXT), assistant()]).files

@@ -28,17 +28,17 @@ def document(world: World) -> Any:
     return response.json()
 
 
-def test_it_describes_every_operation(document: Any) -> None:
+def test_the_openapi_document_describes_every_operation(document: Any) -> None:
     assert document["openapi"].startswith("3.")
     assert {path for path, item in document["paths"].items() if "post" in item} == OPERATIONS
     assert "get" in document["paths"]["/health"]
 
 
-def test_it_is_valid(document: Any) -> None:
+def test_the_openapi_document_is_valid(document: Any) -> None:
     schemathesis.openapi.from_dict(document).validate()
 
 
-def test_it_names_every_parameter_with_its_default(document: Any) -> None:
+def test_the_openapi_document_names_every_parameter_with_its_default(document: Any) -> None:
     known = set(_names(document))
     assert known >= {
         "messages", "context_manage_mode", "working_summary_mode", "compact_ratio_threshold", "max_total_tokens",
@@ -62,7 +62,7 @@ def _names(value: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["right", "wrong"])
 @pytest.mark.parametrize("path", sorted(OPERATIONS))
-def test_replies_are_as_described(world: World, document: Any, path: str, mode: GenerationMode) -> None:
+def test_replies_match_the_openapi_document(world: World, document: Any, path: str, mode: GenerationMode) -> None:
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=world.proxy.root)
     key = {"authorization": f"Bearer {uuid.uuid4().hex}"}

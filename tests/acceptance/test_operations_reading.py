@@ -39,7 +39,7 @@ def put(caller: Caller, texts: dict[str, str], store_dir: str = STORE) -> dict[s
 # -- grep below a directory --------------------------------------------------------------------------------------------
 
 
-def test_the_answer_of_grep_to_the_letter(caller: Caller) -> None:
+def test_grep_answers_with_this_exact_text(caller: Caller) -> None:
     paths = put(caller, TOOLS, "./cache_file/")
     reply = caller.grep("tool", path="./cache_file/", glob="*.txt")
     names = {name: path.removeprefix("./cache_file/") for name, path in paths.items()}
@@ -57,7 +57,7 @@ def test_without_a_glob_no_filter_is_named(caller: Caller) -> None:
     assert caller.grep("tool", path=STORE).answer.startswith(f'Found 4 matches for pattern "tool" in path "{STORE}":\n')
 
 
-def test_matches_are_data_too(caller: Caller) -> None:
+def test_matches_are_also_in_the_metadata(caller: Caller) -> None:
     paths = put(caller, TOOLS)
     found = {(one["path"], one["line"]): one for one in caller.grep("too", path=STORE).metadata["matches"]}
     assert set(found) == {(paths["alpha"], 1), (paths["alpha"], 3), (paths["gamma"], 1), (paths["gamma"], 3)}
@@ -91,7 +91,7 @@ def test_grep_takes_regular_expressions(caller: Caller, pattern: str, lines: int
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 100, 2**31, 2**53])
-def test_limit_of_grep(caller: Caller, limit: int) -> None:
+def test_the_limit_of_grep_bounds_its_matches(caller: Caller, limit: int) -> None:
     put(caller, TOOLS)
     reply = caller.grep("tool", path=STORE, limit=limit)
     assert len(reply.metadata["matches"]) == min(limit, 4)
@@ -110,7 +110,7 @@ def test_without_a_path_all_of_the_callers_files_are_searched(caller: Caller) ->
     assert len(caller.grep("tool").metadata["matches"]) == 8
 
 
-def test_a_directory_is_searched_with_all_below_it_and_nothing_beside(caller: Caller) -> None:
+def test_grep_searches_a_directory_and_everything_below(caller: Caller) -> None:
     for store in ("/a", "/a/b", "/a/b/c", "/ab", "/b"):
         put(caller, {"x": f"here is {store};"}, store)
     below = {"/a": {"/a", "/a/b", "/a/b/c"}, "/a/": {"/a", "/a/b", "/a/b/c"}, "/a/b": {"/a/b", "/a/b/c"}}
@@ -119,7 +119,7 @@ def test_a_directory_is_searched_with_all_below_it_and_nothing_beside(caller: Ca
         assert found == {f"here is {store};" for store in stores}
 
 
-def test_glob_is_held_against_the_relative_path(caller: Caller) -> None:
+def test_a_glob_is_matched_against_the_relative_path(caller: Caller) -> None:
     put(caller, {"x": "here"}, "/a")
     put(caller, {"x": "here"}, "/a/sub")
     caller.compress([user("here, " * 400), assistant()], store_dir="/a", keep_recent_count=0)
@@ -140,7 +140,7 @@ def test_file_names_below_the_directory_are_relative_to_it(caller: Caller) -> No
 # -- grep in one file --------------------------------------------------------------------------------------------------
 
 
-def test_grep_in_one_file_to_the_letter(caller: Caller) -> None:
+def test_grep_in_one_file_answers_with_this_exact_text(caller: Caller) -> None:
     path = put(caller, TOOLS)["alpha"]
     reply = caller.post("/grep", {"pattern": "TOOL", "file_path": path})
     assert reply.answer == f"{path}:1:tool one\n{path}:3:tool two, tool too"
@@ -150,14 +150,14 @@ def test_grep_in_one_file_to_the_letter(caller: Caller) -> None:
     ]
 
 
-def test_there_the_pattern_is_literal(caller: Caller) -> None:
+def test_grep_in_one_file_takes_literal_text(caller: Caller) -> None:
     path = put(caller, {"x": "a.c\nabc\n(a+)+$\n[x\n"})["x"]
     lines = {p: [m["line"] for m in caller.post("/grep", {"pattern": p, "file_path": path}).metadata["matches"]]
              for p in ("a.c", "(a+)+$", "[x", "B")}  # fmt: skip
     assert lines == {"a.c": [1], "(a+)+$": [3], "[x": [4], "B": [2]}
 
 
-def test_there_the_limit_is_50_by_default(caller: Caller) -> None:
+def test_grep_in_one_file_has_a_limit_of_50_by_default(caller: Caller) -> None:
     path = put(caller, {"x": "hit\n" * 200})["x"]
     counts = [
         len(caller.post("/grep", {"pattern": "hit", "file_path": path, **given}).answer.splitlines())
@@ -166,7 +166,7 @@ def test_there_the_limit_is_50_by_default(caller: Caller) -> None:
     assert counts == [50, 7, 150, 200]
 
 
-def test_no_such_file_to_grep_in(caller: Caller) -> None:
+def test_grep_in_a_missing_file_is_404(caller: Caller) -> None:
     reply = caller.post("/grep", {"pattern": "x", "file_path": "/context_store/none.txt"})
     assert reply.status == 404
     assert "/context_store/none.txt" in reply.answer
@@ -199,16 +199,18 @@ def lines(caller: Caller) -> str:
         ({"offset": 0, "limit": 2**53}, 0, None),
     ],
 )
-def test_offset_and_limit(caller: Caller, lines: str, given: Json, start: int, stop: int | None) -> None:
+def test_read_file_takes_offset_and_limit(
+    caller: Caller, lines: str, given: Json, start: int, stop: int | None
+) -> None:
     assert caller.read(lines, **given).answer == "".join(LINES.splitlines(keepends=True)[start:stop])
 
 
-def test_both_names_of_the_path(caller: Caller, lines: str) -> None:
+def test_read_file_takes_both_names_of_the_path(caller: Caller, lines: str) -> None:
     assert caller.post("/read_file", {"file_path": lines}).answer == LINES
     assert caller.post("/read_file", {"absolute_path": lines}).answer == LINES
 
 
-def test_the_metadata_of_a_file(caller: Caller) -> None:
+def test_read_file_returns_metadata(caller: Caller) -> None:
     wide = "Ärger ☃ 🌍\n" * 300
     [path] = caller.compact([user(), *step("c", wide), user()]).files
     reply = caller.read(path, offset=5, limit=2)
@@ -222,7 +224,7 @@ def test_the_metadata_of_a_file(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("path", ["/context_store/none.txt", "none", "/", ".", STORE, "/etc/passwd"])
-def test_no_such_file_to_read(caller: Caller, lines: str, path: str) -> None:
+def test_reading_a_missing_file_is_404(caller: Caller, lines: str, path: str) -> None:
     reply = caller.read(path)
     assert reply.status == 404
     assert path in reply.answer
@@ -270,7 +272,7 @@ def never_meet(*callers: Caller) -> None:
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_401_without_a_key(world: World, path: str) -> None:
+def test_file_operations_without_a_key_are_401(world: World, path: str) -> None:
     body = {"messages": [user()], "store_dir": STORE, "pattern": "x", "absolute_path": "x"}
     response = httpx.post(world.proxy.root + path, json=body, trust_env=False, verify=PLAIN)
     assert response.status_code == 401
@@ -280,7 +282,7 @@ def test_401_without_a_key(world: World, path: str) -> None:
     assert envelope["messages"] == [], "the body was not read"
 
 
-def test_a_stranger_where_only_known_keys_are_served(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_an_unknown_key_is_refused_without_an_open_policy(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
     with Caller(serve({"acme": tenant(up, "acme", "another")})) as stranger:
         refused = stranger.offload([user()])
         assert (refused.status, refused.messages) == (401, [])

@@ -85,20 +85,20 @@ def after_reading(logs: int, **options: Any) -> dict[str, Any]:
     return short(messages=messages, tools=[READ_LOG], **options)
 
 
-def test_models_are_relayed(llama: str, proxy: Proxy) -> None:
+def test_a_real_servers_models_are_relayed(llama: str, proxy: Proxy) -> None:
     there, here = (httpx.get(f"{url}/models") for url in (llama, proxy.url))
     assert here.status_code == 200
     assert [model["id"] for model in here.json()["data"]] == [MODEL]
     assert here.headers["content-type"] == there.headers["content-type"]
 
 
-def test_a_refusal_is_relayed(llama: str, proxy: Proxy) -> None:
+def test_a_real_servers_refusal_is_relayed(llama: str, proxy: Proxy) -> None:
     there, here = (httpx.post(f"{url}/chat/completions", json=short(messages="none")) for url in (llama, proxy.url))
     assert (here.status_code, here.content) == (there.status_code, there.content)
     assert here.is_client_error
 
 
-def test_plain(direct: openai.OpenAI, proxied: openai.OpenAI) -> None:
+def test_a_real_server_answers_plain_chats(direct: openai.OpenAI, proxied: openai.OpenAI) -> None:
     there, here = (client.chat.completions.create(**short()) for client in (direct, proxied))
     assert here.choices[0].message.content == there.choices[0].message.content
     assert here.choices[0].message.content
@@ -106,7 +106,9 @@ def test_plain(direct: openai.OpenAI, proxied: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
-def test_streamed(direct: openai.OpenAI, proxied: openai.OpenAI, include_usage: bool) -> None:
+def test_a_real_server_answers_streamed_chats(
+    direct: openai.OpenAI, proxied: openai.OpenAI, include_usage: bool
+) -> None:
     options = short(stream=True, stream_options={"include_usage": include_usage})
     there, here = (list(client.chat.completions.create(**options)) for client in (direct, proxied))
     assert said(here) == said(there) != ""
@@ -114,7 +116,7 @@ def test_streamed(direct: openai.OpenAI, proxied: openai.OpenAI, include_usage: 
     assert [chunk.usage is not None for chunk in here] == [chunk.usage is not None for chunk in there]
 
 
-def test_compacted(direct: openai.OpenAI, proxied: openai.OpenAI) -> None:
+def test_a_real_server_gets_fewer_tokens_after_compaction(direct: openai.OpenAI, proxied: openai.OpenAI) -> None:
     """By the server's own count: what it read of the compacted request is less than half of what it would have read."""
     there = direct.chat.completions.create(**after_reading(6))
     raw = proxied.chat.completions.with_raw_response.create(**after_reading(6))
@@ -125,7 +127,7 @@ def test_compacted(direct: openai.OpenAI, proxied: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
-def test_compacted_and_streamed(proxied: openai.OpenAI, include_usage: bool) -> None:
+def test_a_real_server_streams_after_compaction(proxied: openai.OpenAI, include_usage: bool) -> None:
     options = after_reading(4, stream=True, stream_options={"include_usage": include_usage})
     chunks = list(proxied.chat.completions.create(**options))
     assert len({chunk.id for chunk in chunks}) == 1
@@ -134,7 +136,7 @@ def test_compacted_and_streamed(proxied: openai.OpenAI, include_usage: bool) -> 
     assert not any(chunk.choices for chunk in chunks if chunk.usage)
 
 
-def test_past_the_window(llama: str, direct: openai.OpenAI) -> None:
+def test_a_real_server_is_kept_within_its_window(llama: str, direct: openai.OpenAI) -> None:
     """The server refuses what is longer than its window; its words tell the proxy the window, and the next try fits."""
     asked = after_reading(16)
     with pytest.raises(openai.BadRequestError, match="context size"):
@@ -148,7 +150,7 @@ def test_past_the_window(llama: str, direct: openai.OpenAI) -> None:
     assert raw.parse().usage.prompt_tokens < WINDOW
 
 
-def test_a_long_conversation_in_auto_mode(llama: str) -> None:
+def test_a_real_server_has_a_long_conversation_in_auto_mode(llama: str) -> None:
     """A summary is due, and this model cannot write one in time: the client is served all the same, and it counts."""
     compress = {"wait": "always", "snapshot_tokens": 100, "timeout": 3}
     policy = tight(llama, offload={"mode": "auto", "max_total_tokens": 100, "pin_user_tokens": 0, "compress": compress})

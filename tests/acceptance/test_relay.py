@@ -122,13 +122,13 @@ def error_of(reply: Message) -> Json:
         ("http://localhost:1/v1/x?q=%2f", "/v1/x?q=%2f"),
     ],
 )
-async def test_target(shared: Shared, asked: str, gets: str) -> None:
+async def test_request_targets_are_relayed_exactly(shared: Shared, asked: str, gets: str) -> None:
     async with shared.relay(replying(OK)) as link:
         assert (await link.ask(get(asked))).body == b"ok"
     assert link.wire.requests[0].target == gets.encode()
 
 
-async def test_request_headers(shared: Shared) -> None:
+async def test_request_headers_are_relayed(shared: Shared) -> None:
     kept = ["X-Same: 1", "X-Other: a", "X-Same: 2", "authorization: Bearer k", "X-Utf8: ☃", "X-Empty: ", "COOKIE: a=1"]
     dropped = ["Connection: keep-alive, X-Hop", "x-hop: 1", "TE: trailers", "Keep-Alive: 1", "X-Offload: off"]
     async with shared.relay(replying(OK)) as link:
@@ -138,7 +138,7 @@ async def test_request_headers(shared: Shared) -> None:
     assert link.wire.requests[0].headers == [host, *expected]
 
 
-async def test_reply_headers(shared: Shared) -> None:
+async def test_reply_headers_are_relayed(shared: Shared) -> None:
     kept = [
         (b"set-cookie", b"a=1"),
         (b"x-b", b"\xe9"),
@@ -161,7 +161,7 @@ BODIES = [
 
 @pytest.mark.parametrize("body", BODIES, ids=["json", "gzip", "binary"])
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions", "/openai/deployments/d/chat/completions"])
-async def test_bodies(shared: Shared, body: bytes, path: str) -> None:
+async def test_bodies_are_relayed_byte_for_byte(shared: Shared, body: bytes, path: str) -> None:
     reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     async with shared.relay(replying(reply)) as link:
         got = await link.ask(post(body, "Content-Encoding: gzip", target=path))
@@ -172,7 +172,7 @@ async def test_bodies(shared: Shared, body: bytes, path: str) -> None:
     assert not asked.get(b"transfer-encoding")
 
 
-async def test_chunked_request(shared: Shared) -> None:
+async def test_chunked_requests_are_relayed(shared: Shared) -> None:
     head = b"PUT /v1/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with shared.relay(replying(OK)) as link:
         await link.ask(head + chunk(b"one,") + chunk(b"two") + b"0\r\nX-Trailer: 1\r\n\r\n")
@@ -182,7 +182,7 @@ async def test_chunked_request(shared: Shared) -> None:
     assert second.body == b""
 
 
-async def test_a_trailer_is_no_header(shared: Shared) -> None:
+async def test_a_trailer_does_not_become_a_header(shared: Shared) -> None:
     head = b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     trailers = b"0\r\nAuthorization: Bearer another\r\nX-Trailer: 1\r\n\r\n"
     async with shared.relay(replying(OK)) as link:
@@ -191,7 +191,7 @@ async def test_a_trailer_is_no_header(shared: Shared) -> None:
     assert names == [b"Host", b"Content-Length"]
 
 
-async def test_a_request_without_body_gets_none(shared: Shared) -> None:
+async def test_a_request_without_a_body_is_relayed_without_one(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link:
         for method in (b"GET", b"DELETE", b"OPTIONS"):
             await link.ask(method + b" /v1/files/f HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -200,7 +200,7 @@ async def test_a_request_without_body_gets_none(shared: Shared) -> None:
     assert [asked.get(b"content-length") for asked in link.wire.requests] == [[], [b"0"], []]
 
 
-async def test_expect_continue(shared: Shared) -> None:
+async def test_expect_100_continue_is_answered(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link, connection(link.port) as (reader, writer):
         writer.write(b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n")
         assert (await read_head(reader)).status == 100
@@ -219,7 +219,7 @@ async def test_expect_continue(shared: Shared) -> None:
         ("GET", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK, 200, [b"2"]),
     ],
 )
-async def test_replies_without_the_usual(
+async def test_unusual_replies_are_relayed(
     shared: Shared, method: str, reply: bytes, status: int, length: list[bytes]
 ) -> None:
     async with shared.relay(replying(reply)) as link, connection(link.port) as (reader, writer):
@@ -231,7 +231,7 @@ async def test_replies_without_the_usual(
 
 
 @pytest.mark.parametrize("status", [302, 400, 401, 404, 429, 500, 503, 529])
-async def test_errors_as_they_came(shared: Shared, status: int) -> None:
+async def test_upstream_errors_are_relayed_as_they_came(shared: Shared, status: int) -> None:
     body = b'{"error": {"message": "no",  "odd": 1.0}}\n'
     head = b"HTTP/1.1 %d X\r\nRetry-After: 7\r\nLocation: /x\r\nX-Request-Id: r\r\nContent-Length: %d\r\n\r\n"
     async with shared.relay(replying(head % (status, len(body)) + body)) as link:
@@ -240,7 +240,7 @@ async def test_errors_as_they_came(shared: Shared, status: int) -> None:
     assert (reply.get(b"retry-after"), reply.get(b"x-request-id"), reply.get(b"location")) == ([b"7"], [b"r"], [b"/x"])
 
 
-async def test_requests_behind_each_other(shared: Shared) -> None:
+async def test_pipelined_requests_are_answered_in_order(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link, connection(link.port) as (reader, writer):
         writer.write(b"".join(post(b"%d" % n) for n in range(20)))
         assert [(await read_message(reader)).body for _ in range(20)] == [b"ok"] * 20
@@ -251,7 +251,7 @@ async def test_requests_behind_each_other(shared: Shared) -> None:
 # As it arrives
 
 
-async def test_chunks_arrive_one_by_one(shared: Shared) -> None:
+async def test_streamed_chunks_arrive_one_by_one(shared: Shared) -> None:
     seen = asyncio.Event()
 
     async def handle(peer: Peer) -> None:
@@ -273,7 +273,7 @@ async def test_chunks_arrive_one_by_one(shared: Shared) -> None:
     assert got == [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"]
 
 
-async def test_the_head_does_not_wait_for_the_body(shared: Shared) -> None:
+async def test_a_replys_head_does_not_wait_for_its_body(shared: Shared) -> None:
     async def handle(peer: Peer) -> None:
         await peer.request()
         await peer.send(EVENTS)
@@ -440,7 +440,7 @@ async def test_a_client_is_heard_to_go_although_much_of_its_body_came_at_once() 
         await asyncio.wait_for(link.wire.left.wait(), PATIENCE)
 
 
-async def test_unreachable() -> None:
+async def test_an_unreachable_upstream_is_502() -> None:
     async with upstream(replying(OK)) as wire:
         pass
     with served({"default": {"upstream": {"base_url": wire.url}}}) as proxy:
@@ -451,7 +451,7 @@ async def test_unreachable() -> None:
     assert b'offload_request_errors_total{fault="connect",tenant="default"} 1.0' in page
 
 
-async def test_silent() -> None:
+async def test_a_silent_upstream_is_504() -> None:
     async with relay(mute, {"connect_timeout": 0.1}, first_byte_timeout=0.1) as link:
         reply = await link.ask(post(b"{}"))
         await asyncio.wait_for(link.wire.left.wait(), PATIENCE)
@@ -466,7 +466,7 @@ async def breaking(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(("handler", "fault"), [(began, "timeout"), (breaking, "broken")])
-async def test_a_broken_stream_is_seen_to_be_broken(handler: Handler, fault: str) -> None:
+async def test_a_broken_stream_reaches_the_client_as_broken(handler: Handler, fault: str) -> None:
     async with relay(handler, {"idle_timeout": 0.2}) as link:
         async with connection(link.port) as (reader, writer):
             writer.write(post(b"{}"))
@@ -479,7 +479,7 @@ async def test_a_broken_stream_is_seen_to_be_broken(handler: Handler, fault: str
     assert link.metric(page, f'offload_request_errors_total{{fault="{fault}",tenant="default"}}') == 1
 
 
-async def test_a_reply_shorter_than_announced_is_seen_to_be(shared: Shared) -> None:
+async def test_a_truncated_reply_reaches_the_client_as_truncated(shared: Shared) -> None:
     async def short(peer: Peer) -> None:
         await peer.request()
         await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
@@ -490,7 +490,7 @@ async def test_a_reply_shorter_than_announced_is_seen_to_be(shared: Shared) -> N
     assert cut.value.partial == b"abc"
 
 
-async def test_not_http(shared: Shared) -> None:
+async def test_an_upstream_that_does_not_speak_http_is_502(shared: Shared) -> None:
     async with shared.relay(replying(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")) as link:
         reply = await link.ask(get("/v1/models"))
     assert (reply.status, error_of(reply)["code"]) == (502, "upstream_broken")
@@ -499,7 +499,7 @@ async def test_not_http(shared: Shared) -> None:
 # Who may
 
 
-async def test_websocket(shared: Shared) -> None:
+async def test_websockets_are_refused(shared: Shared) -> None:
     upgrade = [
         "Connection: Upgrade",
         "Upgrade: WebSocket",
@@ -528,7 +528,7 @@ async def test_other_upgrades_are_ignored(shared: Shared) -> None:
     assert not any(asked.get(b"upgrade") or asked.get(b"http2-settings") for asked in link.wire.requests)
 
 
-async def test_ours_is_never_relayed(shared: Shared) -> None:
+async def test_paths_of_the_proxy_are_never_relayed(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link:
         for target, status in (
             ("/health", 200),
@@ -544,7 +544,7 @@ async def test_ours_is_never_relayed(shared: Shared) -> None:
     assert not link.wire.requests
 
 
-async def test_dot_segments(shared: Shared) -> None:
+async def test_paths_with_dot_segments_are_refused(shared: Shared) -> None:
     async with shared.relay(replying(OK)) as link:
         for target in ("/v1/../admin", "/v1/%2e%2e/admin", "/v1/./x"):
             reply = await link.ask(get(target))
@@ -552,7 +552,7 @@ async def test_dot_segments(shared: Shared) -> None:
     assert not link.wire.requests
 
 
-async def test_tenants() -> None:
+async def test_tenants_are_told_apart_by_key() -> None:
     """The tenant's key replaces the client's, opens inference only, and strangers are turned away."""
     async with upstream(replying(OK)) as wire:
         acme = {
@@ -573,7 +573,7 @@ async def test_tenants() -> None:
     assert asked.headers[1:] == [(b"X-A", b"1"), (b"authorization", b"Bearer tenants")]
 
 
-async def test_too_many_at_once() -> None:
+async def test_too_many_concurrent_requests_are_503() -> None:
     let_go = asyncio.Event()
 
     async def hold(peer: Peer) -> None:
@@ -616,7 +616,7 @@ async def test_a_chat_request_has_a_size() -> None:
         (["X-Forwarded-For: 203.0.113.7", "Authorization: Bearer wrong"], 403),
     ],
 )
-async def test_metrics_are_the_operators(headers: list[str], status: int) -> None:
+async def test_metrics_are_for_operators_only(headers: list[str], status: int) -> None:
     async with relay(replying(OK), admin_token="secret") as link:
         assert (await link.ask(get("/metrics", *headers))).status == status
 

@@ -113,7 +113,9 @@ def planned(run: Run, offload: Offload) -> Plan:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_replay(source: str, up: StrictUpstream, proxy: Proxy, model: Model) -> None:
+def test_a_recorded_run_replays_without_loss_or_unexplained_break(
+    source: str, up: StrictUpstream, proxy: Proxy, model: Model
+) -> None:
     """The shortest that count as long."""
     runs = sorted(load(LONG, source), key=lambda run: run.total_tokens)
     assert runs
@@ -122,7 +124,7 @@ def test_replay(source: str, up: StrictUpstream, proxy: Proxy, model: Model) -> 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("source", SOURCES)
-def test_replay_of_every_other_run(source: str, up: StrictUpstream, proxy: Proxy, model: Model) -> None:
+def test_every_other_recorded_run_replays(source: str, up: StrictUpstream, proxy: Proxy, model: Model) -> None:
     runs = sorted(load(LONG, source), key=lambda run: run.total_tokens)
     _replay_all(runs[SAMPLE:], up, proxy, model)
 

@@ -141,7 +141,7 @@ def alone(up: StrictUpstream) -> dict[int, list[bytes]]:
     return sent
 
 
-def test_the_run_has_what_is_to_be_shown(up: StrictUpstream) -> None:
+def test_the_run_for_the_replicas_has_summaries_hidden_rounds_and_mixed_turns(up: StrictUpstream) -> None:
     sent = alone(up)
     bodies = [body for turn in sent.values() for body in turn]
     assert sum(b"scratchpad" in body for body in bodies) == 2, "summaries"
@@ -227,7 +227,7 @@ def persist(turn: Turn, replicas: Sequence[Replica]) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("kills", KILLS)
-def test_a_replica_that_is_killed_again_and_again(up: StrictUpstream, tmp_path: Path, kills: int) -> None:
+def test_killing_a_replica_repeatedly_changes_no_request(up: StrictUpstream, tmp_path: Path, kills: int) -> None:
     expected, chance, retries = alone(up), random.Random(7), 0
     # Behind the first event, where there are records: a replica without them would send something else.
     killed_at = sorted(chance.sample(range(len(turns()) - 20, len(turns())), kills))

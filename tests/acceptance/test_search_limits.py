@@ -57,7 +57,9 @@ def ask(proxy: Proxy, body: Json, key: str = "a") -> httpx.Response:
     )
 
 
-def test_calls_beyond_the_limit_are_told_so(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_tool_calls_beyond_the_limit_are_refused_with_the_reason(
+    up: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     proxy = serve({"default": tight(up.url, tools={"max_calls": 3})})
     read = ("grep", {"pattern": "heliotrope"})
     up.script(calls(*((*read, f"call_n{number}") for number in range(5))), text("Done."))
@@ -67,7 +69,7 @@ def test_calls_beyond_the_limit_are_told_so(up: StrictUpstream, serve: Callable[
     assert all("at most 3 calls are answered at once" in answer for answer in answers[3:])
 
 
-def test_a_turn_of_nasty_searches_has_one_budget(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_all_searches_of_a_turn_share_one_budget(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
     proxy = serve({"default": tight(up.url, tools={"max_search_seconds": 0.3})})
     up.respond(lambda request: searching(request, 30))
     begun = time.process_time()

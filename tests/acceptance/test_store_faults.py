@@ -103,7 +103,7 @@ def waits(errors: dict[str, float]) -> float:
         (Server.locked, "get:failed"),
     ],
 )
-def test_served_within_the_budget_counted_and_said_once(
+def test_a_failed_store_delays_requests_briefly_and_is_logged_once(
     proxy: Proxy,
     redis: Server,
     caplog: pytest.LogCaptureFixture,
@@ -124,7 +124,7 @@ def test_served_within_the_budget_counted_and_said_once(
     assert said and len(kinds) == len(set(kinds)), said
 
 
-def test_it_is_used_again_when_it_is_back(proxy: Proxy, redis: Server) -> None:
+def test_a_recovered_store_is_used_again(proxy: Proxy, redis: Server) -> None:
     redis.refusing()
     for number in range(6):
         assert ask(proxy, number)

@@ -1,4 +1,4 @@
-"""`python -m tests.bench [--smoke]`: every benchmark there is, one behind the other."""
+"""`python -m tests.bench [--smoke]`: runs all benchmarks, one after another."""
 
 import sys
 

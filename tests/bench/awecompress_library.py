@@ -1,7 +1,7 @@
-"""Run by the interpreter of awecompress's environment: lines of `{"run": …, "messages": […]}` in, what it sends out.
+"""Runs awecompress in its own environment: reads lines of `{"run": …, "messages": […]}`, prints a line for each.
 
-That is `messages`, and in `transcript` what it would have a model summarise first, or null. Its defaults; each summary
-is canned, 800 words long.
+A printed line has the `messages` that awecompress would send and, as `transcript`, the text that it would have a model
+summarise first, or null. It runs at its defaults; each summary is canned, 800 words long.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What the proxy is compared with: the least that relays a request, of Starlette and the proxy's own transport.
+"""The baseline of the overhead benchmark: the simplest relay made of Starlette and the proxy's own transport.
 
-It collects the body, hands over the headers as they are, and streams the reply. It knows no tenants, no limits, no
-faults, no client that leaves, and leaves no record. `uvicorn tests.bench.bare:app`, upstream in BARE_UPSTREAM.
+It collects the body, passes the headers on unchanged, and streams the reply. It has no tenants, limits, error handling
+or metrics, and does not notice when a client leaves. Run `uvicorn tests.bench.bare:app`; BARE_UPSTREAM is the upstream.
 """
 
 from __future__ import annotations

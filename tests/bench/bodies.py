@@ -1,4 +1,4 @@
-"""What the benchmarks ask for: chat requests of three sizes, as an agent would have grown them."""
+"""The benchmarks' chat requests, in three sizes, with histories like an agent's."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ User-Agent: OpenAI/Python 3.52.0
 X-Stainless-Lang: python
 X-Stainless-Retry-Count: 0
 """.replace("\n", "\r\n")
-"""What the openai client sends, about."""
+"""About the headers that the openai client sends."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """A size of body: its name, and how many messages of how many words make it."""
+    """A size of body: its name, the number of messages, and the words of a tool result."""
 
     name: str
     messages: int
@@ -47,7 +47,7 @@ def body(size: Size, *, stream: bool, seed: int = 0) -> bytes:
 
 
 def history(messages: int, words: int, seed: int) -> list[Json]:
-    """Half of them tool results of so many words; another seed is another history, word for word."""
+    """So many messages, half of them tool results of `words` words. Another seed gives entirely different results."""
     chosen = random.Random(seed)
     made: list[Json] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Go on."}]
     for number in range(messages // 2 - 1):
@@ -59,6 +59,6 @@ def history(messages: int, words: int, seed: int) -> list[Json]:
 
 
 def request(body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """The request as it goes over the wire, with a contestant's own headers."""
+    """The request in wire format, with a system's own headers."""
     more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     return f"{HEAD}{more}Content-Length: {len(body)}\r\n\r\n".encode() + body

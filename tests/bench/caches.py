@@ -1,9 +1,9 @@
-"""What a sequence of prompts costs under the prompt caches that providers document, in units of one plain input token.
+"""The cost of a sequence of prompts under the prompt caches that providers document, in plain input tokens.
 
     cache = MODELS[BREAKPOINTS].cold()
     sum(cache.charge(prompt) for prompt in prompts)
 
-Nothing is ever evicted: agents ask again within the five minutes that every one of these caches keeps an entry.
+Nothing is ever evicted: agents ask again within five minutes, for which all these caches keep an entry.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Protocol
 import msgspec
 
 Segment = tuple[Hashable, int, int]
-"""What stands at a place of the prompt (equal means the same text), its tokens, and its content blocks."""
+"""A piece of the prompt: a key (equal keys mean the same text), its tokens, and its content blocks."""
 
 
 class Prompt:
-    """A prompt by its segments. Whatever ends behind segment *i* is told from all others by `chain[i]`.
+    """A prompt by its segments. `chain[i]` identifies the prefix that ends with segment *i*.
 
-    `head` is the place of its first message, the system message mostly.
+    `head` is the place of the first message, which is mostly the system message.
     """
 
     def __init__(self, segments: Iterable[Segment], head: int = 0) -> None:
@@ -37,26 +37,26 @@ class Prompt:
 
 
 class Cache(Protocol):
-    """One provider's cache and what it has seen."""
+    """One provider's cache with its entries."""
 
     def charge(self, prompt: Prompt) -> float:
-        """What this prompt costs; from now on it is known."""
+        """The cost of this prompt, which the cache knows from now on."""
 
 
 class Model(Protocol):
     """A kind of cache."""
 
     def cold(self) -> Cache:
-        """One that has seen nothing."""
+        """An empty cache of this kind."""
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """The longest prefix of any earlier prompt is read, rounded down to whole units; the rest is plain input."""
+    """A cache that reads the longest prefix of any earlier prompt, in whole units; the rest is plain input."""
 
     unit: int
     """Tokens."""
     least: int
-    """Tokens below which nothing is cached."""
+    """The least tokens of a cached prefix."""
     read: float
 
     def cold(self) -> Cache:
@@ -64,17 +64,17 @@ class Prefix(msgspec.Struct, frozen=True):
 
 
 class Breakpoints(msgspec.Struct, frozen=True):
-    """Entries are written where a prompt has a breakpoint, and looked for there and at the blocks just before it.
+    """A cache that writes entries at a prompt's breakpoints, and looks for them there and at the blocks just before.
 
-    Prompts have two: behind the system message and at their end, where agents and gateways put them.
+    Prompts have two breakpoints, where agents and gateways put them: after the system message and at the end.
     """
 
     read: float
     write: float
     lookback: int
-    """Blocks at which an entry is looked for, the breakpoint's own among them."""
+    """Blocks at which the cache looks for an entry, the breakpoint's own included."""
     least: int
-    """Tokens below which no entry is written."""
+    """The least tokens of an entry."""
 
     def cold(self) -> Cache:
         return _BreakpointCache(self)
@@ -117,7 +117,7 @@ class _BreakpointCache:
         return model.read * hit + model.write * written + prompt.tokens - hit - written
 
     def _found(self, prompt: Prompt, breakpoint: int) -> int:
-        """Tokens of the longest entry that is found from this breakpoint."""
+        """Tokens of the longest entry found from this breakpoint."""
         farthest = prompt.blocks[breakpoint] - self._model.lookback
         for place in range(breakpoint, -1, -1):
             if prompt.blocks[place] <= farthest:
@@ -141,9 +141,9 @@ MODELS: dict[str, Model] = {
     # DeepSeek (https://api-docs.deepseek.com/news/news0802): units of 64 tokens, a hit at $0.014 where a miss is $0.14.
     "64 x 0.1": Prefix(64, 64, 0.1),
     # vLLM (https://docs.vllm.ai/en/latest/design/prefix_caching/): whole blocks, of 16 tokens by default. There is no
-    # price list: a tenth, as with the others; and nothing, for whom only prefilling counts.
+    # price list: a tenth, as for the others; and zero, for operators who only count prefilling.
     "16 x 0.1": Prefix(16, 16, 0.1),
     FREE_READS: Prefix(16, 16, 0.0),
     NO_CACHE: Prefix(1, 1, 1.0),
 }
-"""By name: the tokens of a unit x the price of reading. `FREE_READS` and `NO_CACHE` are the two ends of the scale."""
+"""By name: tokens of a unit x price of reading. `FREE_READS` and `NO_CACHE` are the two ends of the scale."""

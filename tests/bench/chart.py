@@ -1,4 +1,4 @@
-"""How the benchmarks' charts look: `with chart.saved(path, "Title") as axes: axes.plot(...)`."""
+"""The common look of the benchmarks' charts: `with chart.saved(path, "Title") as axes: axes.plot(...)`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DPI = 110
 @contextmanager
 def saved(path: Path, title: str, *, x: str = "", y: str = "") -> Iterator[Axes]:
     """Axes to draw on, written to `path` (PNG) at the end. `x` and `y` name the axes, with their units."""
-    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")  # not by way of pyplot, which looks for a screen
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")  # without pyplot, which needs a screen
     axes = figure.subplots()
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)

@@ -1,9 +1,9 @@
-"""What one request costs by its kind: CPU of the proxy's process, and what it asks of its Redis.
+"""The cost of one request by its kind: CPU of the proxy's process, and operations and bytes of its Redis.
 
     python -m tests.bench.costs
 
-An agent's conversation at the default policy: every request brings one more tool result of 5.5 KB. CPU is the process'
-own, user and system; operations and bytes are Redis' own counters, both directions of the wire. Requests go one by one.
+An agent's conversation under the default policy: every request brings one more tool result of 5.5 KB. CPU is user and
+system time of the process; operations and bytes come from Redis' own counters. Requests run one at a time.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Json = dict[str, Any]
 
 TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
 SETTLE = 0.5
-"""Seconds for what goes on beside the requests, which is counted too."""
+"""Seconds for background work to end; it is counted too."""
 
 
 @dataclass
 class Cost:
-    """Of one request."""
+    """The cost of one request."""
 
     kind: str
     milliseconds: float
@@ -42,6 +42,7 @@ class Cost:
     read: float
     """Bytes from Redis."""
     written: float
+    """Bytes to Redis."""
 
     def line(self) -> str:
         return (
@@ -51,7 +52,7 @@ class Cost:
 
 
 def messages(conversation: str, results: int) -> list[Json]:
-    """So many results, and the question that follows them."""
+    """A question followed by so many calls and their results."""
     made: list[Json] = [{"role": "user", "content": f"Look into {conversation}."}]
     for number in range(results):
         call = {"name": "fetch", "arguments": json.dumps({"n": number})}
@@ -62,7 +63,7 @@ def messages(conversation: str, results: int) -> list[Json]:
 
 
 def model(request: Recorded) -> Any:
-    """Searches once in a conversation of that name, and is done."""
+    """Searches once in a conversation with "search" in its name; otherwise it just answers."""
     if not request.is_chat:
         return whole({"object": "list", "data": []})
     first, last = request.messages[0]["content"], request.messages[-1]
@@ -93,7 +94,7 @@ def _kinds(proxy: Proxy, counters: Any) -> Iterator[Cost]:
 
         for _ in range(50):
             relay(0)
-        chat("first", 1)  # has the vocabulary loaded
+        chat("first", 1)  # loads the vocabulary
         yield _cost("relayed", proxy, counters, relay, range(200))
         yield _cost("chat, nothing to do", proxy, counters, lambda n: chat(f"short {n // 6}", n % 6 + 1), range(120))
         for conversation in ("long", "search"):
@@ -116,7 +117,7 @@ def _cost(kind: str, proxy: Proxy, counters: Any, ask: Any, numbers: range) -> C
 
 
 def _now(proxy: Proxy, counters: Any) -> tuple[float, float, float, float]:
-    """CPU seconds of the proxy; commands, bytes out and bytes in of Redis, without what is asked here."""
+    """CPU seconds of the proxy; Redis' commands (the store's, not these reads), and its bytes out and in."""
     assert proxy.process
     fields = Path(f"/proc/{proxy.process.pid}/stat").read_text().rpartition(")")[2].split()
     cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

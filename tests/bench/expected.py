@@ -1,4 +1,4 @@
-"""What is expected of the proxy's overhead, and whether a run of `overhead` shows it. All but ratios is in seconds."""
+"""The expectations on the proxy's overhead, and whether a run of `overhead` meets them. Ratios, or seconds."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tests.bench.bodies import SIZES
-from tests.bench.figures import BARE, OURS, Figures, Measured, Point, of, peers
+from tests.bench.figures import BARE, OURS, Figures, Measured, Point, competitors, of
 
 UNTOUCHED = 0.8
-"""Of the bare relay's requests, where nothing is to be done."""
+"""The least share of the bare relay's request rate where the plan changes nothing."""
 MOVING = "proxy, moving"
-"""The one of ours that has something to do."""
+"""The policy under which the proxy changes the request."""
 LARGE, FIRST = 0.005, 0.001
-"""Seconds above the bare relay: 1 MB warm, and a stream's first byte, both without anybody else asking."""
+"""Seconds above the bare relay: 1 MB warm, and a stream's first byte, both from a single connection."""
 LEAN = 3.0
-"""How far ahead of the peers: so many times as many requests, but for the leanest."""
+"""How many times the requests of each competitor, except the leanest."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether one of ours does as is expected at one point, and what it does, in words."""
+    """Whether the proxy meets an expectation at one point, and its figure in words."""
 
     expected: str
     holds: bool
@@ -28,7 +28,7 @@ class Finding:
 
 
 def report(results: Mapping[Point, Measured]) -> str:
-    """A line for everything that is expected, and one below it for each time that it was missed."""
+    """A line for each expectation, and one below it for each miss."""
     found: dict[str, list[Finding]] = {}
     for point, measured in results.items():
         for finding in findings(point, measured):
@@ -55,7 +55,7 @@ def findings(point: Point, measured: Measured) -> Iterator[Finding]:
         if point.stream and point.connections == 1:
             expected = f"a stream's first byte within {FIRST * 1000:g} ms of the bare relay's, from 1 connection"
             yield _within(FIRST, expected, where, ours.first - bare.first)
-        yield from _ahead(where, ours, peers(measured))
+        yield from _ahead(where, ours, competitors(measured))
 
 
 def _untouched(point: Point, where: str, ours: Figures) -> Finding:
@@ -68,10 +68,10 @@ def _within(limit: float, expected: str, where: str, added: float) -> Finding:
 
 
 def _ahead(where: str, ours: Figures, others: Mapping[str, Figures]) -> Iterator[Finding]:
-    leanest = max(others, key=lambda peer: others[peer].share, default="")
-    for peer, theirs in others.items():
+    leanest = max(others, key=lambda competitor: others[competitor].share, default="")
+    for competitor, theirs in others.items():
         times = ours.share / theirs.share
-        shown = f"{where}: {times:.2f} times {peer}"
-        yield Finding("more requests/s than every peer", times >= 1, shown)
-        if peer != leanest:
-            yield Finding(f"{LEAN:g} times those of all peers but the leanest", times >= LEAN, shown)
+        shown = f"{where}: {times:.2f} times {competitor}"
+        yield Finding("more requests/s than every competitor", times >= 1, shown)
+        if competitor != leanest:
+            yield Finding(f"{LEAN:g} times those of all competitors but the leanest", times >= LEAN, shown)

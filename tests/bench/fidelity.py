@@ -1,15 +1,15 @@
-"""Whether anything that the proxy moves is lost: `python -m tests.bench.fidelity [--transcripts DIR] [--png-dir DIR]`.
+"""Whether the proxy loses anything that it moves: `python -m tests.bench.fidelity [--transcripts DIR] [--png-dir DIR]`.
 
-Recorded runs are replayed request by request through the proxy's own preparation, under the default policy; snapshots
-are canned, hold nothing of what they replace, and are there at the next request. All that was ever left out of a
-request is then asked for with the tools that its last request carries:
+Recorded runs are replayed request by request through the proxy's own preparation, under the default policy. Snapshots
+are canned: they repeat nothing of the history that they replace, and exist from the next request on. Everything that
+was ever left out of a request is then looked up with the tools that the run's last request carries:
 
-- *read back*: each file page by page, held against the client's own words;
-- *found*: each number, path and identifier of what was left out, by `grep`;
-- *visible*: how many of those stand in the last request itself.
+- *read back*: each file page by page, compared with the client's own text;
+- *found*: each number, path and identifier of the omitted text, by `grep`;
+- *visible*: the share of these facts that the last request itself still shows.
 
-Where `make bench-peers` has installed them, compaction-conformance-kit counts what survives (in the context alone, and
-with what can be read back) and ctxdiff counts broken prefixes, which should be as many as the proxy knows of.
+If `make bench-competitors` has installed them, compaction-conformance-kit counts surviving facts (in the context alone,
+and together with text that can be read back) and ctxdiff counts broken prefixes: as many as the proxy should know of.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from proxy.requests.message_cache import MessageCache
 from proxy.requests.prepare import RenderedRequest
 from proxy.tokens import Tokens
 from tests.bench import chart
-from tests.bench.left_out import MODEL, Texts, replay, synthetic, words_of
+from tests.bench.visibility import MODEL, Texts, replay, synthetic, words_of
 from tests.core.retrieval.paging import undone
 from tests.transcripts import FOLDER, Json, Run, absence, load, requests_of
 
@@ -47,34 +47,34 @@ KINDS = {
     "identifiers": re.compile(r"\b(?=\w*[A-Za-z])(?:\w*_\w+|\w*\d\w*|[a-z]+[A-Z]\w*)\b"),
 }
 LONGEST = 300
-"""Characters of a path or identifier: what is longer (base64, mostly) is nothing that anybody would grep for."""
+"""Characters of a path or identifier. Nobody would grep for a longer one, which is mostly base64."""
 CANARIES = 200
-"""A run's, for compaction-conformance-kit: evenly chosen among the facts, as it goes through all text for each."""
-REFEREES = Path(__file__).parents[2] / ".peers/fidelity/bin/python"
+"""Canaries of a run for compaction-conformance-kit, chosen evenly among the facts: it scans all text for each."""
+JUDGES = Path(__file__).parents[2] / ".competitors/fidelity/bin/python"
 
 Facts = dict[str, dict[str, str]]
-"""Kind → fact → path of a file that must have it."""
+"""Kind → fact → path of a file that must contain it."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What came of one run."""
+    """The result of one run."""
 
     id: str
     requests: int
     files: int
     moved: int
-    """Bytes of the client's that are not in its last request."""
+    """Bytes of the client's text that were left out."""
     facts: dict[str, int]
     visible: dict[str, float]
-    """Share of each kind's facts."""
+    """Of each kind's facts, the share in the last request."""
     lost: list[str]
-    """What could not be read back or found, in words."""
+    """Texts that could not be read back and facts that could not be found, in words."""
     changes: int
     verdict: Json | None
-    """The referees', where they are installed."""
+    """The judges' verdict; None if they are not installed."""
 
 
-# -- what the tools say ------------------------------------------------------------------------------------------------
+# -- asking the tools --------------------------------------------------------------------------------------------------
 
 
 class Reading:
@@ -99,7 +99,7 @@ class Reading:
         )
 
     def whole(self, path: str) -> str:
-        """A file as its pages give it; what is missing is missing."""
+        """A file's text, joined from its pages."""
         parts: list[str] = []
         more: dict[str, int] | None = {}
         while more is not None:
@@ -108,7 +108,7 @@ class Reading:
         return "".join(parts)
 
     def finds(self, fact: str, path: str) -> bool:
-        """Whether grep shows it, once asked for it by its own words."""
+        """Whether grep shows this fact when asked for its own text."""
         for pattern in (re.escape(fact), rf"(?-i){re.escape(fact)}"):
             lines = self.ask("grep", {"pattern": pattern, "path": path}).text.partition("\n---\n")[2]
             if fact in lines:
@@ -117,18 +117,18 @@ class Reading:
 
 
 def unread(told: Texts, whole: Callable[[str], str]) -> list[str]:
-    """What of it the pages do not give."""
+    """The promised texts that are missing in their files, in words."""
     lost = []
     for path, promised in told.items():
         found = whole(path)
-        # A result's file is the result and nothing else; that of a snapshot has a header line before each message.
+        # A result's file is exactly the result. A snapshot's file has a header line before each message.
         missing = [text for text in promised if (text not in found if "/compressed_group_" in path else text != found)]
         lost += [f"{path}: {text[:60]!r} …, {len(text)} characters" for text in missing]
     return lost
 
 
 def facts(told: Texts) -> Facts:
-    """Those of results first: a snapshot's originals have them again."""
+    """All facts. Results come first, because a snapshot's originals repeat them."""
     found: Facts = {kind: {} for kind in KINDS}
     for path, promised in sorted(told.items(), key=lambda entry: "/compressed_group_" in entry[0]):
         for kind, fact in ((kind, fact) for text in promised for kind, fact in facts_in(text)):
@@ -137,7 +137,7 @@ def facts(told: Texts) -> Facts:
 
 
 def facts_in(text: str) -> Iterator[tuple[str, str]]:
-    """Kind and fact."""
+    """Pairs of kind and fact."""
     for kind, pattern in KINDS.items():
         for fact in set(pattern.findall(text)):
             if len(fact) <= LONGEST:
@@ -145,7 +145,7 @@ def facts_in(text: str) -> Iterator[tuple[str, str]]:
 
 
 def visible(known: Facts, text: str) -> dict[str, float]:
-    """Of each kind, the share that stands in `text`; 1 where there is none."""
+    """Of each kind's facts, the share that `text` contains; 1 for a kind without facts."""
     there = set(facts_in(text))
     return {
         kind: sum((kind, fact) in there for fact in found) / len(found) if found else 1.0
@@ -153,18 +153,18 @@ def visible(known: Facts, text: str) -> dict[str, float]:
     }
 
 
-# -- the referees ------------------------------------------------------------------------------------------------------
+# -- the judges ------------------------------------------------------------------------------------------------------
 
 Judge = Callable[[Json], Json | None]
 
 
 @contextmanager
-def referees() -> Iterator[Judge]:
-    """Judges a run, as `referees.py` describes; with None where they are not installed."""
-    if not REFEREES.exists():
+def judges() -> Iterator[Judge]:
+    """A function that has `judges.py` judge a run. It returns None if the judges are not installed."""
+    if not JUDGES.exists():
         yield lambda _: None
         return
-    command = [REFEREES, Path(__file__).with_name("referees.py")]
+    command = [JUDGES, Path(__file__).with_name("judges.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         asked, answered = process.stdin, process.stdout
         assert asked and answered
@@ -179,7 +179,7 @@ def referees() -> Iterator[Judge]:
 
 
 def canaries(known: Facts, messages: Sequence[Json]) -> list[Json]:
-    """What is to survive: facts of what was moved, every word of the user's, every word of the system's."""
+    """The texts that must survive: facts of moved texts, all user messages, all system messages."""
     of_all = [fact for found in known.values() for fact in found]
     chosen = [("fact", fact) for fact in of_all[:: len(of_all) // CANARIES + 1]]
     kinds = {"user": "goal_state", "system": "hard_constraint"}
@@ -199,7 +199,7 @@ def _text(message: Json) -> str:
 
 
 def examined(run: Run, tokens: Tokens, judge: Judge) -> Found | None:
-    """None where nothing of it was moved. Raises Unplannable."""
+    """Examine one run; None if nothing was moved. Raises Unplannable."""
     sent = asyncio.run(replay(run, Policy(), MessageCache(tokens)))
     if sent.last is None or not sent.told:
         return None
@@ -230,9 +230,9 @@ def _ungrepped(known: Facts, tools: Reading) -> Iterator[tuple[str, str]]:
 
 
 def examine(runs: Iterable[Run]) -> Iterator[Found]:
-    """The runs of which anything was moved."""
+    """The results of those runs in which anything was moved."""
     tokens = Tokens()
-    with referees() as judge:
+    with judges() as judge:
         for run in runs:
             try:
                 found = examined(run, tokens, judge)
@@ -265,7 +265,7 @@ def table(results: Sequence[Found]) -> str:
 def _verdicts(results: Sequence[Found]) -> list[str]:
     judged = [(one, one.verdict) for one in results if one.verdict]
     if not judged:
-        return [f"compaction-conformance-kit and ctxdiff left out: {REFEREES} is not there (`make bench-peers`)"]
+        return [f"compaction-conformance-kit and ctxdiff left out: {JUDGES} is not there (`make bench-competitors`)"]
     lines = []
     for seen, said in (("visible", "visible"), ("both", "visible and stored")):
         for kind in sorted({kind for _, verdict in judged for kind in verdict[seen]}):
@@ -295,10 +295,10 @@ def draw(path: Path, results: Sequence[Found]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="where the recorded runs are")
-    parser.add_argument("--above", type=int, default=30_000, help="tokens that a run must have [30000]")
-    parser.add_argument("--smoke", action="store_true", help="two runs only, to see that it works")
-    parser.add_argument("--png-dir", type=Path, help="where a chart is to be written")
+    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
+    parser.add_argument("--above", type=int, default=30_000, help="the least tokens of a run [30000]")
+    parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
+    parser.add_argument("--png-dir", type=Path, help="the folder to draw a chart to")
     options = parser.parse_args()
     if absence(options.transcripts):
         print(f"{absence(options.transcripts)}: a synthetic one instead")

@@ -1,4 +1,4 @@
-"""What the overhead benchmark measures: points, and the figures of each contestant at each of them."""
+"""The overhead benchmark's points, and the figures of each system at a point."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from tests.bench.bodies import SIZES, Size
-from tests.bench.contestants import POLICIES
+from tests.bench.systems import POLICIES
 
 CONNECTIONS = (1, 16, 64)
 
@@ -18,7 +18,7 @@ BASELINES = ("direct", "nginx", BARE)
 
 @dataclass(frozen=True)
 class Point:
-    """One request, and how many ask it at once."""
+    """One request, and the number of connections that send it."""
 
     size: Size
     stream: bool
@@ -38,9 +38,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one contestant at one point. Times are seconds; `cpu` is processor time a request.
+    """One system at one point. Times are seconds; `cpu` is processor time per request.
 
-    `share` is that of the bare relay's rate in the same turn, for what a noisy machine does it does to both.
+    `share` is the rate divided by the bare relay's in the same turn, because a noisy machine slows both.
     """
 
     rate: float
@@ -52,11 +52,11 @@ class Figures:
 
 
 Measured = dict[str, Figures | str]
-"""By contestant, the first of which is `direct`; a text says why there are no figures."""
+"""By system, `direct` first; a text is the reason for missing figures."""
 
 
 def median(runs: Sequence[Figures], bare: Sequence[Figures]) -> Figures:
-    """Of each figure on its own; `bare` are the bare relay's in the same turns."""
+    """The median of each figure on its own; `bare` are the bare relay's in the same turns."""
     shares = [one.rate / beside.rate for one, beside in zip(runs, bare, strict=False)]
     named = [field.name for field in fields(Figures) if field.name != "share"]
     middle = {name: statistics.median(getattr(one, name) for one in runs) for name in named}
@@ -64,21 +64,21 @@ def median(runs: Sequence[Figures], bare: Sequence[Figures]) -> Figures:
 
 
 def of(measured: Measured, name: str) -> Figures:
-    """Of one that cannot be done without. Raises RuntimeError where it failed."""
+    """The figures of an indispensable system. Raises RuntimeError if it failed."""
     figures = measured[name]
     if isinstance(figures, str):
         raise RuntimeError(f"{name}: {figures}")
     return figures
 
 
-def peers(measured: Measured) -> dict[str, Figures]:
-    """The figures of those that are neither ours nor what ours is built on."""
+def competitors(measured: Measured) -> dict[str, Figures]:
+    """The figures of all systems but the proxy and the baselines."""
     others = {*BASELINES, *OURS}
     return {name: one for name, one in measured.items() if name not in others and isinstance(one, Figures)}
 
 
 def points(words: Sequence[str] = ()) -> list[Point]:
-    """Every point there is, or those with one of the words in the name of size, way or connections."""
+    """All points, or those with one of the words in the name of size, way or connections."""
     found = [Point(size, stream, many) for size in SIZES for stream in (False, True) for many in CONNECTIONS]
     for feature in (lambda point: point.size.name, lambda point: point.way, lambda point: point.crowd):
         chosen = chosen_of(map(feature, found), words)
@@ -87,6 +87,6 @@ def points(words: Sequence[str] = ()) -> list[Point]:
 
 
 def chosen_of(names: Iterable[str], words: Sequence[str]) -> set[str]:
-    """The names that have one of the words in them; all of them, where no word is in any."""
+    """The names that contain one of the words; all of them if none does."""
     every = set(names)
     return {name for name in every if any(word.lower() in name.lower() for word in words)} or every

@@ -1,9 +1,9 @@
-"""How fast `/grep` searches what a caller has stored: `python -m tests.bench.grep_speed [--smoke] [--png FILE]`.
+"""The speed of `/grep` over a caller's stored files: `python -m tests.bench.grep_speed [--smoke] [--png FILE]`.
 
-1,000 files of 100 KB go in as results of offloaded histories; then each pattern is asked for over all of them, and by
-turns ripgrep (where it is there) searches the same texts in a directory, ignoring case as the proxy does. While the
-proxy searches, another connection asks for `/health` again and again: that is for how long its event loop was held.
-Shown are medians, but for the longest wait, which is that of all runs.
+1,000 files of 100 KB are stored as results of offloaded histories. Then the proxy searches all of them for each
+pattern, in turns with ripgrep (if installed), which searches the same texts in a directory and also ignores case. While
+the proxy searches, another connection keeps asking for `/health`, to measure for how long the event loop was blocked.
+The table shows medians, except for the longest wait of all runs.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PATTERNS = {
 }
 FILE_BYTES = 100_000
 FILES_A_CALL = 10
-"""Results of one history: a body of 1 MB."""
+"""Results in one history, so that a body has 1 MB."""
 POLL = 0.001
 """Seconds between two requests for /health."""
 HEADERS = {"authorization": "Bearer bench", "content-type": "application/json"}
 
 
 class Search(NamedTuple):
-    """One search by the proxy: seconds, matches, and the seconds that each `/health` beside it took."""
+    """One search by the proxy: seconds, matches, and the seconds that each `/health` took meanwhile."""
 
     seconds: float
     matches: int
@@ -51,7 +51,7 @@ class Search(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What one pattern came to: seconds are medians of the runs; `ripgrep` is None where it is not installed."""
+    """The figures of one pattern: seconds are medians of the runs; `ripgrep` is None if it is not installed."""
 
     name: str
     matches: int
@@ -61,12 +61,12 @@ class Row(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """`idle`: the seconds that `/health` took while nothing was searched."""
+    """`idle`: the seconds that `/health` took without a search."""
 
     files: int
     megabytes: float
     stored: float
-    """Seconds that putting them took."""
+    """Seconds that storing the files took."""
     idle: list[float]
     rows: list[Row]
 
@@ -75,8 +75,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.grep_speed")
     parser.add_argument("--files", type=int, default=1_000, help="of 100 KB each [1000]")
     parser.add_argument("--runs", type=int, default=5, help="of each pattern, after one that is not counted [5]")
-    parser.add_argument("--png", type=Path, help="draw a chart there")
-    parser.add_argument("--smoke", action="store_true", help="only to see that it works: in seconds")
+    parser.add_argument("--png", type=Path, help="the file to draw a chart to")
+    parser.add_argument("--smoke", action="store_true", help="a quick check that it works: takes seconds")
     options = parser.parse_args()
     figures = run(50, 2) if options.smoke else run(options.files, options.runs)
     print(table(figures))
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def run(files: int, runs: int) -> Figures:
-    """So many files through the front door, then each pattern `runs` times."""
+    """Store so many files through the API, then search for each pattern `runs` times."""
     texts = contents(files)
     megabytes = sum(map(len, texts)) / 1e6
     with tempfile.TemporaryDirectory(prefix="offload-bench-") as folder, spawned() as proxy:
@@ -100,7 +100,7 @@ def run(files: int, runs: int) -> Figures:
 
 
 def table(figures: Figures) -> str:
-    """The lines that are shown."""
+    """The printed table."""
     head = f"{figures.files} files, {figures.megabytes:.0f} MB, stored in {figures.stored:.1f} s"
     columns = (
         f"{'':16}{'matches':>9}{'seconds':>9}{'MB/s':>8}{'rg s':>8}{'ratio':>7}{'/health p50 ms':>16}{'longest':>9}"
@@ -154,7 +154,7 @@ def _line(chance: random.Random) -> str:
 
 
 def _put(proxy: Proxy, texts: list[str]) -> None:
-    """Through the front door: as results of a history that is offloaded."""
+    """Store texts through the API, as results of histories that are offloaded."""
     tight = {"store_dir": "/bench", "max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 0}
     for start in range(0, len(texts), FILES_A_CALL):
         messages = [
@@ -173,7 +173,7 @@ def _step(number: int, text: str) -> Iterator[dict[str, object]]:
 
 
 def _row(proxy: Proxy, folder: Path, name: str, runs: int) -> Row:
-    """Both search by turns, so that what else happens on the machine happens to both; the first turn does not count."""
+    """Both search in turns, so that other load on the machine affects both; the first turn does not count."""
     searches, yardstick = [], []
     for _ in range(runs + 1):
         searches.append(_search(proxy, PATTERNS[name]))
@@ -204,7 +204,7 @@ def _idle(proxy: Proxy) -> list[float]:
 
 @contextmanager
 def _polled(proxy: Proxy) -> Iterator[list[float]]:
-    """The seconds that each request for /health takes meanwhile; at least one."""
+    """The seconds that requests for /health take meanwhile; at least one."""
     waits: list[float] = []
     done = threading.Event()
 
@@ -226,7 +226,7 @@ def _polled(proxy: Proxy) -> Iterator[list[float]]:
 
 
 def _ripgrep(pattern: str, folder: Path, matches: int) -> float | None:
-    """Seconds, its start included; None where it is not installed. It must find what the proxy found."""
+    """Seconds of a search, start-up included; None if not installed. Checks that it finds as many matches."""
     program = shutil.which("rg")
     if program is None:
         return None

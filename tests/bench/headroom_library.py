@@ -1,6 +1,7 @@
-"""Run by the interpreter of headroom's environment: a line of messages (JSON) in, as `headroom.compress` left it out.
+"""Runs headroom in its own environment: reads lines of messages (JSON), prints each as `headroom.compress` returns it.
 
-Its defaults, called with the whole history before each request. What needs weights from a hub (`kompress`) is off.
+It runs at its defaults, on the whole history before each request, without the compressor that needs weights from a hub
+(`kompress`).
 """
 
 import json
@@ -9,7 +10,7 @@ import sys
 
 import headroom  # type: ignore[import-not-found]
 
-logging.disable(logging.CRITICAL)  # it would stand between the answers
+logging.disable(logging.CRITICAL)  # log lines would mix with the answers
 answers, sys.stdout = sys.stdout, sys.stderr
 for line in sys.stdin:
     compressed = headroom.compress(json.loads(line), model="gpt-4o", kompress_model="disabled")

@@ -1,9 +1,9 @@
-"""What the proxy adds to a request with a long history: `python -m tests.bench.history`.
+"""The time that the proxy adds to a request with a long history: `python -m tests.bench.history`.
 
-A history of 1 MB in 1,000 messages is sent directly, through the bare relay, and through the proxy: *cold* (every time
-another history, so that each message is decoded and counted) and *warm* (the same history again). *Planning* has
-nothing to do in the end, *moving* takes out nearly all of it. While the cold ones are under way, small requests measure
-for how long the event loop is held. Shown are medians. How many warm ones it serves a second, `overhead` measures.
+A history of 1 MB in 1,000 messages is sent directly, through the bare relay, and through the proxy: *cold* (a different
+history each time, so that every message is decoded and counted) and *warm* (the same history again). *Planning* changes
+nothing in the end, *moving* takes out nearly all of it. During cold requests, small ones measure for how long the event
+loop is blocked. The table shows medians. `overhead` measures how many warm requests the proxy serves per second.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 import httpx
 
 from tests.bench.bodies import SIZES, Size, body
-from tests.bench.contestants import POLICIES, Contestant, bare, proxy, start
+from tests.bench.systems import POLICIES, System, bare, proxy, start
 
 SMALL = Size("4 KB", 10, 285)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.history")
-    parser.add_argument("--runs", type=int, default=9, help="of each [9]")
-    parser.add_argument("--smoke", action="store_true", help="only to see that it works")
+    parser.add_argument("--runs", type=int, default=9, help="requests of each kind [9]")
+    parser.add_argument("--smoke", action="store_true", help="a quick check that it works")
     options = parser.parse_args()
     runs, size = (2, Size("50 KB", 50, 285)) if options.smoke else (options.runs, SIZES[-1])
     with ExitStack() as running:
@@ -38,7 +38,7 @@ def main() -> int:
     return 0
 
 
-async def _measure(relays: list[Contestant], runs: int, size: Size) -> None:
+async def _measure(relays: list[System], runs: int, size: Size) -> None:
     print(f"{'':18}{'warm ms':>9}{'cold ms':>9}{'added warm':>12}{'added cold':>12}{'loop held ms':>14}")
     figures = {relay.name: await _one(relay, runs, size) for relay in relays}
     bare = figures["bare relay"]
@@ -46,8 +46,8 @@ async def _measure(relays: list[Contestant], runs: int, size: Size) -> None:
         print(f"{name:18}{warm:9.1f}{cold:9.1f}{warm - bare[0]:12.1f}{cold - bare[1]:12.1f}{held:14.1f}")
 
 
-async def _one(relay: Contestant, runs: int, size: Size) -> tuple[float, float, float]:
-    """Milliseconds: warm, cold, and the longest that a small request had to wait beside a cold one (median of runs)."""
+async def _one(relay: System, runs: int, size: Size) -> tuple[float, float, float]:
+    """Median milliseconds: warm, cold, and the longest wait of a small request during a cold one."""
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{relay.port}/v1", timeout=60) as client:
         await _post(client, body(SMALL, stream=False))
         cold, held = [], []
@@ -61,8 +61,8 @@ async def _one(relay: Contestant, runs: int, size: Size) -> tuple[float, float, 
     return statistics.median(warm), statistics.median(cold), statistics.median(held)
 
 
-async def _at_rest(relay: Contestant) -> None:
-    """Until what goes on beside the requests, such as writing originals, is done."""
+async def _at_rest(relay: System) -> None:
+    """Wait until background work, such as writing originals, has ended."""
     used, before = relay.cpu(), -1.0
     while used > before + 0.02:
         before = used

@@ -1,4 +1,4 @@
-"""A proxy whose process is measured, CPU time and memory, between a client and an upstream that do little."""
+"""A proxy whose CPU time and memory are measured, between a client and an upstream that do little."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ import msgspec
 from tests.serving import Proxy, spawned
 
 REPLY = "<state_snapshot>The search goes on as it was agreed.</state_snapshot>"
-"""To every request: an answer, and a snapshot where that is what was asked for."""
+"""The reply to every request: an answer that is also a valid snapshot."""
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """Of a request."""
+    """The cost of a request."""
 
     cpu: float
-    """Seconds, of all the process did for it."""
+    """CPU seconds of the process."""
     peak: int
-    """RSS at its highest, in bytes."""
+    """Peak RSS in bytes."""
 
 
 class Meter:
@@ -51,15 +51,15 @@ class Meter:
             raise RuntimeError(f"{reply.status} {said[:200]!r}")
 
     def cost(self, body: bytes) -> Cost:
-        """Of one request, until what it leaves to do in the background is done."""
-        Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # the highest RSS begins anew
+        """The cost of one request, background work included."""
+        Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # resets the peak RSS
         begun = self.cpu()
         self.ask(body)
         self.settle()
         return Cost(self.cpu() - begun, status(self._pid)["VmHWM"] * 1024)
 
     def settle(self) -> None:
-        """Until nothing is done any more in three looks running, and no record is being written."""
+        """Wait until the process was idle in three consecutive checks, with no record being written."""
         quiet, deadline = 0, time.monotonic() + 60
         while quiet < 3 and time.monotonic() < deadline:
             before = self.cpu()
@@ -67,7 +67,7 @@ class Meter:
             quiet = quiet + 1 if self.cpu() - before < 0.0005 and not self._is_writing() else 0
 
     def _is_writing(self) -> bool:
-        """The disk may take longer to sync a record than anybody would look."""
+        """Whether a record is being written; syncing it may take the disk longer than the checks last."""
         return self._writing.exists() and any(self._writing.iterdir())
 
     def cpu(self) -> float:
@@ -78,20 +78,20 @@ class Meter:
         return status(self._pid)["VmRSS"] * 1024
 
     def cached(self) -> int:
-        """Bytes of in-process caches, as the metrics tell."""
+        """Bytes of in-process caches, from the metrics."""
         page = httpx.get(f"{self._root}/metrics", timeout=10, trust_env=False).text
         return int(sum(map(float, re.findall(r"^offload_cache_bytes\{.*?\} (\S+)$", page, re.MULTILINE))))
 
 
 def status(pid: int) -> dict[str, int]:
-    """What Linux tells of a process by numbers: kilobytes of memory (`VmRSS`, `VmHWM`), `Threads`."""
+    """The numbers in /proc/PID/status, such as `VmRSS`, `VmHWM` (kilobytes) and `Threads`."""
     said = Path(f"/proc/{pid}/status").read_text()
     return {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+)", said, re.MULTILINE)}
 
 
 @contextmanager
 def metered(upstream: str, offload: Mapping[str, Any], first: bytes) -> Iterator[Meter]:
-    """A proxy of its own, with this section of its policy; `first` is a request that warms it up."""
+    """A proxy of its own with this `offload` section of its policy; `first` is a request to warm it up."""
     with spawned({"default": {"upstream": {"base_url": upstream}, "offload": dict(offload)}}) as proxy:
         meter = Meter(proxy)
         meter.ask(first)
@@ -100,7 +100,7 @@ def metered(upstream: str, offload: Mapping[str, Any], first: bytes) -> Iterator
 
 
 class Answering(asyncio.Protocol):
-    """Counts a request's bytes and answers; keeps none, as bodies are of up to 50 MB."""
+    """Counts a request's bytes and answers. It keeps none: bodies have up to 50 MB."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -131,7 +131,7 @@ def _answer() -> bytes:
 
 @contextmanager
 def answering() -> Iterator[str]:
-    """An upstream in a thread: its base URL."""
+    """Run an upstream in a thread; yields its base URL."""
     loop = asyncio.new_event_loop()
     server = loop.run_until_complete(loop.create_server(Answering, "127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever)

@@ -1,11 +1,11 @@
-"""What stands between an agent and its model costs this much: `python -m tests.bench.overhead`.
+"""The cost of a system between an agent and its model: `python -m tests.bench.overhead`.
 
 Chat requests of 1 KB, 100 KB and 1 MB (1,000 messages), plain and streamed (100 events), from 1, 16 and 64 connections
-at once, through no proxy at all, nginx, a bare Starlette relay over the proxy's transport (`bare.py`), the proxy, and
-what users would pick in its place (`peers.py`), all with one worker and in front of the same upstream. The same history
-comes again and again, so all caches are warm. The contestants take turns, so that what else happens on the machine
-happens to all; shown are medians of the runs. A reply that has not ended 3 s after its run is cut off and left out; who
-does not reply at all is left out from there on. `expected.py` says what a run should show.
+at once: directly, through nginx, a bare Starlette relay over the proxy's transport (`bare.py`), the proxy, and the
+systems that users could pick instead (`competitors.py`). All have one worker and the same upstream. The same history is
+sent repeatedly, so all caches are warm. The systems take turns, so other load on the machine affects all of them; the
+tables show medians. A reply that has not ended 3 s after its run is cut off and not counted. A system that does not
+reply at all is left out from then on. `expected.py` says what a run should show.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ import uvloop
 
 from tests.bench import bodies, expected, report, wire
 from tests.bench.bodies import SIZES
-from tests.bench.contestants import POLICIES, Contestant, Launcher, bare, nginx, proxy, start
+from tests.bench.competitors import COMPETITORS
 from tests.bench.figures import BARE, Figures, Measured, Point, chosen_of, median, points
-from tests.bench.peers import PEERS
+from tests.bench.systems import POLICIES, Launcher, System, bare, nginx, proxy, start
 
 WARM_UP = 0.2
 """Seconds."""
 SETTLING = 10.0
-"""Seconds that a contestant may go on with what it does beside its replies before it is measured all the same."""
+"""Seconds to wait for a system's background work to end. It is measured after that in any case."""
 QUIET = 0.1
-"""Of one processor: what a process may use that has nothing to do."""
+"""The share of one processor below which a process counts as idle."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options, began = _options(arguments), time.monotonic()
-    chosen, absent = _launchers(options.peers, options.only)
+    chosen, absent = _launchers(options.competitors, options.only)
     asked = [Point(SIZES[0], True, 16), Point(SIZES[1], False, 1)] if options.smoke else points(options.only)
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
@@ -63,19 +63,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=3, help="runs of each at each point, taking turns [3]")
     parser.add_argument("--seconds", type=float, default=0.5, help="of one run [0.5]")
-    words = "only points and peers with this in their name (again for more): '1 MB', plain, '16 conn', litellm …"
+    words = "only points and competitors whose name contains this (repeatable): '1 MB', plain, '16 conn', litellm …"
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help=words)
-    parser.add_argument("--no-peers", dest="peers", action="store_false", help="only ours, and what ours is built on")
-    parser.add_argument("--png", type=Path, help="draw a chart there")
-    parser.add_argument("--smoke", action="store_true", help="only to see that it works: under 10 s, no peers")
+    parser.add_argument(
+        "--no-competitors", dest="competitors", action="store_false", help="only the proxy and its baselines"
+    )
+    parser.add_argument("--png", type=Path, help="the file to draw a chart to")
+    parser.add_argument("--smoke", action="store_true", help="a quick check that it works: under 10 s, no competitors")
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.runs, options.seconds, options.peers = 1, 0.1, False
+        options.runs, options.seconds, options.competitors = 1, 0.1, False
     return options
 
 
-def _launchers(peers: bool, words: Sequence[str]) -> tuple[dict[str, Launcher], list[str]]:
-    """Who takes part, and which peers would but are not there. Ours and the bare relay always do."""
+def _launchers(competitors: bool, words: Sequence[str]) -> tuple[dict[str, Launcher], list[str]]:
+    """The systems to measure (always the proxy and the bare relay), and the competitors that are not installed."""
     chosen: dict[str, Launcher] = {}
     absent = []
     if program := shutil.which("nginx"):
@@ -84,26 +86,34 @@ def _launchers(peers: bool, words: Sequence[str]) -> tuple[dict[str, Launcher], 
         absent.append("nginx")
     chosen[BARE] = bare
     chosen |= {name: proxy(offload) for name, offload in POLICIES.items()}
-    named = chosen_of([peer.name for peer in PEERS], words) if peers else set()
-    chosen |= {peer.name: peer.at for peer in PEERS if peer.name in named and peer.installed}
-    absent += [f"{peer.name} (make bench-peers)" for peer in PEERS if peer.name in named and not peer.installed]
+    named = chosen_of([competitor.name for competitor in COMPETITORS], words) if competitors else set()
+    chosen |= {
+        competitor.name: competitor.at
+        for competitor in COMPETITORS
+        if competitor.name in named and competitor.installed
+    }
+    absent += [
+        f"{competitor.name} (make bench-competitors)"
+        for competitor in COMPETITORS
+        if competitor.name in named and not competitor.installed
+    ]
     return chosen, absent
 
 
 class Bench:
-    """Measures all contestants at one point after the other; who does not reply to anything is left out for good."""
+    """Measures all systems at one point after another, and drops a system for good once it does not reply."""
 
-    def __init__(self, contestants: Sequence[Contestant], runner: asyncio.Runner, runs: int, seconds: float) -> None:
-        self._contestants = contestants
+    def __init__(self, systems: Sequence[System], runner: asyncio.Runner, runs: int, seconds: float) -> None:
+        self._systems = systems
         self._runner = runner
         self._runs = runs
         self._seconds = seconds
         self._out: dict[str, str] = {}
 
     def begin(self) -> dict[str, float]:
-        """Everybody's memory in MB after a first small reply: some listen before they have loaded what they need."""
+        """Each system's memory in MB after a first small reply: some listen before they have loaded everything."""
         body = bodies.body(SIZES[0], stream=False)
-        for one in self._contestants:
+        for one in self._systems:
             try:
                 self._runner.run(wire.ask(one.port, bodies.request(body, one.headers)))
             except wire.Failed as fault:
@@ -112,18 +122,18 @@ class Bench:
         return self.memory()
 
     def memory(self) -> dict[str, float]:
-        """Resident, in MB, by contestant; that of one that has ended is 0."""
-        return {one.name: one.rss() for one in self._contestants}
+        """Resident memory in MB, by system; 0 for one that has ended."""
+        return {one.name: one.rss() for one in self._systems}
 
     def at(self, point: Point) -> Measured:
         body = bodies.body(point.size, stream=point.stream)
-        requests = {one.name: bodies.request(body, one.headers) for one in self._contestants}
-        taken: dict[str, list[Figures]] = {one.name: [] for one in self._contestants}
+        requests = {one.name: bodies.request(body, one.headers) for one in self._systems}
+        taken: dict[str, list[Figures]] = {one.name: [] for one in self._systems}
         failed = dict(self._out)
         for turn in range(-1, self._runs):
-            for one in self._contestants:
+            for one in self._systems:
                 if one.name in failed or (turn > 0 and taken[one.name][0].p50 > self._seconds):
-                    continue  # whose replies take longer than a run is asked once
+                    continue  # ask only once if a reply takes longer than a run
                 try:
                     if turn < 0:
                         self._warm_up(one, requests[one.name], point)
@@ -134,15 +144,15 @@ class Bench:
         bare = taken[BARE]
         return {name: failed[name] if name in failed else median(runs, bare) for name, runs in taken.items()}
 
-    def _failed(self, one: Contestant, fault: wire.Failed) -> str:
-        """Why there are no figures, at this point or from here on."""
+    def _failed(self, one: System, fault: wire.Failed) -> str:
+        """The reason for missing figures, at this point or from here on."""
         reason = one.ended or str(fault)
         if one.ended or isinstance(fault, wire.Silent):
             self._out[one.name] = reason
         return reason
 
-    def _warm_up(self, one: Contestant, request: bytes, point: Point) -> None:
-        """See that it replies as it should, then let it do so a few times and end what it does besides."""
+    def _warm_up(self, one: System, request: bytes, point: Point) -> None:
+        """Check its reply, then have it reply a few times and finish its background work."""
         reply = self._runner.run(wire.ask(one.port, request))
         whole = wire.SAID in reply and (not point.stream or b"[DONE]" in reply)
         if not whole:
@@ -150,7 +160,7 @@ class Bench:
         self._run(one, request, point.connections, min(WARM_UP, self._seconds))
         _settle(one)
 
-    def _run(self, one: Contestant, request: bytes, connections: int, seconds: float) -> Figures:
+    def _run(self, one: System, request: bytes, connections: int, seconds: float) -> Figures:
         before = one.cpu()
         load = self._runner.run(wire.load(one.port, request, connections, seconds))
         cpu = (one.cpu() - before) / load.count
@@ -159,7 +169,7 @@ class Bench:
         return Figures(load.rate, load.p50, load.p99, load.first, cpu)
 
 
-def _settle(one: Contestant) -> None:
+def _settle(one: System) -> None:
     deadline = time.monotonic() + SETTLING
     while time.monotonic() < deadline:
         before = one.cpu()

@@ -1,6 +1,6 @@
-"""A recorded run turn by turn, as one way of keeping its context small would have sent it: run → calls of upstream.
+"""A recorded run turn by turn, as a strategy for small contexts would have sent it: run → calls to the upstream.
 
-Nothing is sent anywhere. The proxy's way is its own plan; each summary is canned, `SUMMARY` tokens long.
+Nothing is really sent. The proxy's strategy is its own plan; each summary is canned, `SUMMARY` tokens long.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tests.bench.caches import Model, Prompt, Segment
 from tests.transcripts import Json, Run
 
 SUMMARY = 800
-"""Tokens of a snapshot in its place."""
+"""Tokens of a snapshot in the context."""
 SUMMARY_OUTPUT = 2 * SUMMARY
-"""Tokens that the model writes for it: the task asks for a scratchpad first."""
+"""Tokens that the model writes for a snapshot: the task asks for a scratchpad first."""
 TASK = 500
-"""Tokens of the task behind the conversation in a summary call."""
+"""Tokens of the task at the end of a summary call."""
 OUTPUT_PRICE = 5
 """An output token in input tokens: 5 at Anthropic's, 4 to 8 at OpenAI's price lists."""
 READ_CALL = 60
 """Tokens of a call of `read_file`."""
 SHRUNK = 50
-"""Tokens of the line that remains of an answer in an earlier turn."""
+"""Tokens of the line to which an answer shrinks once its turn is over."""
 LIMITS = Tools()
 
 
 class Kind(Enum):
-    """Why upstream is asked."""
+    """The reason for a call to the upstream."""
 
     CLIENT = "the client asked"
     ROUND = "a round of the proxy's tools goes on"
@@ -46,7 +46,7 @@ class Kind(Enum):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One request that goes upstream. `output` is what is written besides the run's own reply (tokens)."""
+    """One request to the upstream. `output`: tokens that the model writes besides the run's own reply."""
 
     prompt: Prompt
     output: int = 0
@@ -54,7 +54,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A run as plan and caches see it: messages, the content blocks of each, the tokens of its tools."""
+    """A run as the plan and the caches see it: messages, the content blocks of each, the tokens of its tools."""
 
     id: str
     source: str
@@ -63,11 +63,11 @@ class Recorded(msgspec.Struct, frozen=True):
     tools: int
     messages: list[Json]
     points: list[int]
-    """How many messages each request had: the client asked before every assistant message."""
+    """The number of messages in each request: the client asked before every assistant message."""
 
 
-Way = Callable[[Recorded], Iterable[Call]]
-"""How a run's requests go upstream, in their order."""
+Strategy = Callable[[Recorded], Iterable[Call]]
+"""A strategy turns a run into its calls to the upstream, in order."""
 
 
 def recorded(run: Run, tokens: Tokens) -> Recorded:
@@ -82,49 +82,51 @@ def recorded(run: Run, tokens: Tokens) -> Recorded:
 
 
 def measured(raw: bytes, tokens: Tokens) -> Message:
-    """A message by its tokens, as the proxy counts them. Raises Unplannable."""
+    """A message with its tokens, as the proxy counts them. Raises Unplannable."""
     return read(raw, Reading.of(Offload()), lambda text: tokens.count(text, "gpt-4o"))
 
 
 def content_blocks(message: Json) -> int:
-    """As Anthropic counts: each text and each tool call is one."""
+    """The content blocks of a message as Anthropic counts them: each text and each tool call is one."""
     return max(bool(message.get("content")) + len(message.get("tool_calls") or ()), 1)
 
 
 def plainly(run: Recorded) -> Iterator[Call]:
-    """Without any proxy."""
+    """The strategy of sending everything, without a proxy."""
     for point in run.points:
         yield Call(prompt(run, whole(run, range(point))))
 
 
-def proxied(offload: Offload, inject: Inject = Inject.WHEN_OFFLOADING, *, reading: bool = False, late: int = 1) -> Way:
-    """As the proxy does. A snapshot that nobody waits for is there `late` requests after the one that wanted it.
+def proxied(
+    offload: Offload, inject: Inject = Inject.WHEN_OFFLOADING, *, reading: bool = False, late: int = 1
+) -> Strategy:
+    """The proxy's strategy. A snapshot that nobody waits for exists `late` requests after the one that wanted it.
 
-    `reading`: the model reads each moved result back once, one a request.
+    `reading`: the model reads each moved result back once, one per request.
     """
     return lambda run: _Proxied(run, offload, inject, reading, late).calls()
 
 
 def cost(calls: Iterable[Call], model: Model) -> float:
-    """In input tokens. The replies that the client itself asked for are the same whatever the way, and left out."""
+    """The cost in input tokens, without the replies that the client asked for: every strategy pays for these."""
     cache = model.cold()
     return sum(cache.charge(call.prompt) + OUTPUT_PRICE * call.output for call in calls)
 
 
 def breaks(calls: Iterable[Call]) -> int:
-    """How often a request of the client did not begin with all of the one before it."""
+    """How many requests of the client did not begin with all of the one before."""
     chains = [call.prompt.chain for call in calls if call.kind is Kind.CLIENT]
     return sum(later[: len(earlier)] != earlier for earlier, later in pairwise(chains))
 
 
 def whole(run: Recorded, indexes: Iterable[int]) -> Iterator[Segment]:
-    """These messages as the client sent them."""
+    """The segments of these messages as the client sent them."""
     for index in indexes:
         yield index, run.items[index].tokens, run.blocks[index]
 
 
 def prompt(run: Recorded, messages: Iterable[Segment], *tools: Segment) -> Prompt:
-    """What goes upstream: the client's tools before ours, and both before the messages."""
+    """The prompt that goes upstream: the client's tools, then ours, then the messages."""
     defined = [("tools", run.tools, 1), *tools]
     return Prompt([*defined, *messages], head=len(defined))
 
@@ -175,15 +177,15 @@ class _Proxied:
             yield Call(self._sent(plan, point, self._round(plan, point)), asks_again, Kind.ROUND)
 
     def _summary(self, plan: Plan, boundary: SummaryBoundary) -> Call:
-        """The call that makes a snapshot: on the conversation as it was sent before the cut's event."""
+        """The call that makes a snapshot: the conversation as it was sent before the boundary's event, and the task."""
         before = plan.before(boundary.event)
         return Call(self._sent(before, boundary.end, [(("task", boundary.end), TASK, 1)]), SUMMARY_OUTPUT, Kind.SUMMARY)
 
-    def _sent(self, plan: Plan, end: int, behind: Iterable[Segment] = ()) -> Prompt:
-        """What upstream sees of the messages before `end`, under the plan and the snapshot that there is."""
+    def _sent(self, plan: Plan, end: int, after: Iterable[Segment] = ()) -> Prompt:
+        """The messages before `end` as the upstream gets them, under the plan and the current snapshot."""
         ours = not plan.empty or self._inject is Inject.ALWAYS
         tools = [("our tools", OUR_TOOLS_TOKENS, 1)] if ours else []
-        return prompt(self._run, [*self._messages(plan, end), *behind], *tools)
+        return prompt(self._run, [*self._messages(plan, end), *after], *tools)
 
     def _messages(self, plan: Plan, end: int) -> Iterator[Segment]:
         boundary, items = self._shown, self._run.items
@@ -205,14 +207,14 @@ class _Proxied:
                 yield from snapshot
 
     def _round(self, plan: Plan, index: int) -> Iterator[Segment]:
-        """What the model read before that reply; of an earlier user turn than the newest event's, a line."""
+        """The answers that the model read before that reply; only a line each if their turn is over."""
         for page, tokens in enumerate(self._rounds.get(index, ())):
             size = READ_CALL + (SHRUNK if index < plan.turn else tokens)
             yield ("read", index, page, size), size, 2
 
 
 def _pages(tokens: int) -> Iterator[int]:
-    """A result as `read_file` hands it out."""
+    """The sizes in tokens of the pages in which `read_file` returns a result."""
     left = min(tokens, LIMITS.max_retrieved_tokens)
     while left > 0:
         yield min(left, LIMITS.max_answer_tokens)

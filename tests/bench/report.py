@@ -1,4 +1,4 @@
-"""How the overhead benchmark shows its figures: a table for each point, two of all of them, and a chart."""
+"""The overhead benchmark's output: a table for each point, two over all of them, and a chart."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.bench.figures import BARE, BASELINES, Figures, Measured, Point, of
 
 MARKS = "os^"
 COLOURS = ("tab:green", "tab:orange", "tab:red")
-"""By size, small to large; what is streamed is hollow."""
+"""By size, small to large; markers of streamed requests are hollow."""
 
 Shown = Callable[[Figures, Measured], str]
 
 
 def table(point: Point, measured: Measured) -> str:
-    """Times in milliseconds; those that are added are above `direct`."""
+    """Times in milliseconds; a `+` column is the time added to `direct`."""
     added = ["+p50", "+p99", *(["+first byte"] if point.stream else [])]
     heads = ["requests/s", "of bare", "p50", "p99", *added, "CPU"]
     lines = [f"\n{point}", f"{'':24}" + "".join(f"{head:>12}" for head in heads)]
@@ -35,9 +35,9 @@ def _row(point: Point, measured: Measured, figures: Figures) -> str:
 
 
 def memory_table(memory: Mapping[str, Sequence[float]]) -> str:
-    """Resident megabytes of each contestant's processes, after one small request and after everything.
+    """Resident megabytes of each system's processes, after one small request and at the end, in Markdown.
 
-    In Markdown, as `summary` is; 0 is one that has ended.
+    0 means that the system has ended.
     """
     lines = ["\n| RSS, MB | before | after |", "|---|---|---|"]
     for name, sizes in memory.items():
@@ -47,7 +47,7 @@ def memory_table(memory: Mapping[str, Sequence[float]]) -> str:
 
 
 def summary(results: Mapping[Point, Measured]) -> str:
-    """Two tables in Markdown, of all points: a row for each contestant, a cell for each request."""
+    """Two tables in Markdown over all points: a row for each system, a cell for each request."""
     crowds = " / ".join(str(count) for count in sorted({point.connections for point in results}))
     rates = f"requests/s, bare relay = 1, from {crowds} connections"
     times = f"ms added to the median of no proxy, from {crowds} connections"
@@ -82,7 +82,7 @@ def _cell(measured: Measured, name: str, shown: Shown) -> str:
 
 
 def draw(path: Path, results: Mapping[Point, Measured]) -> None:
-    """Requests a second beside the bare relay's, at the middle number of connections that was measured."""
+    """Draw requests/s relative to the bare relay, at the middle one of the measured numbers of connections."""
     counts = sorted({point.connections for point in results})
     middle = [point for point in results if point.connections == counts[len(counts) // 2]]
     names = [name for name in results[middle[0]] if name not in BASELINES][::-1]

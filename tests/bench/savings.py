@@ -1,11 +1,11 @@
-"""What the proxy saves on recorded runs, in tokens and in cost under five kinds of cache, beside what else is done.
+"""The proxy's savings on recorded runs, in tokens and in cost under five kinds of cache, beside other strategies.
 
-    python -m tests.bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--peers] [--png-dir DIR]
+    python -m tests.bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--competitors] [--png-dir DIR]
 
-Every request of a run is planned and priced on paper: no server and no model are asked. A summary is canned; its input
-is counted through the same cache as the rest, its output (and that of the calls that read back) at 5 input tokens each.
-A snapshot is there at the client's next request (*3 later*: three after that). Each figure is a ratio to the same run
-without a proxy.
+Every request of a run is planned and priced on paper, without a server or a model. Summaries are canned. A summary's
+input is charged through the same cache as everything else; its output, and that of calls that read back, costs 5 input
+tokens for each token. A snapshot exists from the client's next request on (*3 later*: three requests later). Each
+figure is a ratio to the same run without a proxy.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.bench import chart
 from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE
-from tests.bench.replay import Call, Kind, Recorded, Way, breaks, cost, plainly, proxied, recorded
-from tests.bench.rivals import PEERS, awecompress, headroom, missing, redeciding, window
+from tests.bench.replay import Call, Kind, Recorded, Strategy, breaks, cost, plainly, proxied, recorded
+from tests.bench.strategies import COMPETITORS, awecompress, headroom, missing, redeciding, window
 from tests.transcripts import FOLDER, Run, absence, load
 
 OURS = "proxy: auto (default)"
-WAYS: dict[str, Way] = {
+STRATEGIES: dict[str, Strategy] = {
     "no proxy": plainly,
     OURS: proxied(Offload()),
     "proxy: auto, wait: always": proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
@@ -46,19 +46,19 @@ WAYS: dict[str, Way] = {
     "decided at every request": redeciding(Offload()),
 }
 LIBRARIES = {"headroom-ai 0.42.0": headroom, "awecompress 0.2.0": awecompress}
-"""What runs without weights, as its own code decides."""
+"""Libraries that run without weights, at their own defaults."""
 READ_BACK = (0.0, 0.05, 0.2)
-"""The chance of each moved result to be read back once."""
+"""Probabilities that a moved result is read back, once."""
 MAX_TOTAL, KEEP = (10_000, 20_000, 40_000, 80_000), (None, 6, 12)
 """The sweep over `max_total_tokens` and `keep_recent_count`."""
 SWEPT = ("128 x 0.25", "128 x 0.1", BREAKPOINTS)
 
 HALF_SENT, MEDIAN_COST, WORST_COST, NOT_ABOVE = 0.5, 0.75, 1.25, 0.9
-"""What is expected of us: of all runs, 90 % are not to cost more than without a proxy."""
+"""The expectations on the default policy; `NOT_ABOVE` is the share of runs that cost no more than without a proxy."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One run sent one way: tokens, those of its last request, prefix breaks, summaries, cost by cache."""
+    """One run under one strategy: tokens, those of its last request, prefix breaks, summaries, cost by cache."""
 
     sent: int
     last: int
@@ -68,14 +68,14 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """The runs, and each one's figures without a proxy, to which the others' are compared."""
+    """The runs, and as the baseline each one's figures without a proxy."""
 
     def __init__(self, runs: Sequence[Recorded]) -> None:
         self.runs = runs
         self.plain = self.figures(plainly)
 
-    def figures(self, way: Way, models: Iterable[str] = MODELS) -> list[Figures]:
-        return [figures(list(way(run)), models) for run in self.runs]
+    def figures(self, strategy: Strategy, models: Iterable[str] = MODELS) -> list[Figures]:
+        return [figures(list(strategy(run)), models) for run in self.runs]
 
     def ratios(self, found: Sequence[Figures], value: Callable[[Figures], float]) -> list[float]:
         return [value(one) / value(plain) for one, plain in zip(found, self.plain, strict=True)]
@@ -95,23 +95,23 @@ def figures(calls: Sequence[Call], models: Iterable[str] = MODELS) -> Figures:
 
 
 def read_back(chance: float, never: Sequence[float], always: Sequence[float]) -> list[float]:
-    """Expected ratios where each moved result is read back with that chance, from those at 0 and at 1."""
+    """The expected ratios at this chance, between those where results are never and always read back."""
     return [low + chance * (high - low) for low, high in zip(never, always, strict=True)]
 
 
 def share(values: Sequence[float], limit: float = 1.0) -> float:
-    """How many of them are not above the limit, for what that means beside rounding."""
+    """The share of the values that are at most the limit, rounding errors aside."""
     return sum(value <= limit + 1e-9 for value in values) / len(values)
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The smallest of them that at least this part is not above."""
+    """The smallest value that at least this part of them does not exceed."""
     ordered = sorted(values)
     return ordered[ceil(len(ordered) * part) - 1]
 
 
 def shortfalls(bench: Bench, ours: Sequence[Figures]) -> list[str]:
-    """In what the default policy misses what is expected of it."""
+    """The expectations that the default policy misses, in words."""
     sent = median(bench.ratios(ours, lambda one: one.sent))
     missed = [f"{sent:.3f} of the tokens sent"] if sent > HALF_SENT else []
     for model in (name for name in MODELS if name not in (FREE_READS, NO_CACHE)):
@@ -128,10 +128,10 @@ def shortfalls(bench: Bench, ours: Sequence[Figures]) -> list[str]:
 
 def sent_table(bench: Bench, found: dict[str, list[Figures]]) -> str:
     lines = [f"{'medians; means behind |':26}{'sent':>8}{'last':>8} |{'breaks':>7}{'summaries':>11}"]
-    for way, rows in found.items():
+    for strategy, rows in found.items():
         sent, last = bench.ratios(rows, lambda one: one.sent), bench.ratios(rows, lambda one: one.last)
         broken, summaries = (sum(getattr(row, name) for row in rows) / len(rows) for name in ("breaks", "summaries"))
-        lines.append(f"{way:26}{median(sent):8.3f}{median(last):8.3f} |{broken:7.1f}{summaries:11.1f}")
+        lines.append(f"{strategy:26}{median(sent):8.3f}{median(last):8.3f} |{broken:7.1f}{summaries:11.1f}")
     return "\n".join(lines)
 
 
@@ -140,8 +140,8 @@ def cost_table(
 ) -> str:
     lines = [f"{title:26}" + "".join(f"{model:>13}" for model in MODELS)]
     lines += [
-        f"{way:26}" + "".join(f"{of(bench.costs(rows, model)):13.3f}" for model in MODELS)
-        for way, rows in found.items()
+        f"{strategy:26}" + "".join(f"{of(bench.costs(rows, model)):13.3f}" for model in MODELS)
+        for strategy, rows in found.items()
         if rows != bench.plain
     ]
     return "\n".join(lines)
@@ -193,7 +193,7 @@ def sweep_table(bench: Bench, sweep: Sweep) -> str:
 
 
 def events(runs: Sequence[Recorded], offload: Offload) -> float:
-    """How many a run has, on average."""
+    """The mean number of events in a run."""
     plans = [fold(run.items[: run.points[-1]], offload, Room(), OUR_TOOLS_TOKENS) for run in runs]
     return sum(len(plan.events) for plan in plans) / len(plans)
 
@@ -207,16 +207,16 @@ def draw(folder: Path, bench: Bench, found: dict[str, list[Figures]], sweep: Swe
     with chart.saved(folder / "savings-cost.png", "Cost of each run at the default policy", x=x, y=y) as axes:
         for model in MODELS:
             if model in ("64 x 0.1", "16 x 0.1"):
-                continue  # no eye could tell them from 128 x 0.1
+                continue  # their curves coincide with 128 x 0.1
             costs = sorted(bench.costs(ours, model))
             axes.plot([place / len(costs) for place in range(1, len(costs) + 1)], costs, label=model)
         axes.axhline(1, color="black", linewidth=0.8)
     run = max(bench.runs, key=lambda one: len(one.points))
     with chart.saved(folder / "savings-turns.png", f"One run, {run.id}", x="request", y="tokens sent") as axes:
         for name in ("no proxy", OURS, "last 5 results", "decided at every request"):
-            axes.plot([call.prompt.tokens for call in WAYS[name](run) if call.kind is Kind.CLIENT], label=name)
+            axes.plot([call.prompt.tokens for call in STRATEGIES[name](run) if call.kind is Kind.CLIENT], label=name)
     x, y = "max_total_tokens", "median, of no proxy"
-    with chart.saved(folder / "savings-sweep.png", "How much may lie around", x=x, y=y) as axes:
+    with chart.saved(folder / "savings-sweep.png", "How much old history is allowed", x=x, y=y) as axes:
         rows = [sweep[total, None] for total in MAX_TOTAL]
         axes.plot(
             MAX_TOTAL, [median(bench.ratios(one, lambda figures: figures.sent)) for one in rows], "k--", label="sent"
@@ -225,13 +225,13 @@ def draw(folder: Path, bench: Bench, found: dict[str, list[Figures]], sweep: Swe
             axes.plot(MAX_TOTAL, [median(bench.costs(one, model)) for one in rows], marker="o", label=f"cost, {model}")
 
 
-def report(runs: Sequence[Recorded], folder: Path | None, peers: bool = False) -> None:
-    """Every table, and the charts if there is a folder for them. `peers`: with other people's libraries."""
+def report(runs: Sequence[Recorded], folder: Path | None, competitors: bool = False) -> None:
+    """Print every table and, given a folder, draw the charts. `competitors`: include other people's libraries."""
     bench = Bench(runs)
-    found = {name: bench.figures(way) for name, way in WAYS.items()}
-    for name, peer in (LIBRARIES if peers else {}).items():
-        with peer(Tokens()) as way:
-            found[name] = bench.figures(way)
+    found = {name: bench.figures(strategy) for name, strategy in STRATEGIES.items()}
+    for name, competitor in (LIBRARIES if competitors else {}).items():
+        with competitor(Tokens()) as strategy:
+            found[name] = bench.figures(strategy)
     reading = bench.figures(proxied(Offload(), reading=True))
     ours, sweep = found[OURS], swept(bench)
     tables = [
@@ -250,7 +250,7 @@ def report(runs: Sequence[Recorded], folder: Path | None, peers: bool = False) -
 
 
 def plannable(runs: Iterable[Run]) -> Iterator[Recorded]:
-    """The runs that the proxy would plan; it says which ones it would not."""
+    """The runs that the proxy would plan. Prints the ids of the others."""
     tokens = Tokens()
     for run in runs:
         try:
@@ -261,19 +261,19 @@ def plannable(runs: Iterable[Run]) -> Iterator[Recorded]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="where the recorded runs are")
-    parser.add_argument("--above", type=int, default=30_000, help="tokens that a run must have [30000]")
-    parser.add_argument("--smoke", action="store_true", help="two runs only, to see that it works")
-    parser.add_argument("--peers", action="store_true", help=f"with other libraries, of {PEERS} (minutes)")
-    parser.add_argument("--png-dir", type=Path, help="where charts are to be written")
+    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
+    parser.add_argument("--above", type=int, default=30_000, help="the least tokens of a run [30000]")
+    parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
+    parser.add_argument("--competitors", action="store_true", help=f"include the libraries in {COMPETITORS} (minutes)")
+    parser.add_argument("--png-dir", type=Path, help="the folder to draw charts to")
     options = parser.parse_args()
     if absence(options.transcripts):
         print(absence(options.transcripts))
         return 0
-    if options.peers and missing():
-        parser.error(f"not installed: {', '.join(missing())}; `make bench-peers`")
+    if options.competitors and missing():
+        parser.error(f"not installed: {', '.join(missing())}; `make bench-competitors`")
     loaded = load(options.above, folder=options.transcripts)
-    report(list(islice(plannable(loaded), 2 if options.smoke else None)), options.png_dir, options.peers)
+    report(list(islice(plannable(loaded), 2 if options.smoke else None)), options.png_dir, options.competitors)
     return 0
 
 

@@ -1,13 +1,13 @@
-"""What a request takes as histories get longer and conversations more: `python -m tests.bench.scale [--png-dir DIR]`.
+"""CPU and memory of requests as histories and conversations grow: `python -m tests.bench.scale [--png-dir DIR]`.
 
-CPU time and memory are those of the proxy's process alone, background work included; nobody else asks meanwhile.
+CPU time and memory are those of the proxy's process alone, background work included, with no other requests.
 
-- *history*: a conversation of so many messages, first seen (*cold*) and then going on by a call and its result of 1 KB
-  (*warm*), with the policy off, with every large result moved (compact), and with the default policy (auto). The bytes
-  of a history have to pass through any proxy: what they take is the figure with the policy off;
-- *new*: how many messages are new, behind 1,000 that are known. What one of them takes is compared with what one takes
-  that is known: that is how far a request is linear in what is new;
-- *conversations*: distinct ones, one after the other, each 12 messages with one result that is moved.
+- *history*: a conversation of so many messages, first seen (*cold*) and then extended by a call and its result of 1 KB
+  (*warm*), with the policy off, with every large result moved (compact), and with the default policy (auto). A
+  history's bytes must pass through any proxy; the figure with the policy off shows the cost of that alone;
+- *new*: so many new messages after 1,000 known ones. Comparing the cost of a new and of a known message shows how far
+  the cost of a request is linear in its new messages;
+- *conversations*: distinct conversations, one after another, each with 12 messages and one result that is moved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KNOWN = 1_000
 NEW = (2, 30, 300, 1_000)
 CONVERSATIONS = (1, 10, 100, 1_000, 2_500, 5_000, 7_500, 10_000, 15_000, 20_000)
 STEPS = 3
-"""Requests of which a figure is the median."""
+"""Requests for each figure, which is their median."""
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
 WORDS = ["".join(random.Random(seed).choices("abcdefghijklmnop", k=2 + seed % 8)) for seed in range(5_000)]
 
@@ -59,7 +59,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Level(msgspec.Struct, frozen=True):
-    """So many conversations were seen. Seconds per request since the last level, RSS and caches in bytes."""
+    """The state after so many conversations: seconds per request since the last level, RSS and caches in bytes."""
 
     conversations: int
     cpu: float
@@ -67,11 +67,11 @@ class Level(msgspec.Struct, frozen=True):
     cached: int
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 class Conversation:
-    """Messages without an end, of about `size` bytes each: a system's and a user's, then calls and their results."""
+    """An endless conversation in messages of about `size` bytes: system, user, then calls and their results."""
 
     def __init__(self, seed: int, size: int) -> None:
         self._seed = seed
@@ -101,7 +101,7 @@ class Conversation:
 
 
 def small(seed: int) -> bytes:
-    """A conversation of 12 messages, of which one result is large."""
+    """A conversation of 12 messages with one large result."""
     made = Conversation(seed, 2_500).messages(4) + Conversation(seed, 400).steps(1, 5)
     return request(made)
 
@@ -111,7 +111,7 @@ def request(messages: Sequence[bytes]) -> bytes:
     return b'{"model":"gpt-4.1","messages":[%b],"tools":%b}' % (b",".join(messages), tools)
 
 
-# -- what is measured --------------------------------------------------------------------------------------------------
+# -- measurements ------------------------------------------------------------------------------------------------------
 
 
 def histories(meter: Meter, sizes: Sequence[tuple[int, int]], steps: int) -> list[Point]:
@@ -133,7 +133,7 @@ def _point(meter: Meter, conversation: Conversation, messages: int, steps: int) 
 
 
 def new_messages(meter: Meter, sizes: Sequence[int], known: int, steps: int) -> dict[int, float]:
-    """New messages → CPU seconds of a request that has so many behind `known` ones."""
+    """New messages → CPU seconds of a request that has so many after `known` ones."""
     found = {}
     for size in sizes:
         costs = []
@@ -141,8 +141,8 @@ def new_messages(meter: Meter, sizes: Sequence[int], known: int, steps: int) -> 
             seed = 1_000 + 100 * size + step
             beginning = Conversation(seed, 1_000).messages(known)
             meter.cost(request(beginning))
-            behind = Conversation(seed, 1_000).steps(known, known + size // 2)
-            costs.append(meter.cost(request(beginning + behind)).cpu)
+            new = Conversation(seed, 1_000).steps(known, known + size // 2)
+            costs.append(meter.cost(request(beginning + new)).cpu)
         found[size] = median(costs)
     return found
 
@@ -159,7 +159,7 @@ def conversations(meter: Meter, levels: Sequence[int]) -> list[Level]:
     return found
 
 
-# -- what is shown -----------------------------------------------------------------------------------------------------
+# -- tables and charts -------------------------------------------------------------------------------------------------
 
 Points = Mapping[str, Sequence[Point]]
 """By policy."""
@@ -185,7 +185,7 @@ def new_table(news: Mapping[str, Mapping[int, float]], known: int) -> str:
 
 
 def linearity(points: Points, news: Mapping[str, Mapping[int, float]]) -> str:
-    """What a message takes that is known, and one that is new: beside what it takes with the policy off."""
+    """The CPU time that a known and a new message add to the time with the policy off."""
     lines = []
     for mode in (COMPACT, AUTO):
         old, new = _each_old(points[mode], points[OFF]), _each_new(news[mode], news[OFF])
@@ -206,7 +206,7 @@ def _each_new(found: Mapping[int, float], off: Mapping[int, float]) -> float:
 
 
 def ends(points: Sequence[Point]) -> tuple[Point, Point]:
-    """The shortest and the longest history with messages of the same size as the shortest's."""
+    """The shortest history, and the longest one with messages of the same size."""
     size = points[0].bytes / points[0].messages
     same = [point for point in points if point.bytes / point.messages < 2 * size]
     return same[0], same[-1]
@@ -243,8 +243,8 @@ def draw(folder: Path, points: Points, levels: Sequence[Level]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="short ones and few, to see that it works")
-    parser.add_argument("--png-dir", type=Path, help="where charts are to be written")
+    parser.add_argument("--smoke", action="store_true", help="few and short histories, as a quick check that it works")
+    parser.add_argument("--png-dir", type=Path, help="the folder to draw charts to")
     options = parser.parse_args()
     if not Path("/proc/self/clear_refs").exists():
         print("needs Linux's /proc: left out")

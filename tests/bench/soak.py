@@ -1,11 +1,11 @@
-"""Many conversations at once over two workers, while their Redis restarts again and again.
+"""Many concurrent conversations over two workers, while their Redis keeps restarting.
 
     python -m tests.bench.soak [--seconds 120] [--distinct 256]
 
-Every turn the model reads back one moved result, whole, and answers with its digest; the client knows what it must be.
-So a wrong answer and a lost original are the same thing here: a digest that differs. After each half nothing is under
-way, and what the workers hold is measured. The same conversations come again and again, so that the in-process caches,
-which take what they may in the course of hours, have all of it in the first half.
+In every turn the model reads one whole moved result back and answers with its digest, which the client compares with
+the right one. So a wrong answer and a lost original both show as a different digest. After each half, with no requests
+under way, memory, descriptors and threads of the workers are measured. The same conversations are sent repeatedly, so
+that the in-process caches, which otherwise fill over hours, are full after the first half.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ CONVERSATIONS = 64
 WORKERS = 2
 TURNS = 6
 DISTINCT = 256
-"""Conversations; each comes again, as a client does that tries once more."""
+"""Distinct conversations; each is repeated, as by a client that retries."""
 RESTARTS_EVERY = 3.0
-"""Seconds; less than the breaker's pause, so that it is met in every state."""
+"""Seconds; less than the breaker's pause, so that restarts meet it in every state."""
 AWAY = 0.5
 """Seconds that Redis is away each time."""
 TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
@@ -51,7 +51,7 @@ REFERENCE = re.compile(r"stored in (/context_store/\S+?)[;)]")
 
 @dataclass
 class Held:
-    """What all workers hold together, with nothing under way."""
+    """The resources of all workers together, with no requests under way."""
 
     rss: int
     """Bytes."""
@@ -59,12 +59,12 @@ class Held:
     threads: int
     in_flight: int
     cached: int
-    """Bytes of in-process caches, as the metrics tell."""
+    """Bytes of in-process caches, from the metrics."""
 
 
 @dataclass
 class Figures:
-    """What came of it."""
+    """The results."""
 
     turns: int = 0
     failed: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Figures:
 
     @property
     def growth(self) -> float:
-        """Of the RSS over the second half, as a share."""
+        """The growth of the RSS over the second half, as a share."""
         return self.halves[1].rss / self.halves[0].rss - 1
 
 
@@ -171,7 +171,7 @@ def _digest(content: str) -> str:
 
 
 def model(request: Recorded) -> Message:
-    """Reads what the last user message names, and answers with its digest."""
+    """Reads the result that the last user message names, and answers with its digest."""
     last = request.messages[-1]
     if last["role"] == "tool":
         content, more = undone(last["content"])
@@ -182,7 +182,7 @@ def model(request: Recorded) -> Message:
     return calls(("read_file", {"path": path}))
 
 
-# The trouble, and what is held
+# Restarts and measurements
 
 
 @contextmanager
@@ -206,7 +206,7 @@ def _restarting(redis: Process, figures: Figures) -> Iterator[None]:
 
 
 def _held(proxy: Proxy) -> Held:
-    """Once what goes on beside the requests has come to its end."""
+    """Measure, once background work has ended."""
     time.sleep(2)
     workers = _workers(proxy)
     told = [status(pid) for pid in workers]

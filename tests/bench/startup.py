@@ -1,8 +1,8 @@
-"""How fast the proxy is up and what it holds then: `python -m tests.bench.startup`.
+"""The proxy's start-up time and memory: `python -m tests.bench.startup`.
 
-Measured on a child process: from its start to the first answer of /health, by when it has the vocabulary that tokens
-are counted with; its memory while nobody has asked yet, and after a first chat; what that chat takes, and how long the
-event loop stands still meanwhile; and the imports that take longest. Shown are medians.
+Measured on a child process: the time from its start to the first answer of /health, by which it has loaded the
+vocabulary for counting tokens; its memory before any request and after a first chat; the time of that chat, and how
+long the event loop was blocked meanwhile; and the slowest imports. The table shows medians.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from tests.fake_upstream import StrictUpstream, text
 from tests.serving import Proxy, spawned
 
 MIB = 2**20
-SERVING = "import proxy.cli, proxy.settings, proxy.server"
-"""What `offload-proxy serve` imports."""
+SERVING = "import proxy.cli, proxy.settings, proxy.server.runner, proxy.server.app"
+"""The imports of `offload-proxy serve`."""
 LONGEST = 10
-"""Imports that are shown."""
+"""Imports in the table."""
 SETTLED = 1.0
-"""Seconds that a process is left alone before its memory is read."""
+"""Seconds to leave a process alone before reading its memory."""
 CHAT = {"model": "gpt-4.1", "messages": [{"role": "user", "content": "What is new?"}]}
 
 IMPORT = re.compile(r"import time:\s+(?P<own>\d+) \|\s+(?P<all>\d+) \| (?P<indent> *)(?P<name>\S+)")
 
 
 class Import(msgspec.Struct, frozen=True):
-    """One module. Microseconds: its own, and with those that it was the first to import."""
+    """One module. Microseconds: its own, and including the modules that it was the first to import."""
 
     name: str
     own: int
@@ -46,7 +46,7 @@ class Import(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """One process. Seconds and bytes."""
+    """The figures of one process, in seconds and bytes."""
 
     healthy: float
     """From the start to the first answer of /health."""
@@ -55,27 +55,27 @@ class Start(msgspec.Struct, frozen=True):
     first: float
     """The first chat."""
     held: float
-    """The longest that /health had to wait beside it."""
+    """The longest wait of a request to /health during that chat."""
     second: float
     loaded: int
     """RSS, after these chats."""
 
 
 def imports(seen: str) -> list[Import]:
-    """What `-X importtime` says, the longest first by a module's own time."""
+    """The modules in the output of `-X importtime`, sorted by their own time, slowest first."""
     found = [Import(one["name"], int(one["own"]), int(one["all"])) for one in IMPORT.finditer(seen)]
     return sorted(found, key=lambda one: -one.own)
 
 
 def import_times() -> list[Import]:
-    """Of a fresh process that imports what serving needs, compiled before."""
+    """The imports of a fresh process that serves."""
     command = [sys.executable, "-X", "importtime", "-c", SERVING]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
     return imports(done.stderr)
 
 
 def started(upstream: str) -> Start:
-    """Start one and take its figures."""
+    """Start a proxy and take its figures."""
     begun = time.perf_counter()
     with spawned({"default": {"upstream": {"base_url": upstream}}}) as proxy:
         healthy = time.perf_counter() - begun
@@ -91,7 +91,7 @@ def started(upstream: str) -> Start:
 
 
 def rss(proxy: Proxy) -> int:
-    """What the process holds, in bytes."""
+    """The resident memory of the process, in bytes."""
     assert proxy.process
     return status(proxy.process.pid)["VmRSS"] * 1024
 
@@ -104,7 +104,7 @@ def _chat(client: httpx.Client) -> float:
 
 @contextmanager
 def _watching(proxy: Proxy, held: list[float]) -> Iterator[None]:
-    """Ask for /health again and again meanwhile; `held` gets how long each took."""
+    """Keep asking for /health meanwhile; append the seconds of each request to `held`."""
     over = threading.Event()
 
     def watch() -> None:
@@ -149,12 +149,12 @@ def main() -> int:
         prog="python -m tests.bench.startup", description=(__doc__ or "").partition(":")[0]
     )
     parser.add_argument("--runs", type=int, default=7, help="starts [7]")
-    parser.add_argument("--smoke", action="store_true", help="one start: only to see that it works")
+    parser.add_argument("--smoke", action="store_true", help="one start, as a quick check that it works")
     options = parser.parse_args()
     if not Path("/proc/self/status").exists():
         print("needs /proc: left out")
         return 0
-    import_times()  # compiles what is not yet
+    import_times()  # compiles modules that are not compiled yet
     found = import_times()
     with StrictUpstream() as up:
         up.respond(lambda _: text("Nothing."))

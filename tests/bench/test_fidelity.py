@@ -1,4 +1,4 @@
-"""What `fidelity` calls lost is lost, and of a run that it knows nothing is."""
+"""The fidelity benchmark finds every lost text, and none in a run that loses nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.core.policy import Policy
 from proxy.requests.message_cache import MessageCache
 from proxy.tokens import Tokens
 from tests.bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, table, unread, visible
-from tests.bench.left_out import Sent, replay, synthetic
+from tests.bench.visibility import Sent, replay, synthetic
 
 TOKENS = Tokens()
 RESULT, GROUP = "/context_store/tool_call_1.txt", "/context_store/compressed_group_1.txt"
@@ -23,7 +23,7 @@ def sent() -> Sent:
     return asyncio.run(replay(synthetic(), Policy(), MessageCache(TOKENS)))
 
 
-def test_of_a_synthetic_run_nothing_is_lost_and_not_all_is_visible() -> None:
+def test_a_synthetic_run_loses_nothing_and_hides_something() -> None:
     asked = []
     found = examined(synthetic(), TOKENS, lambda run: asked.append(run))
     assert found and not found.lost
@@ -66,7 +66,7 @@ def test_a_text_that_was_never_moved_is_not_found(sent: Sent) -> None:
         (GROUP, ["one", "two"], "### 1 user\none", 1),
     ],
 )
-def test_what_a_file_does_not_give_is_lost(path: str, told: list[str], file: str, lost: int) -> None:
+def test_text_missing_in_a_file_counts_as_lost(path: str, told: list[str], file: str, lost: int) -> None:
     assert len(unread({path: told}, {path: file}.__getitem__)) == lost
 
 
@@ -79,11 +79,11 @@ def test_what_a_file_does_not_give_is_lost(path: str, told: list[str], file: str
         ("max_tokens of gpt4 by camelCase words", "identifiers", {"max_tokens", "gpt4", "camelCase"}),
     ],
 )
-def test_facts(text: str, kind: str, expected: set[str]) -> None:
+def test_facts_are_numbers_paths_and_identifiers(text: str, kind: str, expected: set[str]) -> None:
     assert {fact for of, fact in facts_in(text) if of == kind} == expected
 
 
-def test_facts_are_looked_for_where_they_are_and_shares_are_of_all_of_a_kind() -> None:
+def test_facts_are_attributed_to_results_first_and_shares_count_by_kind() -> None:
     known = facts({GROUP: ["1 2"], RESULT: ["2 3"]})
     assert known == {kind: {} for kind in KINDS} | {"numbers": {"2": RESULT, "3": RESULT, "1": GROUP}}
     shown = visible(known, "only 2, and 31")
@@ -91,7 +91,7 @@ def test_facts_are_looked_for_where_they_are_and_shares_are_of_all_of_a_kind() -
     assert shown["paths"] == 1
 
 
-def test_canaries_are_facts_and_what_the_user_and_the_system_said() -> None:
+def test_canaries_are_facts_and_user_and_system_messages() -> None:
     messages = [{"role": "system", "content": "Be."}, {"role": "user", "content": "Go."}, {"role": "assistant"}]
     made = canaries(facts({RESULT: ["7"]}), messages)
     assert [(one["type"], one["required_tokens"]) for one in made] == [

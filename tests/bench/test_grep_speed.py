@@ -1,4 +1,4 @@
-"""The search benchmark, small: that it measures what it says. Its figures are `python -m tests.bench.grep_speed`."""
+"""The search benchmark on a few files. `python -m tests.bench.grep_speed` prints the real figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.bench import grep_speed
 
 
-def test_a_few_files(tmp_path: Path) -> None:
+def test_grep_speed_measures_a_few_files(tmp_path: Path) -> None:
     figures = grep_speed.run(10, 1)
     assert [row.name for row in figures.rows] == list(grep_speed.PATTERNS)
     matches = {row.name: row.matches for row in figures.rows}
@@ -21,7 +21,7 @@ def test_a_few_files(tmp_path: Path) -> None:
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_ripgrep_it_shows_ours_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_ripgrep_the_table_shows_only_the_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     figures = grep_speed.run(2, 1)
     assert all(row.ripgrep is None and row.seconds > 0 for row in figures.rows)

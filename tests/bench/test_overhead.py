@@ -1,4 +1,4 @@
-"""The overhead benchmark: both its ends understand each other, its figures are right, everyone can be started."""
+"""The overhead benchmark: its two ends understand each other, its figures are right, and every system can start."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 from proxy.dialects.chat.request import parse
 from tests.bench import bodies, expected, figures, overhead, report, wire
-from tests.bench.contestants import POLICIES, Launch, Launcher, Site, bare, nginx, proxy, start
+from tests.bench.competitors import COMPETITORS, PINS
 from tests.bench.figures import Figures, Measured, Point
-from tests.bench.peers import PEERS, PINS
+from tests.bench.systems import POLICIES, Launch, Launcher, Site, bare, nginx, proxy, start
 
 SMALL, MEDIUM, LARGE = bodies.SIZES
 OTHERS = {"direct": (9000, 0.1), "bare relay": (1000, 1.0)}
@@ -48,7 +48,7 @@ FRAMES = [
 
 
 @pytest.mark.parametrize(("frame", "streams"), FRAMES)
-def test_a_message_ends_where_it_ends_however_it_is_cut(frame: bytes, streams: bool) -> None:
+def test_the_end_of_a_message_is_found_however_its_bytes_are_cut(frame: bytes, streams: bool) -> None:
     for cut in range(1, len(frame)):
         message = wire.Message()
         assert not message.feed(frame[:cut])
@@ -64,7 +64,7 @@ async def upstream() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_the_upstream_streams_a_hundred_events_where_it_is_asked_to() -> None:
+async def test_the_upstream_streams_a_hundred_events_on_request() -> None:
     async with upstream() as port:
         plain = await wire.ask(port, bodies.request(bodies.body(SMALL, stream=False)))
         streamed = await wire.ask(port, bodies.request(bodies.body(SMALL, stream=True)))
@@ -76,14 +76,14 @@ async def test_the_upstream_streams_a_hundred_events_where_it_is_asked_to() -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_load_counts_what_was_answered(stream: bool) -> None:
+async def test_load_counts_replies(stream: bool) -> None:
     async with upstream() as port:
         load = await wire.load(port, bodies.request(bodies.body(MEDIUM, stream=stream)), 4, 0.1)
     assert load.count >= 4 and load.cut == 0
     assert 0 < load.first <= load.p50 <= load.p99 < 1
 
 
-async def test_load_says_what_is_wrong() -> None:
+async def test_load_names_the_status_of_a_refusal() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
@@ -94,7 +94,7 @@ async def test_load_says_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(("size", "bytes_", "messages"), [(SMALL, 1e3, 1), (MEDIUM, 1e5, 100), (LARGE, 1e6, 1000)])
-def test_the_bodies_are_as_large_as_they_are_called(size: bodies.Size, bytes_: float, messages: int) -> None:
+def test_bodies_are_as_large_as_their_name_says(size: bodies.Size, bytes_: float, messages: int) -> None:
     body = bodies.body(size, stream=True)
     assert len(body) == pytest.approx(bytes_, rel=0.1)
     asked = parse(body)
@@ -115,7 +115,7 @@ def test_percentiles_and_medians() -> None:
     assert figures.median(runs[:1], bare).share == 0.5, "what is asked once is compared with the first turn"
 
 
-def test_a_row_shows_shares_and_what_was_added() -> None:
+def test_a_row_shows_shares_and_added_times() -> None:
     table = report.table(
         Point(SMALL, True, 1), measured(off=taken(800, 1.5, 1.25), litellm="500 Internal Server Error")
     )
@@ -135,13 +135,13 @@ MISSED: list[tuple[Point, dict[str, Figures | str], dict[str, str]]] = [
     (Point(SMALL, False, 1), {"planning": taken(1000, 1, 2.5)}, {}),
     (Point(SMALL, True, 1), {"lean": taken(999), "fat": taken(333)}, {}),
     (Point(SMALL, True, 1), {"lean": taken(999), "fat": taken(500)}, {"3 times those": "moving: 2.00 times fat"}),
-    (Point(SMALL, True, 1), {"lean": taken(2000)}, {"than every peer": "moving: 0.50 times lean"}),
+    (Point(SMALL, True, 1), {"lean": taken(2000)}, {"than every competitor": "moving: 0.50 times lean"}),
     (Point(SMALL, True, 1), {"lean": "does not start"}, {}),
 ]
 
 
 @pytest.mark.parametrize(("point", "ours", "missed"), MISSED)
-def test_what_is_missed_is_named(point: Point, ours: dict[str, Figures | str], missed: dict[str, str]) -> None:
+def test_missed_expectations_are_named(point: Point, ours: dict[str, Figures | str], missed: dict[str, str]) -> None:
     found = list(expected.findings(point, measured(**ours)))
     fallen = {one.expected: one.shown for one in found if not one.holds}
     assert len(fallen) == len(missed)
@@ -149,7 +149,7 @@ def test_what_is_missed_is_named(point: Point, ours: dict[str, Figures | str], m
         assert wanted in text and shown.startswith(f"{point}: ") and shown.endswith(end)
 
 
-def test_the_report_says_what_holds_and_what_does_not() -> None:
+def test_the_report_lists_expectations_met_and_missed() -> None:
     results = {Point(SMALL, stream, 16): measured(off=taken(700 if stream else 900)) for stream in (False, True)}
     assert expected.report(results).splitlines() == [
         "expected, and missed: 1 KB that nothing is done about: 0.8 of the bare relay's requests/s or more (3 of 4)",
@@ -169,21 +169,21 @@ def test_the_summary_has_a_cell_for_each_request() -> None:
     assert [row[1:] for row in rows if row[0] == "fat"] == [["- / -"] * 2] * 2
 
 
-def test_memory_of_one_that_has_ended() -> None:
+def test_the_memory_table_marks_systems_that_have_ended() -> None:
     rows = report.memory_table({"lean": [41.6, 42.0], "fat": [90.0, 0.0]}).splitlines()
     assert rows[-2:] == ["| lean | 42 | 42 |", "| fat | 90 | ended |"]
 
 
-def test_words_choose_points_and_peers() -> None:
+def test_words_choose_points_and_competitors() -> None:
     assert len(figures.points()) == 18
     assert figures.points(["1 mb", "streamed", "16 conn"]) == [Point(LARGE, True, 16)]
     assert {point.size for point in figures.points(["litellm", "1 KB"])} == {SMALL}
-    names = [peer.name for peer in PEERS]
+    names = [competitor.name for competitor in COMPETITORS]
     assert figures.chosen_of(names, ["litellm", "plain"]) == {"LiteLLM proxy 1.80.0"}
     assert figures.chosen_of(names, ["plain"]) == set(names)
 
 
-def test_a_chart_is_drawn_although_a_peer_failed(tmp_path: Path) -> None:
+def test_a_chart_is_drawn_although_a_competitor_failed(tmp_path: Path) -> None:
     results = {Point(SMALL, stream, 16): measured(lean=taken(500), fat="413") for stream in (False, True)}
     report.draw(tmp_path / "chart.png", results)
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
@@ -206,31 +206,29 @@ def mute(site: Site) -> Launch:
     return Launch([sys.executable, "-c", MUTE, str(site.port)])
 
 
-def test_who_ends_or_never_replies_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_that_end_or_never_reply_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "PATIENCE", 1.0)
     with ExitStack() as running:
-        contestants = start(running, tmp_path, {"bare relay": bare, "ends": ends, "mute": mute})
-        bench = overhead.Bench(contestants, running.enter_context(asyncio.Runner()), runs=1, seconds=0.1)
+        systems = start(running, tmp_path, {"bare relay": bare, "ends": ends, "mute": mute})
+        bench = overhead.Bench(systems, running.enter_context(asyncio.Runner()), runs=1, seconds=0.1)
         memory = bench.begin()
         shown = bench.at(Point(SMALL, False, 1))
     assert memory["ends"] == 0 and memory["bare relay"] > 10
     assert shown["ends"] == "ended with status 3"
     assert shown["mute"] == "no reply within 1 s"
     assert isinstance(shown["bare relay"], Figures)
-    assert all(one.ended for one in contestants)
+    assert all(one.ended for one in systems)
 
 
 def launchers() -> Iterator[tuple[str, Launcher]]:
     yield "nginx", nginx("nginx")
     yield "bare", bare
     yield from ((name, proxy(offload)) for name, offload in POLICIES.items())
-    yield from ((peer.name, peer.at) for peer in PEERS)
+    yield from ((competitor.name, competitor.at) for competitor in COMPETITORS)
 
 
 @pytest.mark.parametrize(("name", "launcher"), list(launchers()))
-def test_everyone_is_told_where_to_listen_and_where_to_forward_to(
-    name: str, launcher: Launcher, tmp_path: Path
-) -> None:
+def test_every_launcher_passes_its_port_and_the_upstream(name: str, launcher: Launcher, tmp_path: Path) -> None:
     launch = launcher(Site(40001, 40002, tmp_path))
     files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     told = b" ".join([*(part.encode() for part in (*launch.command, *launch.environment.values())), *files])
@@ -239,11 +237,11 @@ def test_everyone_is_told_where_to_listen_and_where_to_forward_to(
     assert all(isinstance(part, str) for part in launch.command)
 
 
-def test_every_peer_is_pinned_at_the_version_that_it_is_shown_with() -> None:
+def test_every_competitor_is_pinned_at_the_version_in_its_name() -> None:
     pins = "\n".join(path.read_text() for path in PINS.glob("*.in")) + (PINS / "portkey/package.json").read_text()
-    for peer in PEERS:
-        version = peer.name.rpartition(" ")[2]
-        assert re.search(rf'[=\s":]{re.escape(version)}\b', pins), peer.name
+    for competitor in COMPETITORS:
+        version = competitor.name.rpartition(" ")[2]
+        assert re.search(rf'[=\s":]{re.escape(version)}\b', pins), competitor.name
 
 
 def test_no_compromised_release_of_litellm_and_no_pin_without_a_hash() -> None:

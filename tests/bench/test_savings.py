@@ -1,4 +1,4 @@
-"""Caches and replays by hand-computed sequences; what is expected of the default policy on the recorded runs."""
+"""Caches and replays against sequences computed by hand, and the default policy's savings on the recorded runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.bench.replay import (
     Call,
     Kind,
     Recorded,
-    Way,
+    Strategy,
     breaks,
     cost,
     plainly,
     proxied,
 )
-from tests.bench.rivals import PLACEHOLDER, awecompress, headroom, missing, redeciding, window
+from tests.bench.strategies import PLACEHOLDER, awecompress, headroom, missing, redeciding, window
 from tests.transcripts import load, needed
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
@@ -60,9 +60,9 @@ def item(role: str, tokens: int) -> Item:
     return Item(ROLES[role], tokens, tokens, preview)
 
 
-def sent(way: Way, recorded: Recorded) -> list[tuple[int, str]]:
+def sent(strategy: Strategy, recorded: Recorded) -> list[tuple[int, str]]:
     """Tokens of each call, and why it was made."""
-    return [(call.prompt.tokens, call.kind.name.lower()) for call in way(recorded)]
+    return [(call.prompt.tokens, call.kind.name.lower()) for call in strategy(recorded)]
 
 
 def offload(mode: Mode, **changes: object) -> Offload:
@@ -123,13 +123,15 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize(("model", "sequence"), SEQUENCES.values(), ids=SEQUENCES.keys())
-def test_what_a_sequence_costs(model: str, sequence: Iterable[tuple[str, float]]) -> None:
+def test_a_sequence_of_prompts_costs_what_was_computed_by_hand(
+    model: str, sequence: Iterable[tuple[str, float]]
+) -> None:
     cache = MODELS[model].cold()
     for text, expected in sequence:
         assert cache.charge(prompt(text)) == pytest.approx(expected)
 
 
-def test_every_model_has_a_sequence() -> None:
+def test_every_cache_model_is_tested() -> None:
     assert {model for model, _ in SEQUENCES.values()} == set(MODELS)
 
 
@@ -143,16 +145,16 @@ def test_output_counts_and_caches_are_cold_at_first() -> None:
 STEPS = "s:10 u:10 a:10 t:1500 a:10 t:30 a:10"
 
 
-def test_without_a_proxy() -> None:
+def test_without_a_proxy_every_request_is_sent_whole() -> None:
     assert sent(plainly, run(STEPS, tools=5)) == [(25, "client"), (1535, "client"), (1575, "client")]
     assert breaks(plainly(run(STEPS))) == 0
 
 
-def test_compaction_brings_our_tools_along() -> None:
-    way = proxied(offload(Mode.COMPACT))
+def test_compaction_adds_our_tools() -> None:
+    strategy = proxied(offload(Mode.COMPACT))
     moved = 1570 - 1500 + BRIEF + OUR_TOOLS_TOKENS
-    assert sent(way, run(STEPS)) == [(20, "client"), (1530, "client"), (moved, "client")]
-    assert breaks(way(run(STEPS))) == 1
+    assert sent(strategy, run(STEPS)) == [(20, "client"), (1530, "client"), (moved, "client")]
+    assert breaks(strategy(run(STEPS))) == 1
     always = proxied(offload(Mode.COMPACT), Inject.ALWAYS)
     assert sent(always, run(STEPS))[0] == (20 + OUR_TOOLS_TOKENS, "client")
 
@@ -174,18 +176,18 @@ BEGUN = [(20, "client"), (2030, "client"), SUMMARISED]
 )
 def test_an_event_waits_for_its_snapshot(late: int, expected: list[tuple[int, str]], broken: int) -> None:
     wait = Wait.NEVER if late else Wait.ALWAYS
-    way = proxied(offload(Mode.COMPRESS, compress=Compress(snapshot_tokens=100, wait=wait)), late=late)
-    assert sent(way, run(WORDY)) == expected
-    assert breaks(way(run(WORDY))) == broken
-    assert [call.output for call in way(run(WORDY)) if call.kind is Kind.SUMMARY] == [SUMMARY_OUTPUT]
+    strategy = proxied(offload(Mode.COMPRESS, compress=Compress(snapshot_tokens=100, wait=wait)), late=late)
+    assert sent(strategy, run(WORDY)) == expected
+    assert breaks(strategy(run(WORDY))) == broken
+    assert [call.output for call in strategy(run(WORDY)) if call.kind is Kind.SUMMARY] == [SUMMARY_OUTPUT]
 
 
-def test_a_result_is_read_back_in_pages_which_stay() -> None:
+def test_a_result_is_read_back_in_pages_that_stay_in_the_context() -> None:
     steps = "s:10 u:10 a:10 t:7000 a:10 t:30 a:10 t:30 a:10"
-    way = proxied(offload(Mode.COMPACT), reading=True)
+    strategy = proxied(offload(Mode.COMPACT), reading=True)
     moved = 70 + BRIEF + OUR_TOOLS_TOKENS
     first, second = READ_CALL + 6000, READ_CALL + 1000
-    assert sent(way, run(steps)) == [
+    assert sent(strategy, run(steps)) == [
         (20, "client"),
         (7030, "client"),
         (moved, "client"),
@@ -193,8 +195,8 @@ def test_a_result_is_read_back_in_pages_which_stay() -> None:
         (moved + first + second, "round"),
         (moved + first + second + 40, "client"),
     ]
-    assert [call.output for call in way(run(steps))] == [0, 0, READ_CALL, READ_CALL, 0, 0]
-    assert breaks(way(run(steps))) == 1
+    assert [call.output for call in strategy(run(steps))] == [0, 0, READ_CALL, READ_CALL, 0, 0]
+    assert breaks(strategy(run(steps))) == 1
 
 
 def test_a_window_of_results_slides_at_every_request() -> None:
@@ -208,14 +210,14 @@ def test_a_window_of_results_slides_at_every_request() -> None:
     assert breaks(window(1)(run(steps))) == 2
 
 
-def test_who_decides_at_every_request_pays_for_every_summary() -> None:
-    way = redeciding(offload(Mode.AUTO))
-    found = list(way(run(WORDY)))
+def test_deciding_at_every_request_pays_for_every_summary() -> None:
+    strategy = redeciding(offload(Mode.AUTO))
+    found = list(strategy(run(WORDY)))
     assert [call.kind.name for call in found] == ["CLIENT", "CLIENT", "SUMMARY", "CLIENT", "SUMMARY", "CLIENT"]
     assert [call.prompt.tokens for call in found[-2:]] == [2030 + 50 + TASK, 10 + SUMMARY + 60]
 
 
-def test_who_decides_at_every_request_compacts_what_is_large_and_old() -> None:
+def test_deciding_at_every_request_compacts_large_old_results() -> None:
     found = list(redeciding(offload(Mode.AUTO))(run(STEPS)))
     assert [call.prompt.tokens for call in found] == [20, 1530, 1570 - 1500 + BRIEF]
 
@@ -223,7 +225,7 @@ def test_who_decides_at_every_request_compacts_what_is_large_and_old() -> None:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def test_reading_back_is_expected_between_never_and_always() -> None:
+def test_expected_cost_of_reading_back_lies_between_never_and_always() -> None:
     assert savings.read_back(0.2, [0.5, 0.8], [1.0, 0.8]) == [pytest.approx(0.6), 0.8]
 
 
@@ -251,14 +253,14 @@ def test_the_sweep_covers_every_pair_and_tightening_sends_less() -> None:
     assert len(savings.sweep_table(bench, sweep).splitlines()) == len(sweep) + 1
 
 
-def test_what_is_missed_is_said() -> None:
+def test_missed_savings_are_named() -> None:
     bench = savings.Bench([run(STEPS)])
     [said, *models] = savings.shortfalls(bench, bench.plain)
     assert said == "1.000 of the tokens sent"
     assert len(models) == len(MODELS) - 2
 
 
-def test_without_transcripts_it_says_so(
+def test_savings_without_transcripts_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["savings", "--transcripts", str(tmp_path)])
@@ -270,44 +272,44 @@ def test_without_transcripts_it_says_so(
 
 
 @needed
-def test_the_default_policy_holds_what_is_expected_of_it() -> None:
+def test_the_default_policy_meets_its_expected_savings() -> None:
     bench = savings.Bench(list(savings.plannable(load(30_000))))
     assert len(bench.runs) >= 100
-    assert savings.shortfalls(bench, bench.figures(savings.WAYS[savings.OURS])) == []
+    assert savings.shortfalls(bench, bench.figures(savings.STRATEGIES[savings.OURS])) == []
 
 
 @needed
 def test_long_runs_are_reduced_by_four_fifths() -> None:
     bench = savings.Bench(list(savings.plannable(load(90_000))))
-    ours = bench.figures(savings.WAYS[savings.OURS])
+    ours = bench.figures(savings.STRATEGIES[savings.OURS])
     assert len(ours) >= 20
     assert median(bench.ratios(ours, lambda one: one.last)) <= 0.2
 
 
 @needed
-@pytest.mark.skipif(bool(missing()), reason="libraries of others are not installed (make bench-peers)")
+@pytest.mark.skipif(bool(missing()), reason="libraries of others are not installed (make bench-competitors)")
 @pytest.mark.parametrize("library", [headroom, awecompress])
-def test_a_library_answers_every_request(library: Callable[[Tokens], AbstractContextManager[Way]]) -> None:
+def test_a_library_answers_every_request(library: Callable[[Tokens], AbstractContextManager[Strategy]]) -> None:
     [short, *_] = (one for one in savings.plannable(load()) if 3 <= len(one.points) <= 6)
-    with library(Tokens()) as way:
-        calls = list(way(short))
+    with library(Tokens()) as strategy:
+        calls = list(strategy(short))
     assert len(calls) == len(short.points)
     assert all(call.prompt.tokens > 0 for call in calls)
 
 
-@pytest.mark.skipif("awecompress" in missing(), reason="awecompress is not installed (make bench-peers)")
+@pytest.mark.skipif("awecompress" in missing(), reason="awecompress is not installed (make bench-competitors)")
 def test_awecompress_has_a_long_chat_summarised_once() -> None:
     said = [{"role": role, "content": "word " * 9_000} for role in ("user", "assistant")]
     messages = [message | {"content": f"{number} {message['content']}"} for number in range(6) for message in said]
     run = Recorded("chat", "", [], [], 0, [*messages, {"role": "user", "content": "And?"}], [13, 13])
-    with awecompress(Tokens()) as way:
-        calls = list(way(run))
+    with awecompress(Tokens()) as strategy:
+        calls = list(strategy(run))
     assert [call.kind for call in calls] == [Kind.SUMMARY, Kind.CLIENT, Kind.CLIENT]
     assert calls[1].prompt.tokens == calls[2].prompt.tokens < 80_000
 
 
 @needed
-def test_charts_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_savings_report_prints_tables_and_draws_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [one for _, one in zip(range(2), savings.plannable(load(30_000)), strict=False)]
     savings.report(runs, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"savings-{name}.png" for name in ("cost", "turns", "sweep")}

@@ -1,4 +1,4 @@
-"""The arithmetic of `scale`, that what it sends is what it says, and that its meter reads the process that it means."""
+"""The scale benchmark: its arithmetic, its requests, and that it measures the proxy's process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ POINTS = {
 NEWS = {OFF: {2: 0.001, 102: 0.001}, COMPACT: {2: 0.001, 102: 0.021}, AUTO: {2: 0.001, 102: 0.011}}
 
 
-def test_a_known_message_and_a_new_one_are_held_against_what_passes_through() -> None:
+def test_known_and_new_messages_are_compared_with_the_policy_off() -> None:
     compact, auto = linearity(POINTS, NEWS).splitlines()
     assert compact == "compact: a known message adds 2.00 us, a new one 200 us: 100 times as much"
     assert auto.endswith("a known message adds 0.00 us, a new one 100 us: the other nothing that could be measured")
@@ -57,14 +57,14 @@ def test_the_tables_show_every_point() -> None:
 
 
 @pytest.mark.parametrize("body", [request(Conversation(3, 1_000).messages(40)), small(3)])
-def test_what_is_sent_is_a_valid_chat(body: bytes) -> None:
+def test_benchmark_requests_are_valid_chats(body: bytes) -> None:
     sent = json.loads(body)
     tokens = Tokens()
     answered_tools([measured(json.dumps(message).encode(), tokens) for message in sent["messages"]])
     assert len(sent["messages"]) in (12, 40)
 
 
-def test_a_conversation_goes_on_from_its_beginning_and_no_two_are_alike() -> None:
+def test_conversations_extend_their_beginning_and_differ_from_each_other() -> None:
     one = Conversation(1, 1_000)
     assert one.messages(20) == one.messages(10) + one.steps(4, 9)
     assert 900 < len(b"".join(one.messages(1_000))) / 1_000 < 1_100
@@ -72,7 +72,7 @@ def test_a_conversation_goes_on_from_its_beginning_and_no_two_are_alike() -> Non
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
-def test_figures_are_of_the_proxy_that_did_the_work() -> None:
+def test_figures_are_those_of_the_measured_proxy() -> None:
     with answering() as upstream:
         with metered(upstream, MODES[COMPACT], small(0)) as meter:
             [short, long] = histories(meter, [(10, 1_000), (400, 1_000)], steps=1)

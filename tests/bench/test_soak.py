@@ -1,4 +1,4 @@
-"""The soak, short: its long run and its figures are `python -m tests.bench.soak`."""
+"""A short soak. `python -m tests.bench.soak` is the long one, with figures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from proxy.stores.redis import CONNECTIONS
 from tests.bench import soak
 
 OWN = 50
-"""Descriptors that a worker may have besides its connections: listener, event loop, files of the metrics."""
+"""Descriptors of a worker in addition to its connections: listener, event loop, files of the metrics."""
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("seconds", [4, pytest.param(10, marks=pytest.mark.sweep)])
-def test_some_seconds(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_soak_has_no_failure_and_no_leak(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "RESTARTS_EVERY", seconds / 4)
     figures = soak.run(seconds)
     assert not figures.failed
@@ -24,6 +24,6 @@ def test_some_seconds(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures.restarts >= 2 and figures.store_errors > 0, "there was trouble"
     first, second = figures.halves
     assert (first.in_flight, second.in_flight) == (0, 0)
-    # How many connections are pooled just now is chance; one left behind by each turn or restart would go beyond that.
+    # The number of pooled connections varies, but a leak of one per turn or restart would exceed this bound.
     assert max(first.descriptors, second.descriptors) <= soak.WORKERS * (soak.CONVERSATIONS + CONNECTIONS + OWN)
     assert second.threads <= first.threads + 4

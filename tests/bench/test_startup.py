@@ -1,4 +1,4 @@
-"""The arithmetic of `startup`, and that what a start is spared is really not loaded."""
+"""The start-up benchmark's arithmetic, and that serving loads no optional package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_imports_are_read_and_ordered_by_their_own_time() -> None:
     assert [one.name for one in found] == ["proxy.errors", "re._compiler", "zipimport"]
 
 
-def test_the_table_shows_medians() -> None:
+def test_the_startup_table_shows_medians() -> None:
     starts = [
         Start(healthy, idle << 20, 0.4, 0.3, 0.002, 100 << 20) for healthy, idle in ((0.5, 50), (9, 70), (0.7, 51))
     ]
@@ -34,7 +34,7 @@ def test_the_table_shows_medians() -> None:
     assert shown["proxy.errors"] == ["2.0", "2.1"]
 
 
-def test_serving_does_not_import_what_few_need() -> None:
+def test_serving_does_not_import_optional_packages() -> None:
     said = f"{SERVING}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", said], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True

@@ -1,7 +1,7 @@
 """The two ends of a measurement: an upstream that only replies, and a client that only asks.
 
-Both speak HTTP/1.1 by hand on uvloop and keep nothing of what they receive, so that they take as little as can be of
-the machine that they share with what is measured. The upstream is `python -m tests.bench.wire PORT`.
+Both share the machine with the system under measurement. To use little of it they implement HTTP/1.1 directly on
+uvloop and discard the bodies that they receive. The upstream is `python -m tests.bench.wire PORT`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import cast
 import uvloop
 
 EVENTS = 100
-"""Of a streamed reply, `[DONE]` aside."""
+"""Events of a streamed reply, without `[DONE]`."""
 WORDS = "It is the index. "
 SAID = b"It is the index."
-"""What every reply has in it."""
+"""A text in every reply."""
 
 NAMES = {"id": "chatcmpl-1", "created": 1_760_000_000, "model": "gpt-4.1"}
 CHOICE = {"index": 0, "message": {"role": "assistant", "content": WORDS * 20}, "finish_reason": "stop"}
@@ -32,10 +32,10 @@ REPLY = HEAD % (b"application/json", b"Content-Length: %d" % len(WHOLE)) + WHOLE
 STREAM_HEAD = HEAD % (b"text/event-stream; charset=utf-8", b"Transfer-Encoding: chunked")
 
 STREAMS = (b'"stream": true', b'"stream":true')
-"""How serialisers spell it."""
+"""The member as serialisers write it."""
 LAST_CHUNK = b"0\r\n\r\n"
 TAIL = max(map(len, (*STREAMS, LAST_CHUNK)))
-"""Bytes of what arrived last that are kept, as the next piece may go on with one of these."""
+"""Last bytes of a piece that are kept, because one of these may continue in the next piece."""
 
 
 def _event(data: str) -> bytes:
@@ -52,27 +52,27 @@ def _delta(number: int) -> str:
 
 
 STREAM = [*(_event(_delta(number)) for number in range(EVENTS)), _event("[DONE]") + LAST_CHUNK]
-"""What goes out one by one, each in a write of its own."""
+"""The pieces of a streamed reply, each sent in a write of its own."""
 
 
 class Message:
-    """One HTTP message as it arrives: where its head and its body end, and whether it asks for a stream."""
+    """An incremental parser of one HTTP message: finds the ends of head and body, and whether it asks for a stream."""
 
     def __init__(self) -> None:
         self._head = b""
-        self._length: int | None = None  # of the body; None: it has no Content-Length
+        self._length: int | None = None  # of the body; None without Content-Length
         self._chunked = False
         self._tail = b""
         self.start = b""
-        """The first line, once the head is there."""
+        """The first line, once the head is complete."""
         self.closes = False
-        """Whether the connection ends with it."""
+        """Whether the connection ends with this message."""
         self.size = 0
         """Bytes of the body so far."""
         self.streams = False
 
     def feed(self, data: bytes) -> bool:
-        """Take what arrived; whether the message is whole."""
+        """Take the bytes that arrived; returns whether the message is complete."""
         if not self.start:
             head, found, rest = (self._head + data).partition(b"\r\n\r\n")
             if not found:
@@ -93,7 +93,7 @@ class Message:
         fields = dict(line.lower().partition(b":")[::2] for line in rest.split(b"\r\n"))
         self._chunked = b"chunked" in fields.get(b"transfer-encoding", b"")
         self.closes = b"close" in fields.get(b"connection", b"")
-        # A request without either has no body. A reply without either would end with its connection: none here does.
+        # A request without either has no body. A reply without either ends with its connection; no system sends one.
         length = fields.get(b"content-length", b"" if self._chunked or self.start.startswith(b"HTTP") else b"0")
         self._length = int(length) if length else None
 
@@ -116,7 +116,7 @@ class Replying(asyncio.Protocol):
                 self._transport.write(REPLY)
 
     def _stream(self, number: int) -> None:
-        """One event each time around the loop: as fast as they go, but none waits for the next."""
+        """Write one event per iteration of the loop: without delay, but each in a write of its own."""
         if self._transport.is_closing():
             return
         self._transport.write(STREAM[number])
@@ -131,7 +131,7 @@ async def serve(port: int) -> None:
 
 @dataclass(frozen=True)
 class Load:
-    """What one run showed. Times are seconds; `first` is the reply's first byte of body."""
+    """The figures of one run. Times are seconds; `first` is the time to the first byte of a reply's body."""
 
     rate: float
     p50: float
@@ -139,20 +139,20 @@ class Load:
     first: float
     count: int
     cut: int = 0
-    """Replies that took too long to be waited for."""
+    """Replies that took too long and were cut off."""
 
 
 class Failed(Exception):
-    """The contestant did not do what it was asked to."""
+    """The system failed a request."""
 
 
 class Silent(Failed):
-    """It does not even reply to a single request."""
+    """The system does not even reply to a single request."""
 
 
 @dataclass
 class _Run:
-    """What the connections of one run share."""
+    """The state that all connections of a run share."""
 
     request: bytes
     port: int
@@ -218,11 +218,11 @@ class _Asking(asyncio.Protocol):
 
 
 GRACE = 3.0
-"""Seconds that replies under way at the end of a run are waited for, then cut off."""
+"""Seconds to wait at the end of a run for replies under way, before they are cut off."""
 
 
 async def load(port: int, request: bytes, connections: int, seconds: float) -> Load:
-    """Ask on so many connections at once for so long. Raises Failed for whatever is not a 200, or never comes."""
+    """Ask on so many connections at once for so long. Raises Failed if a reply is not a 200, or none arrives."""
     run = _Run(request, port)
     loop = asyncio.get_running_loop()
     stop = loop.call_later(seconds, setattr, run, "stopping", True)
@@ -242,7 +242,7 @@ async def load(port: int, request: bytes, connections: int, seconds: float) -> L
 
 
 async def _connection(run: _Run) -> None:
-    """One connection after the other: most contestants keep theirs for good, some do not."""
+    """Ask on one connection, and open another when it ends: most systems keep connections open, some do not."""
     loop = asyncio.get_running_loop()
     while not run.stopping:
         ended = asyncio.Event()
@@ -254,11 +254,11 @@ async def _connection(run: _Run) -> None:
 
 
 PATIENCE = 30.0
-"""Seconds that a single reply is waited for."""
+"""Seconds to wait for a single reply."""
 
 
 async def ask(port: int, request: bytes) -> bytes:
-    """One reply, head and body. Raises Silent where it does not come, and Failed where it is not whole."""
+    """One reply, head and body. Raises Silent if none comes, and Failed if it is incomplete."""
     try:
         async with asyncio.timeout(PATIENCE):
             return await _asked(port, request)

@@ -1,4 +1,4 @@
-"""The clients: how each is started, pointed at a server by its own means, and kept from calling anybody else."""
+"""The clients: how to start each, point it at a server by its own settings, and keep it from calling other hosts."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ ENVIRONMENTS = HERE.parents[1] / ".clients"
 
 @dataclass(frozen=True)
 class Client:
-    """A client, and what the model must know to use its tools."""
+    """A client, and the names and arguments that the scripted model needs to use its tools."""
 
     name: str
     command: tuple[str | Path, ...]
-    """What stands before the task."""
+    """The command line before the task."""
     installed: Path
-    """What `make test-clients` leaves last."""
+    """A file that `make test-clients` creates last."""
     tool: str = "read_log"
     """Its tool that reads a file."""
     arguments: Callable[[Path], dict[str, Any]] = lambda path: {"path": str(path)}
     finish: Callable[[str], Message] = text
-    """How the model ends a run with these words."""
+    """The message with which the model ends a run."""
     submits: bool = False
-    """Whether that end is one more call of the tool."""
+    """Whether that message is one more call of the tool."""
     streams: bool = True
     rules: Rules = field(default_factory=Rules)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ CLIENTS = (
         HERE / "qwen_code" / "node_modules" / ".package-lock.json",
         tool="read_file",
         arguments=lambda path: {"file_path": str(path)},
-        # It would send even loopback through an outgoing proxy, whatever NO_PROXY says.
+        # It would use an outgoing proxy even for loopback, ignoring NO_PROXY.
         environment={"HTTP_PROXY": "", "HTTPS_PROXY": ""},
         home={".qwen/settings.json": json.dumps(_QWEN_SETTINGS)},
     ),

@@ -1,6 +1,6 @@
-"""A model that reads logs with its client's tool, and follows the proxy's references when it meets one.
+"""A scripted model that reads logs with its client's tool, and follows the proxy's references.
 
-It knows nothing but the request that it is shown: what it has read, what it was told there, and which tools it has.
+It decides only by the request that it gets: by the messages and tools in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from tests.fake_upstream import Call, Message, Recorded, calls, mixed, text
 
 LOGS = 6
-"""Files to read. Together they are far above the tests' `max_total_tokens`, each of them is below it."""
+"""Files to read. Each is near the tests' `max_total_tokens`; together they are far above it."""
 REFERENCE = re.compile(r"\(detailed result is stored in (/context_store/[\w.-]+)")
 FACT = re.compile(r"the code word is (\w+-\d+)")
 
@@ -34,16 +34,16 @@ def log(number: int, fact: str) -> str:
 
 @dataclass
 class Reader:
-    """Reads every log, greps the first reference it sees, opens it beside its last read, and says what it found.
+    """Reads every log, greps the first reference, opens it together with its last read, and reports the code word.
 
-    So a run has a round of the proxy's tools alone, a turn that mixes them with the client's, and requests behind both
-    that have to carry what was answered there: the model asks again for what it cannot see.
+    So a run has a round of the proxy's tools alone, a turn that mixes them with the client's, and later requests that
+    must carry the answers of both: the model asks again for a text that it cannot see.
     """
 
     tool: str
     """The client's tool that reads a file."""
     arguments: Callable[[Path], Json]
-    """A file → the arguments to read it."""
+    """File → the arguments of the call that reads it."""
     workspace: Path
     finish: Callable[[str], Message] = text
     said: list[Message] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Reader:
 
 
 def ours(tool_names: list[str]) -> tuple[str, str]:
-    """What the proxy's tools are called in a request with these tools."""
+    """The names of the proxy's tools in a request with these tools."""
     prefix = "offload_" if "offload_grep" in tool_names else ""
     return f"{prefix}grep", f"{prefix}read_file"
 

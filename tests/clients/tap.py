@@ -1,4 +1,4 @@
-"""A wire between a client and its server that remembers both directions: what the client really sent and was shown."""
+"""A relay between a client and its server that records the bytes of both directions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests import wire
 class Tap:
     port: int = 0
     sent: list[bytearray] = field(default_factory=list)
-    """By connection, what the client wrote."""
+    """The client's bytes, by connection."""
     shown: list[bytearray] = field(default_factory=list)
-    """By connection, what it was answered."""
+    """The server's bytes, by connection."""
 
     async def requests(self) -> list[dict[str, Any]]:
         """The bodies of the client's chat requests."""
@@ -44,7 +44,7 @@ async def _parse(stream: bytes) -> list[wire.Message]:
 
 @asynccontextmanager
 async def tap(server_port: int) -> AsyncIterator[Tap]:
-    """A tapped way to `server_port`, on a port of its own."""
+    """Listen on a port of its own, and relay to `server_port`."""
     tapped = Tap()
     server = await asyncio.start_server(partial(_connect, tapped, server_port), "127.0.0.1", 0)
     tapped.port = server.sockets[0].getsockname()[1]

@@ -1,4 +1,4 @@
-"""Real clients, unmodified, each in an environment of its own: `make test-clients` installs and runs them."""
+"""Real, unmodified clients, each in an environment of its own. `make test-clients` installs and runs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEEDLE = "heliotrope-7291"
 TASK = f"Read the logs part0.log to part{LOGS - 1}.log, one after the other, and tell me the code word."
 TIGHT = {"max_total_tokens": 1500, "max_tool_message_tokens": 200}
 LIMIT = 60
-"""Seconds that a run may take; the slowest client takes a tenth of it."""
+"""Seconds until a run is killed; the slowest client takes a tenth of it."""
 
 pytestmark = [
     pytest.mark.clients,
@@ -31,7 +31,7 @@ pytestmark = [
 
 @pytest.fixture
 def workspace(client: Client, tmp_path: Path) -> Path:
-    """A directory of logs for the client to work in, beside its home."""
+    """A directory of logs for the client to work in, next to its home."""
     if not client.installed.exists():
         pytest.skip(f"{client.name} is not installed: make test-clients")
     for name, content in client.home.items():
@@ -50,8 +50,8 @@ def model(client: Client, workspace: Path) -> Reader:
     return Reader(client.tool, client.arguments, workspace, client.finish)
 
 
-async def test_alone(client: Client, workspace: Path, model: Reader) -> None:
-    """Without a proxy: the client can do its part, and what it sends by itself is what the strict upstream takes."""
+async def test_the_client_works_without_a_proxy(client: Client, workspace: Path, model: Reader) -> None:
+    """Without a proxy the client can do the task, and the strict upstream accepts its requests."""
     with StrictUpstream(client.rules) as upstream:
         upstream.respond(model)
         output = await run(client, upstream.port, workspace)
@@ -59,7 +59,9 @@ async def test_alone(client: Client, workspace: Path, model: Reader) -> None:
     assert model.calls_of(client.tool) == LOGS + client.submits
 
 
-async def test_through_the_proxy(client: Client, workspace: Path, model: Reader, spawn: Callable[..., Proxy]) -> None:
+async def test_the_client_works_through_the_proxy(
+    client: Client, workspace: Path, model: Reader, spawn: Callable[..., Proxy]
+) -> None:
     with StrictUpstream(client.rules) as upstream:
         upstream.respond(model)
         proxy = spawn({"default": tight(upstream.url, offload=TIGHT)})
@@ -69,8 +71,8 @@ async def test_through_the_proxy(client: Client, workspace: Path, model: Reader,
     last, shown = upstream.chats[-1], await tapped.requests()
     assert NEEDLE in output
 
-    # Compacted, and read back: the needle stands in nothing but the answers of our tools. They were asked once each,
-    # and what they answered is there again in the requests behind it.
+    # Compacted, and read back: the needle occurs only in the answers of our tools. Each tool was called once, and later
+    # requests contain its answer again.
     assert any(REFERENCE.search(result) for result in results(last.messages))
     read_back = [(name, call) for name, call in called(last.messages) if name in ours(last.tool_names)]
     answers = {call for _, call in read_back}
@@ -89,7 +91,7 @@ async def test_through_the_proxy(client: Client, workspace: Path, model: Reader,
 
 
 async def run(client: Client, port: int, workspace: Path) -> str:
-    """What the client prints. It has nothing of our environment but the search path, and nobody to call but `port`."""
+    """The client's output. It gets nothing of our environment but PATH, and can call nothing but `port`."""
     async with nobody() as nowhere:
         process = await asyncio.create_subprocess_exec(
             *client.command,
@@ -119,7 +121,7 @@ def environment(home: Path, port: int, nowhere: str) -> dict[str, str]:
 
 
 async def finished(process: asyncio.subprocess.Process) -> tuple[str, str]:
-    """Both outputs. A run that takes too long is killed with its children, and its return code tells."""
+    """Standard output and error. A run that takes too long is killed with its children; its return code shows that."""
     overdue = asyncio.get_running_loop().call_later(LIMIT, os.killpg, process.pid, signal.SIGKILL)
     output, errors = await process.communicate()
     overdue.cancel()
@@ -128,7 +130,7 @@ async def finished(process: asyncio.subprocess.Process) -> tuple[str, str]:
 
 @asynccontextmanager
 async def nobody() -> AsyncIterator[str]:
-    """The address of an outgoing proxy through which nobody may want to go."""
+    """The address of an outgoing proxy. The test fails if anything connects to it."""
     callers: list[bytes] = []
 
     async def turned_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -13,7 +13,7 @@ from proxy.core.history import Unplannable
 from proxy.dialects.chat.reply import CallDelta, ReplyMessage
 from proxy.dialects.chat.request import MAX_DEFINITIONS, MAX_MESSAGES, MAX_OTHERS, parse
 from proxy.dialects.chat.tool_calls import ToolCalls
-from tests.linear import assert_linear
+from tests.doubling import assert_linear
 
 LONE = rb'"\ud83d"'
 
@@ -55,7 +55,7 @@ def looked_at(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_twice_the_body_takes_twice_as_long(name: str) -> None:
+def test_parsing_a_request_is_linear(name: str) -> None:
     assert_linear(looked_at, SHAPES[name](1 << 19), SHAPES[name](1 << 20))
 
 
@@ -67,7 +67,7 @@ class Untouched:
 
 
 @pytest.mark.parametrize("element", [b"{}", b"1", b'"a,b"', b"[[],[]]", b' {"role": "user", "content": "{,}"} '])
-def test_too_many_elements_are_counted_and_not_made(element: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_elements_are_refused_without_decoding_them(element: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     most = rawjson.MAX_ELEMENTS
     assert len(rawjson.elements(b"[" + many(element, most) + b"]")) == most
     monkeypatch.setattr(rawjson, "_elements", Untouched())
@@ -75,7 +75,7 @@ def test_too_many_elements_are_counted_and_not_made(element: bytes, monkeypatch:
         rawjson.elements(b"[" + many(element, most + 1) + b"]")
 
 
-def test_too_many_members_are_counted_and_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_members_are_refused_without_decoding_them(monkeypatch: pytest.MonkeyPatch) -> None:
     most = rawjson.MAX_MEMBERS
     assert len(rawjson.members(b"{" + keys(most) + b"}")) == most
     monkeypatch.setattr(rawjson, "_members", Untouched())
@@ -83,7 +83,7 @@ def test_too_many_members_are_counted_and_not_made(monkeypatch: pytest.MonkeyPat
         rawjson.members(b"{" + keys(most + 1) + b"}")
 
 
-def test_commas_in_texts_are_no_elements() -> None:
+def test_commas_in_texts_do_not_count_as_elements() -> None:
     text = json.dumps('a "quoted", {"brace": [1,2,3]}, ' * 40_000).encode()
     assert len(rawjson.elements(b"[" + text + b"," + text + b"]")) == 2
     assert len(rawjson.members(b'{"a":' + text + b"}")) == 1
@@ -113,12 +113,12 @@ def test_long_texts_are_read_in_pieces(text: str, size: int) -> None:
     ],
     ids=["messages", "tools", "others"],
 )
-def test_requests_beyond_the_bounds_are_none_of_our_business(body: bytes) -> None:
+def test_requests_beyond_the_bounds_are_unplannable(body: bytes) -> None:
     with pytest.raises(Unplannable, match="more than"):
         parse(body)
 
 
-def test_half_a_pair_beside_others_keeps_every_byte() -> None:
+def test_messages_with_half_a_surrogate_pair_keep_every_byte() -> None:
     message = rb'{"role":"user","content":"\ud83d \\ud83d \ud83d\ude00 \\\ud83d"}'
     assert [bytes(raw) for raw in parse(chat(message)).entries] == [message]
     assert rawjson.string(rawjson.members(message)["content"]) == "\ud83d \\ud83d \U0001f600 \\\ud83d"
@@ -146,12 +146,12 @@ EVENTS: dict[str, tuple[int, Callable[[int], bytes]]] = {
 
 
 @pytest.mark.parametrize("name", EVENTS)
-def test_twice_the_stream_takes_twice_as_long(name: str) -> None:
+def test_decoding_events_is_linear(name: str) -> None:
     step, made = EVENTS[name]
     assert_linear(lambda data: fed(data, step), made(1 << 16), made(1 << 17))
 
 
-def test_of_an_event_of_many_lines_nothing_is_made() -> None:
+def test_an_event_of_too_many_lines_is_not_parsed() -> None:
     raw = b"data: \n" * 3 * sse.MAX_LINES + b"\n"
     assert sse.EventDecoder().feed(raw) == [sse.ServerSentEvent(raw, None)]
 
@@ -171,7 +171,7 @@ CALLS: dict[str, Callable[[int], dict[str, object]]] = {
 
 @pytest.mark.parametrize("names", [(), ("grep", "read_file")])
 @pytest.mark.parametrize("name", CALLS)
-def test_twice_the_pieces_take_twice_as_long(name: str, names: tuple[str, ...]) -> None:
+def test_joining_pieces_of_tool_calls_is_linear(name: str, names: tuple[str, ...]) -> None:
     def work(made: list[CallDelta]) -> None:
         calls = ToolCalls(names, numbered=True)
         for delta in made:
@@ -183,7 +183,7 @@ def test_twice_the_pieces_take_twice_as_long(name: str, names: tuple[str, ...]) 
     assert_linear(work, deltas(CALLS[name], 4_000), deltas(CALLS[name], 8_000))
 
 
-def test_arguments_are_parsed_once_however_many_pieces_they_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_in_many_pieces_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     members = rawjson.members
     calls = ToolCalls((), numbered=True)

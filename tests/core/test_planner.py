@@ -69,14 +69,14 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("text", "moved", "points"), TABLE.values(), ids=TABLE.keys())
-def test_compaction(text: str, moved: list[int], points: list[int]) -> None:
+def test_compaction_moves_large_old_results(text: str, moved: list[int], points: list[int]) -> None:
     plan = planned(text)
     assert sorted(plan.moves) == moved
     assert [event.point for event in plan.events] == points
     assert plan.live == sum(one.preview if index in moved else one.tokens for index, one in enumerate(history(text)))
 
 
-def test_first_sight() -> None:
+def test_a_huge_unseen_result_is_previewed_at_first_sight() -> None:
     """Too large to be sent even once: previewed at once, and shortened further at the next event."""
     offload = policy(max_unseen_tool_tokens=5000, max_total_tokens=100, min_saved_tokens=200)
     assert planned("s u a t:5000", offload).moves == {}
@@ -101,7 +101,7 @@ def test_the_recent_window_is_widened_to_whole_steps(keep: int, moved: list[int]
 
 
 @pytest.mark.parametrize(("read", "points"), [(0.05, []), (0.133, [16]), (0.16, [8]), (0.2, [6])])
-def test_an_event_must_pay(read: float, points: list[int]) -> None:
+def test_an_event_waits_until_its_rent_is_paid(read: float, points: list[int]) -> None:
     """1,000 tokens carried at `read` a request; all that is left behind them is written anew for 1.25 instead."""
     text = "s u a t:1050 " + "a:100 t:10 " * 5 + "a u"
     plan = planned(text, policy(cached_read=read, cache_write=1.25, max_total_tokens=900))
@@ -119,7 +119,7 @@ DEAR = {"cached_read": 0.25, "cache_write": 1.25, "max_total_tokens": 1000}
 
 
 @pytest.mark.parametrize(("tool_definition_tokens", "points"), [(0, [6]), (100, [12]), (400, [16])])
-def test_where_our_tools_come_with_the_first_event_nothing_of_the_prefix_survives_it(
+def test_the_first_event_pays_for_the_whole_prefix_if_it_adds_our_tools(
     tool_definition_tokens: int, points: list[int]
 ) -> None:
     """1,050 tokens at 0.25: 262.5 a request. It takes 110 without; with them 730, themselves, and 60 a request more."""
@@ -127,7 +127,7 @@ def test_where_our_tools_come_with_the_first_event_nothing_of_the_prefix_survive
     assert [event.point for event in plan.events] == points
 
 
-def test_at_a_later_event_what_stands_before_its_first_change_survives() -> None:
+def test_a_later_event_keeps_the_prefix_before_its_first_change() -> None:
     text = EARLY + "a t:1100 " + "a:50 t:10 " * 12 + "a u"
     points = [[event.point for event in fold(history(text), policy(**DEAR), Room(), n).events] for n in (0, 400)]
     assert points == [[6, 32], [16, 32]]
@@ -140,7 +140,7 @@ def test_a_large_pinned_message_is_no_reason_for_events() -> None:
     assert len(plan.moves) > 25
 
 
-def test_what_is_first_sent_at_an_event_was_not_there_before_it() -> None:
+def test_a_result_first_sent_at_an_event_is_not_in_the_plan_before_it() -> None:
     """So the request before it had no tools of ours, and a summary call on its prefix must not have them either."""
     offload = policy(Mode.COMPRESS, max_unseen_tool_tokens=5000)
     plan = planned("s u a:2000 t:10 a t:6000", offload)
@@ -152,27 +152,27 @@ def test_what_is_first_sent_at_an_event_was_not_there_before_it() -> None:
 @pytest.mark.parametrize(
     ("move", "tokens"), [(None, 900), (Move(True, 0), GLIMPSE), (Move(True, 2), BRIEF), (Move(False, 1), BRIEF)]
 )
-def test_what_a_message_takes(move: Move | None, tokens: int) -> None:
+def test_live_tokens_of_a_message(move: Move | None, tokens: int) -> None:
     assert live(item("t:900"), move) == tokens
 
 
 # -- compression ------------------------------------------------------------------------------------------------------
 
 
-def test_auto_compacts_first_and_cuts_only_where_that_frees_too_little() -> None:
+def test_auto_summarises_only_if_compaction_frees_too_little() -> None:
     auto = policy(Mode.AUTO)
     assert planned("s u a t:2000 a u", auto).boundaries == ()
     [boundary] = planned("s u a:1900 t:190 a:900 u", auto).boundaries
     assert (boundary.end, boundary.pins) == (4, {1})
 
 
-def test_auto_both_results_stand_together() -> None:
+def test_auto_keeps_references_and_snapshot_together() -> None:
     plan = planned("s u a:3000 t:700 a u", policy(Mode.AUTO, keep_recent_count=1))
     assert sorted(plan.moves) == [3]
     assert [boundary.end for boundary in plan.boundaries] == [5]
 
 
-def test_a_later_cut_replaces_the_snapshot() -> None:
+def test_a_later_summary_replaces_the_snapshot() -> None:
     plan = planned("s u " + "a:600 t:10 " * 8 + "a u", policy(Mode.COMPRESS))
     assert len(plan.boundaries) > 1
     assert [boundary.end for boundary in plan.boundaries] == sorted({boundary.end for boundary in plan.boundaries})
@@ -183,7 +183,7 @@ def test_a_later_cut_replaces_the_snapshot() -> None:
     assert plan.live == whole - taken + 20 + 100
 
 
-def test_pins_the_first_always_then_from_the_newest_back() -> None:
+def test_the_first_user_message_is_always_pinned_then_the_newest() -> None:
     text = "s u:5000 a u:60 a u:50 a u:40 a u:10 a:2000 u"
     [boundary] = planned(text, policy(Mode.COMPRESS, keep_recent_count=1)).boundaries
     assert boundary.end == 11
@@ -194,45 +194,45 @@ WORDY = "s u a:1900 t:190 a:900 u"
 """A cut at its fifth message, where it has its third request."""
 
 
-def test_an_event_waits_for_the_snapshot_of_its_cut() -> None:
+def test_an_event_waits_for_its_snapshot() -> None:
     plan = planned(WORDY, policy(Mode.AUTO))
     assert plan.shown(plan.boundaries[-1]) == plan
     assert plan.shown(None).empty
 
 
-def test_but_not_for_ever() -> None:
+def test_an_event_stops_waiting_after_its_patience() -> None:
     for more, waits in ((PATIENCE - 1, True), (PATIENCE, False)):
         plan = planned(WORDY + " a u" * more, policy(Mode.AUTO))
         assert len(plan.events) == 1
         assert plan.shown(None).empty == waits
 
 
-def test_and_not_beyond_the_next_event() -> None:
+def test_an_event_does_not_wait_beyond_the_next_one() -> None:
     plan = planned("s u a:1900 t:190 a:900 t:1500 a u", policy(Mode.AUTO))
     assert [boundary.event for boundary in plan.boundaries] == [1]
     assert (len(plan.events), sorted(plan.moves)) == (2, [5])
     assert plan.shown(None) == plan
 
 
-def test_an_event_without_a_cut_waits_for_nothing() -> None:
+def test_an_event_without_a_summary_does_not_wait() -> None:
     plan = planned("s u a t:2000 a u", policy(Mode.AUTO))
     assert len(plan.events) == 1
     assert plan.shown(None) == plan
 
 
-def test_what_is_moved_at_first_sight_does_not_wait() -> None:
+def test_a_result_moved_at_first_sight_does_not_wait() -> None:
     plan = planned("s u a:2000 t:5001 a:100 u a t:6000", policy(Mode.AUTO, max_unseen_tool_tokens=5000))
     assert plan.moves == {3: Move(first_preview=True, event=1), 7: Move(first_preview=True, event=0)}
     assert len(plan.boundaries) == 1
     assert plan.shown(None).moves == {3: Move(first_preview=True, event=0), 7: Move(first_preview=True, event=0)}
 
 
-def test_what_does_not_fit_ends_the_pins() -> None:
+def test_a_user_message_that_does_not_fit_ends_the_pins() -> None:
     [boundary] = planned("s u a u:20 a u:101 a:2000 t:10 a u", policy(Mode.COMPRESS)).boundaries
     assert boundary.pins == {1}
 
 
-def test_nothing_that_the_model_has_not_answered_is_compressed() -> None:
+def test_unanswered_messages_are_never_summarised() -> None:
     plan = planned("s u a:2000 t:10 a:10 u:5000 u:5000", policy(Mode.COMPRESS, keep_recent_count=0))
     assert [boundary.end for boundary in plan.boundaries] == [5]
 
@@ -240,14 +240,14 @@ def test_nothing_that_the_model_has_not_answered_is_compressed() -> None:
 # -- the window -------------------------------------------------------------------------------------------------------
 
 
-def test_a_full_window_moves_all_that_was_seen_whatever_its_size() -> None:
+def test_a_full_window_moves_every_seen_result_of_any_size() -> None:
     room = Room(window=1000, aside=100)
     plan = planned("s u a t:190 t:190 t:190 a t:190 a t:190", policy(max_total_tokens=10_000), room)
     assert sorted(plan.moves) == [3, 4, 5, 7]
     assert plan.fits
 
 
-def test_then_it_compresses_all_before_what_is_unseen() -> None:
+def test_a_window_still_full_summarises_everything_before_the_unseen() -> None:
     room = Room(window=1000)
     text = "s u a:400 t:10 a:400 t:10 a:10 t:300"
     assert [
@@ -311,7 +311,9 @@ def test_decisions_are_final(items: list[Item], offload: Offload, room: Room) ->
 
 
 @given(histories(), offloads, rooms)
-def test_cuts_fall_between_steps_and_pins_are_user_messages(items: list[Item], offload: Offload, room: Room) -> None:
+def test_summary_boundaries_fall_between_steps_and_pins_are_user_messages(
+    items: list[Item], offload: Offload, room: Room
+) -> None:
     plan = fold(items, offload, room)
     for boundary in plan.boundaries:
         assert boundary.end == len(items) or items[boundary.end].role is not Role.TOOL
@@ -324,7 +326,7 @@ def test_cuts_fall_between_steps_and_pins_are_user_messages(items: list[Item], o
 
 
 @given(histories(), offloads, rooms)
-def test_live_is_what_the_plan_says(items: list[Item], offload: Offload, room: Room) -> None:
+def test_planned_live_tokens_add_up(items: list[Item], offload: Offload, room: Room) -> None:
     plan = fold(items, offload, room)
     expected = offload.compress.snapshot_tokens if plan.boundaries else 0
     for index, one in enumerate(items):
@@ -342,7 +344,7 @@ def test_live_is_what_the_plan_says(items: list[Item], offload: Offload, room: R
 
 
 @given(histories(), offloads)
-def test_what_is_unseen_is_sent_whole(items: list[Item], offload: Offload) -> None:
+def test_unseen_results_are_sent_whole(items: list[Item], offload: Offload) -> None:
     """O7."""
     plan = fold(items, offload, Room(window=500))
     for index in range(len(items) - 1, -1, -1):
@@ -353,7 +355,7 @@ def test_what_is_unseen_is_sent_whole(items: list[Item], offload: Offload) -> No
 
 
 @given(histories(), offloads, rooms, st.integers(0, 3000), st.data())
-def test_a_fold_that_was_asked_goes_on_as_if_it_had_not_been(
+def test_asking_a_fold_for_its_plan_does_not_change_it(
     items: list[Item], offload: Offload, room: Room, tool_definition_tokens: int, data: st.DataObject
 ) -> None:
     state = Fold(offload, room, tool_definition_tokens)
@@ -366,14 +368,14 @@ def test_a_fold_that_was_asked_goes_on_as_if_it_had_not_been(
 
 
 @given(histories(), offloads, rooms)
-def test_only_what_gets_smaller_is_moved(items: list[Item], offload: Offload, room: Room) -> None:
+def test_a_message_is_moved_only_if_it_gets_smaller(items: list[Item], offload: Offload, room: Room) -> None:
     """O6, for the plan's part."""
     for index, move in fold(items, offload, room).moves.items():
         assert items[index].role is Role.TOOL
         assert (items[index].preview if move.event else items[index].first_preview) < items[index].tokens
 
 
-def test_work_is_linear_in_the_history() -> None:
+def test_planning_is_linear_in_the_history() -> None:
     """Ten thousand messages, an event at nearly every turn: it may not look back over all of them each time."""
     items = history("s u " + "a:10 t:300 " * 5000)
     offload = policy(max_total_tokens=0, min_saved_tokens=0)
@@ -393,7 +395,7 @@ def test_work_is_linear_in_the_history() -> None:
     assert touched < 20 * len(items)
 
 
-def test_the_order_of_asking_does_not_matter() -> None:
+def test_plans_do_not_depend_on_the_order_of_requests() -> None:
     """Attached late or from the start, on any replica: the plan of a prefix is the same whoever computes it."""
     items = history("s u " + "a:50 t:1500 " * 30 + "a u")
     offload = policy(Mode.AUTO)

@@ -40,7 +40,7 @@ def test_without_a_rule_the_policy_is_itself() -> None:
 
 
 @pytest.mark.parametrize(("given", "compact", "compress"), [(None, 1, 2), (0, 0, 0), (7, 7, 7)])
-def test_recent_messages_by_default_and_as_given(given: int | None, compact: int, compress: int) -> None:
+def test_recent_messages_kept_by_default_and_as_configured(given: int | None, compact: int, compress: int) -> None:
     offload = Offload(keep_recent_count=given)
     assert (offload.keep_for_compaction(), offload.keep_for_compression()) == (compact, compress)
 
@@ -68,7 +68,7 @@ def test_a_key_is_never_shown() -> None:
         "http://vllm:0/v1",
     ],
 )
-def test_addresses_that_are_taken(url: str) -> None:
+def test_upstream_addresses_that_are_accepted(url: str) -> None:
     assert msgspec.convert({"base_url": url}, Upstream).base_url == url
 
 
@@ -90,23 +90,23 @@ def test_addresses_that_are_taken(url: str) -> None:
         "https://bücher.example/v1",
     ],
 )
-def test_addresses_that_are_refused(url: str) -> None:
+def test_upstream_addresses_that_are_refused(url: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"base_url": url}, Upstream)
 
 
 @pytest.mark.parametrize("name", ["/context_store", "context_store", "/a/b.c/d-e", "/..hidden"])
-def test_names_of_the_store_directory_that_are_taken(name: str) -> None:
+def test_store_directory_names_that_are_accepted(name: str) -> None:
     assert msgspec.convert({"store_dir": name}, Offload).store_dir == name
 
 
 @pytest.mark.parametrize("name", ["", "/", "/a/", "/a//b", "/a/../b", "..", "./a", "/a b", "/a\n", "/ä"])
-def test_names_of_the_store_directory_that_are_refused(name: str) -> None:
+def test_store_directory_names_that_are_refused(name: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"store_dir": name}, Offload)
 
 
 @pytest.mark.parametrize("key", ["", "sk-1 ", "sk-1\n", "ключ"])
-def test_keys_that_no_header_can_carry_are_refused(key: str) -> None:
+def test_upstream_keys_that_no_header_can_carry_are_refused(key: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"api_key": key}, Upstream)

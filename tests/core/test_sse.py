@@ -46,7 +46,7 @@ def read(*pieces: bytes) -> list[ServerSentEvent]:
 
 
 @pytest.mark.parametrize(("raw", "expected"), CASES.values(), ids=CASES.keys())
-def test_events(raw: bytes, expected: Read) -> None:
+def test_events_are_decoded_with_their_bytes(raw: bytes, expected: Read) -> None:
     events = read(raw)
     assert [(event.data, event.name) for event in events] == expected
     assert b"".join(event.raw for event in events) == raw
@@ -56,12 +56,12 @@ def test_events(raw: bytes, expected: Read) -> None:
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n"])
-def test_an_event_is_there_as_soon_as_it_has_ended(end: bytes) -> None:
+def test_an_event_is_returned_as_soon_as_it_ends(end: bytes) -> None:
     assert [event.data for event in EventDecoder().feed(b"data: 1" + end)] == [b"1"]
 
 
 @given(st.lists(st.sampled_from([b"\r", b"\n", b"data: x", b"event: y", b":", b"\xef\xbb\xbf"])), st.data())
-def test_cuts_do_not_matter(tokens: list[bytes], data: st.DataObject) -> None:
+def test_events_do_not_depend_on_how_the_bytes_are_cut(tokens: list[bytes], data: st.DataObject) -> None:
     raw = b"".join(tokens)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)))))
     events = read(*(raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)))
@@ -69,7 +69,7 @@ def test_cuts_do_not_matter(tokens: list[bytes], data: st.DataObject) -> None:
     assert b"".join(event.raw for event in events) == raw
 
 
-def test_an_event_without_end_is_refused() -> None:
+def test_an_endless_event_is_refused() -> None:
     decoder = EventDecoder()
     assert len(decoder.feed(b"data: 1\n\n" * 500)) == 500
     for _ in range(sse.LIMIT >> 20):
@@ -78,6 +78,6 @@ def test_an_event_without_end_is_refused() -> None:
         decoder.feed(b"x")
 
 
-def test_what_is_written_can_be_read() -> None:
+def test_encoded_events_decode_to_the_same_data() -> None:
     raw = sse.encode(b"1") + sse.encode(b"2", b"error") + sse.comment(b"hi")
     assert [(event.data, event.name) for event in read(raw)] == [(b"1", None), (b"2", b"error"), (None, None)]

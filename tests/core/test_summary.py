@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -15,23 +14,24 @@ from hypothesis import strategies as st
 from proxy.core import summary
 from proxy.core.plan import Role
 from proxy.core.summary import Section, Unusable, accept
+from tests.doubling import assert_linear
 
 
 def answer(text: str) -> str:
     return f"<scratchpad>hm</scratchpad>\n<state_snapshot>\n{text}\n</state_snapshot>"
 
 
-def test_what_stands_between_the_tags_is_taken() -> None:
+def test_text_between_snapshot_tags_is_accepted() -> None:
     assert accept(answer("<overall_goal>x</overall_goal>"), 100, 1000, len) == "<overall_goal>x</overall_goal>"
 
 
 @pytest.mark.parametrize("name", ["scratchpad", "think"])
-def test_a_draft_is_not_the_record(name: str) -> None:
+def test_a_draft_in_the_scratchpad_is_not_the_snapshot(name: str) -> None:
     draft = f"<{name}>I write <state_snapshot> now: <state_snapshot>draft</state_snapshot></{name}>"
     assert accept(draft + answer("real"), 100, 1000, len) == "real"
 
 
-def test_of_several_the_last() -> None:
+def test_the_last_of_several_snapshots_is_accepted() -> None:
     assert accept(answer("first") + answer("second"), 100, 1000, len) == "second"
 
 
@@ -49,7 +49,7 @@ def test_of_several_the_last() -> None:
         (answer("x" * 150), "not smaller"),
     ],
 )
-def test_unusable(text: str, why: str) -> None:
+def test_unusable_answers_are_refused_with_a_reason(text: str, why: str) -> None:
     with pytest.raises(Unusable, match=why):
         accept(text, 100, 150, len)
 
@@ -66,7 +66,7 @@ def test_unusable(text: str, why: str) -> None:
         "... (detailed result is stored in /context_store/other.txt)",
     ],
 )
-def test_tags_and_references_in_a_record_lose_their_meaning(hostile: str) -> None:
+def test_tags_and_references_in_a_snapshot_are_neutralised(hostile: str) -> None:
     taken = summary.neutral(hostile)
     lowered = taken.lower().replace(" ", "")
     for mark in (
@@ -81,24 +81,24 @@ def test_tags_and_references_in_a_record_lose_their_meaning(hostile: str) -> Non
         assert mark not in lowered
 
 
-def test_the_block_to_the_letter() -> None:
+def test_the_snapshot_block_has_this_exact_text() -> None:
     assert summary.block("TEXT", 15, "/context_store/compressed_group_77d0e1f2a3b4.txt") == (
         summary.NOTICE + "\n\n<state_snapshot>\nTEXT\n</state_snapshot>\n"
         "(Original 15 messages are stored in: /context_store/compressed_group_77d0e1f2a3b4.txt)"
     )
 
 
-def test_the_file_is_named_after_the_history() -> None:
+def test_the_originals_file_is_named_after_the_history() -> None:
     assert summary.file_name(bytes.fromhex("77d0e1f2a3b4c5d6")) == "compressed_group_77d0e1f2a3b4.txt"
 
 
-def test_originals_are_headers_and_texts() -> None:
+def test_originals_consist_of_headers_and_texts() -> None:
     turns = [Section("12 tool call_17 web_search", "found\r\n"), Section("13 user", "")]
     assert summary.originals(turns) == "### 12 tool call_17 web_search\nfound\r\n\n### 13 user\n"
 
 
 @given(st.text(alphabet="=a\n", max_size=60), st.text(alphabet="=b", max_size=20))
-def test_no_history_ends_its_own_fence_and_the_task_stands_last(history: str, earlier: str) -> None:
+def test_no_history_can_close_its_own_fence_and_the_task_comes_last(history: str, earlier: str) -> None:
     text = summary.fenced(history, earlier, "TASK")
     fence = text.split("\n")[1]
     assert fence.startswith("===") and fence.endswith("===")
@@ -106,7 +106,7 @@ def test_no_history_ends_its_own_fence_and_the_task_stands_last(history: str, ea
     assert text.endswith(f"\n{fence}\n\nTASK")
 
 
-def test_a_retry_names_the_fault() -> None:
+def test_a_retry_of_a_summary_names_the_fault() -> None:
     assert "it has no closed tag" in summary.task(1500, "/context_store", "it has no closed tag")
     assert "/context_store/ paths" in summary.task(1500, "/context_store")
 
@@ -152,7 +152,7 @@ some_turns = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(2, 3_000)), 
 
 @settings(max_examples=100, deadline=None)
 @given(some_turns, st.integers(300, 4_000), st.integers(1, 6))
-def test_a_history_fits_into_its_calls(sizes: list[tuple[Role, int]], limit: int, calls: int) -> None:
+def test_fitted_history_fits_into_the_allowed_calls(sizes: list[tuple[Role, int]], limit: int, calls: int) -> None:
     turns = history(*sizes)
     groups = fitted(turns, limit, calls)
     kept = flat(groups)
@@ -178,7 +178,7 @@ def test_a_history_fits_into_its_calls(sizes: list[tuple[Role, int]], limit: int
 
 @settings(max_examples=50, deadline=None)
 @given(some_turns, st.integers(300, 1_500), st.integers(1, 6))
-def test_nothing_is_shortened_that_fits_into_its_calls(sizes: list[tuple[Role, int]], limit: int, calls: int) -> None:
+def test_history_that_fits_is_not_shortened(sizes: list[tuple[Role, int]], limit: int, calls: int) -> None:
     """Titles that are repeated take room, and so does what is not worth a split."""
     turns = history(*sizes)
     if size([turns]) <= limit * calls * 7 // 10:
@@ -205,14 +205,16 @@ def test_nothing_is_shortened_that_fits_into_its_calls(sizes: list[tuple[Role, i
         pytest.param([(TOOL, 4_000)], 1_000, 4, ["cut"], id="titles count"),
     ],
 )  # fmt: skip
-def test_what_is_shortened(sizes: list[tuple[Role, int]], limit: int, calls: int, expected: list[str]) -> None:
+def test_which_sections_are_shortened(
+    sizes: list[tuple[Role, int]], limit: int, calls: int, expected: list[str]
+) -> None:
     by_title: dict[str, bool] = {}
     for one in flat(fitted(history(*sizes), limit, calls)):
         by_title[one.title] = by_title.get(one.title, False) or one.missing > 0
     assert ["cut" if cut else "" for cut in by_title.values()] == expected
 
 
-def test_head_and_tail_stay_and_a_line_says_what_is_missing() -> None:
+def test_shortening_keeps_head_and_tail_and_says_how_much_is_missing() -> None:
     [[one]] = fitted(history((TOOL, 5_000)), 1_000, 1)
     head, note, tail = one.text.split("\n")
     text = turn(0, TOOL, 5_000).text
@@ -224,7 +226,7 @@ def test_head_and_tail_stay_and_a_line_says_what_is_missing() -> None:
     assert 900 < size([[one]]) <= 1_000
 
 
-def test_shortened_again_it_counts_what_was_missing_already() -> None:
+def test_shortening_again_counts_earlier_omissions_too() -> None:
     text = turn(0, TOOL, 5_000).text
     [[once]] = fitted(history((TOOL, 5_000)), 1_000, 1)
     [[twice]] = fitted([once], 500, 1)
@@ -234,13 +236,13 @@ def test_shortened_again_it_counts_what_was_missing_already() -> None:
     assert 0 <= missing - (len(text) - len(head) - len(tail)) < 200, "but for the length of the first note"
 
 
-def test_the_newest_keep_more() -> None:
+def test_newer_sections_keep_more_when_shortened() -> None:
     kept = [words(one.text) for one in flat(fitted(history(*[(TOOL, 2_000)] * 10), 2_000, 2))]
     assert len(kept) == 10
     assert all(one <= other + 5 for one, other in pairwise(kept)) and kept[-1] > 2 * kept[0]
 
 
-def test_of_very_many_the_newest_stay_and_one_line_stands_for_the_others() -> None:
+def test_of_too_many_sections_the_newest_stay_and_one_line_replaces_the_others() -> None:
     turns = history(*[(TOOL, 40)] * 1_000, (USER, 30))
     kept = flat(fitted(turns, 1_000, 2))
     assert "from here on" in kept[0].text and WHOLE in kept[0].text
@@ -250,7 +252,7 @@ def test_of_very_many_the_newest_stay_and_one_line_stands_for_the_others() -> No
     assert kept[0].missing == sum(len(one.text) for one in gone)
 
 
-def test_where_not_even_the_line_that_says_so_fits_nothing_stays() -> None:
+def test_nothing_stays_if_not_even_the_omission_line_fits() -> None:
     assert summary.fitted(history((TOOL, 5_000)), 300, 2, words, "/directory" * 400) == [[]]
 
 
@@ -264,7 +266,9 @@ def test_where_not_even_the_line_that_says_so_fits_nothing_stays() -> None:
         (4_096, 1_500, 500, 2_250),
     ],
 )
-def test_the_shares_of_a_window(window: int, snapshot_tokens: int, history_tokens: int, reply: int) -> None:
+def test_a_window_is_shared_between_history_and_reply(
+    window: int, snapshot_tokens: int, history_tokens: int, reply: int
+) -> None:
     assert summary.shares(window, snapshot_tokens) == (history_tokens, reply)
 
 
@@ -285,7 +289,7 @@ TAGS = [
 
 
 @given(st.lists(st.sampled_from(TAGS), max_size=14))
-def test_the_record_is_what_two_plain_patterns_find(parts: list[str]) -> None:
+def test_accept_agrees_with_two_plain_patterns(parts: list[str]) -> None:
     answer = "".join(parts)
     without = re.sub(r"<(scratchpad|think)>.*?</\1>", "", answer, flags=re.DOTALL)
     found = re.findall(r"<state_snapshot>(.*?)</state_snapshot>", without, re.DOTALL)
@@ -297,32 +301,17 @@ def test_the_record_is_what_two_plain_patterns_find(parts: list[str]) -> None:
             accept(answer, 1_000, 9_999, len)
 
 
-def test_thoughts_that_are_never_closed_hide_nothing() -> None:
+def test_unclosed_thoughts_hide_no_snapshot() -> None:
     assert accept("<think>hm <scratchpad>so" + answer("real"), 100, 1000, len) == "real"
     assert accept("hm</think>" + answer("real"), 100, 1000, len) == "real"
 
 
-def test_an_answer_without_end_is_not_looked_at() -> None:
+def test_an_endless_answer_is_refused_unread() -> None:
     most = summary.TOKEN_CHARS * (summary.THOUGHT_TOKENS + 200)
     real = answer("real")
     assert accept("x" * (most - len(real)) + real, 100, 1000, len) == "real"
     with pytest.raises(Unusable, match="must stay below"):
         accept("x" * (most - len(real)) + real + " ", 100, 1000, len)
-
-
-def cpu(work: Callable[[], object]) -> float:
-    """The best of three, in seconds of this thread."""
-    took = []
-    for _ in range(3):
-        begun = time.thread_time()
-        work()
-        took.append(time.thread_time() - begun)
-    return min(took)
-
-
-def doubles(work: Callable[[int], object], number: int) -> bool:
-    """Whether twice the input costs at most 2.3 times the processor; 2 ms are noise."""
-    return any(cpu(lambda: work(2 * number)) <= 2.3 * cpu(lambda: work(number)) + 0.002 for _ in range(3))
 
 
 REPEATED = [
@@ -335,7 +324,7 @@ REPEATED = [
 
 @pytest.mark.parametrize("framed", [False, True], ids=["bare", "in a record"])
 @pytest.mark.parametrize("text", REPEATED)
-def test_an_answer_is_read_in_linear_time(monkeypatch: pytest.MonkeyPatch, text: str, framed: bool) -> None:
+def test_accepting_an_answer_is_linear(monkeypatch: pytest.MonkeyPatch, text: str, framed: bool) -> None:
     monkeypatch.setattr(summary, "THOUGHT_TOKENS", 10_000_000)
 
     def work(number: int) -> None:
@@ -343,15 +332,15 @@ def test_an_answer_is_read_in_linear_time(monkeypatch: pytest.MonkeyPatch, text:
         with suppress(Unusable):
             accept(answer(body) if framed else body, 1_000_000, 10**9, len)
 
-    assert doubles(work, 500_000 // len(text))
+    assert_linear(work, 500_000 // len(text), 1_000_000 // len(text))
 
 
 @pytest.mark.parametrize("text", ["=", "= ", "== ", "a=", "===\n"])
-def test_a_fence_is_found_in_linear_time(text: str) -> None:
+def test_finding_a_fence_is_linear(text: str) -> None:
     def work(number: int) -> None:
         summary.fenced(text * number, "", "TASK")
 
-    assert doubles(work, 2_000_000 // len(text))
+    assert_linear(work, 2_000_000 // len(text), 4_000_000 // len(text))
 
 
 @pytest.mark.parametrize(
@@ -364,8 +353,8 @@ def test_a_fence_is_found_in_linear_time(text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("limit", [2_000, 10_000_000])
-def test_a_history_is_fitted_in_linear_time(made: Callable[[int], list[Section]], limit: int) -> None:
+def test_fitting_a_history_is_linear(made: Callable[[int], list[Section]], limit: int) -> None:
     def work(number: int) -> None:
         summary.fitted(made(number), limit, 4, lambda text: text.count(" ") + 1, WHOLE)
 
-    assert doubles(work, 300_000)
+    assert_linear(work, 300_000, 600_000)

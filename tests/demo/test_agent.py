@@ -21,7 +21,7 @@ def agent(up: StrictUpstream, tmp_path: Path) -> Iterator[Agent]:
         yield Agent(client, Library(tmp_path))
 
 
-def test_a_loop_of_tools_until_there_is_an_answer(up: StrictUpstream, agent: Agent) -> None:
+def test_the_agent_calls_tools_until_there_is_an_answer(up: StrictUpstream, agent: Agent) -> None:
     page = ("read_source", '{"path": "a.py"}')
     up.script(
         mixed("First, and then.", ("list_sources", "{}"), page),
@@ -47,7 +47,7 @@ def test_a_loop_of_tools_until_there_is_an_answer(up: StrictUpstream, agent: Age
         (Cut(text("Half of an answer"), 2, DROP), "got an error"),
     ],
 )
-def test_what_it_stumbles_over(up: StrictUpstream, agent: Agent, reply: Reply, says: str) -> None:
+def test_errors_that_stop_the_agent(up: StrictUpstream, agent: Agent, reply: Reply, says: str) -> None:
     up.script(reply)
     with pytest.raises(ProxyError, match=says):
         list(agent.work("Look."))

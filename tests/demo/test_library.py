@@ -19,7 +19,7 @@ def library(tmp_path: Path) -> Library:
     return Library(tmp_path)
 
 
-def test_listing(library: Library) -> None:
+def test_listing_has_paths_and_sizes(library: Library) -> None:
     assert [line.split()[0] for line in library.call("list_sources", "").splitlines()] == [
         "argparse.py",
         "http/client.py",
@@ -35,29 +35,29 @@ def test_pages_say_which_lines_they_are_and_concatenate(library: Library) -> Non
 
 
 @pytest.mark.parametrize("path", ["../x.py", "/etc/passwd", "test/test_a.py", ""])
-def test_only_what_is_listed_is_read(library: Library, path: str) -> None:
+def test_only_listed_files_can_be_read(library: Library, path: str) -> None:
     assert library.page(path) == f"There is no {path}."
 
 
-def test_search(library: Library) -> None:
+def test_search_finds_lines_by_regular_expression(library: Library) -> None:
     assert library.search(r"^class \w+\(OSError") == "http/client.py:1:class E(OSError):\n"
     assert library.search("nowhere") == "No match.\n"
     assert library.search("x1").endswith("… and more\n")
 
 
-def test_a_tool_that_there_is_not(library: Library) -> None:
+def test_an_unknown_tool_raises_key_error(library: Library) -> None:
     with pytest.raises(KeyError):
         library.call("grep", "{}")
 
 
-def test_the_reading_list_is_as_long_as_it_must_be(library: Library) -> None:
+def test_the_reading_list_reaches_the_required_tokens(library: Library) -> None:
     assert library.reading_list(10, len) == ["argparse.py"]
     assert library.reading_list(10, lambda text: 5) == ["argparse.py", "http/client.py"]
     with pytest.raises(UserMistake, match="too few"):
         library.reading_list(10, lambda text: 1)
 
 
-def test_questions_are_about_a_line_that_stands_once(library: Library) -> None:
+def test_questions_are_about_a_line_that_occurs_once(library: Library) -> None:
     asked = library.question("argparse.py")
     assert asked == Question("argparse.py", "SECRET_NAME =", "SECRET_NAME = 'what it is'")
     assert library.question("argparse.py", PAGE_LINES + 1).line == "def tail(argument): ..."
@@ -66,7 +66,7 @@ def test_questions_are_about_a_line_that_stands_once(library: Library) -> None:
         library.question("argparse.py")
 
 
-def test_this_machine_s_library_will_do() -> None:
+def test_the_installed_standard_library_suits_the_demo() -> None:
     """If this fails, so does the demo: the installation has no sources."""
     library = Library()
     modules = library.reading_list(95_000, lambda text: len(text) // 4)

@@ -67,7 +67,7 @@ def test_moved_names_the_files_and_their_calls() -> None:
     assert moved([USER, CALL, RESULT, {**USER, "content": MOVED["content"]}]) == {}
 
 
-def test_read_back_counts_what_the_client_s_tools_did_not_say() -> None:
+def test_read_back_counts_results_of_foreign_tools_only() -> None:
     turn = [USER, CALL, RESULT]
     assert read_back(body(*turn), ["other"], len) == 3
     assert read_back(body(*turn), ["ab"], len) == 0

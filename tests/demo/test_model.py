@@ -65,12 +65,12 @@ NEXT: dict[str, tuple[list[Json], ScriptedCall | None]] = {
 
 
 @pytest.mark.parametrize("name", NEXT)
-def test_reads(name: str) -> None:
+def test_the_model_reads_the_named_modules_page_by_page(name: str) -> None:
     messages, wanted = NEXT[name]
     assert reply(messages, OURS).call == wanted
 
 
-def test_notes_what_a_page_defines() -> None:
+def test_the_model_notes_the_definitions_of_a_page() -> None:
     seen = [*SEARCHED, *page("a.py", 1, 9, 9, "def f(): ...\nclass G: ...\n  def h(): ...\n")]
     assert reply(seen, OURS).text == "a.py, lines 1-9 of 9: 2 definitions, from f to G."
 
@@ -86,23 +86,23 @@ GREP = called("grep", '{"pattern": "^LIMIT =", "path": "/context_store"}', "g1")
 OPEN = called("read_file", "{}", "g2")
 
 
-def test_answers_from_what_it_still_sees() -> None:
+def test_the_model_answers_from_pages_that_it_still_sees() -> None:
     assert reply([*SEARCHED, *page("a.py", 1, 9, 9, "x\nLIMIT = 5\n"), ASK], OURS).text == "LIMIT = 5"
 
 
 @pytest.mark.parametrize("tools", [["grep", "read_file"], ["offload_grep", "offload_read_file"]])
-def test_searches_what_was_moved(tools: list[str]) -> None:
+def test_the_model_greps_moved_pages(tools: list[str]) -> None:
     answer = reply([*SEARCHED, *moved("a.py", 1, 9, 9), ASK], tools)
     assert answer.call == ScriptedCall(tools[0], {"pattern": r"^LIMIT\ =", "path": "/context_store"})
 
 
-def test_opens_what_was_found_in_a_page_of_that_file() -> None:
+def test_the_model_opens_the_hit_in_a_page_of_that_file() -> None:
     other = FOUND.replace("c1_0123456789ab", "c9_999999999999").replace("L7", "L3") + FOUND
     answer = reply([*SEARCHED, *moved("a.py", 1, 9, 9), ASK, GREP, result(other, "g1")], OURS)
     assert answer.call == ScriptedCall("read_file", {"path": FILE, "offset": 6, "limit": 1})
 
 
-def test_searches_a_record_s_originals() -> None:
+def test_the_model_greps_the_originals_of_a_record() -> None:
     group = FOUND.replace("tool_call_c1_0123456789ab", "compressed_group_0")
     answer = reply([SNAPSHOT, READ, ASK, GREP, result(group, "g1")], OURS)
     assert answer.call == ScriptedCall(
@@ -110,7 +110,7 @@ def test_searches_a_record_s_originals() -> None:
     )
 
 
-def test_quotes_what_came_back() -> None:
+def test_the_model_quotes_the_text_that_came_back() -> None:
     turn = [ASK, GREP, result(FOUND, "g1"), OPEN, result("LIMIT = 5\n[lines 6-6 of 9; continue]", "g2")]
     assert reply([*SEARCHED, *moved("a.py", 1, 9, 9), *turn], OURS).text == "LIMIT = 5"
 
@@ -123,13 +123,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_does_not_know_what_it_cannot_see(name: str) -> None:
+def test_the_model_does_not_know_text_that_it_cannot_see(name: str) -> None:
     answer = reply(*WRONG[name])
     assert answer.call is None
     assert "any more" in answer.text
 
 
-def test_writes_the_record_that_it_is_asked_for() -> None:
+def test_the_model_writes_a_record_on_request() -> None:
     task = {"role": "user", "content": "Write:\n<state_snapshot>\n</state_snapshot>"}
     record = reply([*SEARCHED, *page("a.py", 1, 5, 9), *moved("b/c.py", 1, 9, 9), task], OURS)
     assert record.summary

@@ -24,7 +24,7 @@ def upstream() -> Iterator[ScriptedUpstream]:
         yield running
 
 
-def test_without_a_proxy_all_is_said_but_nothing_moved(upstream: ScriptedUpstream) -> None:
+def test_without_a_proxy_the_demo_answers_but_moves_nothing(upstream: ScriptedUpstream) -> None:
     library = Library()
     with openai.OpenAI(base_url=upstream.url, api_key="k", max_retries=0) as client:
         session = Session(Agent(client, library), library, upstream, words)
@@ -47,7 +47,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_all_is_well() -> None:
+def test_a_good_demo_result_has_no_faults() -> None:
     assert DemoResult(**GOOD).faults() == []
 
 
@@ -62,7 +62,7 @@ def test_all_is_well() -> None:
         ({"answers": [DemoAnswer(Question("a.py", "X =", "X = 1"), "X = 2")]}, "it said 'X = 2'"),
     ],
 )
-def test_what_is_wrong_is_said(wrong: dict[str, Any], fault: str) -> None:
+def test_each_failed_check_of_the_demo_is_named(wrong: dict[str, Any], fault: str) -> None:
     (said,) = DemoResult(**{**GOOD, **wrong}).faults()
     assert fault in said
 

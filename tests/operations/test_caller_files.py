@@ -37,7 +37,7 @@ def of(guarded: Guarded, namespace: str) -> CallerFiles:
     return CallerFiles(guarded.visit(30), namespace, Policy(), Threads())
 
 
-async def test_what_is_put_is_listed_below_its_directory_by_name_and_read(shelf: CallerFiles) -> None:
+async def test_written_files_are_listed_by_name_and_read(shelf: CallerFiles) -> None:
     await shelf.put_all({"s/b": b"22", "s/a/c": b"1", "s2/d": b"", "e": b"333"})
     assert await shelf.below("s") == [File("s/a/c", 1), File("s/b", 2)]
     assert [file.name for file in await shelf.below("")] == ["e", "s/a/c", "s/b", "s2/d"]
@@ -45,28 +45,28 @@ async def test_what_is_put_is_listed_below_its_directory_by_name_and_read(shelf:
     assert list(await shelf.read_many([])) == []
 
 
-async def test_the_same_may_be_put_again_and_nothing_else(shelf: CallerFiles) -> None:
+async def test_a_file_can_be_written_again_only_with_the_same_content(shelf: CallerFiles) -> None:
     await shelf.put_all({"f": b"1"})
     await shelf.put_all({"f": b"1"})
-    with pytest.raises(StoreFault, match="Another content stands in the store as f"):
+    with pytest.raises(StoreFault, match="The store already has other content as f"):
         await shelf.put_all({"f": b"2"})
     assert await shelf.read("f") == b"1"
 
 
-async def test_what_was_deleted_meanwhile_is_written_again(shelf: CallerFiles, root: Path) -> None:
+async def test_a_deleted_file_can_be_written_again(shelf: CallerFiles, root: Path) -> None:
     await shelf.put_all({"f": b"1"})
     (root / "acme" / "files" / key_part("f")).unlink()
     await shelf.put_all({"f": b"1"})
     assert await shelf.read("f") == b"1"
 
 
-async def test_numbers_go_on_behind_the_highest(shelf: CallerFiles) -> None:
+async def test_numbers_continue_after_the_highest(shelf: CallerFiles) -> None:
     await shelf.put_all({"g_0.json": b"", "g_7.json": b"", "g_x.json": b"", "g_9": b"", "g_1_8.json": b""})
     assert await shelf.put_next("g_", ".json", b"a") == "g_10.json"
     assert await shelf.put_next("h_", ".json", b"a") == "h_0.json"
 
 
-async def test_two_at_once_get_numbers_of_their_own(guarded: Guarded) -> None:
+async def test_concurrent_writers_get_different_numbers(guarded: Guarded) -> None:
     calls = [of(guarded, "acme").put_next("g_", ".json", b"%d" % number) for number in range(8)]
     made = await asyncio.gather(*calls)
     assert sorted(made) == [f"g_{number}.json" for number in range(8)]
@@ -80,7 +80,7 @@ async def test_namespaces_never_meet(guarded: Guarded) -> None:
     assert await other.read("f") is None and await other.below("") == []
 
 
-async def test_an_original_opens_by_its_path_and_only_by_it(shelf: CallerFiles, root: Path) -> None:
+async def test_an_original_opens_only_by_its_exact_path(shelf: CallerFiles, root: Path) -> None:
     folder = root / "acme" / "originals"
     folder.mkdir(parents=True)
     (folder / "tool_call_1.txt").write_bytes(b"moved")
@@ -92,7 +92,9 @@ async def test_an_original_opens_by_its_path_and_only_by_it(shelf: CallerFiles, 
 
 
 @pytest.mark.parametrize("engine", ["redis", "s3"])
-async def test_other_engines_do_the_same(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_store_engines_number_files_alike(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Part of a name is where engines' lists differ most, and characters that mean something to one of them."""
     for name, value in S3_KEYS.items():
         monkeypatch.setenv(name, value)
@@ -107,7 +109,7 @@ async def test_other_engines_do_the_same(engine: str, tmp_path: Path, monkeypatc
         await store.close()
 
 
-async def test_a_store_that_is_away(tmp_path: Path) -> None:
+async def test_a_failed_store_raises_store_faults(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file where the folder should be")
     shelf = of(Guarded(open_store(str(tmp_path / "store")), warn=lambda kind, message: None), "acme")
     for work in (shelf.put_all({"f": b"1"}), shelf.put_next("g_", ".json", b""), shelf.read("f"), shelf.below("s")):

@@ -98,7 +98,7 @@ def test_a_large_result_becomes_a_reference_and_a_file() -> None:
     assert done.tokens[2] == count(texts(done)[2]) + 4
 
 
-def test_what_stays_keeps_its_bytes_and_what_moves_its_other_fields() -> None:
+def test_untouched_messages_keep_their_bytes_and_moved_ones_their_other_fields() -> None:
     raws = [
         Raw(b'{"content" : "\\u00e9", "role":"user","x":1.0}'),
         Raw(json.dumps(call("a")).encode()),
@@ -139,13 +139,13 @@ def test_exactly_the_limit_of_a_result_is_not_over_it(limit: int, moved: int) ->
         (None, [1]),
     ],
 )
-def test_the_last_messages_stay_and_no_call_loses_its_result(keep: int | None, moved: list[int]) -> None:
+def test_recent_messages_stay_and_no_call_loses_its_result(keep: int | None, moved: list[int]) -> None:
     messages = [call("a"), result("a", 60), call("b", "c"), result("b", 60), result("c", 60)]
     done = run(messages, options(keep_recent_count=keep))
     assert [index for index, text in enumerate(texts(done)) if text and "stored in" in text] == moved
 
 
-def test_ids_that_come_again_belong_to_the_call_before() -> None:
+def test_a_repeated_id_belongs_to_the_latest_call() -> None:
     messages = [call("a"), result("a", 60), call("a"), result("a", 60, "other"), user(5)]
     done = run(messages, options(keep_recent_count=2))
     assert [index for index, text in enumerate(texts(done)) if text and "stored in" in text] == [1]
@@ -160,13 +160,13 @@ def test_each_text_part_goes_to_a_file_of_its_own_and_other_parts_stay() -> None
     assert second == image and "stored in" in first["text"] and "stored in" in third["text"]
 
 
-def test_an_id_that_climbs_stays_in_the_directory() -> None:
+def test_a_call_id_cannot_leave_the_directory() -> None:
     done = run([call("../../x"), result("../../x", 200), user(5)], OPTIONS)
     [path] = done.files
     assert path.startswith("./cache/tool_call__x_") and ".." not in path
 
 
-def test_nothing_is_moved_that_would_not_get_smaller() -> None:
+def test_results_that_would_not_get_smaller_stay() -> None:
     short = {"role": "tool", "tool_call_id": "a", "content": "a b c d e f"}
     done = run([call("a"), short, user(200)], options(max_tool_message_tokens=0))
     assert done.compacted == 0 and not done.files
@@ -190,7 +190,7 @@ def test_a_reference_is_never_moved() -> None:
     assert again(first, TIGHT, {}).files, "without its file it is text like any other"
 
 
-def test_which_paths_have_to_be_looked_up() -> None:
+def test_only_paths_of_references_are_looked_up() -> None:
     messages = [call("a"), result("a", 200), user(5)]
     first = run(messages, OPTIONS)
     raws, measured = read([json.loads(bytes(raw)) for raw in first.raws], OPTIONS)
@@ -209,7 +209,7 @@ def test_which_paths_have_to_be_looked_up() -> None:
         "{text}... (detailed result is stored in ./elsewhere.txt; complete, 1 lines, 92 tokens)",
     ],
 )
-def test_look_alikes_are_text_like_any_other(look_alike: str) -> None:
+def test_text_that_looks_like_a_reference_is_moved_like_any_other(look_alike: str) -> None:
     original = words(92)
     text = look_alike.format(text=original[:300], path="./cache/f.txt")
     messages = [call("a"), {"role": "tool", "tool_call_id": "a", "content": text}, user(5)]
@@ -244,7 +244,9 @@ COMPRESS = options(mode=Mode.COMPRESS)
         ),
     ],
 )
-def test_what_is_compressed(messages: list[Json], changes: Json, groups: tuple[tuple[int, ...], ...]) -> None:
+def test_which_messages_are_compressed(
+    messages: list[Json], changes: Json, groups: tuple[tuple[int, ...], ...]
+) -> None:
     done = run(messages, msgspec.structs.replace(COMPRESS, **changes))
     assert done.groups == groups
     assert not done.files and done.compacted == 0
@@ -267,7 +269,9 @@ HALF = [user(50), said(50), call("a"), result("a", 96), user(9), user(9)]
         pytest.param({"max_total_tokens": 220}, 0, (), id="exactly the total"),
     ],
 )
-def test_auto(changes: Json, moved: int, groups: tuple[tuple[int, ...], ...]) -> None:
+def test_auto_mode_compresses_if_compaction_leaves_too_much(
+    changes: Json, moved: int, groups: tuple[tuple[int, ...], ...]
+) -> None:
     done = run(HALF, options(mode=Mode.AUTO, **changes))
     assert (done.compacted, done.groups) == (moved, groups)
 
@@ -318,7 +322,7 @@ def test_no_message_fails_a_call(mode: Mode) -> None:
     assert "web_search" in " ".join(turn.title + turn.text for turn in turns)
 
 
-def test_what_cannot_be_read_stays_whole_and_is_counted_as_it_stands() -> None:
+def test_unreadable_messages_stay_whole_and_are_counted_raw() -> None:
     raw = Raw(json.dumps(ODD[4]).encode())
     message = one_shot.measured(raw, OPTIONS, count)
     assert message.role is Role.TOOL and message.tokens == count(bytes(raw).decode()) + 4
@@ -349,7 +353,9 @@ chosen_options = st.builds(
 
 
 @given(messages, chosen_options)
-def test_whatever_comes_nothing_is_lost_and_no_pair_is_cut(given_messages: list[Json], chosen: Options) -> None:
+def test_no_content_is_lost_and_no_call_is_separated_from_its_result(
+    given_messages: list[Json], chosen: Options
+) -> None:
     raws, measured = read(given_messages, chosen)
     done = one_shot.offload(raws, measured, chosen, {})
     taken = done.taken
@@ -370,7 +376,7 @@ def test_whatever_comes_nothing_is_lost_and_no_pair_is_cut(given_messages: list[
 # -- what the caller gets ---------------------------------------------------------------------------------------------
 
 
-def test_snapshots_stand_in_the_first_system_message_one_block_a_group() -> None:
+def test_snapshots_go_into_the_first_system_message_one_block_per_group() -> None:
     done = run([system(9), *[user(50)] * 6], msgspec.structs.replace(COMPRESS, group_token_threshold=100))
     after = one_shot.with_snapshots(done, [("one", "/s/0.json"), ("two", "/s/1.json")], role=SnapshotRole.SYSTEM)
     first, *kept = [json.loads(bytes(raw)) for raw in after]
@@ -389,13 +395,15 @@ def test_snapshots_stand_in_the_first_system_message_one_block_a_group() -> None
         ([], SnapshotRole.SYSTEM, ["system", "user", "user"]),
     ],
 )
-def test_where_else_they_stand(first: list[Json], role: SnapshotRole, roles: list[str]) -> None:
+def test_where_snapshots_go_without_a_plain_system_message(
+    first: list[Json], role: SnapshotRole, roles: list[str]
+) -> None:
     done = run([*first, *[user(60)] * 4], COMPRESS)
     after = one_shot.with_snapshots(done, [("one", "/s/0.json")], role=role)
     assert [json.loads(bytes(raw))["role"] for raw in after] == roles
 
 
-def test_without_snapshots_the_messages_are_those_that_came() -> None:
+def test_without_snapshots_the_messages_stay_as_they_came() -> None:
     done = run(HALF, options(mode=Mode.COMPRESS, max_total_tokens=1_000))
     assert one_shot.with_snapshots(done, [], role=SnapshotRole.SYSTEM) == done.raws
 
@@ -417,9 +425,9 @@ def test_a_groups_file_is_a_json_array_with_each_message_as_it_came() -> None:
         ("\ud800", "compressed_group__-[0-9a-f]{12}_"),
     ],
 )
-def test_the_name_of_a_groups_file(chat_id: str, stem: str) -> None:
+def test_a_groups_file_is_named_after_chat_id_and_number(chat_id: str, stem: str) -> None:
     assert re.fullmatch(stem, one_shot.group_stem(chat_id))
 
 
-def test_names_are_never_longer_than_is_promised() -> None:
+def test_file_names_never_exceed_the_promised_length() -> None:
     assert len(one_shot.group_stem("é" * 500)) + len("999999..json") <= one_shot.LONGEST_NAME

@@ -19,7 +19,7 @@ def test_every_path_is_described() -> None:
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
-def test_an_older_name_takes_what_the_name_does(alias: str, name: str) -> None:
+def test_older_names_have_the_schema_of_the_name(alias: str, name: str) -> None:
     [schema] = [schema for kind in ("Offload", "ReadFile") if name in (schema := SCHEMAS[kind])["properties"]]
     older = schema["properties"][alias]
     kept = {"type", "anyOf", "enum", "default", "minLength", "maxLength", "minimum"}
@@ -29,11 +29,11 @@ def test_an_older_name_takes_what_the_name_does(alias: str, name: str) -> None:
     assert older["deprecated"]
 
 
-def test_either_name_of_what_is_required_is_enough() -> None:
+def test_either_name_of_a_required_parameter_is_enough() -> None:
     assert SCHEMAS["Offload"]["required"] == ["messages"]
     assert SCHEMAS["Offload"]["allOf"] == [{"anyOf": [{"required": ["store_dir"]}, {"required": ["storage_path"]}]}]
     assert SCHEMAS["Find"]["required"] == ["pattern", "file_path"], "a name of its own there"
 
 
-def test_who_names_the_mode_needs_no_parameter_for_it() -> None:
+def test_operations_with_a_fixed_mode_have_no_mode_parameter() -> None:
     assert not {"context_manage_mode", "working_summary_mode"} & set(SCHEMAS["Compact"]["properties"])

@@ -38,7 +38,7 @@ def proxy(spawn: Callable[..., Proxy], up: StrictUpstream) -> Proxy:
     return spawn({"default": {"tenant": "acme", "upstream": {"base_url": up.url}}})
 
 
-def test_logs_and_metrics_tell_what_was_done_and_nothing_of_what_was_said(proxy: Proxy) -> None:
+def test_logs_and_metrics_of_operations_contain_no_content(proxy: Proxy) -> None:
     asked: list[tuple[str, dict[str, Any]]] = [
         ("/context_offload", OFFLOAD | {"context_manage_mode": "compact"}),
         ("/context_offload", OFFLOAD | {"context_manage_mode": "compress", "model": "m", "chat_id": SECRET}),
@@ -92,7 +92,7 @@ BODY = b'{"messages":[{"role":"user","content":"mine"}]}'
 
 @pytest.mark.parametrize("coding", [b"", b"content-encoding: gzip\r\n"])
 @pytest.mark.parametrize("path", [b"/context_offload", b"/context_compact", b"/grep"])
-def test_the_body_of_a_caller_who_is_refused_is_not_looked_at(
+def test_the_body_of_a_refused_caller_is_not_read(
     serve: Callable[..., Proxy], monkeypatch: pytest.MonkeyPatch, path: bytes, coding: bytes
 ) -> None:
     """Whether it comes or not: it is neither waited for nor decoded nor parsed."""

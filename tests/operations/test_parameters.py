@@ -39,12 +39,12 @@ def refused(kind: Any, given: dict[str, Any]) -> str:
         (Find, {"file_path": "f", "pattern": "x"}, "file_path", "f"),
     ],
 )
-def test_older_names(kind: Any, given: dict[str, Any], field: str, value: Any) -> None:
+def test_older_parameter_names_are_accepted(kind: Any, given: dict[str, Any], field: str, value: Any) -> None:
     needed = {"messages": MESSAGES, "store_dir": "./dir"} if kind is OffloadParameters else {}
     assert asdict(taken(kind, {**needed, **given}))[field] == value
 
 
-def test_an_older_name_is_enough() -> None:
+def test_an_older_name_satisfies_a_required_parameter() -> None:
     assert taken(OffloadParameters, {"messages": MESSAGES, "storage_path": "~/x"}).store_dir == "~/x"
 
 
@@ -66,17 +66,17 @@ def test_an_older_name_is_enough() -> None:
         (
             OffloadParameters,
             {"storage_path": ".."},
-            "`$.storage_path` is no path of yours: '..' leads out of your files",
+            "`$.storage_path` is not a valid path: '..' leads out of your files",
         ),
         (
             OffloadParameters,
             {"store_dir": "a\0b"},
-            "`$.store_dir` is no path of yours: 'a\\x00b' has a control character in it",
+            "`$.store_dir` is not a valid path: 'a\\x00b' has a control character in it",
         ),
         (OffloadParameters, {"store_dir": "x" * 140}, f"bytes when stored, of {KEY_BYTES}"),
-        (Search, {"path": "x" * 253}, "`$.path` is no path of yours"),
-        (Find, {"file_path": "x" * 255}, "`$.file_path` is no path of yours"),
-        (ReadFile, {"file_path": "x" * 255}, "`$.file_path` is no path of yours"),
+        (Search, {"path": "x" * 253}, "`$.path` is not a valid path"),
+        (Find, {"file_path": "x" * 255}, "`$.file_path` is not a valid path"),
+        (ReadFile, {"file_path": "x" * 255}, "`$.file_path` is not a valid path"),
         (ReadFile, {"absolute_path": ""}, "at `$.absolute_path`"),
         (Search, {"pattern": "\ud800" * 1_001}, "at `$.pattern`"),
     ],
@@ -86,7 +86,7 @@ def test_an_error_names_the_place_by_the_callers_word(kind: Any, given: dict[str
     assert said in refused(kind, {**needed, **given})
 
 
-def test_the_longest_paths_that_are_taken() -> None:
+def test_the_longest_accepted_paths() -> None:
     assert taken(Search, {"pattern": "x", "path": "x" * 251})
     assert taken(ReadFile, {"absolute_path": "x" * 254})
 
@@ -99,11 +99,11 @@ def test_the_longest_paths_that_are_taken() -> None:
         ({"tool_calls": [{"function": {"name": 1}}]}, "$.messages[0].tool_calls[0].function.name"),
     ],
 )
-def test_a_messages_inside(message: dict[str, Any], place: str) -> None:
+def test_invalid_members_of_a_message_are_named(message: dict[str, Any], place: str) -> None:
     assert place in refused(OffloadParameters, {"messages": [{"role": "user", **message}], "store_dir": "x"})
 
 
-def test_half_a_surrogate_pair_is_text() -> None:
+def test_half_a_surrogate_pair_is_accepted_in_texts() -> None:
     assert taken(Find, {"pattern": "\ud83d", "file_path": "f"}).pattern == "\ud83d"
 
 
@@ -115,13 +115,13 @@ def test_half_a_surrogate_pair_is_text() -> None:
         (b'{"messages": [ 1.0, {"a":1} ], "x": 1e400}', [b"1.0", b'{"a":1}']),
     ],
 )
-def test_the_callers_messages_as_they_came(raw: bytes, messages: list[bytes]) -> None:
+def test_messages_are_read_with_their_bytes(raw: bytes, messages: list[bytes]) -> None:
     assert [bytes(each) for each in parameters.body(raw).messages] == messages
 
 
 @pytest.mark.parametrize(
     ("raw", "said"), [(b"\xff{}", "The body is not UTF-8: invalid start byte at byte 0"), (b"[]", "not a JSON object")]
 )
-def test_a_body_that_is_none(raw: bytes, said: str) -> None:
+def test_invalid_bodies_are_refused(raw: bytes, said: str) -> None:
     with pytest.raises(ClientFault, match=said):
         parameters.body(raw)

@@ -26,7 +26,9 @@ from proxy.operations.read import shown
         ("\ud83d\n", 0, None, "\ud83d\n", 1),
     ],
 )
-def test_lines(text: str, offset: int, limit: int | None, answer: str, lines: int) -> None:
+def test_read_file_returns_the_requested_lines(
+    text: str, offset: int, limit: int | None, answer: str, lines: int
+) -> None:
     content = text.encode("utf-8", "surrogatepass")
     reply = shown("./f", content, offset, limit)
     assert reply.answer == answer

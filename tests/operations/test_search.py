@@ -66,7 +66,7 @@ async def test_a_limit_over_all_files(shelf: CallerFiles, limit: int, more: bool
     assert (len(found.matches), found.more) == (min(limit, 30), more)
 
 
-async def test_nothing_is_read_behind_the_limit(shelf: CallerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_read_beyond_the_limit(shelf: CallerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     files = await stored(shelf, {f"{number:02}": b"needle" for number in range(SIDE_BY_SIDE + 1)}, BATCH_BYTES + 1)
     read: list[str] = []
     read_many = shelf.read_many
@@ -80,26 +80,26 @@ async def test_nothing_is_read_behind_the_limit(shelf: CallerFiles, monkeypatch:
     assert sorted(read) == [file.name for file in files[:SIDE_BY_SIDE]]
 
 
-async def test_an_answer_has_an_end_without_a_limit(shelf: CallerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_bounded_even_without_a_limit(shelf: CallerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "CHARACTERS", 100)
     files = await stored(shelf, {f"{number:02}": b"needle 123\n" * 6 for number in range(9)}, BATCH_BYTES)
     found = await found_in(shelf, files, FIND, None)
     assert (len(found.matches), found.more) == (10, True)
 
 
-async def test_files_that_are_gone_since_they_were_listed(shelf: CallerFiles) -> None:
+async def test_files_deleted_after_listing_are_skipped(shelf: CallerFiles) -> None:
     files = await stored(shelf, {"a": b"needle"})
     found = await found_in(shelf, [File("gone", 6), *files], FIND, None)
     assert [match.path for match in found.matches] == ["a"]
 
 
-async def test_half_a_surrogate_pair_is_shown_as_what_is_no_character(shelf: CallerFiles) -> None:
+async def test_half_a_surrogate_pair_is_shown_as_a_replacement_character(shelf: CallerFiles) -> None:
     files = await stored(shelf, {"a": "x\ud83d needle".encode("utf-8", "surrogatepass")})
     [match] = (await found_in(shelf, files, FIND, None)).matches
     assert match.text.startswith("x\ufffd") and match.text.endswith(" needle")
 
 
-async def test_one_that_takes_too_long_ends_the_search(shelf: CallerFiles) -> None:
+async def test_a_file_that_takes_too_long_ends_the_search(shelf: CallerFiles) -> None:
     files = await stored(shelf, {"a": b"needle", "b": b"hay"})
     budget = Budget(1)
     find = regex.compile("needle", budget)
@@ -108,13 +108,13 @@ async def test_one_that_takes_too_long_ends_the_search(shelf: CallerFiles) -> No
         await found_in(shelf, files, find, None)
 
 
-def test_few_files_at_a_time_however_small() -> None:
+def test_only_few_files_are_read_at_a_time() -> None:
     sizes = [len(batch) for batch in _batches([File(f"{number}", 1) for number in range(2 * BATCH_FILES + 1)])]
     assert sizes == [BATCH_FILES, BATCH_FILES, 1]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 1000])
-def test_what_is_no_character_is_replaced_wherever_it_is_cut(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_bytes_are_replaced_however_the_file_is_cut(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "DECODED_BYTES", cut)
     for content in (
         b"plain",

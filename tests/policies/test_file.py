@@ -239,7 +239,7 @@ def test_bad_durations(text: str) -> None:
         ("offload: 3", "acme.yaml:1: offload: expected a mapping, got a whole number"),
         (
             "offload:\n  max_total_tokens: '20000'",
-            "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (tokens that may lie around",
+            "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (old history allowed before",
         ),
         ("offload:\n\n  max_total_tokens: -1", "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0"),
         ("offload: {max_total_tokens: 1.5}", "max_total_tokens: expected a whole number, got a number"),

@@ -58,7 +58,7 @@ async def test_a_bug_in_the_middle_of_a_reply_leaves_it_unfinished(app: App) -> 
     assert (exchange.status, exchange.body, exchange.complete) == (200, b"half", False)
 
 
-async def test_what_a_handler_refuses_is_replied_and_recorded_here(app: App) -> None:
+async def test_refusals_of_handlers_are_replied_and_recorded(app: App) -> None:
     async def strict(client: Exchange, tenant: Tenant) -> None:
         raise BodyTooLarge("too large")
 
@@ -68,7 +68,7 @@ async def test_what_a_handler_refuses_is_replied_and_recorded_here(app: App) -> 
     assert 'offload_requests_total{kind="refused",status="413",tenant="default"} 1.0' in await metrics(app)
 
 
-async def test_cut_off_by_the_end_of_draining(app: App) -> None:
+async def test_requests_cut_off_by_draining_are_recorded(app: App) -> None:
     async def slow(client: Exchange, tenant: Tenant) -> None:
         await asyncio.sleep(5)
 
@@ -94,7 +94,7 @@ async def test_a_failing_route_of_ours_is_replied_once(app: App, monkeypatch: py
 
 
 @pytest.mark.parametrize("extension", [True, False])
-async def test_websocket_scope(app: App, extension: bool) -> None:
+async def test_websocket_scopes_are_refused(app: App, extension: bool) -> None:
     scope = {"type": "websocket", "path": "/v1/realtime", "headers": []}
     if extension:
         scope["extensions"] = {"websocket.http.response": {}}
@@ -107,7 +107,7 @@ async def test_websocket_scope(app: App, extension: bool) -> None:
         assert exchange.messages == [{"type": "websocket.close"}]
 
 
-def test_mistakes_are_told_before_anything_is_opened(tmp_path: Path) -> None:
+def test_configuration_mistakes_are_reported_before_opening_anything(tmp_path: Path) -> None:
     with pytest.raises(PolicyError):
         build(Settings(policies=tmp_path / "nowhere"))
     with pytest.raises(UserMistake, match="HTTPS_PROXY"):

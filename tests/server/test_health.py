@@ -20,7 +20,7 @@ def deep(proxy: Proxy, **headers: str) -> tuple[int, Any]:
     return reply.status_code, reply.json()
 
 
-def test_the_store_and_its_breaker(up: StrictUpstream, serve: Callable[..., Proxy], tmp_path: Path) -> None:
+def test_deep_health_checks_store_and_breaker(up: StrictUpstream, serve: Callable[..., Proxy], tmp_path: Path) -> None:
     up.respond(lambda _: whole({"object": "list", "data": []}))
     with redis_server(tmp_path) as redis:
         proxy = serve({"default": {"upstream": {"base_url": up.url}}}, store=f"redis://127.0.0.1:{redis.port}/0")
@@ -39,7 +39,7 @@ def test_the_store_and_its_breaker(up: StrictUpstream, serve: Callable[..., Prox
         assert deep(proxy)[1]["store"] == {"fault": None, "breaker": "closed"}
 
 
-def test_every_upstream_of_every_policy(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_deep_health_checks_every_upstream(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
     up.respond(lambda _: whole({}, 500))
     [port] = free_ports(1)
     gone = f"http://127.0.0.1:{port}/v1"
@@ -50,7 +50,7 @@ def test_every_upstream_of_every_policy(up: StrictUpstream, serve: Callable[...,
     assert "connect" in page["upstreams"][gone]
 
 
-def test_it_is_not_for_strangers(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_deep_health_is_refused_to_strangers(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
     up.respond(lambda _: whole({}))
     proxy = serve({"default": {"upstream": {"base_url": up.url}}}, admin_token="secret")
     assert deep(proxy, **FORWARDED)[0] == 403

@@ -31,14 +31,14 @@ ALLOWED = frozenset({"host.docker.internal", "fd00::1"})
         "::ffff:127.0.0.1",
     ],
 )
-def test_loopback(host: str) -> None:
+def test_loopback_addresses(host: str) -> None:
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "127.0.0.1.nip.io", "proxy", "", "notlocalhost"]
 )
-def test_not_loopback(host: str) -> None:
+def test_other_addresses_are_not_loopback(host: str) -> None:
     assert not is_loopback(host)
 
 
@@ -87,12 +87,12 @@ def raw(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("headers", OURS, ids=str)
-def test_it_passes(headers: list[tuple[str, str]]) -> None:
+def test_requests_from_no_foreign_page_pass(headers: list[tuple[str, str]]) -> None:
     check(raw(headers), b"/v1/models", ALLOWED)
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-def test_it_is_refused_and_told_what_to_do(headers: list[tuple[str, str]]) -> None:
+def test_foreign_origins_are_refused_with_advice(headers: list[tuple[str, str]]) -> None:
     with pytest.raises(ForeignSite, match="--allowed-hosts") as refused:
         check(raw(headers), b"/v1/models", ALLOWED)
     assert (refused.value.status, refused.value.code) == (403, "origin_not_allowed")
@@ -161,12 +161,14 @@ def test_a_page_cannot_spend_a_key_that_it_does_not_know(
     assert chat(proxy, {"authorization": "Bearer own"} | foreign) == 200, "who brings a key is no page"
 
 
-def test_names_can_be_allowed(upstream: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_allowed_hosts_pass(upstream: StrictUpstream, serve: Callable[..., Proxy]) -> None:
     proxy = serve({"default": {"upstream": {"base_url": upstream.url}}}, allowed_hosts=frozenset({"evil.example"}))
     assert chat(proxy, PAGE | REBOUND | {"sec-fetch-site": "cross-site"}) == 200
 
 
-def test_on_another_address_the_host_cannot_be_known(upstream: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+def test_any_host_passes_on_other_addresses_except_for_admin_pages(
+    upstream: StrictUpstream, serve: Callable[..., Proxy]
+) -> None:
     proxy = serve({"default": {"upstream": {"base_url": upstream.url}}}, host="0.0.0.0", admin_token="t")
     assert chat(proxy, REBOUND) == 200
     for path in ("/metrics", "/health?deep=1", "/_offload/x"):

@@ -28,7 +28,7 @@ class Written(asyncio.Transport):
         self.seen.append(None)
 
 
-async def test_a_head_goes_out_with_what_is_behind_it() -> None:
+async def test_a_head_is_sent_together_with_its_first_body_bytes() -> None:
     written = Written()
     held = HeldHead(written, asyncio.get_running_loop())
     for data in (HEAD, b"one", b"two"):
@@ -38,7 +38,7 @@ async def test_a_head_goes_out_with_what_is_behind_it() -> None:
     assert written.seen == [HEAD + b"one", b"two"]
 
 
-async def test_a_head_waits_for_no_more_than_a_turn_of_the_loop() -> None:
+async def test_a_head_waits_for_at_most_one_turn_of_the_loop() -> None:
     written = Written()
     held = HeldHead(written, asyncio.get_running_loop())
     held.write(HEAD)
@@ -49,7 +49,7 @@ async def test_a_head_waits_for_no_more_than_a_turn_of_the_loop() -> None:
     assert written.seen == [HEAD, b"late"]
 
 
-async def test_nothing_is_lost_at_the_end() -> None:
+async def test_a_held_head_is_sent_when_its_writer_closes() -> None:
     written = Written()
     held = HeldHead(written, asyncio.get_running_loop())
     held.write(HEAD)

@@ -139,7 +139,7 @@ async def test_draining_is_bounded(tmp_path: Path, flags: tuple[str, ...]) -> No
         assert await served.ends() == 0
 
 
-async def test_who_still_waits_when_draining_ends_is_told(tmp_path: Path) -> None:
+async def test_requests_still_waiting_after_draining_get_an_error(tmp_path: Path) -> None:
     async def mute(peer: Peer) -> None:
         await peer.request()
         await peer.gone()
@@ -211,7 +211,7 @@ async def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path, han
 
 
 @WORKERS
-async def test_pipes_in_the_store_and_among_the_policies(tmp_path: Path, flags: tuple[str, ...]) -> None:
+async def test_named_pipes_in_store_and_policies_do_not_block(tmp_path: Path, flags: tuple[str, ...]) -> None:
     policies = tmp_path / "policies"
     policies.mkdir()
     (policies / "default.yaml").write_text("{}")
@@ -356,7 +356,7 @@ def run(*flags: str, store: Path) -> subprocess.CompletedProcess[str]:
 
 
 @WORKERS
-def test_an_address_in_use(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_an_address_in_use_is_a_user_mistake(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ended = run(f"--port={port}", *flags, store=tmp_path)
@@ -364,21 +364,21 @@ def test_an_address_in_use(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert ended.stderr == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
-def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
+def test_a_foreign_address_is_a_user_mistake(tmp_path: Path) -> None:
     ended = run("--port=0", "--host=nowhere.invalid", store=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr.startswith("offload-proxy: cannot listen on nowhere.invalid:0: ")
 
 
 @WORKERS
-def test_policies_that_cannot_be_taken(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_invalid_policies_are_a_user_mistake(tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "default.yaml").write_text("offload: {mode: never}\n")
     ended = run("--port=0", f"--policies={tmp_path}", *flags, store=tmp_path / "store")
     assert ended.returncode == 2
     assert "default.yaml" in ended.stderr and "Traceback" not in ended.stderr and "listening" not in ended.stderr
 
 
-async def test_an_ipv6_address(tmp_path: Path) -> None:
+async def test_an_ipv6_address_is_served(tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -387,7 +387,7 @@ async def test_an_ipv6_address(tmp_path: Path) -> None:
         assert re.fullmatch(rb"offload-proxy listening on http://\[::1\]:\d+\n", served.said)
 
 
-async def test_quiet(tmp_path: Path) -> None:
+async def test_the_log_has_one_line_per_request_and_nothing_else(tmp_path: Path) -> None:
     """One line a request, and nothing of the server's own."""
     async with serving(replying(OK), tmp_path) as served:
         await ask(served.port, GET)

@@ -17,7 +17,7 @@ import zstandard
 from proxy.errors import BadEncoding, BodyTooLarge
 from proxy.threads import WorkPool
 from proxy.upstream.content_encoding import ContentDecoder, beginning, decode, decoded
-from tests.linear import assert_linear
+from tests.doubling import assert_linear
 
 T = TypeVar("T")
 

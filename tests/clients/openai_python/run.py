@@ -1,4 +1,4 @@
-"""An agent loop by hand over openai-python's streaming helper, which folds and checks every chunk."""
+"""A minimal agent loop over openai-python's streaming helper, which accumulates and checks every chunk."""
 
 import json
 import sys

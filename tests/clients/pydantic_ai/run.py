@@ -1,4 +1,4 @@
-"""An agent of pydantic-ai; having a handler of events makes it stream."""
+"""An agent of pydantic-ai; its event handler makes it stream."""
 
 import sys
 from collections.abc import AsyncIterable

@@ -30,7 +30,7 @@ from proxy.stores.keys import is_part
         ("..\\x", "..\\x"),
     ],
 )
-def test_canonical(spelled: str, name: str) -> None:
+def test_canonical_form_of_a_path(spelled: str, name: str) -> None:
     assert names.canonical(spelled) == name
 
 
@@ -46,7 +46,7 @@ def test_canonical(spelled: str, name: str) -> None:
         ("../" + "x" * 200, "'../" + "x" * 97 + "\\u2026' leads out of your files"),
     ],
 )
-def test_refused(spelled: str, reason: str) -> None:
+def test_bad_paths_are_refused(spelled: str, reason: str) -> None:
     with pytest.raises(BadName) as refused:
         names.canonical(spelled)
     assert str(refused.value) == reason
@@ -70,7 +70,7 @@ def test_a_path_comes_back_as_its_directory_was_spelled(directory: str, path: st
         ("a.-b", "_a..-b"),
     ],
 )
-def test_in_a_key(name: str, part: str) -> None:
+def test_names_are_escaped_in_a_key(name: str, part: str) -> None:
     assert names.key_part(name) == part
     assert names.name_of(part) == name
 
@@ -83,16 +83,16 @@ def test_every_name_goes_into_a_key_and_comes_back(name: str) -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=10), st.text(st.characters(codec="utf-8"), max_size=10))
-def test_what_begins_alike_begins_alike_in_a_key(head: str, tail: str) -> None:
+def test_a_common_prefix_of_names_is_one_of_their_keys(head: str, tail: str) -> None:
     assert names.key_part(head + tail).startswith(names.key_part(head))
 
 
-def test_too_long() -> None:
+def test_names_too_long_for_a_key_are_refused() -> None:
     assert len(names.key_part("x" * 254)) == names.KEY_BYTES
     with pytest.raises(BadName, match="is too long: 256 bytes when stored, of 255"):
         names.key_part("x" * 255)
 
 
 @pytest.mark.parametrize("part", ["x", "", "_.ff"])
-def test_parts_that_are_no_names_of_ours(part: str) -> None:
+def test_foreign_keys_have_no_name(part: str) -> None:
     assert names.name_of(part) is None

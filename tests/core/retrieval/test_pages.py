@@ -22,7 +22,7 @@ def shown(text: str, line: int = 0, limit: int = 10**9, column: int = 0, budget:
 @pytest.mark.parametrize(
     ("text", "lines"), [("", 0), ("\n", 1), ("a", 1), ("a\n", 1), ("a\nb", 2), ("a\r\u2028b\n\n", 2)]
 )
-def test_line_count(text: str, lines: int) -> None:
+def test_line_count_of_texts_with_and_without_final_newline(text: str, lines: int) -> None:
     assert line_count(text) == lines
 
 
@@ -48,7 +48,7 @@ def test_line_start(text: str, number: int, start: int) -> None:
         ("", 0, 1, 0, None),
     ],
 )
-def test_span(text: str, line: int, limit: int, column: int, expected: Span | None) -> None:
+def test_span_of_requested_lines(text: str, line: int, limit: int, column: int, expected: Span | None) -> None:
     assert span(text, line, limit, column) == expected
 
 
@@ -57,7 +57,7 @@ def test_a_text_that_fits_is_shown_as_it_is() -> None:
         assert shown(text) == text
 
 
-def test_lines_that_were_asked_for() -> None:
+def test_a_page_has_the_requested_lines() -> None:
     text = "a\nb\nc\nd"
     assert shown(text, 1, 2) == f"b\nc\n[lines 1-2 of 4; continue with {CALL}, offset=3)]"
     assert shown(text, 2, 2) == "c\nd"
@@ -73,7 +73,7 @@ def test_a_page_is_cut_at_a_line() -> None:
     assert page.splitlines()[-1] == f"[lines 0-47 of 200; continue with {CALL}, offset=48)]"
 
 
-def test_one_line_above_the_budget_is_cut_within() -> None:
+def test_a_line_above_the_budget_is_cut_inside() -> None:
     text = "short\n" + "x" * 2000 + "\nend"
     assert shown(text, budget=500) == f"short\n[lines 0-0 of 3; continue with {CALL}, offset=1)]"
     second = shown(text, 1, budget=500)
@@ -95,17 +95,17 @@ def test_one_line_above_the_budget_is_cut_within() -> None:
         ("[lines]\n\n \n", "[lines 0-2 of 3; end of file]"),
     ],
 )
-def test_a_text_that_ends_like_a_page_of_ours(text: str, ours: str) -> None:
+def test_a_text_that_ends_like_a_page_footer_is_read_exactly(text: str, ours: str) -> None:
     assert shown(text) == text + ours
 
 
-def test_a_budget_for_nothing() -> None:
+def test_a_budget_too_small_for_any_text_makes_no_page() -> None:
     assert shown("a" * 50, budget=20) is None
     assert shown("a", budget=0) is None
     assert shown("a", budget=-5) is None
 
 
-def test_few_and_small_counts() -> None:
+def test_the_token_counter_is_called_rarely_and_on_small_texts() -> None:
     sizes: list[int] = []
 
     def count(text: str) -> int:
@@ -121,7 +121,7 @@ def test_few_and_small_counts() -> None:
 
 
 @given(size=st.integers(1, 500), guess=st.integers(0, 900), fitting=st.integers(0, 500))
-def test_largest(size: int, guess: int, fitting: int) -> None:
+def test_largest_finds_nearly_the_largest_fitting_size(size: int, guess: int, fitting: int) -> None:
     best = min(size, fitting)
     found = largest(size, guess, lambda number: number <= fitting)
     assert best - best // 32 - 1 < found <= best
@@ -131,7 +131,7 @@ TEXT = st.text(alphabet="ab[]é😀\r\n\u2028").map(lambda text: text.replace("[
 
 
 @given(text=TEXT | st.text(), budget=st.integers(120, 400), limit=st.integers(1, 9) | st.none())
-def test_pages_are_the_text_and_within_budget(text: str, budget: int, limit: int | None) -> None:
+def test_pages_add_up_to_the_text_and_stay_within_budget(text: str, budget: int, limit: int | None) -> None:
     text = text * 10
     read, follow = "", {"offset": 0} if text else None
     while follow is not None:

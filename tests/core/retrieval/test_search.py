@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.core.retrieval import search
 from proxy.core.retrieval.search import LEAD, LONG_LINE, Files, Find, LineMatch, below, fitting, named, relative
+from tests.doubling import assert_linear
 
 FILES = ("/context_store/a.txt", "/context_store/b.json", "/context_store/sub/a.json", "/other/c.txt")
 
@@ -99,7 +99,7 @@ def test_a_directory_names_the_files_below_it(directory: str, files: tuple[str, 
         ("*.TXT", []),
     ],
 )
-def test_globs(glob: str, files: list[str]) -> None:
+def test_which_paths_a_glob_matches(glob: str, files: list[str]) -> None:
     assert fitting(glob, FILES, "/context_store") == files
 
 
@@ -125,7 +125,7 @@ def test_paths_are_shown_from_the_directory() -> None:
         ("abc", "z", []),
     ],
 )
-def test_matching_lines(text: str, pattern: str, lines: list[tuple[int, int, str]]) -> None:
+def test_search_returns_matching_lines_with_numbers(text: str, pattern: str, lines: list[tuple[int, int, str]]) -> None:
     found = matches({"f": text}, ["f"], find_in(pattern))
     assert [(match.line, match.column, match.text) for match in found] == lines
 
@@ -161,7 +161,7 @@ def test_a_long_line_has_no_more_windows_than_matches() -> None:
     ]
 
 
-def test_matches_of_one_window_are_one() -> None:
+def test_matches_within_one_window_count_once() -> None:
     found = list(matches({"f": "ab" * 1000}, ["f"], find_in("a")))
     assert [match.column for match in found] == [0, 500, 850, 1200, 1550, 1900]
 
@@ -170,7 +170,7 @@ def test_an_empty_match_within_a_character() -> None:
     assert list(matches({"f": "aé"}, ["f"], lambda data, start: 2)) == [LineMatch("f", 1, 1, "aé")]
 
 
-def test_lines_that_do_not_match_are_not_looked_at() -> None:
+def test_lines_without_a_match_are_skipped_unread() -> None:
     calls = []
 
     def find(data: bytes, start: int) -> int:
@@ -216,21 +216,15 @@ def test_a_search_that_pauses_finds_the_same() -> None:
     assert sum(match is None for match in search.matches({"f": data}, ["f"], pausing)) > 80
 
 
-MANY_LINES = {"f": "ab\n" * 300_000}
-LONG = {"f": "é" * 300_000 + "ab" * 300_000}
+MANY_LINES = {"f": "ab\n" * 100_000}
+LONG = {"f": "é" * 150_000 + "ab" * 150_000}
 MANY_FILES = {f"{number}": "ab\n" * 3 for number in range(20_000)}
 
 
 @pytest.mark.parametrize("files", [MANY_LINES, LONG, MANY_FILES], ids=["lines", "one line", "files"])
 @pytest.mark.parametrize("pattern", ["b", "x*", "c"])
-def test_twice_the_text_takes_twice_the_time(files: dict[str, str], pattern: str) -> None:
+def test_searching_is_linear_in_the_text(files: dict[str, str], pattern: str) -> None:
     find = find_in(pattern)
     more = {f"{path}'": text for path, text in files.items()}
     twice = files | more if len(files) > 1 else {"f": files["f"] * 2}
-
-    def cost(files: dict[str, str]) -> float:
-        begun = time.thread_time()
-        matches(files, list(files), find)
-        return time.thread_time() - begun
-
-    assert min(cost(twice) / max(cost(files), 0.003) for _ in range(4)) <= 2.3
+    assert_linear(lambda files: matches(files, list(files), find), files, twice)

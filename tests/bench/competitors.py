@@ -1,7 +1,7 @@
-"""What users would pick in the proxy's place: how each is started, as near to it as the peer can honestly be.
+"""The systems that users could pick instead of the proxy, and how to start each in a comparable setup.
 
-All stand in front of the benchmark's upstream on loopback, with one worker, at the defaults of their makers but for
-what is said at each. `make bench-peers` installs them at pinned versions, each into an environment of its own.
+Each runs with one worker in front of the benchmark's upstream on loopback, at its maker's defaults; its launcher's
+docstring names the exceptions. `make bench-competitors` installs them at pinned versions, each in its own environment.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.contestants import ROOT, Launch, Site
+from tests.bench.systems import ROOT, Launch, Site
 
-PINS = Path(__file__).parent / "peers"
+PINS = Path(__file__).parent / "competitors"
 VOCABULARIES = "https://openaipublic.blob.core.windows.net/encodings"
-"""The addresses that tiktoken knows its tables by (tiktoken_ext/openai_public.py); nothing is fetched from there."""
+"""The addresses by which tiktoken identifies its tables (tiktoken_ext/openai_public.py). Nothing is fetched there."""
 PORTKEY = PINS / "portkey/node_modules/@portkey-ai/gateway/build/start-server.js"
 
 
 @dataclass(frozen=True)
-class Peer:
-    """`program` is there once it is installed."""
+class Competitor:
+    """A system by somebody else. `program` exists once it is installed."""
 
     name: str
     program: Path
@@ -37,14 +37,14 @@ class Peer:
 
 
 def _program(environment: str, name: str) -> Path:
-    return ROOT / ".peers" / environment / "bin" / name
+    return ROOT / ".competitors" / environment / "bin" / name
 
 
 def _headroom(program: Path, site: Site) -> Launch:
-    """Optimizing, as is its default, with the vocabulary at hand that it would otherwise fetch.
+    """Optimizing, as by default, with a local copy of the vocabulary that it would otherwise fetch.
 
-    Left out are what needs weights from a hub (`kompress`) and images; off are its cache of replies, its limit of 60
-    requests a minute and its statistics. HTTP/1.1, which is what the upstream speaks.
+    Left out: images, and the compressor that needs weights from a hub (`kompress`). Off: its cache of replies, its
+    limit of 60 requests a minute, and its statistics. It speaks HTTP/1.1, as the upstream does.
     """
     flags = ["--no-cache", "--no-rate-limit", "--no-telemetry", "--no-subscription-tracking", "--no-http2"]
     compressors = "--compressor=smart_crusher,code_aware,search,log,tabular,config,html"
@@ -55,7 +55,7 @@ def _headroom(program: Path, site: Site) -> Launch:
 
 
 def _vocabulary(folder: Path) -> str:
-    """A folder in which tiktoken finds its tables: under the SHA-1 of their addresses (tiktoken/load.py)."""
+    """Unpack tiktoken's tables into `folder`, where it finds them by the SHA-1 of their address (tiktoken/load.py)."""
     for name in ("o200k_base", "cl100k_base"):
         key = hashlib.sha1(f"{VOCABULARIES}/{name}.tiktoken".encode()).hexdigest()
         packed = ROOT / "proxy/vocabulary" / f"{name}.tiktoken.gz"
@@ -64,7 +64,7 @@ def _vocabulary(folder: Path) -> str:
 
 
 def _context_guardian(program: Path, site: Site) -> Launch:
-    """Told the window of the requests' model, and not to ask the package index for a newer version."""
+    """With the context window of the requests' model, and without the check for a newer version."""
     return Launch(
         [str(program)],
         {
@@ -78,20 +78,19 @@ def _context_guardian(program: Path, site: Site) -> Launch:
 
 
 def _awecompress(program: Path, site: Site) -> Launch:
-    """As it comes. Above 60,000 tokens it has old turns summarised by the upstream, once."""
+    """At its defaults. Above 60,000 tokens it has the upstream summarise old turns, once."""
     where = ["--host", "127.0.0.1", "--port", str(site.port), "--upstream", site.url]
     return Launch([str(program), "serve", *where], {"AWECOMPRESS_CONFIG_DIR": str(site.folder)})
 
 
 def _distil(program: Path, site: Site) -> Launch:
-    """Its asynchronous proxy, which is for many requests at once; without the samples for its own statistics, some of
-    which would be requests of their own."""
+    """Its asynchronous proxy, for concurrent requests. Sampling for its statistics is off, as it sends requests too."""
     where = ["--host", "127.0.0.1", "--port", str(site.port), "--upstream", site.url]
     return Launch([str(program), "proxy", "--async", *where, "--shadow", "0", "--retention", "0"])
 
 
 def _litellm(program: Path, site: Site) -> Launch:
-    """One model, no database, no keys of its own, no cache."""
+    """One model; no database, virtual keys or cache."""
     routed = {"model": "openai/gpt-4.1", "api_base": f"{site.url}/v1", "api_key": "sk-bench"}
     configuration = {
         "model_list": [{"model_name": "gpt-4.1", "litellm_params": routed}],
@@ -104,20 +103,20 @@ def _litellm(program: Path, site: Site) -> Launch:
 
 
 def _portkey(program: Path, site: Site) -> Launch:
-    """Its clients name provider and address with every request.
+    """Its clients name provider and address in every request.
 
-    It is pinned together with @hono/node-server 1.13.8: newer ones that its own range allows make it answer every
-    stream with a 500 (`TypeError: immutable`), which would say nothing about it.
+    @hono/node-server is pinned at 1.13.8: with newer versions that its own range allows it answers every stream with a
+    500 (`TypeError: immutable`), and there would be nothing to compare.
     """
     headers = {"x-portkey-provider": "openai", "x-portkey-custom-host": f"{site.url}/v1"}
     return Launch(["node", str(program), f"--port={site.port}", "--headless"], {"NODE_ENV": "production"}, headers)
 
 
-PEERS = (
-    Peer("headroom-ai 0.42.0", _program("headroom", "headroom"), _headroom),
-    Peer("context-guardian 0.12.0", _program("context_guardian", "context-guardian"), _context_guardian),
-    Peer("awecompress 0.2.0", _program("awecompress", "awecompress"), _awecompress),
-    Peer("distil-llm 1.58.0", _program("distil", "distil"), _distil),
-    Peer("LiteLLM proxy 1.80.0", _program("litellm", "litellm"), _litellm),
-    Peer("Portkey gateway 1.15.2", PORTKEY, _portkey),
+COMPETITORS = (
+    Competitor("headroom-ai 0.42.0", _program("headroom", "headroom"), _headroom),
+    Competitor("context-guardian 0.12.0", _program("context_guardian", "context-guardian"), _context_guardian),
+    Competitor("awecompress 0.2.0", _program("awecompress", "awecompress"), _awecompress),
+    Competitor("distil-llm 1.58.0", _program("distil", "distil"), _distil),
+    Competitor("LiteLLM proxy 1.80.0", _program("litellm", "litellm"), _litellm),
+    Competitor("Portkey gateway 1.15.2", PORTKEY, _portkey),
 )

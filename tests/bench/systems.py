@@ -1,6 +1,6 @@
-"""Everything that is measured, started side by side: each in a process of its own, in front of the same upstream.
+"""The systems under measurement, started side by side: each in a process of its own, in front of the same upstream.
 
-A contestant is a name and a function that says how to start it at a `Site`; those that are not ours are in `peers`.
+A system is a name and a function that says how to start it at a `Site`. Other people's systems are in `competitors`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Offload = dict[str, object]
 
 POLICIES: dict[str, Offload] = {
     "proxy, off": {"mode": "off"},
-    # Above what any of the bodies has: everything is read and planned, and nothing is moved.
+    # The threshold is above every body's size: the proxy reads and plans, and moves nothing.
     "proxy, planning": {"mode": "auto", "max_total_tokens": 1_000_000_000},
-    # The results are of 1 KB. Their previews alone would ask for a summary, which is another measurement.
+    # Results have 1 KB. Without this ratio their previews would already call for a summary, which is not measured here.
     "proxy, moving": {"mode": "auto", "max_tool_message_tokens": 200, "compact_ratio_threshold": 1.0},
 }
 
@@ -46,12 +46,12 @@ http {{
 """
 
 STARTING = 60.0
-"""Seconds that a contestant has until it listens."""
+"""Seconds until a system must listen."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a contestant is to stand. `folder` is its own, for its configuration and for all that it writes."""
+    """The ports and the folder that a system gets. It keeps its configuration and all that it writes in `folder`."""
 
     upstream: int
     port: int
@@ -59,11 +59,11 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Of the upstream, without a path."""
+        """The upstream's address, without a path."""
         return f"http://127.0.0.1:{self.upstream}"
 
     def write(self, name: str, content: object) -> Path:
-        """A configuration file; JSON is YAML as well."""
+        """Write a configuration file. JSON is valid YAML too."""
         path = self.folder / name
         path.write_text(json.dumps(content))
         return path
@@ -71,7 +71,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Launch:
-    """How a contestant is started, and the headers that its clients have to send besides the usual ones."""
+    """How to start a system, and the extra headers that its clients must send."""
 
     command: list[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -82,8 +82,8 @@ Launcher = Callable[[Site], Launch]
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """One that is running."""
+class System:
+    """A running system."""
 
     name: str
     port: int
@@ -92,7 +92,7 @@ class Contestant:
 
     @property
     def ended(self) -> str:
-        """That it did, and how; empty: it runs."""
+        """How the process ended; empty while it runs."""
         status = self.process.poll()
         return "" if status is None else f"ended with status {status}"
 
@@ -102,21 +102,21 @@ class Contestant:
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     def cpu(self) -> float:
-        """Seconds of processor time that its processes have used, those that have ended among them."""
+        """Seconds of processor time that its processes have used, ended ones included."""
         ticks = sum(sum(_numbers(pid, "stat")[10:14]) for pid in _tree(self.process.pid))
         return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def start(running: ExitStack, folder: Path, launchers: Mapping[str, Launcher]) -> list[Contestant]:
-    """The upstream itself, called `direct`, then `launchers`: listening, but for those that did not get that far."""
+def start(running: ExitStack, folder: Path, launchers: Mapping[str, Launcher]) -> list[System]:
+    """Start the upstream itself, called `direct`, then `launchers`. All listen, except those that failed to start."""
     upstream = free_port()
     replying = _ours([sys.executable, "-m", "tests.bench.wire", str(upstream)])
     begun = [_begun(running, "direct", replying, Site(0, upstream, _made(folder / "direct")))]
     for number, (name, launcher) in enumerate(launchers.items()):
         site = Site(upstream, free_port(), _made(folder / str(number)))
         begun.append(_begun(running, name, launcher(site), site))
-    for contestant in begun:
-        _await_port(contestant)
+    for system in begun:
+        _await_port(system)
     return begun
 
 
@@ -125,14 +125,14 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _begun(running: ExitStack, name: str, launch: Launch, site: Site) -> Contestant:
+def _begun(running: ExitStack, name: str, launch: Launch, site: Site) -> System:
     process = running.enter_context(_running(launch, site.folder))
-    return Contestant(name, site.port, process, launch.headers)
+    return System(name, site.port, process, launch.headers)
 
 
 @contextmanager
 def _running(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """At home in its folder, with nothing of this machine's environment, told to stay offline; a session of its own."""
+    """Run it in its folder and in a session of its own, offline, with none of this machine's environment but PATH."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1", **launch.environment}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
@@ -161,18 +161,18 @@ def free_port() -> int:
         return port
 
 
-def _await_port(contestant: Contestant) -> None:
+def _await_port(system: System) -> None:
     deadline = time.monotonic() + STARTING
-    while time.monotonic() < deadline and not contestant.ended:
+    while time.monotonic() < deadline and not system.ended:
         try:
-            socket.create_connection(("127.0.0.1", contestant.port)).close()
+            socket.create_connection(("127.0.0.1", system.port)).close()
             return
         except OSError:
             time.sleep(0.05)
 
 
 def _tree(pid: int) -> Iterator[int]:
-    """A process and all that it started."""
+    """A process and all its descendants."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in _read(children).split():
@@ -180,20 +180,20 @@ def _tree(pid: int) -> Iterator[int]:
 
 
 def _numbers(pid: int, name: str) -> list[int]:
-    """What /proc tells of a process, behind its name and state (proc(5)); zeros where it has ended."""
+    """The numbers in a file of /proc/PID, after name and state (proc(5)); zeros for a process that has ended."""
     fields = _read(Path(f"/proc/{pid}/{name}")).rpartition(")")[2].split()
     return [int(field) for field in fields if field.lstrip("-").isdigit()] or [0] * 14
 
 
 def _read(path: Path) -> str:
-    """Nothing of a process that ended meanwhile."""
+    """The file's text; empty if the process has ended meanwhile."""
     try:
         return path.read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
-# -- ours, and what it is compared with -------------------------------------------------------------------------------
+# -- the proxy and its baselines --------------------------------------------------------------------------------------
 
 
 def _ours(command: list[str], **environment: str) -> Launch:
@@ -210,13 +210,13 @@ def nginx(program: str) -> Launcher:
 
 
 def bare(site: Site) -> Launch:
-    """Starlette and the proxy's own transport; see `bare.py`."""
+    """Starlette over the proxy's own transport; see `bare.py`."""
     flags = [f"--port={site.port}", "--no-access-log", "--log-level=error", "--no-proxy-headers"]
     return _ours([sys.executable, "-m", "uvicorn", "tests.bench.bare:app", *flags], BARE_UPSTREAM=site.url)
 
 
 def proxy(offload: Offload) -> Launcher:
-    """The proxy as it is served by default, with this policy."""
+    """The proxy with its default settings and this policy."""
 
     def launch(site: Site) -> Launch:
         policies = _made(site.folder / "policies")

@@ -1,11 +1,11 @@
-"""Two packages of other people judge runs, in the environment of `tests/bench/peers/fidelity.txt`.
+"""Two third-party packages judge runs, in the environment of `tests/bench/competitors/fidelity.txt`.
 
-    .peers/fidelity/bin/python tests/bench/referees.py < RUNS
+    .competitors/fidelity/bin/python tests/bench/judges.py < RUNS
 
 A run is one line of JSON: `canaries`, as compaction-conformance-kit wants them; `visible`, the text of the last
-request; `stored`, what its tools can read back; `bodies`, of all its requests. One line answers it: `visible` and
-`both`, the share of the canaries of each type that survived in the context alone and with what is stored; `breaks`,
-how many of the requests ctxdiff finds to have broken the prefix of the one before.
+request; `stored`, the text that its tools can read back; `bodies`, of all its requests. The answer is one line too:
+`visible` and `both`, the share of each type of canary that survived in the context alone and together with stored
+text; `breaks`, how many requests broke the prefix of the one before, according to ctxdiff.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class Client:
-    """What ctxdiff wraps: it looks like the SDK's client and answers nothing. The requests were sent before."""
+    """A stand-in for the SDK's client for ctxdiff to wrap. It answers nothing: the requests were sent earlier."""
 
     __module__ = "openai"
 
@@ -57,7 +57,7 @@ def breaks(bodies: Sequence[Json], folder: Path) -> int:
 
 
 def judged(run: Json) -> Json:
-    with tempfile.TemporaryDirectory(prefix="offload-referees-") as name:
+    with tempfile.TemporaryDirectory(prefix="offload-judges-") as name:
         folder = Path(name)
         canaries = folder / "canaries.json"
         canaries.write_text(json.dumps(run["canaries"]))
@@ -69,7 +69,7 @@ def judged(run: Json) -> Json:
 
 
 def main() -> None:
-    # It would fetch an encoding to count tokens with. Without, it estimates them, and breaks are found all the same.
+    # ctxdiff would fetch an encoding to count tokens. Without one it estimates them and finds the same breaks.
     sys.modules["tiktoken"] = None  # type: ignore[assignment]
     logging.getLogger("ctxdiff").setLevel(logging.ERROR)
     for line in sys.stdin:

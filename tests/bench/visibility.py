@@ -1,7 +1,7 @@
-"""A recorded run as the proxy sends it upstream, request by request, and what of it a model no longer sees.
+"""A recorded run as the proxy sends it upstream, request by request, and which of its texts the model no longer sees.
 
-The proxy's own preparation makes the requests. A snapshot is canned, holds nothing of what it replaces, and is there at
-the next request.
+The proxy's own preparation makes the requests. Snapshots are canned: they repeat nothing of the history that they
+replace, and exist from the next request on.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MODEL = "gpt-4o"
 SUMMARY = "The work goes on as it was agreed, step by step, and nothing was decided otherwise. " * 45
 """A snapshot of about 800 tokens without any number, path or identifier."""
 REFERENCE = re.compile(r"stored in (/context_store/\S+?); complete, \d+ lines, \d+ tokens\)$")
-"""At the end of what stands for a result."""
+"""The end of the text that replaces a result."""
 
 Texts = dict[str, list[str]]
-"""Path → the client's texts that a model was told are there."""
+"""Path → the client's texts that a reference promised the model at this path."""
 
 
 class Sent(msgspec.Struct):
@@ -41,7 +41,7 @@ class Sent(msgspec.Struct):
     bodies: list[bytes] = []
     told: Texts = {}
     changes: int = 0
-    """Requests that did not begin with all messages of the one before, as the proxy knows itself."""
+    """Requests that did not begin with all messages of the one before, by the proxy's own account."""
     last: RenderedRequest | None = None
 
 
@@ -61,7 +61,7 @@ async def replay(run: Run, policy: Policy, reader: MessageCache) -> Sent:
         }  # the next request has it
         sent.bodies.append(ready.turn().request() if ready.changed else asked.body)
         _note(sent.told, ready)
-        # Our tools enter in front of everything; an event and a snapshot change what stood there.
+        # Our tools come before all messages, so their arrival breaks the prefix, as events and snapshots do.
         after = (ready.injecting, len(ready.plan.events), history.snapshot_name(shown.boundary) if shown else "")
         sent.changes += after != before and len(sent.bodies) > 1
         before = after
@@ -74,13 +74,13 @@ def _body(run: Run, messages: Sequence[Json]) -> bytes:
 
 
 def _shown(history: prepare.PlannedRequest, made: set[str]) -> ActiveSnapshot | None:
-    """The latest snapshot that there is."""
+    """The latest snapshot that exists."""
     boundaries = [boundary for boundary in history.plan.boundaries if history.snapshot_name(boundary) in made]
     return ActiveSnapshot(boundaries[-1], SUMMARY, history.originals_path(boundaries[-1])) if boundaries else None
 
 
 def _note(told: Texts, ready: RenderedRequest) -> None:
-    """What this request does not show, by the references in it."""
+    """Note the texts that this request only refers to."""
     transcript = ready.history.transcript
     gone = set(render.taken(transcript, ready.shown.boundary)) if ready.shown else set[int]()
     if ready.shown:
@@ -95,14 +95,14 @@ def _note(told: Texts, ready: RenderedRequest) -> None:
 
 
 def words_of(raw: bytes | msgspec.Raw) -> list[str]:
-    """All text of a message: content, reasoning, arguments of calls."""
+    """All texts of a message: content, reasoning, arguments of calls."""
     inside = members(raw)
     said = [text for _, text in texts(raw)]
     return [text for text in (reasoning(inside), *said, *(call.arguments for call in tool_calls(inside))) if text]
 
 
 def synthetic() -> Run:
-    """What an agent might have read, where there are no recorded runs: 60 results of about 900 tokens."""
+    """An invented run for machines without recorded ones: 60 results of about 900 tokens."""
     words = random.Random(7)
     messages: list[Json] = [
         {"role": "system", "content": "Answer from the logs."},

@@ -1,4 +1,4 @@
-"""What users would do instead of the proxy, as ways to send a recorded run: `tests.bench.replay.Way`."""
+"""What users could do instead of running the proxy: other strategies (`tests.bench.replay.Strategy`) to send a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.bench.replay import (
     Call,
     Kind,
     Recorded,
-    Way,
+    Strategy,
     content_blocks,
     measured,
     prompt,
@@ -31,13 +31,13 @@ from tests.bench.replay import (
 from tests.transcripts import Json
 
 PLACEHOLDER = 20
-"""Tokens of a message that says that its text was left out, its frame included."""
+"""Tokens of the message that replaces an omitted result, its frame included."""
 
 
-def window(results: int) -> Way:
-    """The last `results` tool results are whole, older ones a placeholder.
+def window(results: int) -> Strategy:
+    """Send the last `results` tool results whole and a placeholder for each older one.
 
-    As SWE-agent's history processor `last_n_observations`, in its paper with five, and many agents after it.
+    SWE-agent's history processor `last_n_observations` does this (its paper uses five), and so do many later agents.
     """
 
     def calls(run: Recorded) -> Iterator[Call]:
@@ -51,18 +51,18 @@ def window(results: int) -> Way:
     return calls
 
 
-PEERS = Path(__file__).parents[2] / ".peers"
-"""Where `make bench-peers` installs them, each in an environment of its own."""
+COMPETITORS = Path(__file__).parents[2] / ".competitors"
+"""Where `make bench-competitors` installs them, each in an environment of its own."""
 
 
-def missing(peers: Iterable[str] = ("headroom", "awecompress")) -> list[str]:
-    """Those of them that are not installed."""
-    return [peer for peer in peers if not _interpreter(peer).exists()]
+def missing(competitors: Iterable[str] = ("headroom", "awecompress")) -> list[str]:
+    """The competitors that are not installed."""
+    return [competitor for competitor in competitors if not _interpreter(competitor).exists()]
 
 
 @contextmanager
-def headroom(tokens: Tokens) -> Iterator[Way]:
-    """The library of headroom-ai, called by a client with its whole history before each request; offline."""
+def headroom(tokens: Tokens) -> Iterator[Strategy]:
+    """headroom-ai's library, offline, as a client would call it: with its whole history before each request."""
     settings = {"HEADROOM_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     with _library("headroom", settings) as ask:
         segment = _segments(tokens)
@@ -75,10 +75,10 @@ def headroom(tokens: Tokens) -> Iterator[Way]:
 
 
 @contextmanager
-def awecompress(tokens: Tokens) -> Iterator[Way]:
-    """What awecompress makes of each request by its own plan and defaults, its summaries canned.
+def awecompress(tokens: Tokens) -> Iterator[Strategy]:
+    """awecompress's own plan at its defaults, with canned summaries.
 
-    A summary's call holds its own task and a transcript, so that nothing of it is cached.
+    A summary call consists of its own task and a transcript, so no prefix of it is cached.
     """
     with _library("awecompress", {}) as ask:
         segment = _segments(tokens)
@@ -103,10 +103,10 @@ def _segments(tokens: Tokens) -> Callable[[Json], Segment]:
 
 
 @contextmanager
-def _library(peer: str, settings: dict[str, str]) -> Iterator[Callable[[Any], Any]]:
-    """What asks a peer's library, in a process of its own: JSON in, JSON out."""
-    with TemporaryDirectory(prefix="offload-peer-") as home:
-        command = [str(_interpreter(peer)), str(Path(__file__).with_name(f"{peer}_library.py"))]
+def _library(competitor: str, settings: dict[str, str]) -> Iterator[Callable[[Any], Any]]:
+    """A function that calls a competitor's library in a process of its own: JSON in, JSON out."""
+    with TemporaryDirectory(prefix="offload-competitor-") as home:
+        command = [str(_interpreter(competitor)), str(Path(__file__).with_name(f"{competitor}_library.py"))]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(command, env={"HOME": home, **settings}, text=True, **pipes) as process:
             asked, answers = process.stdin, process.stdout
@@ -120,15 +120,15 @@ def _library(peer: str, settings: dict[str, str]) -> Iterator[Callable[[Any], An
             yield ask
 
 
-def _interpreter(peer: str) -> Path:
-    return PEERS / peer / "bin/python"
+def _interpreter(competitor: str) -> Path:
+    return COMPETITORS / competitor / "bin/python"
 
 
-def redeciding(offload: Offload) -> Way:
-    """`/context_offload` in auto mode on the client's whole history before each request, nothing of it adopted.
+def redeciding(offload: Offload) -> Strategy:
+    """`/context_offload` in auto mode before each request, on the client's whole history, whose result it never adopts.
 
-    What is large and old is compacted; where that leaves too much, all but the recent messages become a summary, anew
-    each time. Its prompt is the history before the task, so that it has a cached prefix as well.
+    Large old results are compacted. If that leaves too much, all but the recent messages become a summary, anew each
+    time. The summary's prompt is the history followed by the task, so it has a cached prefix too.
     """
     return lambda run: _Redeciding(run, offload).calls()
 
@@ -179,7 +179,7 @@ class _Redeciding:
         yield from whole(self._run, range(recent, point))
 
     def _recent(self, point: int, keep: int) -> int:
-        """Where the recent messages begin, whole steps."""
+        """Where the recent messages begin; a step (a call and its results) is not split."""
         start = max(point - keep, 0)
         while start and self._run.items[start].role is Role.TOOL:
             start -= 1
