@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +32,7 @@ from proxy.requests.turn_io import RequestTurnIO
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Outcome
 from proxy.upstream.content_encoding import decoded
-from proxy.upstream.headers import Headers, reply_headers
+from proxy.upstream.headers import Header, reply_headers
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
@@ -130,7 +130,7 @@ class _Request:
         policy = self._tenant.policy.for_model(self._asked.model)
         self._tenant = replace(self._tenant, policy=policy)
         self._searching = Budget(policy.tools.max_search_seconds)
-        said = {value.strip().lower() for name, value in self._client.headers if name.lower() == b"x-offload"}
+        said = {value.strip().lower() for value in self._client.headers.get_all(b"x-offload")}
         self._as_it_came = b"off" in said or policy.offload.mode is Mode.OFF
 
     async def _run(self, work: Callable[[], T], large: bool) -> T:
@@ -238,7 +238,7 @@ class _Request:
 
     # -- what is seen from outside --
 
-    def _headers(self) -> Headers:
+    def _headers(self) -> Sequence[Header]:
         """Ours, for the reply."""
         mode = "off" if self._history is None else self._history.policy.offload.mode.value
         headers = [(b"x-offload-mode", mode.encode())]

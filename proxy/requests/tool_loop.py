@@ -23,7 +23,7 @@ from proxy.requests import passthrough
 from proxy.requests.exchange import Exchange
 from proxy.upstream import content_encoding
 from proxy.upstream.client import UpstreamReply, decoded
-from proxy.upstream.headers import Headers, reply_headers, without
+from proxy.upstream.headers import Header, Headers, reply_headers
 
 HEARTBEAT = 15.0
 """Seconds of silence after which a comment goes out: proxies and clients give up on silent streams after 30 to 60."""
@@ -54,7 +54,7 @@ class Refusal(Exception):
 
     def said(self) -> bytes:
         """The body's beginning in the clear, for us to understand it; as it came where that cannot be."""
-        encoding = b",".join(value for name, value in self.headers if name.lower() == b"content-encoding")
+        encoding = b",".join(self.headers.get_all(b"content-encoding"))
         try:
             return content_encoding.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
         except BadEncoding:
@@ -73,7 +73,7 @@ class TurnIO(Protocol):
     async def remember(self, turn: ChatTurn) -> None:
         """Write down what the finished turn hid, before the client's reply ends."""
 
-    def headers(self, turn: ChatTurn) -> Headers:
+    def headers(self, turn: ChatTurn) -> Sequence[Header]:
         """Ours, for the client's reply."""
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
@@ -111,7 +111,7 @@ async def converse(turn: ChatTurn, client: Exchange, partner: TurnIO, heartbeat:
         raise Interrupted(broken) from refusal
 
 
-async def pass_on(reply: UpstreamReply, client: Exchange, ours: Headers) -> None:
+async def pass_on(reply: UpstreamReply, client: Exchange, ours: Sequence[Header]) -> None:
     """A reply to the client's own request, byte for byte; a stream that breaks off ends with an error event."""
     try:
         await passthrough.pass_on(reply, client, ours)
@@ -178,7 +178,7 @@ class _Conversation:
         self._turn = turn
         self._line = line
         self._partner = partner
-        self._headers: Headers = []
+        self._headers = Headers()
         self._status = 200
 
     async def run(self) -> None:
@@ -219,7 +219,7 @@ class _Conversation:
                 else:
                     raise
             except (UpstreamUnreachable, UpstreamBroken):
-                await asyncio.sleep(_pause([], attempt))
+                await asyncio.sleep(_pause(Headers(), attempt))
         return await self._ask(body)
 
     # -- reading --
@@ -267,8 +267,8 @@ class _Conversation:
             await self._line.start(self._status, self._reply_headers([(b"content-length", b"%d" % len(last))]))
         await self._line.finish(last)
 
-    def _reply_headers(self, more: Headers) -> Headers:
-        headers = without(self._headers, (b"content-length", b"content-encoding"))
+    def _reply_headers(self, more: Sequence[Header]) -> Headers:
+        headers = self._headers.without((b"content-length", b"content-encoding"))
         return reply_headers(headers, [*self._partner.headers(self._turn), *more])
 
 
@@ -290,12 +290,12 @@ def _usable() -> Iterator[None]:
 
 def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
     """By its content type; `otherwise` where that says neither."""
-    kinds = b" ".join(value.lower() for name, value in reply.headers if name.lower() == b"content-type")
+    kinds = b" ".join(reply.headers.get_all(b"content-type")).lower()
     return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
 
 
 def _is_compressed(reply: UpstreamReply) -> bool:
-    return any(name.lower() == b"content-encoding" for name, _ in reply.headers)
+    return bool(reply.headers.get_all(b"content-encoding"))
 
 
 async def body(reply: UpstreamReply) -> bytes:
@@ -334,7 +334,7 @@ def _is_passing(status: int) -> bool:
 
 def _pause(headers: Headers, attempt: int) -> float:
     """Seconds until the next try: what upstream says, or a little more each time."""
-    said = next((value.decode("latin-1") for name, value in headers if name.lower() == b"retry-after"), "")
+    said = headers.get(b"retry-after").decode("latin-1")
     seconds = _retry_after(said)
     return FIRST_RETRY * 2**attempt if seconds is None else min(max(seconds, 0.0), LONGEST_RETRY)
 

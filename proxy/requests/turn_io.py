@@ -23,7 +23,7 @@ from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
 from proxy.requests.summarizer import SummaryAnswer
 from proxy.telemetry.outcome import ToolUse
-from proxy.upstream.headers import Headers, without
+from proxy.upstream.headers import Header, Headers
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
@@ -50,7 +50,7 @@ class RequestTurnIO:
         tenant: Tenant,
         ready: RenderedRequest,
         records: Records,
-        ours: Callable[[], Headers],
+        ours: Callable[[], Sequence[Header]],
         searching: Budget,
     ) -> None:
         self._services = services
@@ -77,7 +77,7 @@ class RequestTurnIO:
     def _request(self, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
         return rewritten(self._services.relay.request(self._client, self._tenant, body), body, dropped)
 
-    def headers(self, turn: ChatTurn) -> Headers:
+    def headers(self, turn: ChatTurn) -> Sequence[Header]:
         """Ours; in a reply that is not a stream with the number of internal rounds, which is known by then."""
         whole = not self._history.request.stream
         return [*self._ours(), (b"x-offload-rounds", b"%d" % turn.rounds)] if whole else self._ours()
@@ -159,8 +159,8 @@ class RequestTurnIO:
 
 def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
     """The client's own request with another body; headers that told of the old one, and `dropped`, are left out."""
-    kept = without(request.headers, dropped)
-    headers = [*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))]
+    kept = request.headers.without(dropped)
+    headers = Headers((*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))))
     return msgspec.structs.replace(request, content=body, headers=headers)
 
 

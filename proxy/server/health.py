@@ -14,6 +14,7 @@ from proxy.core.policy import Policy
 from proxy.errors import ProxyError, UpstreamFault
 from proxy.stores.guarded import Guarded
 from proxy.upstream.client import UpstreamClient, UpstreamRequest
+from proxy.upstream.headers import Headers
 
 SECONDS = 2.0
 """For all checks together, as they are made side by side."""
@@ -45,7 +46,7 @@ async def _upstream_fault(upstream: UpstreamClient, address: str) -> str | None:
     request = UpstreamRequest(
         method="GET",
         url=address.rstrip("/") + "/models",
-        headers=[],
+        headers=Headers(),
         content=b"",
         connect_timeout=SECONDS,
         first_byte_timeout=SECONDS,

@@ -102,9 +102,9 @@ class UpstreamReply:
 
 async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
     """The reply's chunks with its `Content-Encoding` undone. Raises UpstreamBroken where that cannot be."""
-    codings = [value.decode("latin-1") for name, value in reply.headers if name.lower() == b"content-encoding"]
+    codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
     try:
-        decoder = ContentDecoder(",".join(codings))
+        decoder = ContentDecoder(codings)
         clock = asyncio.get_running_loop().time
         async for chunk in reply.chunks():
             rested = clock()

@@ -17,6 +17,8 @@ import aiohttp
 from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 
+from proxy.upstream.headers import Headers
+
 if TYPE_CHECKING:
     import ssl
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
 
     from proxy.upstream.egress import Route
-    from proxy.upstream.headers import Headers
 
 _HEAD_LIMIT = 256 * 1024
 """Bytes that one line of a reply's head may have. aiohttp's 8 KiB are below what gateways in front of models send."""
@@ -63,7 +64,7 @@ class UpstreamResponse:
         writing: asyncio.Task[None] | None,
     ) -> None:
         self.status = message.code
-        self.headers: Headers = list(message.raw_headers)
+        self.headers = Headers(message.raw_headers)
         self.content = content
         self._connection = connection
         self._writing = writing
@@ -193,7 +194,7 @@ def _head(way: _Way, method: str, target: str, headers: Headers, content: Conten
 
 def _framing(method: str, headers: Headers, content: Content) -> list[bytes]:
     """How the other end is to know where the body ends, unless the headers say so."""
-    if any(name.lower() == b"content-length" for name, _ in headers):
+    if headers.get_all(b"content-length"):
         return []
     if not isinstance(content, bytes):
         return [b"Transfer-Encoding: chunked"]

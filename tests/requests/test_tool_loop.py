@@ -55,7 +55,7 @@ class Said:
 
     def __init__(self, *steps: Step, status: int = 200, headers: Headers | None = None) -> None:
         self.status = status
-        self.headers = (
+        self.headers = Headers(
             [STREAM if steps and not str(steps[0]).startswith("b'{") else JSON] if headers is None else headers
         )
         self.steps = steps
