@@ -347,8 +347,8 @@ async def test_a_first_refusal_is_handed_on_whole(streamed: bool, status: int) -
     ],
 )
 def test_what_a_refusal_says(body: bytes, encoding: bytes, said: bytes) -> None:
-    assert Refusal(400, [(b"Content-Encoding", encoding)], body).said() == said
-    assert Refusal(400, [], body).said() == body
+    assert Refusal(400, Headers([(b"Content-Encoding", encoding)]), body).said() == said
+    assert Refusal(400, Headers(), body).said() == body
 
 
 @pytest.mark.parametrize("fault", [UpstreamUnreachable("no"), UpstreamSilent("no"), UpstreamBroken("no")])
