@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
 
-from proxy.errors import BodyTooLarge, ProxyError
+from proxy.errors import BodyTooLarge, OffloadError, ProxyError
 from proxy.telemetry.outcome import Outcome
 from proxy.upstream.headers import Header, Headers
 
@@ -46,7 +46,7 @@ only to who waits for it: a task for each request; and the account of the body's
 where a body ends before it is whole: too slow, too much at once, or not what HTTP allows."""
 
 
-class ClientGone(Exception):
+class ClientGone(OffloadError):
     """The client hung up: nobody is left to reply to."""
 
 

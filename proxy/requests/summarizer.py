@@ -19,7 +19,7 @@ from msgspec import Raw
 from proxy.core import rawjson, summary
 from proxy.core.summary import Section, Unusable
 from proxy.dialects.chat import overflow
-from proxy.errors import Overloaded, UpstreamFault
+from proxy.errors import OffloadError, Overloaded, UpstreamFault
 from proxy.lru import Lru
 from proxy.telemetry.outcome import Outcome
 from proxy.threads import WorkPool
@@ -103,7 +103,7 @@ class Spent(msgspec.Struct):
         self.cached_tokens += answer.cached_tokens
 
 
-class Failed(Exception):
+class Failed(OffloadError):
     """No usable snapshot; the text says why."""
 
 

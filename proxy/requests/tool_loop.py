@@ -18,7 +18,7 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.dialects.chat.overflow import is_overflow
 from proxy.dialects.chat.turn import Broken, ChatTurn, State
-from proxy.errors import BadEncoding, UpstreamBroken, UpstreamFault, UpstreamUnreachable
+from proxy.errors import BadEncoding, OffloadError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.requests import passthrough
 from proxy.requests.exchange import Exchange
 from proxy.upstream import content_encoding
@@ -43,7 +43,7 @@ LAST_BYTES = 0.2
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
 
 
-class Refusal(Exception):
+class Refusal(OffloadError):
     """Upstream did not answer 200, and nothing has been sent to the client yet. `body` is as it came."""
 
     def __init__(self, status: int, headers: Headers, body: bytes) -> None:
@@ -80,7 +80,7 @@ class TurnIO(Protocol):
         """The result of work that would hold up the event loop."""
 
 
-class Interrupted(Exception):
+class Interrupted(OffloadError):
     """The reply was begun and could not be brought to its end; the client was told."""
 
     def __init__(self, fault: UpstreamFault) -> None:
