@@ -118,6 +118,11 @@ def _add_check(commands: Commands) -> None:
     command.add_argument("directory", nargs="?", metavar="DIR", help="the directory [OFFLOAD_POLICIES, or policies]")
     command.add_argument("--upstream", metavar="URL", help="as for serve")
     pages = command.add_mutually_exclusive_group()
+    pages.add_argument(
+        "--live",
+        action="store_true",
+        help="also ask every upstream for its models, with the policy's own key",
+    )
     pages.add_argument("--schema", action="store_true", help="print the JSON Schema of a policy file instead")
     pages.add_argument("--reference", action="store_true", help="print the description of every key instead")
     command.set_defaults(run=_check)
@@ -167,7 +172,7 @@ def _serve(chosen: argparse.Namespace) -> int:
 
 
 def _check(chosen: argparse.Namespace) -> int:
-    from proxy.cli.check import summary
+    from proxy.cli.check import checked
     from proxy.policies import reference, schema
 
     if chosen.schema:
@@ -175,7 +180,15 @@ def _check(chosen: argparse.Namespace) -> int:
     elif chosen.reference:
         sys.stdout.write(reference())
     else:
-        sys.stdout.write(summary(_settings(chosen), chosen.directory))
+        settings = _settings(chosen)
+        policies, summary = checked(settings, chosen.directory)
+        sys.stdout.write(summary)
+        if chosen.live:
+            from proxy.cli.live import report
+
+            good, text = report(settings, policies.all())
+            sys.stdout.write(text)
+            return OK if good else FAILED
     return OK
 
 

@@ -24,7 +24,7 @@ _CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
 """A namespace's end. No tenant's name ends like this; `proxy.policies` refuses it."""
 
 _AUTHORIZATION = b"authorization"
-_KEY_HEADERS = (_AUTHORIZATION, b"api-key", b"x-api-key")
+KEY_HEADERS = (_AUTHORIZATION, b"api-key", b"x-api-key")
 """Where clients carry their key: OpenAI's way, Azure's, Anthropic's. In this order."""
 
 _PREFIX = rb"(?:/v1|/openai/v1|/openai/deployments/[^/]+)?"
@@ -80,7 +80,7 @@ class Callers:
         """As the function of this name."""
         if policies is not self._policies:
             self._policies, self._known = policies, Lru(CALLERS)
-        carried = [header for header in headers if header[0].lower() in _KEY_HEADERS]
+        carried = [header for header in headers if header[0].lower() in KEY_HEADERS]
         digest = hashlib.sha256(repr(carried).encode()).digest()  # a key itself is kept by nobody
         tenant = self._known.get(digest)
         if tenant is None:
@@ -153,9 +153,9 @@ def _anonymous(policies: Policies) -> Tenant:
 
 
 def _keys(headers: Iterable[Header]) -> Iterator[Header]:
-    """The header's lower-case name and the key, for every key in the request, in the order of `_KEY_HEADERS`."""
+    """The header's lower-case name and the key, for every key in the request, in the order of `KEY_HEADERS`."""
     found = [(name.lower(), value.strip()) for name, value in headers]
-    for header in _KEY_HEADERS:
+    for header in KEY_HEADERS:
         for name, value in found:
             if name == header and (key := _bearer(value) if header == _AUTHORIZATION else value):
                 yield header, key

@@ -38,7 +38,8 @@ from proxy.requests.services import Services
 from proxy.requests.snapshots import Snapshots
 from proxy.requests.summarizer import Spent, Summarizer, SummaryJob, summary_outcome
 from proxy.requests.upstream_limits import UpstreamLimits
-from proxy.server import health, origin
+from proxy.server import origin
+from proxy.server.health import DeepHealth
 from proxy.server.inbound import COME_BACK
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
@@ -105,6 +106,7 @@ class App:
         self._store = Guarded(
             store, warn=logs.Limited(logger), retention=self._retention, count_damaged=self._metrics.damaged
         )
+        self._deep_health = DeepHealth(self._store, settings.environment)
         self._metrics.watch_store(lambda: self._store.state)
         self._metrics.watch_cache("store", lambda: self._store.memory.size)
         self._tokens = Tokens()
@@ -274,8 +276,8 @@ class App:
         if request.query_params.get("deep", "0") in ("", "0", "false"):
             return JSONResponse({"status": "healthy"})
         self._require_operator(request)
-        well, page = await health.deep(self._store, self._upstream, self._book.current.all())
-        return JSONResponse(page, 200 if well else 503)
+        healthy, page = await self._deep_health.check(self._book.current.all())
+        return JSONResponse(page, 200 if healthy else 503)
 
     async def _describe(self, request: Request) -> Response:
         return Response(operations.description(), media_type="application/json")
