@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from typing import Any
 
 import httpx
@@ -132,3 +134,8 @@ async def test_the_environments_proxies(
 def test_certificates_that_cannot_be_read() -> None:
     with pytest.raises(UserMistake, match="SSL_CERT_FILE"):
         ModelsClient({"SSL_CERT_FILE": "/nowhere.pem"})
+
+
+def test_httpx_is_imported_only_when_it_is_needed() -> None:
+    code = "import sys, proxy.server.runner, proxy.cli.check; sys.exit('httpx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
