@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """For several threads. What weighs more than an eighth of the limit is not kept: it would push out the rest."""
+    """Safe for several threads. A value heavier than an eighth of the limit is not kept: it would push out the rest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -24,7 +24,7 @@ class Lru(Generic[K, V]):
         return len(self._items)
 
     def get(self, key: K) -> V | None:
-        """What was put, now the most recently used, or None."""
+        """The value, which is now the most recently used, or None."""
         with self._lock:
             item = self._items.get(key)
             if item is None:
@@ -33,7 +33,7 @@ class Lru(Generic[K, V]):
             return item[0]
 
     def put(self, key: K, value: V, weight: int = 1) -> None:
-        """Keep `value` in place of what was there."""
+        """Keep `value`, replacing any value that the key had."""
         with self._lock:
             self._discard(key)
             if weight * 8 > self._limit:
@@ -44,7 +44,7 @@ class Lru(Generic[K, V]):
                 self.weight -= self._items.popitem(last=False)[1][1]
 
     def discard(self, key: K) -> None:
-        """Forget one."""
+        """Forget the key."""
         with self._lock:
             self._discard(key)
 
