@@ -1,6 +1,43 @@
-"""One tree of errors. A class says whose fault it is and which status a client sees.
+"""The tree of errors. A class says whose fault it is, and which status a client sees.
 
-Foreign exceptions are translated into these once, where the foreign thing lives (`raise … from`).
+* OffloadError
+  x ProxyError                  500  a reply of the proxy's own
+    + ClientFault               400  the client can correct it
+      - BadRequest              400
+      - Unauthorized            401
+      - Forbidden               403
+        · ForeignSite           403
+      - NotThere                404
+      - MethodNotAllowed        405
+      - RequestTimeout          408
+      - BodyTooLarge            413
+      - HeadTooLarge            431
+      - BadEncoding             400
+      - Unsupported             501
+    + Overloaded                503
+    + UpstreamFault             502  upstream failed
+      - UpstreamUnreachable     502
+      - UpstreamSilent          504
+      - UpstreamBroken          502
+      - NoSummary               502
+    + StoreFault                503  the store failed
+  x UserMistake                      the command line prints it and exits with 2
+    + PolicyError
+  x ClientGone                       the client hung up: nobody is left to reply to
+  x Refusal                          upstream answered with an error, which the client gets unchanged
+  x Interrupted                      a reply broke off after its first bytes were sent
+  x Failed                           no summary was made
+
+The last four are defined beside the work that they end, in `proxy.requests`. They have no status, because the proxy
+does not reply with them.
+
+Some exceptions are outside of the tree. `proxy.core` and `proxy.dialects` know of no requests and nobody's fault: they
+raise ValueErrors about a value (`NotJson`, `Unplannable`, `TooLarge`, `TooSlow`, `BadName`, `Unusable`, `Broken`), as
+`int` does, and `WrongState`, a RuntimeError, for a bug in the caller. `NotRegular` is an OSError and `Stale` one of
+aiohttp's errors, because their callers handle them together with all others of that kind. `TooLong` and the private
+exceptions never leave their module.
+
+The code that calls a foreign library translates its exceptions into these, once (`raise … from`).
 """
 
 from __future__ import annotations
@@ -34,8 +71,12 @@ class Fault(StrEnum):
     """A conversation's summaries are never used: there will be none for a while."""
 
 
-class ProxyError(Exception):
-    """Anything that this proxy says of itself; `message` is meant for the person who reads it."""
+class OffloadError(Exception):
+    """Any error of this proxy."""
+
+
+class ProxyError(OffloadError):
+    """An error that the proxy replies with. `message` is for the person who reads it."""
 
     status = 500
     kind = "server_error"
@@ -49,7 +90,7 @@ class ProxyError(Exception):
         """Seconds, sent as `Retry-After`."""
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the reply has besides the usual."""
+        """The reply's headers besides the usual ones."""
         return [] if self.retry_after is None else [(b"retry-after", b"%d" % self.retry_after)]
 
     def body(self) -> bytes:
@@ -59,7 +100,7 @@ class ProxyError(Exception):
 
 
 class ClientFault(ProxyError):
-    """The client can mend it."""
+    """The client can correct it."""
 
     status = 400
     kind = "invalid_request_error"
@@ -67,7 +108,7 @@ class ClientFault(ProxyError):
 
 
 class BadRequest(ClientFault):
-    """Not HTTP, or not as it should be."""
+    """The request is not valid HTTP."""
 
     code = "invalid_http"
 
@@ -85,7 +126,7 @@ class Forbidden(ClientFault):
 
 
 class ForeignSite(Forbidden):
-    """A web page of another site may have sent this, or one whose name was rebound to our address."""
+    """A web page of another site may have sent this, or a page whose host name was rebound to our address."""
 
     code = "origin_not_allowed"
 
@@ -106,7 +147,7 @@ class MethodNotAllowed(ClientFault):
 
 
 class RequestTimeout(ClientFault):
-    """The request did not come in time; it can be sent again."""
+    """The request did not arrive in time. It can be sent again."""
 
     status = 408
     code = "request_timeout"
@@ -129,14 +170,14 @@ class BadEncoding(ClientFault):
 
 
 class Unsupported(ClientFault):
-    """What this proxy does not speak, such as WebSockets."""
+    """A feature that this proxy does not have, such as WebSockets."""
 
     status = 501
     code = "not_implemented"
 
 
 class Overloaded(ProxyError):
-    """Too much at once, or shutting down: the client may come back after `retry_after` seconds."""
+    """Too much at once, or the proxy is shutting down. The client may try again after `retry_after` seconds."""
 
     status = 503
     kind = "overloaded_error"
@@ -154,7 +195,7 @@ class UpstreamFault(ProxyError):
     def __init__(self, message: str, *, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
-        """For the operator, who may know upstream's address: it is logged, and never sent to a client."""
+        """For the operator, who may know upstream's address. It is logged and never sent to a client."""
 
 
 class UpstreamUnreachable(UpstreamFault):
@@ -163,7 +204,7 @@ class UpstreamUnreachable(UpstreamFault):
 
 
 class UpstreamSilent(UpstreamFault):
-    """No first byte, or then none for too long."""
+    """The first byte did not arrive in time, or the reply stopped for too long."""
 
     status = 504
     code = "upstream_timeout"
@@ -171,29 +212,29 @@ class UpstreamSilent(UpstreamFault):
 
 
 class UpstreamBroken(UpstreamFault):
-    """The reply stopped in the middle or is not what HTTP or the API allow."""
+    """The reply ended early, or breaks the rules of HTTP or of the API."""
 
     code = "upstream_broken"
     fault = Fault.BROKEN
 
 
 class NoSummary(UpstreamFault):
-    """The model's answer was no summary."""
+    """The model's answer is not a summary."""
 
     code = "no_summary"
     fault = Fault.SUMMARY
 
 
 class StoreFault(ProxyError):
-    """The store failed. Chat requests are served all the same; only its own operations show this."""
+    """The store failed. Chat requests are served anyway: only operations that need the store reply with this."""
 
     status = 503
     code = "store_unavailable"
 
 
-class UserMistake(Exception):
-    """A wrong flag, file or setting: the command line prints the text and exits with 2, no traceback."""
+class UserMistake(OffloadError):
+    """A wrong flag, file or setting. The command line prints the text without a traceback and exits with 2."""
 
 
 class PolicyError(UserMistake):
-    """A policy file that cannot be taken: the text names file, line, key and what was expected."""
+    """A policy file that cannot be used. The text names file, line, key and what was expected."""

@@ -1,4 +1,4 @@
-"""Reading files of which somebody else says what they are: regular ones, whatever stands there instead."""
+"""Reads regular files at paths that others control, and refuses anything else that is there."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import stat
 from pathlib import Path
 
 _ODD = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV)
-"""What opening says of links (EMLINK on FreeBSD), of sockets, and of devices that nobody serves."""
+"""The errors of opening a link (EMLINK on FreeBSD), a socket, or a device without a driver."""
 
 
 class NotRegular(OSError):
-    """A folder, a pipe, a socket or a device; or a link, where none is followed."""
+    """The path is a folder, a pipe, a socket or a device, or a link that must not be followed."""
 
 
 def read(path: Path, limit: int = -1, *, follow: bool = False) -> bytes:
-    """The content of a regular file, or its first `limit` bytes. `follow`: links are followed. Raises OSError."""
-    # Without O_NONBLOCK, opening a pipe waits until somebody writes to it.
+    """The content of a regular file, or its first `limit` bytes. `follow`: follow links. Raises OSError."""
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)

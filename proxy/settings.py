@@ -1,7 +1,7 @@
-"""Flags and environment → frozen `Settings`: what holds for the whole process. The only reader of the environment.
+"""Reads flags and environment into the frozen `Settings` of the process. Only this module reads the environment.
 
-A setting comes from its flag (`--body-limit`), else from its variable (`OFFLOAD_BODY_LIMIT`), else from its default.
-`--upstream` is also read from OPENAI_BASE_URL. The admin token has a variable only: a flag would show in `ps`.
+A setting comes from its flag (`--body-limit`), else its variable (`OFFLOAD_BODY_LIMIT`), else its default.
+`--upstream` is also read from OPENAI_BASE_URL. The admin token has only a variable, because `ps` shows flags.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ Url = Annotated[str, Meta(pattern=BASE_URL)]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process was told at its start. Times are seconds, sizes bytes."""
+    """The settings of the process. Times are in seconds, sizes in bytes."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="a port from 1 to 65535, or 0 for any free one")] = 8787
     policies: Annotated[Path | None, Meta(description="a directory")] = None
-    """The directory of policies; None: one built-in policy for everybody."""
+    """The directory of policies. None: one built-in policy for everybody."""
     store: str = "offload-store"
     """A URL or a directory."""
     upstream: Annotated[Url | None, Meta(description="an address such as https://api.openai.com/v1")] = None
-    """Where policies send what they have no `upstream.base_url` for; None: OpenAI."""
+    """The upstream of policies without `upstream.base_url`. None: OpenAI."""
     workers: Annotated[int, Meta(ge=1, le=256, description="a number of processes from 1 to 256")] = 1
     body_limit: Annotated[int, Meta(ge=1, description="a size such as 64MiB")] = 64 << 20
-    """Bytes of a request's body, decoded."""
+    """Largest body of a chat request, decoded."""
     buffered_limit: Annotated[int, Meta(ge=2, description="a size such as 512MiB")] = 512 << 20
-    """Bytes of all requests' bodies, as they came, in one process; half of them for one tenant."""
+    """Undecoded bodies of all requests in one process; one tenant may have half of it."""
     head_timeout: Seconds = 10
-    """For a request's head, from its first byte to its last."""
+    """From the first to the last byte of a request's head."""
     body_timeout: Seconds = 30
-    """That may pass without anything of a request's body."""
+    """The longest pause in a request's body."""
     first_byte_timeout: Seconds = 600
     drain_timeout: Seconds = 30
     log_format: Annotated[Literal["json", "text"], Meta(description="json or text")] = "json"
     admin_token: str | None = None
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000, description="a number above 0")] = 1_000
-    """Connections to upstreams at once, of each worker process."""
+    """Connections to upstreams at once, for each worker process."""
     allowed_hosts: Annotated[frozenset[HostName], Meta(description="host names without ports, with commas between")] = (
         frozenset()
     )
-    """Names by which browsers may reach the proxy, and those of web pages that may use it, besides loopback's."""
+    """Host names by which browsers may reach the proxy, or whose web pages may use it, besides loopback's."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""
 
     def __repr__(self) -> str:
-        """Without what may hold a secret: a store's URL can have a password, and the environment has them all."""
+        """Leaves out what may be secret: the store's URL can have a password, and the environment has keys."""
         return f"Settings(host={self.host!r}, port={self.port}, policies={str(self.policies)!r})"
 
 
 def read(flags: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> Settings:
-    """Settings from flags (text by the setting's name; None: not given), over the environment, by default our own.
+    """Settings from flags, and from the environment where a flag is None. The default environment is the process's.
 
-    Raises UserMistake that names the flag or variable and what was expected.
+    Raises UserMistake, which names the flag or variable and what was expected.
     """
     environment = dict(os.environ if environment is None else environment)
     given: dict[str, Any] = {"environment": environment, "store": _default_store(environment)}
@@ -81,7 +81,7 @@ def read(flags: Mapping[str, str | None], environment: Mapping[str, str] | None 
 
 
 def _said(name: str, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> tuple[str, str | None]:
-    """Who says what about a setting. An empty variable says nothing: compose files pass on what is not set."""
+    """The flag or variable that has a setting, and its text. Empty variables do not count: compose files set them."""
     if (flag := flags.get(name)) is not None:
         return "--" + name.replace("_", "-"), flag
     for variable in _variables(name):
@@ -118,7 +118,7 @@ def _bytes(text: str) -> int:
 
 
 def _names(text: str) -> list[str]:
-    """Names as they are compared: in lower case, without the root's dot and an IPv6 address's brackets."""
+    """Host names in lower case, without a trailing dot or an IPv6 address's brackets."""
     return [name.strip().lower().removesuffix(".").strip("[]") for name in text.split(",") if name.strip()]
 
 
@@ -129,18 +129,18 @@ _PLAIN: Mapping[str, Callable[[str], object]] = {
     "policies": os.path.expanduser,
     "store": os.path.expanduser,
 }
-"""What a shell or a person writes, and the types do not read by themselves."""
+"""Parsers of settings whose text msgspec cannot convert itself."""
 
 
 def _default_store(environment: Mapping[str, str]) -> str:
-    """The user's directory for state (XDG Base Directory): `store ls` finds what `serve` wrote, from anywhere."""
+    """The user's state directory (XDG Base Directory), so that `store ls` finds the records of `serve`."""
     home = environment.get("HOME")
     state = environment.get("XDG_STATE_HOME") or (home and os.path.join(home, ".local", "state"))
     return os.path.join(state, "offload-proxy") if state else "offload-store"
 
 
 def _refuse_loop(settings: Settings) -> None:
-    """Refuse ourselves as upstream: the variable that points an agent at us is the one that we read."""
+    """Refuse the proxy itself as upstream: OPENAI_BASE_URL, which we read, may point agents at the proxy."""
     if settings.upstream is None:
         return
     try:

@@ -1,7 +1,7 @@
 """`offload-proxy` serve · check · store · demo.
 
-Exit codes: 0 well, 1 something failed, 2 a mistake of the user's, 130 interrupted, 141 the output's reader has gone.
-What a command needs is imported when it runs: `--help` is quick.
+Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 130 interrupted, 141 broken pipe.
+Each command imports its modules when it runs, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ OK, FAILED, MISTAKE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 _SERVE = (
     ("host", "HOST", "address to listen on [127.0.0.1]"),
-    ("port", "PORT", "port to listen on; 0: any free one [8787]"),
-    ("policies", "DIR", "directory of policies, one YAML file a tenant [a built-in one for everybody]"),
+    ("port", "PORT", "port to listen on; 0: any free port [8787]"),
+    ("policies", "DIR", "directory of policies, one YAML file for each tenant [a built-in policy for everybody]"),
     ("store", "URL", "URL or directory of the store [~/.local/state/offload-proxy]"),
     ("upstream", "URL", "upstream of policies that name none; also OPENAI_BASE_URL [https://api.openai.com/v1]"),
-    ("workers", "N", "processes [1]"),
+    ("workers", "N", "number of worker processes [1]"),
     ("body-limit", "SIZE", "largest body of a chat request, such as 64MiB [64MiB]"),
-    ("buffered-limit", "SIZE", "all requests' bodies of a process, half of it for one tenant [512MiB]"),
-    ("head-timeout", "SECONDS", "how long a request's head may take to arrive [10]"),
-    ("body-timeout", "SECONDS", "how long nothing may arrive of a request's body [30]"),
-    ("first-byte-timeout", "SECONDS", "how long an upstream may think before its first byte [600]"),
-    ("drain-timeout", "SECONDS", "how long requests under way may go on after SIGTERM [30]"),
-    ("max-connections", "N", "connections to upstreams, for each process [1000]"),
-    ("allowed-hosts", "NAMES", "host names besides loopback's that browsers may use, with commas between [none]"),
+    ("buffered-limit", "SIZE", "bodies of all requests in a process; one tenant may have half of it [512MiB]"),
+    ("head-timeout", "SECONDS", "longest time for a request's head to arrive [10]"),
+    ("body-timeout", "SECONDS", "longest pause in a request's body [30]"),
+    ("first-byte-timeout", "SECONDS", "longest time until upstream's first byte [600]"),
+    ("drain-timeout", "SECONDS", "longest time for requests under way to finish after SIGTERM [30]"),
+    ("max-connections", "N", "connections to upstreams at once, for each process [1000]"),
+    ("allowed-hosts", "NAMES", "comma-separated host names that browsers may use, besides loopback's [none]"),
     ("log-format", "FORMAT", "json or text [json]"),
 )
 
 _ENVIRONMENT = """\
-Each flag is also a variable: --body-limit is OFFLOAD_BODY_LIMIT. A flag goes before its variable.
-OFFLOAD_ADMIN_TOKEN lets callers that are not on this machine see /metrics and /_offload/.
+Each flag is also a variable: --body-limit is OFFLOAD_BODY_LIMIT. A flag overrides its variable.
+With OFFLOAD_ADMIN_TOKEN, callers on other machines can see /metrics and /_offload/.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command and return the exit code."""
     chosen = parser().parse_args(arguments)
     try:
         code: int = chosen.run(chosen)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes once more at its end, and must find somebody who listens.
+        # Python flushes standard output again when it exits, which would fail on the broken pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return code
@@ -73,7 +73,7 @@ def _complain(error: Exception, code: int) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, complete: each command's `run` carries it out."""
+    """The whole command line. The `run` of the chosen command executes it."""
     parser = argparse.ArgumentParser(
         prog="offload-proxy",
         description="An OpenAI-compatible reverse proxy that keeps long-running agents inside their context window.",
@@ -114,10 +114,15 @@ examples:
 
 
 def _add_check(commands: Commands) -> None:
-    command = _add(commands, "check", "check a directory of policies and say what they mean")
+    command = _add(commands, "check", "check a directory of policies and explain it")
     command.add_argument("directory", nargs="?", metavar="DIR", help="the directory [OFFLOAD_POLICIES, or policies]")
     command.add_argument("--upstream", metavar="URL", help="as for serve")
     pages = command.add_mutually_exclusive_group()
+    pages.add_argument(
+        "--live",
+        action="store_true",
+        help="also ask every upstream for its models, with the policy's own key",
+    )
     pages.add_argument("--schema", action="store_true", help="print the JSON Schema of a policy file instead")
     pages.add_argument("--reference", action="store_true", help="print the description of every key instead")
     command.set_defaults(run=_check)
@@ -128,16 +133,18 @@ def _add_store(commands: Commands) -> None:
 examples:
   offload-proxy store ls                        what there is, by namespace and kind
   offload-proxy store ls default-anonymous      the records of one namespace
-  offload-proxy store grep 'E47\\d+' acme-       search every record whose key begins so
-  offload-proxy store gc --dry-run              what has outlived its tenant's retention
+  offload-proxy store grep 'E47\\d+' acme-       search every record whose key begins with acme-
+  offload-proxy store gc --dry-run              show how many records are older than their tenant's retention
 """
-    actions = _add(commands, "store", "look into the store", examples).add_subparsers(required=True, metavar="ACTION")
+    actions = _add(commands, "store", "list, read, search and clean up the store", examples).add_subparsers(
+        required=True, metavar="ACTION"
+    )
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--store", metavar="URL", help="URL or directory of the store; also OFFLOAD_STORE")
     shared.add_argument(
         "--policies",
         metavar="DIR",
-        help="those of `serve`: how long records are kept, and so how old one in Redis is; also OFFLOAD_POLICIES",
+        help="policies of `serve`, which say how long records are kept; also OFFLOAD_POLICIES",
     )
 
     ls = actions.add_parser("ls", parents=[shared], help="list namespaces, or one namespace's records")
@@ -148,14 +155,18 @@ examples:
     cat.add_argument("key", metavar="KEY")
     cat.set_defaults(run=_store, action="cat")
 
-    grep = actions.add_parser("grep", parents=[shared], help="search records (RE2, case-insensitive); 1: no match")
+    grep = actions.add_parser(
+        "grep", parents=[shared], help="search records (RE2, case-insensitive); exits with 1 if nothing matches"
+    )
     grep.add_argument("pattern", metavar="PATTERN")
-    grep.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="only keys that begin so")
+    grep.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="only keys with this prefix")
     grep.set_defaults(run=_store, action="grep")
 
-    gc = actions.add_parser("gc", parents=[shared], help="delete what has outlived its tenant's retention")
-    gc.add_argument("--older-than", metavar="AGE", help="such as 30d: this age for all, whatever policies say")
-    gc.add_argument("--dry-run", action="store_true", help="only say what would go")
+    gc = actions.add_parser("gc", parents=[shared], help="delete records older than their tenant's retention")
+    gc.add_argument(
+        "--older-than", metavar="AGE", help="delete all records older than this, such as 30d, whatever the policies say"
+    )
+    gc.add_argument("--dry-run", action="store_true", help="only say how many would be deleted")
     gc.set_defaults(run=_store, action="gc")
 
 
@@ -167,7 +178,7 @@ def _serve(chosen: argparse.Namespace) -> int:
 
 
 def _check(chosen: argparse.Namespace) -> int:
-    from proxy.cli.check import summary
+    from proxy.cli.check import checked
     from proxy.policies import reference, schema
 
     if chosen.schema:
@@ -175,7 +186,15 @@ def _check(chosen: argparse.Namespace) -> int:
     elif chosen.reference:
         sys.stdout.write(reference())
     else:
-        sys.stdout.write(summary(_settings(chosen), chosen.directory))
+        settings = _settings(chosen)
+        policies, summary = checked(settings, chosen.directory)
+        sys.stdout.write(summary)
+        if chosen.live:
+            from proxy.cli.live import report
+
+            good, text = report(settings, policies.all())
+            sys.stdout.write(text)
+            return OK if good else FAILED
     return OK
 
 

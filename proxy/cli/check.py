@@ -1,4 +1,4 @@
-"""`check`: policies, and what they mean, in words."""
+"""`check`: says in words what a directory of policies means."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from proxy.settings import Settings
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
-def summary(settings: Settings, directory: str | None) -> str:
-    """What the policies of a directory say. Raises PolicyError where one is bad."""
+def checked(settings: Settings, directory: str | None) -> tuple[Policies, str]:
+    """The policies of a directory, and what they mean in words. Raises PolicyError if one is bad."""
     where = Path(directory) if directory is not None else settings.policies or Path("policies")
     policies = load(where, settings.environment, settings.upstream)
-    return "".join(f"{line}\n" for line in _lines(where, policies))
+    return policies, "".join(f"{line}\n" for line in _lines(where, policies))
 
 
 def _lines(where: Path, policies: Policies) -> Iterator[str]:

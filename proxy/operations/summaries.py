@@ -15,7 +15,7 @@ from proxy.errors import NoSummary, UpstreamSilent
 from proxy.requests import turn_io
 from proxy.requests.snapshots import group_limits
 from proxy.requests.summarizer import Failed, Spent, SummaryJob
-from proxy.upstream.headers import url_for
+from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
     from proxy.core.policy import Policy
@@ -87,6 +87,6 @@ async def _asked(call: OperationCall, policy: Policy, body: bytes) -> SummaryAns
     tenant = replace(call.tenant, policy=policy)
     request = call.services.relay.request(call.client, tenant, body)
     request = turn_io.rewritten(request, body, (*turn_io.ANOTHER, b"content-type"))
-    headers = [*request.headers, (b"content-type", b"application/json")]
+    headers = Headers((*request.headers, (b"content-type", b"application/json")))
     url = url_for(policy.upstream.base_url, TARGET)
     return await turn_io.ask(call.services.upstream, replace(request, url=url, headers=headers), CHAT)

@@ -1,4 +1,4 @@
-"""policies/*.yaml → `Policies`: loaded whole or not at all, followed while we run. The only home of yaml."""
+"""Loads policies/*.yaml as a whole or not at all, and follows changes. The only package that uses yaml."""
 
 from proxy.policies.format import duration, schema
 from proxy.policies.loader import Policies, PolicyLoader, builtin, load

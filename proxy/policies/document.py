@@ -1,7 +1,7 @@
-"""A YAML text as plain values, each with the line it stands on. The only home of yaml.
+"""Reads a YAML text as plain values, each with its line. The only module that uses yaml.
 
-Composed to nodes first, because only nodes know lines and keys given twice. `${VAR}` is filled in here, value by value
-and after parsing, so that what a variable holds can never become structure.
+The text is composed to nodes first, because only nodes know lines and repeated keys. `${VAR}` is replaced after
+parsing, value by value, so that a variable's content can never become structure.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import yaml
 from proxy.errors import PolicyError
 
 Path = tuple[str | int, ...]
-"""Where a value stands: keys and 0-based indexes from the top."""
+"""The place of a value: keys and 0-based indexes from the top."""
 
 MOST_VALUES = 100_000
-"""In one document, each alias counted with all that it stands for: a few lines of aliases can stand for billions."""
+"""In one document, with aliases expanded: a few lines of aliases can expand to billions of values."""
 
 LONGEST_PLAIN = 100
-"""Characters of a number or a date: reading one takes time that grows with the square of its length."""
+"""Characters of a number or a date, because reading one takes quadratic time."""
 
 _TEXT = "tag:yaml.org,2002:str"
 _REFERENCE = re.compile(r"\$\{([^}]*)\}?")
@@ -37,7 +37,7 @@ class Document(msgspec.Struct, frozen=True):
     lines: Mapping[Path, int]
 
     def place(self, path: Path) -> str:
-        """File and line of `path`, as compilers write it; what is not in the file has its parent's line."""
+        """File and line of `path`, as compilers write them. A path that is not in the file has its parent's line."""
         line = next((self.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.lines), 1)
         return f"{self.name}:{line}"
 
@@ -59,24 +59,24 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Document:
     except yaml.MarkedYAMLError as error:
         raise _malformed(text, name, error) from error
     except yaml.YAMLError as error:
-        raise PolicyError(f"{name}:1: not valid YAML: it holds characters that no text file has") from error
+        raise PolicyError(f"{name}:1: not valid YAML: it has characters that are forbidden in YAML") from error
     except RecursionError as error:
         raise PolicyError(f"{name}:1: nested too deeply") from error
     if root is None:
-        # An editor or a copy that has only just begun to write leaves this for a moment; it must not count as defaults.
+        # A file that is just being written is empty for a moment; that must not count as a policy of defaults.
         raise PolicyError(f"{name}:1: the file is empty; a policy of defaults only is written {{}}")
     return _Reader(name, loader, environment).document(root)
 
 
 def _malformed(text: str, name: str, error: yaml.MarkedYAMLError) -> PolicyError:
     at = error.problem_mark.line if error.problem_mark else 0
-    # Between braces or brackets YAML reads `${` as the start of a mapping; nobody sees that from its own words.
+    # Between braces or brackets YAML reads `${` as the start of a mapping, which its message does not say.
     hint = "; write ${NAME} in quotes here" if "${" in "".join(text.splitlines()[at : at + 1]) else ""
     return PolicyError(f"{name}:{at + 1}: not valid YAML: {error.problem or error.context}{hint}")
 
 
 class _Reader:
-    """Nodes → values, collecting lines on the way."""
+    """Turns nodes into values and collects their lines."""
 
     def __init__(self, name: str, loader: yaml.SafeLoader, environment: Mapping[str, str]) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""What msgspec says against a value → where it stands and what was expected, in the words of people who write YAML."""
+"""Translates msgspec's errors into the place of a value and what was expected there, in the terms of YAML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS = {
 
 
 def explained(message: str) -> tuple[Path, str]:
-    """A message of msgspec's → where, and what was expected in words of people who write YAML."""
+    """The path that one of msgspec's messages is about, and what was expected there, in the terms of YAML."""
     said, _, place = message.partition(" - at `$")
     path: Path = tuple(int(index) if index else key for key, index in re.findall(r"(\w+)|\[(\d+)\]", place))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL):
@@ -54,7 +54,7 @@ def _about(path: Path) -> Mapping[str, Any]:
 
 
 def _suggested(key: str, path: Path) -> str:
-    """What to write instead of a key that is not known at `path`."""
+    """Advice about an unknown key at `path`."""
     here = next((part for part in reversed(path) if isinstance(part, str)), "")
     known = {section: list(definitions()[name]["properties"]) for section, name in SECTIONS.items()}
     elsewhere = [section for section, keys in known.items() if key in keys]

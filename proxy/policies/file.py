@@ -1,5 +1,6 @@
-"""One policy file: what may be written in it, and how it becomes a `Policy`. A rule's sections are overlaid here, at
-load, so that a rule that cannot stand is an error at the desk and not in the middle of the night.
+"""Turns one policy file into a `Policy`.
+
+A rule's sections are overlaid when the file is loaded, so that a bad rule is an error then and not at some request.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from proxy.policies.error_texts import explained
 from proxy.policies.format import SECTIONS, PolicyFile, duration
 
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools"}
-"""Keys that may stand with nothing behind them, as when all below a section is commented out."""
+"""Keys that may be empty, as when everything below a section is commented out."""
 
 
 class PolicySource(msgspec.Struct, frozen=True):
-    """One file, read: its policy, and the SHA-256 of each of its keys with the place where it stands."""
+    """One file: its policy, and the SHA-256 of each of its keys with its place."""
 
     document: Document
     policy: Policy
@@ -33,9 +34,9 @@ class PolicySource(msgspec.Struct, frozen=True):
 
 
 def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_url: str | None = None) -> PolicySource:
-    """One file's text → its policy. `name` is for errors, `stem` the file's name without `.yaml`.
+    """Parse one file's text. `name` is for errors, `stem` is the file's name without `.yaml`.
 
-    `base_url` holds where the file gives none. Raises PolicyError with file, line, key and what was expected.
+    `base_url` is used if the file has none. Raises PolicyError with file, line, key and what was expected.
     """
     document = read(text, name, environment)
     defaults: dict[str, Any] = {"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}
@@ -49,7 +50,7 @@ def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` with what `above` has in its place: mappings merge key by key, everything else is replaced."""
+    """`below` overridden by `above`: mappings merge key by key, everything else is replaced."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -62,7 +63,7 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _accepted(value: Any) -> Any:
-    """What people write and YAML reads as something else: `off` as false, a section commented out below as null."""
+    """Undo two surprises of YAML: it reads `off` as false, and a section that is all comments as null."""
     if isinstance(value, list):
         return [_accepted(item) for item in value]
     if not isinstance(value, dict):
@@ -97,7 +98,7 @@ def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
 
 
 def _rule(rule: Mapping[str, Any], value: Mapping[str, Any]) -> Rule:
-    """The rule over the policy around it. Both are of the right types already, and so is what they make together."""
+    """The rule, overlaid on its policy. Both are valid already, and so is the result."""
 
     def section(name: str) -> dict[str, Any]:
         return overlay(value.get(name, {}), rule.get(name, {}))
@@ -130,7 +131,7 @@ def _digest(document: Document, path: Path, variable: str, environment: Mapping[
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-# --- what each key may be, and yet not together ---------------------------------------------------------------------
+# --- keys that are valid alone but not together ---------------------------------------------------------------------
 
 
 _OPEN_RELAY = "every stranger could use this key; expected `open: true` at the top level if that is meant"

@@ -1,4 +1,4 @@
-"""The directory of policies → who has which, whole or not at all; and the book that follows it while we run."""
+"""Loads the directory of policies as a whole or not at all, and follows its changes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from proxy.errors import PolicyError
 from proxy.policies.file import PolicySource, parse
 
 INTERVAL = 0.5
-"""Seconds between two looks at the directory. A change is taken at the second look, well within the promised 2 s."""
+"""Seconds between two looks at the directory. A change is taken at the second look, within the promised 2 s."""
 
 PATIENCE = 30.0
 """Seconds after which a directory that does not answer counts as a reload that failed, and again each time."""
 
 LARGEST = 1 << 20
-"""Bytes of one policy file. The longest that people write have a few thousand."""
+"""Bytes of one policy file. The longest hand-written ones have a few thousand."""
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """One set of policies. `default` serves keys that no file names; None: nobody serves them."""
+    """One set of policies. `default` serves keys that no file names. None: they are refused."""
 
     default: Policy | None
     named: tuple[Policy, ...]
@@ -49,7 +49,7 @@ class Policies(msgspec.Struct, frozen=True):
         return self.named if self.default is None else (self.default, *self.named)
 
     def tenant_for_key(self, key: bytes | None) -> Policy | None:
-        """Whose key this is; the default's if nobody's. None: a stranger, and strangers are not served."""
+        """The policy of this key, else the default policy. None: unknown callers are refused."""
         if key is None:
             return self.default
         # A table instead of a comparison with each: what a lookup's time can tell is about the digest, which nobody
@@ -58,13 +58,13 @@ class Policies(msgspec.Struct, frozen=True):
 
 
 def builtin(base_url: str | None = None) -> Policies:
-    """What holds when no directory is given: one policy for everybody, the client's own key, and all defaults."""
+    """The policies without a directory: one for everybody, with all defaults and the client's own key."""
     upstream = Upstream() if base_url is None else Upstream(base_url=base_url)
     return Policies(default=Policy(upstream=upstream), named=(), by_digest={})
 
 
 def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
-    """Every `*.yaml` in `directory`. `base_url` holds where a file gives none.
+    """Every `*.yaml` in `directory`. `base_url` is used if a file has none.
 
     Raises PolicyError with a line for each bad file.
     """
@@ -85,7 +85,7 @@ def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str 
 
 
 class PolicyLoader:
-    """The policies in force. `current` is replaced whole; whoever took it before keeps what it took."""
+    """The policies in force. `current` is replaced as a whole; requests keep the set that they began with."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class PolicyLoader:
         base_url: str | None = None,
         told: Callable[[bool], None] = lambda taken: None,
     ) -> None:
-        """Load at once. No directory: `builtin`, for good. Raises PolicyError.
+        """Load at once. Without a directory: `builtin`, which never changes. Raises PolicyError.
 
-        `told` hears of every reload, in any thread, whether it was taken.
+        `told` is called after every reload, in any thread, with whether it succeeded.
         """
         self._directory = directory
         self._environment = environment
@@ -106,13 +106,13 @@ class PolicyLoader:
         self.current = self._load()
 
     def reload(self) -> bool:
-        """Take the directory as it is now. False: it is bad, the old set stays, and the log says why."""
+        """Load the directory again. False: it is bad, the old policies stay in force, and the log says why."""
         try:
             self.current = self._load()
         except PolicyError as error:
             return self._failed(error)
         except Exception as error:
-            # A bug in reading what somebody wrote must not end the watch over what they write next.
+            # A bug in reading one version must not end the watch for the next.
             logger.exception("a bug, in reading the policies")
             return self._failed(error)
         self._told(True)
@@ -128,14 +128,14 @@ class PolicyLoader:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(hangup.wait(), INTERVAL)
                 now = await self._patiently(lambda: _signature(self._directory))
-                # Not before it stood still between two looks: half a file is nobody's mistake.
+                # Wait until nothing changed between two looks: a half-written file is no mistake.
                 if hangup.is_set() or (now == before and now != self._seen):
                     hangup.clear()
                     await self._patiently(self.reload)
                 before = now
 
     async def _patiently(self, work: Callable[[], T]) -> T:
-        """What `work` returns, in a thread; that it takes long, as on a network disk that is gone, is not silent."""
+        """Run `work` in a thread, and log if it takes long, as on a network disk that is gone."""
         task = asyncio.ensure_future(asyncio.to_thread(work))
         while not (await asyncio.wait([task], timeout=PATIENCE))[0]:
             self._failed(f"{self._directory} does not answer")
@@ -147,7 +147,7 @@ class PolicyLoader:
         return False
 
     def _load(self) -> Policies:
-        # Looked at before it is read: what changes in between is seen as a change next time.
+        # Taken before reading: a change in between is then noticed next time.
         self._seen = _signature(self._directory)
         if self._directory is None:
             return builtin(self._base_url)
@@ -168,7 +168,7 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _visible(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Not the hidden ones: editors' locks and, in a mounted ConfigMap, the directories behind the links."""
+    """All but hidden files: editors' locks and, in a mounted ConfigMap, the directories that links point to."""
     return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
 
 
@@ -185,7 +185,7 @@ def _text(path: pathlib.Path) -> str:
 
 
 def _collisions(sources: Sequence[PolicySource]) -> Iterator[str]:
-    """What no file is wrong about alone: one tenant or one key in two places."""
+    """Errors between files: one tenant or one key in two places."""
     tenants: dict[str, str] = {}
     keys: dict[bytes, str] = {}
     for source in sources:
@@ -199,7 +199,7 @@ def _collisions(sources: Sequence[PolicySource]) -> Iterator[str]:
 
 
 def _signature(directory: pathlib.Path | None) -> object:
-    """What changes whenever a policy does. Links are followed, so the swap of a ConfigMap's link is seen."""
+    """A value that changes when a policy does. It follows links, so it notices when a ConfigMap's link is swapped."""
     try:
         paths = _visible(directory) if directory else []
     except OSError:
@@ -217,7 +217,7 @@ def _stamp(path: pathlib.Path) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def _on_hangup(callback: Callable[[], None]) -> Iterator[None]:
-    """Call back on SIGHUP, where there is one and this thread may ask for it."""
+    """Call `callback` on SIGHUP, if the system has it and this is the main thread."""
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return

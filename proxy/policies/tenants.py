@@ -1,4 +1,4 @@
-"""Who is asking, and what they may have: a request's headers → its tenant, and the paths open to it. Pure."""
+"""Finds the tenant of a request by its headers, and says which paths are open to it. Pure."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
 """A namespace's end. No tenant's name ends like this; `proxy.policies` refuses it."""
 
 _AUTHORIZATION = b"authorization"
-_KEY_HEADERS = (_AUTHORIZATION, b"api-key", b"x-api-key")
-"""Where clients carry their key: OpenAI's way, Azure's, Anthropic's. In this order."""
+KEY_HEADERS = (_AUTHORIZATION, b"api-key", b"x-api-key")
+"""The headers that carry a client's key: OpenAI's, Azure's, Anthropic's. In this order."""
 
 _PREFIX = rb"(?:/v1|/openai/v1|/openai/deployments/[^/]+)?"
 _INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses)")
@@ -34,7 +34,7 @@ _MODELS = re.compile(_PREFIX + rb"/models")
 CALLERS = 10_000
 
 _DECODINGS = 4
-"""A path that is still percent-encoded after so many decodings has something to hide, and each costs its length."""
+"""A path that is still percent-encoded after so many decodings is refused. Each decoding costs time."""
 
 
 class Tenant(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Tenant(msgspec.Struct, frozen=True):
     policy: Policy
     namespace: str
     anonymous: bool = False
-    """There was no key; the namespace is that of all who have none."""
+    """The request had no key. All such callers share one namespace."""
     key_header: bytes = _AUTHORIZATION
 
     @property
@@ -70,18 +70,18 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class Callers:
-    """Who is who, remembered: the same callers come all day, and to derive a namespace takes as long as to plan."""
+    """Remembers callers: the same ones come all day, and deriving a namespace takes as long as a plan."""
 
     def __init__(self) -> None:
         self._policies: Policies | None = None
         self._known: Lru[bytes, Tenant] = Lru(CALLERS)
 
     def identify(self, headers: Sequence[Header], policies: Policies) -> Tenant:
-        """As the function of this name."""
+        """Like the function `identify`, but cached."""
         if policies is not self._policies:
             self._policies, self._known = policies, Lru(CALLERS)
-        carried = [header for header in headers if header[0].lower() in _KEY_HEADERS]
-        digest = hashlib.sha256(repr(carried).encode()).digest()  # a key itself is kept by nobody
+        carried = [header for header in headers if header[0].lower() in KEY_HEADERS]
+        digest = hashlib.sha256(repr(carried).encode()).digest()  # no key itself is kept
         tenant = self._known.get(digest)
         if tenant is None:
             tenant = identify(carried, policies)
@@ -92,8 +92,8 @@ class Callers:
 def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
     """The tenant of a request with these headers (raw, in any case).
 
-    Of several keys the first that a policy names counts, else the first. Raises Unauthorized, and the text says what
-    to do.
+    Of several keys, the first that a policy names counts, else the first. Raises Unauthorized, whose text says what to
+    do.
     """
     candidates = [(header, key, policies.tenant_for_key(key)) for header, key in _keys(headers)]
     if not candidates:
@@ -108,7 +108,7 @@ def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
 
 
 def namespace(policy: Policy, key: bytes | None) -> str:
-    """Where this caller's records are kept: the tenant's name, and what only the holder of the key can derive."""
+    """The namespace of a caller's records: the tenant's name, and a digest that only the key's holder can derive."""
     if policy.share_namespace:
         return policy.tenant
     caller = hmac.digest(key, _NAMESPACE, "sha256").hex()[:16] if key is not None else "anonymous"
@@ -116,10 +116,7 @@ def namespace(policy: Policy, key: bytes | None) -> str:
 
 
 def retention(namespace: str, policies: Policies) -> float | None:
-    """For how many seconds records of `namespace` are kept; None: for ever.
-
-    Nobody has said that records of a tenant without a policy may go, so they stay.
-    """
+    """How many seconds records of `namespace` are kept. None: forever, as for tenants that no longer have a policy."""
     owners = {namespace, _CALLER.sub("", namespace)}
     return next((policy.retention for policy in policies.all() if policy.tenant in owners), None)
 
@@ -127,8 +124,8 @@ def retention(namespace: str, policies: Policies) -> float | None:
 def allowed(path: bytes, policy: Policy, method: str) -> bool:
     """Whether a request for `path` (raw, without the query) may go upstream.
 
-    Never with a dot segment. With the client's own key, all else; with the tenant's in its place only inference, the
-    list of models and what `relay` names, because others' files and stored replies live behind the same key.
+    A path with a dot segment may not. With the client's own key every other path may; with the tenant's key only
+    inference, the list of models and the paths in `relay`, because that key also opens other callers' data.
     """
     if _climbs(path):
         return False
@@ -153,16 +150,16 @@ def _anonymous(policies: Policies) -> Tenant:
 
 
 def _keys(headers: Iterable[Header]) -> Iterator[Header]:
-    """The header's lower-case name and the key, for every key in the request, in the order of `_KEY_HEADERS`."""
+    """The header's lower-case name and the key, for every key in the request, in the order of `KEY_HEADERS`."""
     found = [(name.lower(), value.strip()) for name, value in headers]
-    for header in _KEY_HEADERS:
+    for header in KEY_HEADERS:
         for name, value in found:
             if name == header and (key := _bearer(value) if header == _AUTHORIZATION else value):
                 yield header, key
 
 
 def _bearer(value: bytes) -> bytes:
-    """The token of `Bearer TOKEN`. Another scheme's value is as good a sign of who is asking, so it is taken whole."""
+    """The token of `Bearer TOKEN`. Any other value identifies the caller as well, so it is used whole."""
     scheme, _, token = value.partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else value
 

@@ -7,7 +7,7 @@ An attempt is one of the latter two: the request as it came, with or without a p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -21,7 +21,7 @@ from proxy.regex import Budget
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.turn_io import RequestTurnIO
 from proxy.telemetry.outcome import Kind, Outcome, StoreError, ToolUse
-from proxy.upstream.headers import Headers
+from proxy.upstream.headers import Header
 
 if TYPE_CHECKING:
     from proxy.requests.exchange import Exchange
@@ -63,7 +63,7 @@ class AsItCame(msgspec.Struct, frozen=True):
         """Of the messages; 0 where they were not counted."""
         return self.planned.tokens if self.planned else 0
 
-    def headers(self) -> Headers:
+    def headers(self) -> Sequence[Header]:
         """Ours, for the client's reply."""
         return offload_headers(self.planned, self.tokens, 0, 0) if self.planned else [(b"x-offload-mode", b"off")]
 
@@ -113,7 +113,7 @@ class Rewritten(msgspec.Struct, frozen=True):
     def spent(self) -> Usage:
         return self.turn.spent
 
-    def headers(self) -> Headers:
+    def headers(self) -> Sequence[Header]:
         """Ours, for the client's reply."""
         return rendered_headers(self.rendered)
 
@@ -121,12 +121,12 @@ class Rewritten(msgspec.Struct, frozen=True):
 Attempt = AsItCame | Rewritten
 
 
-def rendered_headers(rendered: RenderedRequest) -> Headers:
+def rendered_headers(rendered: RenderedRequest) -> Sequence[Header]:
     """Ours, for the reply to a rewritten request."""
     return offload_headers(rendered.history, rendered.tokens, rendered.compacted(), rendered.compressed())
 
 
-def offload_headers(planned: PlannedRequest, after: int, compacted: int, compressed: int) -> Headers:
+def offload_headers(planned: PlannedRequest, after: int, compacted: int, compressed: int) -> Sequence[Header]:
     """What was done to a planned request: `after` is its messages' tokens as sent."""
     return [
         (b"x-offload-mode", planned.policy.offload.mode.value.encode()),

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
 
-from proxy.errors import BodyTooLarge, Fault, ProxyError
+from proxy.errors import BodyTooLarge, Fault, OffloadError, ProxyError
 from proxy.telemetry.outcome import Kind, Outcome
-from proxy.upstream.headers import Header, Headers, without
+from proxy.upstream.headers import Header, Headers
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -33,7 +33,7 @@ class Raw(TypedDict):
     """A request as the client wrote it, and word of the client when it hangs up."""
 
     target: bytes
-    headers: Headers
+    headers: Sequence[Header]
     watch: Callable[[Callable[[], object]], Callable[[], object]]
     """Have this called when the client hangs up, or soon if it has; what comes back takes that back."""
     body: Account
@@ -46,7 +46,7 @@ only to who waits for it: a task for each request; and the account of the body's
 where a body ends before it is whole: too slow, too much at once, or not what HTTP allows."""
 
 
-class ClientGone(Exception):
+class ClientGone(OffloadError):
     """The client hung up: nobody is left to reply to."""
 
 
@@ -68,7 +68,7 @@ class Exchange:
         """Raw path and query."""
         self.path = self.target.partition(b"?")[0]
         """Raw, without the query."""
-        self.headers: Headers = list(raw["headers"] if raw else scope["headers"])
+        self.headers = Headers(raw["headers"] if raw else scope["headers"])
         """In the client's case, if the server tells."""
         self.request_id = f"req_{os.urandom(16).hex()}"
         self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
@@ -218,11 +218,11 @@ class Exchange:
             self._first_byte = time.perf_counter()
         await self._send(message)
 
-    async def start(self, status: int, headers: Headers) -> None:
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
         """Begin the reply. Framing and `Connection` are the server's."""
         if status == 304:
             # Its Content-Length is that of a body not sent (RFC 9110, 8.6); uvicorn would insist on the body.
-            headers = without(headers, (b"content-length",))
+            headers = Headers(headers).without((b"content-length",))
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:

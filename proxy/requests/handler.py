@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -35,7 +35,7 @@ from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import RequestTurnIO
 from proxy.telemetry import logs
 from proxy.upstream.content_encoding import decoded
-from proxy.upstream.headers import reply_headers
+from proxy.upstream.headers import Header, reply_headers
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
@@ -183,7 +183,7 @@ class _Request:
             await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event)
             return None
 
-    async def _pass_on(self, refusal: Refusal, ours: Headers) -> None:
+    async def _pass_on(self, refusal: Refusal, ours: Sequence[Header]) -> None:
         """Answer the client with upstream's refusal: its status, headers and body."""
         await self._client.start(refusal.status, reply_headers(refusal.headers, ours))
         await self._client.finish(refusal.body)
@@ -246,5 +246,5 @@ def _held_back(headers: Headers, policy: Policy) -> Reason:
     """Why a request must go as it came, if the client or the policy says so."""
     if policy.offload.mode is Mode.OFF:
         return Reason.OFF
-    said = {value.strip().lower() for name, value in headers if name.lower() == b"x-offload"}
+    said = {value.strip().lower() for value in headers.get_all(b"x-offload")}
     return Reason.HEADER if b"off" in said else Reason.NONE

@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.core import summary
 from proxy.core.summary import Section, SummaryAnswer, Unusable
-from proxy.errors import Fault, Overloaded, UpstreamFault
+from proxy.errors import Fault, OffloadError, Overloaded, UpstreamFault
 from proxy.lru import Lru
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.threads import WorkPool
@@ -89,7 +89,7 @@ class Spent(msgspec.Struct):
         self.cached_tokens += answer.cached_tokens
 
 
-class Failed(Exception):
+class Failed(OffloadError):
     """There is no usable snapshot; the text says why."""
 
 

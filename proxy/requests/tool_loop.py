@@ -16,12 +16,12 @@ from proxy.core import sse
 from proxy.core.history import ToolCall
 from proxy.core.turn import Broken, State
 from proxy.dialects import Turn
-from proxy.errors import BadEncoding, ProxyError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
+from proxy.errors import BadEncoding, OffloadError, ProxyError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.requests import passthrough
 from proxy.requests.exchange import Exchange
 from proxy.upstream import content_encoding
 from proxy.upstream.client import UpstreamReply, decoded
-from proxy.upstream.headers import Headers, reply_headers, without
+from proxy.upstream.headers import Header, Headers, reply_headers
 
 HEARTBEAT = 15.0
 """Seconds of silence after which the client gets a comment: many give up on a stream after 30 to 60 silent seconds."""
@@ -41,7 +41,7 @@ LAST_BYTES = 0.2
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
 
 
-class Refusal(Exception):
+class Refusal(OffloadError):
     """Upstream did not answer 200, and nothing has been sent to the client yet. `body` is as it came."""
 
     def __init__(self, status: int, headers: Headers, body: bytes) -> None:
@@ -52,7 +52,7 @@ class Refusal(Exception):
 
     def said(self) -> bytes:
         """The body's beginning, decompressed; as it came where that fails."""
-        encoding = b",".join(value for name, value in self.headers if name.lower() == b"content-encoding")
+        encoding = b",".join(self.headers.get_all(b"content-encoding"))
         try:
             return content_encoding.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
         except BadEncoding:
@@ -71,7 +71,7 @@ class TurnIO(Protocol):
     async def remember(self, turn: Turn) -> None:
         """Record what the finished turn hid. The client's reply ends afterwards."""
 
-    def headers(self, turn: Turn) -> Headers:
+    def headers(self, turn: Turn) -> Sequence[Header]:
         """Ours, for the client's reply."""
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
@@ -104,7 +104,7 @@ async def converse(
 
 
 async def pass_on(
-    reply: UpstreamReply, client: Exchange, ours: Headers, error_event: Callable[[ProxyError], bytes]
+    reply: UpstreamReply, client: Exchange, ours: Sequence[Header], error_event: Callable[[ProxyError], bytes]
 ) -> None:
     """Hand on a reply to the client's own request, byte for byte. A stream that breaks off gets an error event at its
     end. Raises UpstreamFault."""
@@ -173,7 +173,7 @@ class _Conversation:
         self._line = line
         self._io = io
         self._large = large
-        self._headers: Headers = []
+        self._headers = Headers()
         self._status = 200
         self._whole = 0  # bytes of a reply that is not a stream
 
@@ -219,7 +219,7 @@ class _Conversation:
                 else:
                     raise
             except (UpstreamUnreachable, UpstreamBroken):
-                await asyncio.sleep(_pause([], attempt))
+                await asyncio.sleep(_pause(Headers(), attempt))
         return await self._ask(body)
 
     # -- reading --
@@ -267,8 +267,8 @@ class _Conversation:
             await self._line.start(self._status, self._reply_headers([(b"content-length", b"%d" % len(last))]))
         await self._line.finish(last)
 
-    def _reply_headers(self, more: Headers) -> Headers:
-        headers = without(self._headers, (b"content-length", b"content-encoding"))
+    def _reply_headers(self, more: Sequence[Header]) -> Headers:
+        headers = self._headers.without((b"content-length", b"content-encoding"))
         return reply_headers(headers, [*self._io.headers(self._turn), *more])
 
 
@@ -290,12 +290,12 @@ def _usable() -> Iterator[None]:
 
 def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
     """Whether a reply is a stream, by its content type; `otherwise` where that does not say."""
-    kinds = b" ".join(value.lower() for name, value in reply.headers if name.lower() == b"content-type")
+    kinds = b" ".join(reply.headers.get_all(b"content-type")).lower()
     return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
 
 
 def _is_compressed(reply: UpstreamReply) -> bool:
-    return any(name.lower() == b"content-encoding" for name, _ in reply.headers)
+    return bool(reply.headers.get_all(b"content-encoding"))
 
 
 async def body(reply: UpstreamReply) -> bytes:
@@ -324,7 +324,7 @@ def _is_passing(status: int) -> bool:
 
 def _pause(headers: Headers, attempt: int) -> float:
     """Seconds until the next try: as upstream says, or twice as long each time."""
-    said = next((value.decode("latin-1") for name, value in headers if name.lower() == b"retry-after"), "")
+    said = headers.get(b"retry-after").decode("latin-1")
     seconds = _retry_after(said)
     return FIRST_RETRY * 2**attempt if seconds is None else min(max(seconds, 0.0), LONGEST_RETRY)
 

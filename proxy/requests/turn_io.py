@@ -21,7 +21,7 @@ from proxy.requests import tool_loop
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
 from proxy.telemetry.outcome import ToolUse
-from proxy.upstream.headers import Headers, without
+from proxy.upstream.headers import Header, Headers
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
@@ -44,7 +44,7 @@ class RequestTurnIO:
         tenant: Tenant,
         ready: RenderedRequest,
         records: Records,
-        ours: Callable[[], Headers],
+        ours: Callable[[], Sequence[Header]],
         searching: Budget,
     ) -> None:
         self._services = services
@@ -71,7 +71,7 @@ class RequestTurnIO:
     def _request(self, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
         return rewritten(self._services.relay.request(self._client, self._tenant, body), body, dropped)
 
-    def headers(self, turn: Turn) -> Headers:
+    def headers(self, turn: Turn) -> Sequence[Header]:
         """Our headers. In a reply that is not a stream, the number of hidden rounds is known and added."""
         whole = not self._history.request.stream
         return [*self._ours(), (b"x-offload-rounds", b"%d" % turn.rounds)] if whole else self._ours()
@@ -152,8 +152,8 @@ class RequestTurnIO:
 
 def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
     """The client's own request with another body, without the headers in `dropped`."""
-    kept = without(request.headers, dropped)
-    headers = [*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))]
+    kept = request.headers.without(dropped)
+    headers = Headers((*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))))
     return msgspec.structs.replace(request, content=body, headers=headers)
 
 

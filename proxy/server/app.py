@@ -1,21 +1,19 @@
-"""The ASGI application: who may ask, then chat, relay, or one of our own routes.
+"""The ASGI application: checks who may ask, and hands the request to chat, relay, an operation or one of our routes.
 
-Own routes are Starlette's. What goes upstream goes around it: routing by pattern costs more there than it gives, and
-no route may come between a client's bytes and upstream.
+Starlette serves our own routes. Proxied requests bypass its router: matching patterns would cost time and give nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -39,8 +37,10 @@ from proxy.requests.services import Services
 from proxy.requests.snapshots import Snapshots
 from proxy.requests.summarizer import Spent, Summarizer, SummaryJob, summary_outcome
 from proxy.requests.upstream_limits import UpstreamLimits
-from proxy.server import health, origin
+from proxy.server import origin
+from proxy.server.health import DeepHealth
 from proxy.server.inbound import COME_BACK
+from proxy.server.lifespan import running, settled
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.retention import Sweeper
@@ -64,34 +64,31 @@ _OURS = frozenset((b"/health", b"/metrics", b"/openapi.json", b"/_offload"))
 _RESERVED = b"/_offload/"
 
 BACKGROUND = 1_000
-"""Tasks beside the requests at once: writing originals."""
+"""Most background tasks at once, such as writing originals."""
 
 SNAPSHOT_BUDGET = 10.0
-"""Seconds that storing a snapshot may take: it was paid for, and nobody waits for it."""
+"""Seconds that storing a snapshot may take. A model was paid for it, and no request waits for it."""
 
 UPLOADS_SHARE = 4
-"""A tenant's uploads, bodies too large to be collected, get one of so many of its places."""
+"""A tenant's uploads, whose bodies are too large to collect, get one in so many of its places."""
 
 LEAST_GRACE = 1.0
-"""Seconds that what goes on beside the requests has to end, where they took all of the drain timeout."""
+"""Seconds that background tasks get to end when the requests have used up the drain timeout."""
 
 
 class Handler(Protocol):
-    """What becomes of an admitted request.
-
-    It replies and records one outcome; or raises ProxyError or ClientGone before it has done either.
-    """
+    """Serves an admitted request: replies and records one outcome, or raises ProxyError or ClientGone before both."""
 
     async def __call__(self, client: Exchange, tenant: Tenant) -> None: ...
 
 
 def build(settings: Settings) -> App:
-    """The application. Raises UserMistake for settings and policies that cannot be taken; opens nothing yet."""
+    """The application, with nothing opened yet. Raises UserMistake for settings and policies that cannot be used."""
     return App(settings)
 
 
 class App:
-    """One process's application, and all that its requests share."""
+    """The application of one process, and everything that its requests share."""
 
     def __init__(self, settings: Settings) -> None:
         self._admin_token = settings.admin_token
@@ -106,6 +103,7 @@ class App:
         self._store = Guarded(
             store, warn=logs.Limited(logger), retention=self._retention, count_damaged=self._metrics.damaged
         )
+        self._deep_health = DeepHealth(self._store, settings.environment)
         self._metrics.watch_store(lambda: self._store.state)
         self._metrics.watch_cache("store", lambda: self._store.memory.size)
         self._tokens = Tokens()
@@ -138,7 +136,7 @@ class App:
         self._body_limit = settings.body_limit
         self._ending_since: float | None = None
         self.hangs = False
-        """Whether, at the end, something did not let go; the log says what."""
+        """Whether something hung when the process ended; the log names it."""
         self._under_way: Counter[str] = Counter()
         self._uploads: Counter[str] = Counter()
         self._own = self._own_routes()
@@ -152,7 +150,7 @@ class App:
             await self._own(scope, receive, send)
 
     async def _guarded(self, client: Exchange) -> None:
-        """The outermost edge: whatever happens inside, the client gets a whole reply or sees that it is not whole."""
+        """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""
         if client.path in operations.PATHS:
             client.fault_body = operations.refusal()
         elif dialect := for_request(client.method, client.path):
@@ -163,7 +161,7 @@ class App:
             else:
                 await self._admit(client)
         except asyncio.CancelledError:
-            # Only the server cancels, when the time for draining is over; nothing is behind us that could hear of it.
+            # Only the server cancels, when the drain timeout is over; no caller is left to see the exception.
             await _apologise(client, Overloaded("The proxy is shutting down", retry_after=COME_BACK))
         except Exception:
             logger.exception("a bug, at request %s", client.request_id)
@@ -195,7 +193,7 @@ class App:
             self._record(_refused(client, tenant, Fault.CLIENT_GONE))
 
     def _handler(self, client: Exchange, tenant: Tenant) -> Handler:
-        """Whose request it is to serve. Raises ClientFault where nobody's."""
+        """The handler of this request. Raises ClientFault if there is none."""
         if client.path in operations.PATHS:
             operations.check_caller(tenant)
             return self._operations
@@ -204,7 +202,7 @@ class App:
         return self._chats[dialect.name] if dialect else self._relay
 
     def _tenant(self, client: Exchange) -> Tenant:
-        """Who asks. Raises ClientFault where they may not."""
+        """The tenant of this request. Raises ClientFault for callers who may not use the proxy."""
         if client.wants_upgrade:
             raise Unsupported("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
         tenant = self._callers.identify(client.headers, self._book.current)
@@ -213,15 +211,15 @@ class App:
         return tenant
 
     def _check_origin(self, client: Exchange) -> None:
-        """Raises ForeignSite where a page in the browser of somebody on this machine may be asking."""
+        """Raises ForeignSite if a web page in a browser on this machine may have sent this."""
         origin.check(client.headers, client.written_target, self._allowed_hosts)
 
     @contextmanager
     def _slot(self, policy: Policy, *, uploads: bool) -> Iterator[None]:
-        """One of the tenant's places in this process. Raises Overloaded where all are taken.
+        """Hold one of the tenant's places in this process. Raises Overloaded if all are taken.
 
-        It is taken once the body is there. Uploads, whose bodies go on as they come, may take some of the places only:
-        who sends slowly shuts nobody else out.
+        A request takes its place when its body is complete. Uploads are forwarded while they arrive, so they may take
+        only some of the places: slow senders then cannot shut out the tenant's other requests.
         """
         places = policy.limits.concurrent_requests
         uploading = max(1, places // UPLOADS_SHARE)
@@ -243,11 +241,11 @@ class App:
                 self._uploads[policy.tenant] -= 1
 
     def ending(self) -> None:
-        """The process was told to end: the drain timeout counts from now, for requests and all beside them."""
+        """The process was told to end: the drain timeout starts now, for requests and background tasks."""
         self._ending_since = time.monotonic()
 
     def flush(self) -> None:
-        """Write down what is known of requests so far."""
+        """Write the metrics and log lines of the requests so far."""
         self._ledger.flush()
 
     async def _recall_snapshot(self, key: str) -> bytes | None:
@@ -257,7 +255,7 @@ class App:
         return await Records(self._store.visit(SNAPSHOT_BUDGET), "").keep_snapshot(key, value)
 
     def _summarized(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
-        """A summary's entry in the ledger: it is billed beside the requests that it saves tokens for."""
+        """Record a summary: it is billed separately from the requests that it saves tokens for."""
         self._record(summary_outcome(job, spent, fault, seconds))
         if fault:
             logs.event(logger, "no summary", logging.WARNING, tenant=job.tenant, model=job.model, reason=fault)
@@ -280,8 +278,8 @@ class App:
         if request.query_params.get("deep", "0") in ("", "0", "false"):
             return JSONResponse({"status": "healthy"})
         self._require_operator(request)
-        well, page = await health.deep(self._store, self._upstream, self._book.current.all())
-        return JSONResponse(page, 200 if well else 503)
+        healthy, page = await self._deep_health.check(self._book.current.all())
+        return JSONResponse(page, 200 if healthy else 503)
 
     async def _describe(self, request: Request) -> Response:
         return Response(operations.description(), media_type="application/json")
@@ -293,7 +291,7 @@ class App:
         return Response(page, media_type=kind)
 
     def _require_operator(self, request: Request) -> None:
-        """Raises Forbidden for callers who neither have the admin token nor are on this machine, not as a web page."""
+        """Raises Forbidden unless the caller has the admin token, or is on this machine and not a web page."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._admin_token and hmac.compare_digest(given.encode(), self._admin_token.encode()):
             return
@@ -310,15 +308,15 @@ class App:
             held.callback(self._threads.close)
             await held.enter_async_context(self._upstream)
             held.push_async_callback(self._finish)
-            await held.enter_async_context(_running(self._book.watch()))
+            await held.enter_async_context(running(self._book.watch()))
             if not expires_by_itself(self._store_url):
                 sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
-                await held.enter_async_context(_running(sweeper.run()))
-            held.enter_context(_settled())
+                await held.enter_async_context(running(sweeper.run()))
+            held.enter_context(settled())
             yield
 
     async def _finish(self) -> None:
-        """Let what goes on beside the requests end, all in the same time."""
+        """Let background tasks end, all within the same time."""
         since = self._ending_since
         left = self._drain if since is None else max(self._drain - (time.monotonic() - since), LEAST_GRACE)
         await asyncio.gather(self._summarizer.close(left), self._background.close(left))
@@ -327,49 +325,17 @@ class App:
         self.hangs = not await self._store.close()
 
 
-@contextmanager
-def _settled() -> Iterator[None]:
-    """Spare the garbage collector what start-up has made, which stays for good.
-
-    The collector went through all of that again and again: without, the 99th percentile of 64 requests at once was
-    half as long again.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-@asynccontextmanager
-async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """`work` in the background, cancelled at the end. Its failure is a bug that must not go unseen."""
-    task = asyncio.create_task(work)
-    task.add_done_callback(_report)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()):
-        logger.error("background work ended", exc_info=error)
-
-
 def _refused(client: Exchange, tenant: Tenant | None, fault: Fault) -> Outcome:
     known = (tenant.name, tenant.namespace) if tenant else ()
     return client.completed(client.outcome(Kind.REFUSED, *known), fault)
 
 
 async def _unheard(_: Message) -> None:
-    """Nothing is sent by whoever only looks at a request."""
+    """An ASGI `send` that drops the message: an Exchange needs one even if nobody replies."""
 
 
 async def _apologise(client: Exchange, error: ProxyError) -> None:
-    """Say it if nothing was said yet; a reply under way stays unfinished, and the server cuts it off."""
+    """Reply with the error if no reply has begun. One that has begun stays unfinished, and the server cuts it off."""
     if not client.status and not client.gone:
         await client.fail(error)
 
@@ -378,7 +344,7 @@ async def _in_openais_shape(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         fault = ClientFault(error.detail)
         return Response(fault.body(), error.status_code, error.headers, media_type="application/json")
-    # Anything else is a bug, that Starlette raises on to the outermost edge to be logged.
+    # Anything else is a bug. Starlette raises it again, and the outermost edge logs it.
     said = error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
     return Response(said.body(), said.status, media_type="application/json")
 
@@ -396,13 +362,13 @@ async def _refuse_websocket(scope: Scope, send: Send) -> None:
 def _check_path(client: Exchange, policy: Policy) -> None:
     if not allowed(client.path, policy, client.method):
         raise Forbidden(
-            "This path is not relayed: it has dot segments, or what lies there belongs to all who share this "
-            "proxy's key. Its operator can open it with `relay` in the policy."
+            "This path is not relayed: it has dot segments, or everyone who shares this proxy's key could reach each "
+            "other's data there. The operator can open it with `relay` in the policy."
         )
 
 
 def _is_local(request: Request) -> bool:
-    """Whether the caller sits on this machine, and is not another proxy here that speaks for somebody else."""
+    """Whether the caller is on this machine, and is not a proxy here that forwards a request from elsewhere."""
     if request.client is None or {"x-forwarded-for", "forwarded", "x-real-ip"} & set(request.headers.keys()):
         return False
     return ip_address(request.client.host).is_loopback

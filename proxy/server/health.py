@@ -1,7 +1,7 @@
-"""Deep health: whether what the proxy depends on answers now. Asked by people and monitors, never by the chat path.
+"""Deep health: whether the store and the upstreams answer now. People and monitors ask for it.
 
-A store that is down is no reason to take a replica out of service: requests are served all the same. So this is not
-for the probes of an orchestrator, which `/health` is for.
+It is not for an orchestrator's probes, which `/health` is for: without its store a replica still serves requests, so
+nothing is gained by taking it out of service.
 """
 
 from __future__ import annotations
@@ -11,54 +11,49 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxy.core.policy import Policy
-from proxy.errors import ProxyError, UpstreamFault
+from proxy.errors import UpstreamFault
 from proxy.stores.guarded import Guarded
-from proxy.upstream.client import UpstreamClient, UpstreamRequest
+from proxy.upstream.models import ModelsClient
 
 SECONDS = 2.0
-"""For all checks together, as they are made side by side."""
+"""For all checks together: they run side by side."""
 
 UPSTREAMS = 100
-"""Asked at most: policies may have thousands."""
+"""Most upstreams that are asked: policies may name thousands."""
 
 
-async def deep(store: Guarded, upstream: UpstreamClient, policies: Iterable[Policy]) -> tuple[bool, Mapping[str, Any]]:
-    """Whether all is well, and the page that says what is not: null where something answers, else the reason."""
-    addresses = sorted({address for policy in policies for address in _addresses(policy)})[:UPSTREAMS]
-    fault, *faults = await asyncio.gather(
-        store.check(SECONDS), *(_upstream_fault(upstream, address) for address in addresses)
-    )
-    well = fault is None and not any(faults)
-    return well, {
-        "status": "healthy" if well else "degraded",
-        "store": {"fault": fault, "breaker": store.state},
-        "upstreams": dict(zip(addresses, faults, strict=True)),
-    }
+class DeepHealth:
+    """Asks the store and every upstream that a policy names, without anybody's key."""
+
+    def __init__(self, store: Guarded, environment: Mapping[str, str]) -> None:
+        self._store = store
+        self._environment = environment
+        self._client: ModelsClient | None = None
+
+    async def check(self, policies: Iterable[Policy]) -> tuple[bool, Mapping[str, Any]]:
+        """Whether everything answers, and a page with the reason for each that does not, null for each that does."""
+        addresses = sorted({address for policy in policies for address in _addresses(policy)})[:UPSTREAMS]
+        if self._client is None:  # made only now, because few processes are ever asked for their deep health
+            self._client = await asyncio.to_thread(ModelsClient, self._environment)
+        fault, *faults = await asyncio.gather(
+            self._store.check(SECONDS), *(_upstream_fault(self._client, address) for address in addresses)
+        )
+        healthy = fault is None and not any(faults)
+        return healthy, {
+            "status": "healthy" if healthy else "degraded",
+            "store": {"fault": fault, "breaker": self._store.state},
+            "upstreams": dict(zip(addresses, faults, strict=True)),
+        }
 
 
 def _addresses(policy: Policy) -> Iterable[str]:
     return policy.upstream.base_url, *(rule.upstream.base_url for rule in policy.rules)
 
 
-async def _upstream_fault(upstream: UpstreamClient, address: str) -> str | None:
-    """Without anybody's key: 401 is an answer as good as any, as long as the server itself does not say it is ill."""
-    request = UpstreamRequest(
-        method="GET",
-        url=address.rstrip("/") + "/models",
-        headers=[],
-        content=b"",
-        connect_timeout=SECONDS,
-        first_byte_timeout=SECONDS,
-        idle_timeout=SECONDS,
-    )
+async def _upstream_fault(client: ModelsClient, address: str) -> str | None:
+    """Any status below 500 is fine, 401 included: the server is there, and nobody's key was sent."""
     try:
-        async with asyncio.timeout(SECONDS):
-            reply = await upstream.send(request)
-            await reply.aclose()
-    except TimeoutError:
-        return f"no answer within {SECONDS:g} s"
+        status = await client.status(address, SECONDS)
     except UpstreamFault as fault:
         return fault.detail or fault.message
-    except ProxyError as error:
-        return error.message
-    return f"answered {reply.status}" if reply.status >= 500 else None
+    return f"answered {status}" if status >= 500 else None

@@ -1,7 +1,7 @@
-"""Whether a web page sent a request: a browser lends it this machine's loopback address and the proxy's own key. Pure.
+"""Detects requests that a web page sent: through a browser, pages can reach loopback and use the proxy's own key. Pure.
 
-A page needs nobody's leave to POST text to `127.0.0.1`, and a page whose name is rebound to `127.0.0.1` reads the reply
-too. The first gives itself away by `Origin` or `Sec-Fetch-Site`, the second by `Host`: browsers let no page set these.
+Any page may POST text to `127.0.0.1`, and a page whose name was rebound to `127.0.0.1` can also read the reply.
+`Origin` or `Sec-Fetch-Site` reveals the first and `Host` the second: browsers do not let pages set these headers.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from proxy.errors import ForeignSite
 from proxy.upstream.headers import Header
 
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::[0-9]*)?")
-"""Host and port (RFC 3986, 3.2), in lower case. With user information in front, no browser sends it."""
+"""Host and port (RFC 3986, 3.2), in lower case. Browsers never send user information in it."""
 
 _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_AUTHORITY.pattern}")
-"""RFC 6454, 6.2. `null` is none: that is how sandboxed frames and local files call themselves."""
+"""RFC 6454, 6.2. `null`, the origin of sandboxed frames and local files, does not match."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address, as in `--host` or in a URL, stands for the machine that it is used on."""
+    """Whether a host name or address, as in `--host` or in a URL, is loopback."""
     name = host.lower().removesuffix(".")
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, 6.3
         return True
@@ -36,8 +36,8 @@ def is_loopback(host: str) -> bool:
 def check(headers: Iterable[Header], target: bytes, allowed: Collection[str]) -> None:
     """Raises ForeignSite for a request that a foreign page may have sent.
 
-    `target` is the request's, as it was written; `allowed` are host names in lower case, besides those of loopback.
-    A request without `Host` (HTTP/1.0) is no browser's. A known `Origin` outweighs `Sec-Fetch-Site`: to a browser,
+    `target` is the raw request target; `allowed` are lower-case host names in addition to loopback's. A request
+    without `Host` (HTTP/1.0) comes from no browser. A known `Origin` outweighs `Sec-Fetch-Site`: to a browser,
     `localhost` and `127.0.0.1` are two sites.
     """
     said = [(name.lower(), value.decode("latin-1").strip().lower()) for name, value in headers]
@@ -56,7 +56,7 @@ def check(headers: Iterable[Header], target: bytes, allowed: Collection[str]) ->
 
 
 _HINT = (
-    "Who runs it can allow a host name, such as host.docker.internal or that of a web page, with "
+    "The operator can allow a host name, such as host.docker.internal or that of a web page, with "
     "--allowed-hosts NAME,NAME or OFFLOAD_ALLOWED_HOSTS."
 )
 
@@ -73,4 +73,4 @@ def _shown(text: str) -> str:
 
 
 _LONGEST = 100
-"""Characters of the caller's own that an error repeats."""
+"""Most characters of the caller's text that an error repeats."""

@@ -39,7 +39,7 @@ from proxy.requests.exchange import RAW, Exchange, Raw
 from proxy.server.inbound import IDLE_SECONDS, Inbound
 
 if TYPE_CHECKING:
-    from proxy.upstream.headers import Headers
+    from proxy.upstream.headers import Header
 
 HEAD_BYTES = 64 * 1024
 """Of a request's line and headers, of its trailers, and of what stands between two pieces of its body. Twice what
@@ -81,7 +81,7 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 class ExactProtocol(HttpToolsProtocol):
     """uvicorn's, that also hands over what ASGI's scope loses of a request; see `client.RAW`."""
 
-    raw_headers: Headers
+    raw_headers: list[Header]
     cycle: Cycle | None  # type: ignore[assignment]
 
     def __init__(self, *args: Any, inbound: Inbound, **kwargs: Any) -> None:

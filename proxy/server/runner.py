@@ -1,8 +1,8 @@
 """Runs the application under uvicorn: one process or several, and how they end.
 
-SIGTERM and SIGINT drain: nobody new is let in, requests under way go on for the drain timeout at most. A grace later
-the process ends, whatever hangs in it, with 1 and a log line that names it. A second signal ends at once. SIGHUP
-reloads the policies, in every process.
+SIGTERM and SIGINT drain: no new requests are accepted, and those under way get the drain timeout. After a further grace
+the process ends even if something hangs; it then exits with 1 and logs what hung. A second signal ends it at once.
+SIGHUP reloads the policies, in every process.
 """
 
 from __future__ import annotations
@@ -45,29 +45,27 @@ _BACKLOG = 2048
 """Connections that may wait to be accepted, as uvicorn's own default."""
 
 _HEARTBEAT = 30
-"""Seconds within which a worker has to answer its supervisor, or is replaced. Generous: a replaced worker takes its
-requests with it."""
+"""Seconds within which a worker has to answer its supervisor, or it is replaced. Replacing a worker ends its requests,
+so this is generous."""
 
 _GRACE = 5.0
 """Seconds that a process gets on top of the drain timeout to close its store and its connections."""
 
 _MARGIN = 2.0
-"""Seconds more until the supervisor kills a worker, which can itself say best what hangs in it."""
+"""Further seconds until the supervisor kills a worker, so that the worker can log first what hangs in it."""
 
 _IDLE = os.path.join("concurrent", "futures", "thread.py")
-"""Where a pool's thread is that has nothing to do."""
+"""The file in which an idle thread of a pool waits."""
 
 OK, ENDED_EARLY = 0, 1
 
-logger = logging.getLogger(__name__)
-
 
 def serve(settings: Settings) -> int:
-    """Listen and serve until a signal says to stop. The exit code: 0, or 1 where a second signal cut requests off.
+    """Listen and serve until a signal. Returns the exit code: 0, or 1 if a second signal cut requests off.
 
-    Where something hangs at the end, it does not return: the process ends with 1.
+    If something hangs at the end, it does not return: the process exits with 1.
 
-    Raises UserMistake for what is wrong with the settings or the policies, or where the address cannot be had.
+    Raises UserMistake for errors in settings or policies, and if it cannot listen on the address.
     """
     _prepare(settings)
     app = build(settings)
@@ -102,7 +100,7 @@ def _worker(settings: Settings) -> ASGIApp:
 
 
 def _end_with_supervisor() -> None:
-    """Drain when the supervisor was killed: nobody else would tell this worker to, and it has the port."""
+    """Drain when the supervisor is gone: nobody else would stop this worker, which holds the port."""
     if supervisor := multiprocessing.parent_process():
         supervisor.join()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -110,18 +108,18 @@ def _end_with_supervisor() -> None:
 
 def _prepare(settings: Settings) -> None:
     logs.configure(settings.log_format)
-    # What uvicorn says at INFO is that it starts and stops. And that a reply was left unfinished it says as of a bug,
-    # but it is how we cut off a stream that upstream broke; the request's own line has the reason.
+    # At INFO, uvicorn logs only that it starts and stops. It also logs an unfinished reply as a bug, but that is how we
+    # cut off a stream that upstream broke; the request's own log line has the reason.
     logger = logging.getLogger("uvicorn.error")
     logger.setLevel(logging.WARNING)
     logger.addFilter(lambda record: record.msg != "ASGI callable returned without completing response.")
     if hasattr(signal, "SIGHUP"):
-        # Until the application listens to it: by default it would end the process.
+        # Until the application handles it: the default would end the process.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def config(settings: Settings, app: object) -> uvicorn.Config:
-    """uvicorn as it has to be for the relay to be exact; `app` is the application, or makes it."""
+    """uvicorn's configuration for an exact relay. `app` is the application, or a function that makes it."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=partial(ExactProtocol, inbound=Inbound(settings, logs.Limited(logger))),  # type: ignore[arg-type]
@@ -143,7 +141,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]  # it would name the address once more
+        reason = str(error.strerror).partition(" (while")[0]  # it repeats the address
         raise UserMistake(f"cannot listen on {_address(host, port)}: {reason}") from error
     listener.set_inheritable(True)
     return listener
@@ -160,7 +158,7 @@ def _address(host: str, port: int) -> str:
 
 
 class _Ending:
-    """The application of a process that ends in time, whatever hangs in it."""
+    """An application whose process ends in time even if something in it hangs."""
 
     def __init__(self, app: App, settings: Settings) -> None:
         self._app = app
@@ -173,14 +171,14 @@ class _Ending:
 
         async def sent(message: Message) -> None:
             if message["type"] == "lifespan.shutdown.complete" and self._app.hangs:
-                self._end()  # the store has said what it is
+                self._end()  # the store has logged what it is
             await send(message)
 
         self._listen()
         await self._app(scope, receive, sent)
 
     def _listen(self) -> None:
-        """Hear of the signals that end the process, before the server does, whose handlers stand by now."""
+        """Wrap the server's handlers of the signals that end the process; they are installed by now."""
         for number in (signal.SIGINT, signal.SIGTERM):
             if callable(before := signal.getsignal(number)):
                 signal.signal(number, partial(self._told, before))
@@ -199,7 +197,7 @@ class _Ending:
         self._end()
 
     def _end(self) -> None:
-        """At once: the interpreter would wait for threads that never end."""
+        """Exit at once: the interpreter would wait for threads that never end."""
         with suppress(Exception):
             self._app.flush()
         logging.shutdown()
@@ -207,7 +205,7 @@ class _Ending:
 
 
 def _busy() -> str:
-    """Where the threads are that keep the process from ending: names of functions, and nothing that they work on."""
+    """The functions in which threads keep the process from ending: names only, none of their data."""
     frames = sys._current_frames()
     held = ((thread, frames.get(thread.ident or 0)) for thread in threading.enumerate() if not thread.daemon)
     places = [
@@ -219,7 +217,7 @@ def _busy() -> str:
 
 
 class _Server(uvicorn.Server):
-    """One process, that says when it is ready and whose second signal ends it whatever the two are."""
+    """One process. It prints when it is ready, and any second signal ends it."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -227,7 +225,7 @@ class _Server(uvicorn.Server):
             _announce(sockets[0])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not remembered as uvicorn does, which raises the signals again at the end: the exit code is ours to give.
+        # uvicorn would remember the signals and raise them again at the end; we choose the exit code ourselves.
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -243,13 +241,13 @@ class _Supervisor(Multiprocess):
             _announce(self.sockets[0])
 
     def handle_hup(self) -> None:
-        """Policies reload in place; uvicorn would replace the workers."""
+        """Pass the signal on: policies reload in place, while uvicorn would replace the workers."""
         for process in self.processes:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGHUP)
 
     def terminate_all(self) -> None:
-        # Ours is a copy of the workers' socket, and as long as it is open connections are taken that nobody serves.
+        # This is a copy of the workers' socket. While it is open, connections are accepted that nobody serves.
         for listener in self.sockets:
             listener.close()
         super().terminate_all()

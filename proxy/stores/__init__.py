@@ -1,4 +1,4 @@
-"""Where write-once records are kept. Each outside engine has its one module here, imported only when it is used."""
+"""Stores of write-once records. Each engine has one module, which is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Entry", "Retention", "Store", "describe", "expires_by_itself", "fold
 
 
 def open_store(url: str, retention: Retention = lambda namespace: None, damaged: Damaged = lambda key: None) -> Store:
-    """The store that a URL or a folder's path names. Nothing is asked of the engine yet: it may come up later.
+    """The store of a URL or a folder's path. It is not connected yet: the engine may start later.
 
     A path or `file://…`; `redis://`, `rediss://`, `redis+sentinel://` (`redis.py`); `s3://`, `gs://`, `az://`
-    (`objects.py`). `retention` is asked anew for every put, so it may follow a reload of the policies. UserMistake for
-    a URL that cannot be taken and for a client that is not installed.
+    (`objects.py`). `retention` is called for every put, so it may follow a reload of the policies. Raises UserMistake
+    for a URL that cannot be used and for a client that is not installed.
     """
     scheme = _scheme(url)
     if scheme not in _OPENERS:
@@ -27,12 +27,12 @@ def open_store(url: str, retention: Retention = lambda namespace: None, damaged:
 
 
 def expires_by_itself(url: str) -> bool:
-    """Whether the engine forgets records after their retention, so that nobody need sweep."""
+    """Whether the engine itself deletes records after their retention, so that no sweep is needed."""
     return _scheme(url) in _REDIS
 
 
 def describe(url: str) -> str:
-    """The URL as it may be logged and shown: without user, password and query."""
+    """The URL without user, password and query, for logs."""
     parts = urlsplit(url)
     if not _scheme(url):
         return url
@@ -44,7 +44,7 @@ def _scheme(url: str) -> str:
 
 
 def folder_of(url: str) -> Path | None:
-    """The folder that is the store; None for another engine. UserMistake for a file's URL that has none."""
+    """The store's folder, or None for another engine. Raises UserMistake for a `file:` URL without a folder."""
     scheme = _scheme(url)
     if not scheme:
         return Path(url).expanduser()

@@ -1,4 +1,4 @@
-"""When to leave a failing engine alone. No I/O; the clock is passed in.
+"""A circuit breaker: stops calls to a failing engine for a while. No I/O; the clock is passed in.
 
     closed ──── `limit` failures in a row ────▶ open ◀──────────────┐
       ▲                                          │                  │
@@ -6,7 +6,7 @@
       │                                          ▼ through          │ goes by in silence
       └────────────── it succeeds ────────── half-open ─────────────┘
 
-Silence counts because whoever makes the probing call may be cancelled in the middle of it.
+Silence counts as a failure because the probing call may be cancelled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ State = Literal["closed", "open", "half-open"]
 
 
 class Breaker:
-    """Ask `admit` before every call, and report how it went."""
+    """Ask `admit` before every call, and report its result."""
 
     def __init__(
         self, *, limit: int = 5, pause_seconds: float = 5.0, clock: Callable[[], float] = time.monotonic
@@ -34,13 +34,13 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """Where it stands now."""
+        """The present state."""
         if self._closed:
             return "closed"
         return "half-open" if self._probing and self._clock() < self._next_probe else "open"
 
     def admit(self) -> bool:
-        """Whether a call may be made now. True in an open breaker makes it the one probe of this pause."""
+        """Whether a call may be made now. If the breaker is open, True makes the call this pause's only probe."""
         if self._closed:
             return True
         if self._clock() < self._next_probe:

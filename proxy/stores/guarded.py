@@ -1,4 +1,4 @@
-"""A store as the chat path uses it: it never raises, never makes a request wait for long, and asks nothing twice."""
+"""The store for the chat path: it never raises, never makes a request wait long, and remembers what it has read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBE = "health/probe/none"
 
 
 class Put(Enum):
-    """What became of a put. EXISTED: somebody was first, with bytes that may be others than these."""
+    """The result of a put. EXISTED: another writer was first, perhaps with other bytes."""
 
     WRITTEN = "written"
     EXISTED = "existed"
@@ -34,12 +34,11 @@ class Put(Enum):
 
 
 class Guarded:
-    """One process's guard over one store: memory and breaker, which all requests share.
+    """Guards one store in one process, with a memory and a breaker that all requests share.
 
-    `warn(kind, text)` is called for every fault; that it logs one a minute is its business. `budget_seconds`: how long
-    a request waits for the store in all. `refresh_seconds`: how long at most a put that was made is not made again,
-    though that would keep the record young; less where `retention` of its namespace is short. `count_damaged(kind)` is
-    called for every damaged record that is found.
+    `warn(kind, text)` is called for every fault and may log fewer. `budget_seconds` is how long a request waits for
+    the store in total. A put is not repeated within `refresh_seconds`, although that would renew the record's age, or
+    within less if the namespace's `retention` is short. `count_damaged(kind)` is called for every damaged record.
     """
 
     def __init__(
@@ -70,12 +69,12 @@ class Guarded:
         return self.breaker.state
 
     def visit(self, budget_seconds: float | None = None) -> Visit:
-        """What one request, or one task beside a request, asks of the store, within a budget of time."""
+        """A visit of one request or background task, with its own budget of time."""
         seconds = self._budget if budget_seconds is None else budget_seconds
         return Visit(self, Allowance(seconds, self._clock))
 
     async def check(self, seconds: float) -> str | None:
-        """Ask the engine itself, whatever the breaker says: None if it answers within `seconds`, else the reason."""
+        """Ask the engine even if the breaker is open. None if it answers within `seconds`, else the reason."""
         try:
             async with asyncio.timeout(seconds):
                 await self.store.get(PROBE)
@@ -87,18 +86,18 @@ class Guarded:
         return None
 
     def failed(self, operation: str, reason: str) -> str:
-        """Take note of a fault of the engine's; `reason` comes back."""
+        """Note a fault of the engine, and return `reason`."""
         self.breaker.failed()
         self._warn(f"store {operation}", f"store: {operation}: {reason}")
         return reason
 
     def damaged(self, key: str) -> None:
-        """Take note of a record that cannot be used, and so counts as absent. May be called in any thread."""
+        """Note a damaged record, which counts as absent. May be called in any thread."""
         self._count_damaged(key.split("/")[1])
         self._warn("store damaged", f"store: a damaged record counts as absent: {key}")
 
     async def close(self) -> bool:
-        """Close the store. False: something in it hangs; the log says what."""
+        """Close the store. False: something in it hangs, and the log names it."""
         try:
             await self.store.close()
         except StoreFault as fault:
@@ -108,7 +107,7 @@ class Guarded:
 
 
 class Visit:
-    """The dealings of one request with the store, in any number of tasks at once. Nothing here raises StoreFault."""
+    """One request's use of the store, in any number of tasks at once. Nothing here raises StoreFault."""
 
     def __init__(self, guarded: Guarded, allowance: Allowance) -> None:
         self._guarded = guarded
@@ -125,20 +124,20 @@ class Visit:
         return dict(self._errors)
 
     def anew(self) -> Visit:
-        """Another one, with all of its time before it."""
+        """A new visit with a full budget."""
         return Visit(self._guarded, self._allowance.anew())
 
     async def get(self, key: str, *, final: bool = False) -> bytes | Missing:
-        """The record. `final`: if it is absent now it will never be there, so do not ask again."""
+        """The record. `final`: if it is absent now it always will be, so do not ask again."""
         [value] = await self.get_many([key], final=final)
         return value
 
     async def get_many(
         self, keys: Sequence[str], *, final: bool = False, intact: Callable[[bytes], bool] = lambda value: True
     ) -> Sequence[bytes | Missing]:
-        """The records in the order of `keys`; only those that are not remembered are asked for, all at once.
+        """The records in the order of `keys`. Those that are not remembered are fetched together.
 
-        One that the store has and that is not `intact` counts as absent, and is deleted so that it can be put again.
+        A stored record that is not `intact` counts as absent, and is deleted so that it can be put again.
         """
         known = self._memory.recall(keys)
         unknown = [key for key in dict.fromkeys(keys) if key not in known]
@@ -146,17 +145,17 @@ class Visit:
         return [found[key] for key in keys]
 
     def was_put(self, key: str) -> bool:
-        """Whether a put of this record was made lately, so that another need not even be prepared."""
+        """Whether this record was put recently, so that another put need not be prepared."""
         return self._guarded.memory.was_put(key)
 
     def note_put(self, key: str) -> None:
-        """Remember for a while that this record, or all that this key stands for, was put."""
+        """Remember for a while that this record, or everything that the key represents, was put."""
         self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
 
     async def put(self, key: str, value: bytes, *, keep: bool = True, sure: bool = False) -> Put:
-        """Write the record if nobody has. `keep`: it will be read again, so remember it; False for originals.
+        """Write the record unless it exists. `keep`: remember it, because it will be read again; False for originals.
 
-        `sure`: ask the engine even if a put was made lately, as the record may have been deleted since.
+        `sure`: ask the engine even after a recent put, because the record may have been deleted since.
         """
         if not sure and self._memory.was_put(key):
             return Put.EXISTED
@@ -169,7 +168,7 @@ class Visit:
         return Put.WRITTEN if written else Put.EXISTED
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | Literal[Missing.FAILED]:
-        """The records as the engine has them now, None where absent. They push nothing out of what is remembered."""
+        """The engine's present records, None where absent. They are not remembered, so they displace nothing."""
         return await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
 
     async def list(self, prefix: str) -> Sequence[Entry] | Literal[Missing.FAILED]:
@@ -199,9 +198,9 @@ class Visit:
         return found
 
     async def _discard(self, key: str, value: bytes, final: bool) -> None:
-        """Delete a damaged record, if the store gives the same bytes once more.
+        """Delete a damaged record if a second read returns the same bytes.
 
-        Other bytes mean that the damage was on the way here, or that somebody has put a good one meanwhile.
+        Other bytes mean that the damage happened on the way, or that a good record was put meanwhile.
         """
         self._guarded.damaged(key)
         self._memory.forget(key)
@@ -211,7 +210,7 @@ class Visit:
                 self._memory.keep(key, Missing.ABSENT)
 
     async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | Literal[Missing.FAILED]:
-        """The one place where the engine is asked: within what is left of the budget, if the breaker lets it."""
+        """Ask the engine within the rest of the budget, if the breaker admits it. Every call goes through here."""
         if self._allowance.left <= 0:
             return self._missed(operation, StoreMiss.BUDGET)
         if not self._breaker.admit():
@@ -230,7 +229,7 @@ class Visit:
         return answer
 
     def _late(self, operation: StoreOperation) -> Literal[Missing.FAILED]:
-        """A request that asks for very much is no proof against an engine that has just answered it."""
+        """Only a timeout before the first answer is a fault: later, the request may just be asking for too much."""
         if not self._answered:
             self._guarded.failed(operation, "no answer in time")
         return self._missed(operation, StoreMiss.TIMEOUT)
@@ -241,7 +240,7 @@ class Visit:
 
 
 class Allowance:
-    """Seconds that may be spent waiting. What is waited for side by side counts once, as it does for the client."""
+    """Seconds that may be spent waiting. Concurrent waits count once, as they do for the client."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._whole = self._seconds = seconds
@@ -250,17 +249,17 @@ class Allowance:
         self._since = 0.0
 
     def anew(self) -> Allowance:
-        """As much again."""
+        """A full allowance of the same size."""
         return Allowance(self._whole, self._clock)
 
     @property
     def left(self) -> float:
-        """Seconds; zero or less where it is spent."""
+        """Seconds; zero or less if it is spent."""
         return self._seconds - (self._clock() - self._since if self._waiting else 0.0)
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Around what is waited for."""
+        """Count the time inside this block."""
         if not self._waiting:
             self._since = self._clock()
         self._waiting += 1

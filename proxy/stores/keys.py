@@ -1,4 +1,4 @@
-"""What a key may look like: `NAMESPACE/KIND/NAME`. No store need fear what was checked here."""
+"""The form of keys, `NAMESPACE/KIND/NAME`. A key that was checked here is safe for every store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IS_PREFIX = re.compile(rf"(?:{_PART}(?:/{_PART}){{0,2}}/?)?")
 
 
 def is_part(text: str) -> bool:
-    """Whether `text` can stand between two slashes of a key."""
+    """Whether `text` can be one part of a key."""
     return _IS_PART.fullmatch(text) is not None
 
 
@@ -23,19 +23,19 @@ def is_key(text: str) -> bool:
 
 
 def checked(key: str) -> str:
-    """`key` itself. ValueError where it is none: that is our own mistake and no fault of an engine."""
+    """`key` itself. Raises ValueError if it is not a key: that is our own bug, not a fault of the engine."""
     if not is_key(key):
         raise ValueError(f"not a key of the form NAMESPACE/KIND/NAME: {key!r:.300}")
     return key
 
 
 def checked_prefix(prefix: str) -> str:
-    """`prefix` itself, with which a key can begin (the empty one begins every key), else ValueError."""
+    """`prefix` itself. Raises ValueError if no key can begin with it."""
     if not _IS_PREFIX.fullmatch(prefix):
         raise ValueError(f"no key begins like this: {prefix!r:.300}")
     return prefix
 
 
 def namespace_of(key: str) -> str:
-    """The part of a key that tells whose record it is."""
+    """The namespace of a key: whose record it is."""
     return key.partition("/")[0]

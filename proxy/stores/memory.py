@@ -1,4 +1,4 @@
-"""What one process remembers of a store. Records never change; only one that is damaged is forgotten."""
+"""One process's memory of a store. Records never change, so only damaged ones are forgotten."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 from proxy.lru import Lru
 
 ENTRY_WEIGHT = 300
-"""Bytes that a remembered record costs besides its value."""
+"""Bytes that a remembered record takes besides its value."""
 
 PUTS = 50_000
-"""Keys remembered as put lately."""
+"""Keys remembered as recently put."""
 
 
 class Missing(Enum):
@@ -27,7 +27,7 @@ Absent = Literal[Missing.ABSENT]
 
 
 class Memory:
-    """Records that were read or written, final absences, and which puts were made lately."""
+    """Records that were read or written, final absences, and recent puts."""
 
     def __init__(self, limit_bytes: int, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._refresh = refresh_seconds
@@ -37,11 +37,11 @@ class Memory:
 
     @property
     def size(self) -> tuple[int, int]:
-        """How many records, and how many bytes."""
+        """The number of records, and their bytes."""
         return len(self._records), self._records.weight
 
     def recall(self, keys: Iterable[str]) -> Mapping[str, bytes | Absent]:
-        """What is remembered of these keys."""
+        """The remembered ones of these keys."""
         found = ((key, self._records.get(key)) for key in keys)
         return {key: value for key, value in found if value is not None}
 
@@ -51,18 +51,18 @@ class Memory:
         self._records.put(key, value, size + ENTRY_WEIGHT)
 
     def note_put(self, key: str, retention: float | None = None) -> None:
-        """The record is there, whoever wrote it; `retention`: its store forgets it after so many seconds."""
+        """The record exists, whoever wrote it. `retention`: seconds after which its store deletes it."""
         fresh = self._refresh if retention is None else min(self._refresh, retention / 3)
         self._puts.put(key, self._clock() + fresh)
         if self._records.get(key) is Missing.ABSENT:
             self._records.discard(key)
 
     def forget(self, key: str) -> None:
-        """The record turned out to be damaged: it is to be asked for, and may be put, again."""
+        """Forget a damaged record, so that it is fetched, and may be put, again."""
         self._records.discard(key)
         self._puts.discard(key)
 
     def was_put(self, key: str) -> bool:
-        """Whether a put of it was made lately."""
+        """Whether the record was put recently."""
         until = self._puts.get(key)
         return until is not None and self._clock() < until

@@ -1,6 +1,6 @@
-"""Forgetting records that have not been put for their tenant's retention, in stores that do not do it themselves.
+"""Deletes records that were not put again within their tenant's retention, in stores that do not expire them.
 
-Every worker sweeps on its own, at its own moment: deleting twice does no harm, and nobody need be elected.
+Every worker sweeps on its own, at its own moment. Deleting twice does no harm, so no worker has to be elected.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import aclosing
 
 from proxy.errors import StoreFault
@@ -18,32 +18,16 @@ from proxy.stores.keys import namespace_of
 EVERY_SECONDS = 3600.0
 
 DELETES = 10_000
-"""At most, in one sweep: what is left is for the next."""
+"""Most records that one sweep deletes. The next sweep takes the rest."""
 
 BREATH = 200
-"""Entries after which a background sweep rests for `REST_SECONDS`, so that requests come first."""
+"""Entries after which a sweep rests for `REST_SECONDS`, so that requests come first."""
 
 REST_SECONDS = 0.01
 
 
-def tenant_of(namespace: str, tenants: Container[str]) -> str | None:
-    """Whose it is: `TENANT` where callers share one, else `TENANT-CALLER`. None: of no tenant that is known."""
-    if namespace in tenants:
-        return namespace
-    tenant = namespace.rpartition("-")[0]
-    return tenant if tenant in tenants else None
-
-
-async def sweep(store: Store, prefix: str, older_than_seconds: float, now: float, *, limit: int | None = None) -> int:
-    """Delete the records below `prefix` that were put more than so many seconds before `now`, `limit` at most.
-
-    `now` is in seconds since the epoch. Returns how many were deleted; raises StoreFault.
-    """
-    return await _sweep(store, prefix, lambda namespace: older_than_seconds, now, limit)
-
-
 class Sweeper:
-    """Sweeps a whole store, each namespace after its own retention, again and again."""
+    """Sweeps a whole store again and again, each namespace by its own retention. `clock`: seconds since the epoch."""
 
     def __init__(
         self,
@@ -61,38 +45,30 @@ class Sweeper:
         self._clock = clock
 
     async def run(self) -> None:
-        """Until it is cancelled. The first sweep falls at random, so that workers take turns."""
+        """Sweep until cancelled. The first sweep starts at a random moment, so that workers take turns."""
         await asyncio.sleep(random.uniform(0, self._every))
         while True:
             await self.once()
             await asyncio.sleep(self._every)
 
     async def once(self) -> int:
-        """One sweep; a store that fails is left to the next. Returns how many records were deleted."""
+        """Sweep once and return how many records were deleted. If the store fails, the next sweep goes on."""
+        now, deleted, seen = self._clock(), 0, 0
         try:
-            return await _sweep(self._store, "", self._retention, self._clock(), DELETES, REST_SECONDS)
+            async with aclosing(self._store.list("")) as entries:
+                async for entry in entries:
+                    if deleted == DELETES:
+                        break
+                    if self._expired(entry, now):
+                        await self._store.delete(entry.key)
+                        deleted += 1
+                    seen += 1
+                    if seen % BREATH == 0:
+                        await asyncio.sleep(REST_SECONDS)
         except StoreFault as fault:
             self._warn("store sweep", f"store: sweep: {fault.message}")
-            return 0
+        return deleted
 
-
-async def _sweep(
-    store: Store, prefix: str, retention: Retention, now: float, limit: int | None, rest_seconds: float = 0.0
-) -> int:
-    deleted = seen = 0
-    async with aclosing(store.list(prefix)) as entries:
-        async for entry in entries:
-            if deleted == limit:
-                break
-            if _expired(entry, retention, now):
-                await store.delete(entry.key)
-                deleted += 1
-            seen += 1
-            if seen % BREATH == 0:
-                await asyncio.sleep(rest_seconds)
-    return deleted
-
-
-def _expired(entry: Entry, retention: Retention, now: float) -> bool:
-    seconds = retention(namespace_of(entry.key))
-    return seconds is not None and now - entry.modified > seconds
+    def _expired(self, entry: Entry, now: float) -> bool:
+        seconds = self._retention(namespace_of(entry.key))
+        return seconds is not None and now - entry.modified > seconds

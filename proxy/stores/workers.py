@@ -1,7 +1,7 @@
 """Threads for calls into the operating system that may never come back, as on a network disk whose server is gone.
 
-They are daemons, so no such call keeps the process from ending. Work waits for a free thread on the event loop: who
-gives up before that leaves nothing behind, and however long all threads hang, no queue grows.
+They are daemons, so such a call cannot keep the process from ending. Work waits for a free thread on the event loop: a
+caller that gives up before leaves nothing in a queue, however long all threads hang.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from proxy.errors import StoreFault
 T = TypeVar("T")
 
 THREADS = 8
-"""Of our own: a disk that hangs must not take the event loop's executor with it."""
+"""Our own threads: a disk that hangs must not block the event loop's executor."""
 
 WAITING = 10_000
-"""Pieces of work without a thread; above that the disk is not keeping up, and more would only fill the memory."""
+"""Most calls that wait for a thread. With more, the disk cannot keep up, and they would only fill the memory."""
 
 Item = tuple[Future[Any], Callable[[], Any]]
 
 
 class Workers:
-    """At most `THREADS` threads, begun when they are needed. For one event loop."""
+    """At most `THREADS` threads, started when needed. For one event loop."""
 
     def __init__(self, name: str, threads: int = THREADS, waiting: int = WAITING) -> None:
         self._name = name
@@ -41,9 +41,9 @@ class Workers:
         self._closed = False
 
     async def run(self, what: str, work: Callable[[], T]) -> T:
-        """What `work` returns or raises. `what` says in the log which work it was that hung.
+        """Return or raise what `work` does. `what` names it in the log if it hangs.
 
-        Raises StoreFault where too much waits already. Cancelled while it waits, the work is never run; cancelled
+        Raises StoreFault if too many calls wait already. If cancelled while it waits, the work never runs; if cancelled
         while it runs, it goes on.
         """
         await self._turn()
@@ -57,7 +57,7 @@ class Workers:
         return await asyncio.wrap_future(future)
 
     async def close(self, seconds: float) -> list[str]:
-        """Take no more, wait for at most so many seconds; what still hangs then, and for how long."""
+        """Take no more work and wait at most so many seconds. Returns what still hangs, and for how long."""
         self._closed = True
         if self._under_way:
             await asyncio.wait([asyncio.wrap_future(future) for future in self._under_way], timeout=seconds)
@@ -95,9 +95,9 @@ def _work(items: SimpleQueue[Item | None]) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001  (it is raised where the work was asked for)
+            except BaseException as error:  # noqa: BLE001  (the caller of `run` gets it)
                 future.set_exception(error)
-        del item, future, work  # or an idle thread keeps the last value
+        del item, future, work  # an idle thread would keep the last value
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Requests to upstream and their replies, as raw bytes: how long they may take, and whose fault it is if they fail."""
+"""Sends requests to upstream and reads the replies, as raw bytes, with timeouts and in the terms of our errors."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from proxy.settings import Settings
 
 _STALE_WITHIN = 2.0
-"""Seconds within which a pooled connection has to break for its request to be sent once more. A server that closes
-an idle connection does so on its own clock, so a request can cross it on the way; the answer to that takes one round
-trip. Breaking later, the server may have been at work on the request."""
+"""Seconds within which a pooled connection has to break for its request to be sent again. A server may close an idle
+connection while a request is on its way, and we learn of that within a round trip. If the connection breaks later, the
+server may have worked on the request."""
 
 _REPLAY_LIMIT = 1024 * 1024
-"""Bytes of a streamed request body that are remembered in case it has to be sent once more."""
+"""Bytes of a streamed request body that are kept in case it has to be sent again."""
 
 _BREATH = 0.002
-"""Seconds of work on one chunk of a reply, by whoever reads it as well, after which others get their turn."""
+"""Seconds of work on one chunk of a reply, its reader's included, after which the event loop serves others."""
 
 _PIECE = 16 * 1024
-"""Bytes of a reply that are handed on at once: thousands of events may be in them."""
+"""Bytes of a reply that are passed on at once. They may hold thousands of events."""
 
 
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""Characters that no header may have (RFC 9110, 5.5). aiohttp's parser lets most of them pass, our server none."""
+"""Characters that are forbidden in headers (RFC 9110, 5.5). aiohttp's parser accepts most of them, our server none."""
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `url` goes out as it is written, byte for byte, and so do the headers, in their order.
+    """One request. `url` and headers are sent byte for byte, the headers in their order.
 
-    A body that is an iterator is sent as it comes: under the `content-length` among the headers, or else chunked.
-    Cancelling its `__anext__` must lose nothing, for the body may be taken up again on another connection.
-    Timeouts are seconds: to connect; to the reply's first byte, from the end of a body that comes as it comes and else
-    from the connection; and without any progress.
+    A body that is an iterator is sent as it arrives, with the `content-length` among the headers, or else chunked.
+    Cancelling its `__anext__` must lose nothing, because another connection may continue with the same body.
+    Timeouts are in seconds. `first_byte_timeout` counts from the end of a streamed body, otherwise from the connection;
+    `idle_timeout` is the longest time without progress.
     """
 
     method: str
@@ -64,7 +64,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamReply:
-    """A reply whose body has yet to be read. It has to be closed, read to its end or not."""
+    """A reply whose body has not been read yet. Close it, whether it was read to the end or not."""
 
     def __init__(self, answer: UpstreamResponse, idle_timeout: float, url: str) -> None:
         self.status = answer.status
@@ -75,11 +75,11 @@ class UpstreamReply:
 
     @property
     def ended(self) -> bool:
-        """Whether no chunk is left, as far as is known: what has been read may have been the last."""
+        """Whether the end of the body is known to be reached."""
         return self._answer.content.at_eof()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives, neither decoded nor empty. Raises UpstreamSilent or UpstreamBroken."""
+        """The body's chunks as they arrive, not decoded and never empty. Raises UpstreamSilent or UpstreamBroken."""
         content = self._answer.content
         try:
             while not content.at_eof():
@@ -96,15 +96,15 @@ class UpstreamReply:
             raise _silent(f"Upstream sent nothing for {self._idle_timeout:g} s", self._url) from error
 
     async def aclose(self) -> None:
-        """Let go of the connection: back to the pool after the last byte, closed at once before."""
+        """Release the connection: it goes back to the pool if the whole reply was read, and is closed otherwise."""
         self._answer.close()
 
 
 async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
-    """The reply's chunks with its `Content-Encoding` undone. Raises UpstreamBroken where that cannot be."""
-    codings = [value.decode("latin-1") for name, value in reply.headers if name.lower() == b"content-encoding"]
+    """The reply's chunks, decoded by its `Content-Encoding`. Raises UpstreamBroken if they cannot be decoded."""
+    codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
     try:
-        decoder = ContentDecoder(",".join(codings))
+        decoder = ContentDecoder(codings)
         clock = asyncio.get_running_loop().time
         async for chunk in reply.chunks():
             rested = clock()
@@ -123,11 +123,10 @@ async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
 
 
 class UpstreamClient:
-    """The pool: open within `async with`, which is to happen in the event loop that sends.
+    """Sends requests over pooled connections. Open it with `async with`, in the event loop that sends.
 
-    Nothing is kept between requests but connections: no cookies, no redirects, no credentials of any `.netrc`. The
-    environment's outgoing proxies and certificates count as they do for httpx's users. Raises UserMistake where they
-    cannot be used.
+    Between requests it keeps connections and nothing else: no cookies, no redirects, no credentials from `.netrc`.
+    It uses the environment's proxies and certificates as httpx does, and raises UserMistake if they are unusable.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -159,7 +158,7 @@ class UpstreamClient:
             raise _translated(stale, request.url) from stale
 
     async def _attempt(self, request: UpstreamRequest, body: _Body) -> UpstreamReply:
-        """Send once. Raises Stale, untranslated, where a pooled connection turned out to be gone."""
+        """Send once. Raises Stale, untranslated, if a pooled connection turns out to be closed."""
         try:
             async with asyncio.timeout(None) as deadline:
                 answer = await self._exchange(request, body.attempt(deadline))
@@ -171,7 +170,7 @@ class UpstreamClient:
         except TimeoutError as error:
             raise _silent(f"Upstream did not begin to reply: {body.waited_for}", request.url) from error
         except ValueError as error:
-            # Neither ASCII nor UTF-8, or a control character (RFC 9110, 5.5): nothing that may stand in a head.
+            # A control character, or neither ASCII nor UTF-8: forbidden in a head (RFC 9110, 5.5).
             raise ClientFault("A header or the path has characters that cannot be sent on") from error
         reply = UpstreamReply(answer, request.idle_timeout, request.url)
         if not 200 <= reply.status < 600:
@@ -187,13 +186,13 @@ class UpstreamClient:
         authority = rest.partition("/")[0].partition("?")[0]
         target = rest.removeprefix(authority)
         if not target.startswith("/"):
-            target = "/" + target  # a query may stand right behind the authority (RFC 3986, 3)
+            target = "/" + target  # a query may follow the authority directly (RFC 3986, 3)
         route = self._routes.to(scheme, authority)
         return await self._pool.ask(route, request.method, target, request.headers, content, request.connect_timeout)
 
 
 class _Body:
-    """A request's body, for as many attempts as it can be had, moving the attempt's deadline as upstream takes it."""
+    """A request's body, for one attempt or more. It moves the attempt's deadline while upstream takes the body."""
 
     def __init__(self, request: UpstreamRequest) -> None:
         self._request = request
@@ -201,11 +200,11 @@ class _Body:
         self._size = 0
         self._deadline: asyncio.Timeout | None = None
         self.waited_for = ""
-        """What upstream was given time for, in words."""
+        """What upstream did not do in time, in words."""
 
     @property
     def spent(self) -> bool:
-        """Whether the body's beginning is gone and it cannot be sent again."""
+        """Whether the beginning is no longer kept, so that the body cannot be sent again."""
         return self._size > _REPLAY_LIMIT
 
     def attempt(self, deadline: asyncio.Timeout) -> Content:
@@ -217,7 +216,7 @@ class _Body:
         return self._stream(self._request.content)
 
     def settle(self) -> None:
-        """The reply has begun: the deadline is met, even if the body goes on."""
+        """The reply has begun, so the deadline is met even if the body goes on."""
         self._deadline = None
 
     async def _stream(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -261,8 +260,8 @@ _UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 def _translated(error: aiohttp.ClientError, url: str) -> UpstreamFault:
-    """What the network said, and to whom, is for the operator: aiohttp names addresses and quotes the reply's bytes."""
-    if isinstance(error, aiohttp.ClientHttpProxyError):  # its own words have the proxy's address, password included
+    """Our error for one of aiohttp's, whose text is for the operator only: it names addresses and quotes the reply."""
+    if isinstance(error, aiohttp.ClientHttpProxyError):  # its text has the proxy's address, password included
         message = f"Upstream cannot be reached: the proxy on the way there answered {error.status}"
         return UpstreamUnreachable(message, detail=f"{_origin(url)}: the outgoing proxy answered {error.status}")
     said = str(error).partition("\n")[0].partition(": b'")[0]  # without the quotation
@@ -279,6 +278,6 @@ def _silent(message: str, url: str) -> UpstreamSilent:
 
 
 def _origin(url: str) -> str:
-    """Scheme, host and port: a path may be a client's own."""
+    """Scheme, host and port, without the path, which may be the client's own."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0].partition('?')[0]}"

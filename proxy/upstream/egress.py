@@ -1,7 +1,7 @@
-"""The way out: the environment's proxies and certificates, as httpx's users know them.
+"""The environment's outgoing proxies and certificates, read as httpx reads them.
 
-`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` count in either case, the lower one first. NO_PROXY is a list of
-hosts with commas between (their subdomains included, a port if given), or `*`.
+`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` count in either case; the lower case wins. NO_PROXY is `*`, or a
+comma-separated list of hosts, each with an optional port and including its subdomains.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Routes:
-    """Which proxy is on the way where. Raises UserMistake for one that cannot be used."""
+    """Which proxy leads to which origin. Raises UserMistake for a proxy that cannot be used."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        # Sorted, so that the lower case is what counts where both are set.
+        # Sorted, so that the lower case wins if both are set.
         variables = {name.lower(): value for name, value in sorted(environment.items())}
         addresses = {scheme: variables.get(f"{scheme}_proxy") for scheme in ("http", "https", "all")}
         self._proxies = {scheme: _parsed(scheme, address) for scheme, address in addresses.items() if address}
@@ -34,7 +34,7 @@ class Routes:
         self._known: dict[tuple[str, str], Route] = {}
 
     def to(self, scheme: str, authority: str) -> Route:
-        """The way to `scheme://authority`. Remembered: there are as many as policies name."""
+        """The route to `scheme://authority`. Cached: there are only as many as policies name."""
         route = self._known.get((scheme, authority))
         if route is None:
             route = self._known[scheme, authority] = Route(
@@ -56,7 +56,7 @@ def _parsed(scheme: str, address: str) -> URL:
 
 
 def certificates(environment: Mapping[str, str]) -> ssl.SSLContext:
-    """Whom to trust: SSL_CERT_FILE, else SSL_CERT_DIR, else certifi's list."""
+    """The trusted certificates: SSL_CERT_FILE, else SSL_CERT_DIR, else certifi's list."""
     file, directory = environment.get("SSL_CERT_FILE"), environment.get("SSL_CERT_DIR")
     try:
         if file or not directory:

@@ -1,17 +1,40 @@
-"""Which headers go on, in either direction, and to which address: pure functions over raw headers.
-
-Raw headers are a list of (name, value) in order, repeated ones repeated, names in any case.
-"""
+"""Raw headers: how to look into them, and which of them go on to the next hop, in either direction. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 Header = tuple[bytes, bytes]
-Headers = list[Header]
 
-# RFC 9110, 7.6.1, and what it says of Proxy-Connection. Proxy-Authenticate and -Authorization are between us and
-# whoever stands next as well (11.7).
+
+class Headers(list[Header]):
+    """Raw headers in order: repeated ones repeated, names in any case. Search by lower-case name.
+
+    It is a list because ASGI, aiohttp and uvicorn take and give lists: nothing is copied or indexed on the way.
+    A message has some 20 headers and is searched a few times, so an index would cost more than it saves.
+    """
+
+    __slots__ = ()
+
+    def get(self, name: bytes, default: bytes = b"") -> bytes:
+        """The first value of this lower-case name."""
+        for each, value in self:
+            if each.lower() == name:
+                return value
+        return default
+
+    def get_all(self, name: bytes) -> list[bytes]:
+        """Every value of this lower-case name, in order."""
+        return [value for each, value in self if each.lower() == name]
+
+    def without(self, names: Iterable[bytes]) -> Headers:
+        """A copy without the headers of these lower-case names."""
+        names = frozenset(names)
+        return Headers([header for header in self if header[0].lower() not in names])
+
+
+# RFC 9110, 7.6.1, and its remark about Proxy-Connection. Proxy-Authenticate and Proxy-Authorization also concern only
+# us and the next hop (11.7).
 _HOP_BY_HOP = frozenset(
     (
         b"connection",
@@ -25,51 +48,50 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-# `Expect` is answered by the server that the client talks to, before it asks for the body.
+# Our own server answers `Expect` before it asks the client for the body.
 _OURS_TO_SAY = _HOP_BY_HOP | {b"host", b"expect"}
 _CREDENTIALS = frozenset((b"authorization", b"api-key", b"x-api-key", b"cookie"))
 
 
 def request_headers(headers: Iterable[Header], credential: Header | None = None) -> Headers:
-    """What of a client's headers goes upstream; with `credential`, the tenant's, in place of all the client's own.
+    """The headers of a client's request that go upstream.
 
-    `Content-Length` stays: it is right as long as the body is the client's. Where it is not, see `without`.
+    `credential` is the tenant's: with it, none of the client's own credentials go on. `Content-Length` stays, which is
+    right as long as the body is the client's; remove it with `Headers.without` where the body is another.
     """
-    headers = list(headers)
+    headers = Headers(headers)
     dropped = _OURS_TO_SAY | _named_in_connection(headers)
     if credential is not None:
         dropped |= _CREDENTIALS
-    kept = [
-        (name, value)
-        for name, value in headers
-        if (lower := name.lower()) not in dropped and not lower.startswith(b"x-offload")
-    ]
-    return kept if credential is None else [*kept, credential]
+    kept = Headers(
+        [
+            header
+            for header in headers
+            if (lower := header[0].lower()) not in dropped and not lower.startswith(b"x-offload")
+        ]
+    )
+    if credential is not None:
+        kept.append(credential)
+    return kept
 
 
 def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Headers:
-    """What of upstream's headers goes to the client, and then `ours`, which displace upstream's of the same name."""
-    headers, ours = list(headers), list(ours)
-    dropped = _HOP_BY_HOP | _named_in_connection(headers)
-    return without(headers, dropped | {name.lower() for name, _ in ours}) + ours
-
-
-def without(headers: Iterable[Header], names: Iterable[bytes]) -> Headers:
-    """The headers without those of these lower-case names."""
-    names = frozenset(names)
-    return [(name, value) for name, value in headers if name.lower() not in names]
+    """The headers of upstream's reply that go to the client, then `ours`, which replace upstream's of the same name."""
+    headers, ours = Headers(headers), list(ours)
+    kept = headers.without(_HOP_BY_HOP | _named_in_connection(headers) | {name.lower() for name, _ in ours})
+    kept.extend(ours)
+    return kept
 
 
 def _named_in_connection(headers: Headers) -> frozenset[bytes]:
-    """The headers that `Connection` declares to be for this hop only, in lower case."""
-    values = [value for name, value in headers if name.lower() == b"connection"]
-    return frozenset(option.strip().lower() for value in values for option in value.split(b","))
+    """The lower-case names that `Connection` declares to be for this hop only."""
+    return frozenset(option.strip().lower() for value in headers.get_all(b"connection") for option in value.split(b","))
 
 
 def url_for(base_url: str, target: bytes) -> str:
-    """Where a request for `target` (raw path and query, beginning with a slash) goes upstream.
+    """The upstream URL of a request for `target`, its raw path and query with the leading slash.
 
-    A leading `/v1` is replaced by `base_url`; anything else is appended to `base_url` without its own trailing `/v1`.
+    A leading `/v1` is replaced by `base_url`. Any other path is appended to `base_url` without its own trailing `/v1`.
     """
     base = base_url.rstrip("/")
     path = target.decode("ascii")

@@ -1,7 +1,7 @@
-"""Connections to upstream, and one request over one of them: aiohttp's connector and parser, without its session.
+"""Connections to upstream: aiohttp's connector and parser, without its session.
 
-A session merges headers, cookies, redirects and credentials, all of which a relay has to leave alone, and makes two
-objects of each exchange and a task of each body. Without it a small request takes three quarters of the time.
+A session adds headers, cookies, redirects and credentials, all of which a relay must leave alone. It also makes two
+objects for each exchange and a task for each body: without it a small request takes three quarters of the time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import aiohttp
 from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 
+from proxy.upstream.headers import Headers
+
 if TYPE_CHECKING:
     import ssl
 
@@ -26,10 +28,9 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
 
     from proxy.upstream.egress import Route
-    from proxy.upstream.headers import Headers
 
 _HEAD_LIMIT = 256 * 1024
-"""Bytes that one line of a reply's head may have. aiohttp's 8 KiB are below what gateways in front of models send."""
+"""Bytes in one line of a reply's head. Gateways in front of models send more than aiohttp's default of 8 KiB."""
 
 _MAX_HEADERS = 1_000
 
@@ -37,23 +38,23 @@ _KEPT_ALIVE = 15.0
 """Seconds that an idle connection stays in the pool."""
 
 _JOINED = 64 * 1024
-"""Bytes of a body that are copied behind their head, to go out in one piece; a larger one is not worth the copy."""
+"""Largest body in bytes that is copied after its head to be sent in one piece. Copying a larger one does not pay."""
 
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
-"""Control characters (RFC 9110, 5.5) but for the tab, and the line feed, which is looked for on its own."""
+"""Control characters (RFC 9110, 5.5) except the tab, and the line feed, which is checked separately."""
 
 _WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
-"""Methods whose requests need not say that they have no body (RFC 9110, 8.6)."""
+"""Methods whose requests need no `Content-Length: 0` (RFC 9110, 8.6)."""
 
 Content = bytes | AsyncIterator[bytes]
 
 
 class Stale(aiohttp.ClientError):
-    """A connection from the pool broke before it gave a byte of the reply, as far as can be known."""
+    """A pooled connection broke before any byte of the reply arrived, as far as can be known."""
 
 
 class UpstreamResponse:
-    """A reply whose head is there. Read to its end or not, it has to be closed."""
+    """A reply whose head has arrived. Close it, whether it was read to the end or not."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class UpstreamResponse:
         writing: asyncio.Task[None] | None,
     ) -> None:
         self.status = message.code
-        self.headers: Headers = list(message.raw_headers)
+        self.headers = Headers(message.raw_headers)
         self.content = content
         self._connection = connection
         self._protocol = protocol
@@ -95,7 +96,7 @@ class UpstreamResponse:
             self.content.set_exception(_not_whole())
 
     def close(self) -> None:
-        """End the connection, unless the reply has ended and it is back in the pool."""
+        """Close the connection, unless the reply has ended and the connection is back in the pool."""
         if self._writing is not None:
             self._writing.cancel()
         self._forget()
@@ -120,7 +121,7 @@ class UpstreamResponse:
 
 
 class ConnectionPool:
-    """Open within `async with`. `limit`: connections at once. Everything here raises aiohttp.ClientError."""
+    """Open it with `async with`. `limit`: connections at once. All methods raise aiohttp.ClientError."""
 
     def __init__(self, context: ssl.SSLContext, limit: int) -> None:
         self._context = context
@@ -139,9 +140,9 @@ class ConnectionPool:
     async def ask(
         self, route: Route, method: str, target: str, headers: Headers, content: Content, connect_timeout: float
     ) -> UpstreamResponse:
-        """Send a request; its answer as soon as the head is there. Target and headers go out as they are written.
+        """Send a request and return the reply as soon as its head arrives. Target and headers are sent byte for byte.
 
-        Raises Stale, and ValueError for characters that no head may have.
+        Raises Stale, and ValueError for characters that are forbidden in a head.
         """
         way = self._way(route)
         head = _head(way, method, target, headers, content)
@@ -173,7 +174,7 @@ class ConnectionPool:
         return UpstreamResponse(connection, protocol, message, body, writing)
 
     async def _connected(self, way: _Way, seconds: float) -> tuple[Connection, ResponseHandler]:
-        """A connection on which nothing was said that nobody asked for: it would be taken for the reply."""
+        """A connection without unread data: unsolicited bytes would be taken for the reply."""
         while True:
             try:
                 connection = await self._connector.connect(way.asked, [], _timeout(seconds))
@@ -193,14 +194,14 @@ class ConnectionPool:
 
 
 class _Way:
-    """The way to one origin, and what it asks of the heads that take it."""
+    """The way to one origin, and the lines that it adds to each request's head."""
 
     def __init__(self, route: Route) -> None:
-        # All that is used of it is that it tells the connector where to connect to.
+        # It only tells the connector where to connect.
         self.asked = aiohttp.ClientRequest("GET", route.origin, loop=asyncio.get_running_loop(), proxy=route.proxy)
         self.lines = [f"Host: {self.asked.headers['Host']}".encode("ascii")]
         self.origin = ""
-        """What stands in front of the target: a proxy that has to read it needs it whole (RFC 9112, 3.2.2)."""
+        """Put before the target: a proxy that forwards plain HTTP needs the absolute form (RFC 9112, 3.2.2)."""
         if route.proxy is not None and not self.asked.is_ssl():
             self.origin = str(route.origin).rstrip("/")
             if route.proxy.user is not None:
@@ -214,7 +215,7 @@ def _timeout(connect: float) -> aiohttp.ClientTimeout:
 
 
 def _head(way: _Way, method: str, target: str, headers: Headers, content: Content) -> bytes:
-    """Raises ValueError for what no head may have in it."""
+    """The request's head. Raises ValueError for characters that are forbidden in it."""
     lines = [f"{method} {way.origin}{target} HTTP/1.1".encode("ascii"), *way.lines]
     lines += [b"%b: %b" % header for header in headers]
     lines += _framing(method, headers, content)
@@ -226,8 +227,8 @@ def _head(way: _Way, method: str, target: str, headers: Headers, content: Conten
 
 
 def _framing(method: str, headers: Headers, content: Content) -> list[bytes]:
-    """How the other end is to know where the body ends, unless the headers say so."""
-    if any(name.lower() == b"content-length" for name, _ in headers):
+    """The header that says where the body ends, unless the headers already have one."""
+    if headers.get_all(b"content-length"):
         return []
     if not isinstance(content, bytes):
         return [b"Transfer-Encoding: chunked"]
@@ -235,7 +236,7 @@ def _framing(method: str, headers: Headers, content: Content) -> list[bytes]:
 
 
 def _write(protocol: ResponseHandler, head: bytes, content: Content) -> asyncio.Task[None] | None:
-    """Send head and body: at once what is there, and what is not in a task, for the reply may come before its end."""
+    """Send head and body. A streamed body is sent by a task, because the reply may arrive before the body ends."""
     transport = protocol.transport
     if transport is None or transport.is_closing():
         raise aiohttp.ClientOSError("the connection is closed")
@@ -261,7 +262,7 @@ async def _pour(protocol: ResponseHandler, content: AsyncIterator[bytes], *, chu
 
 
 def _broken_off(protocol: ResponseHandler, writing: asyncio.Task[None]) -> None:
-    """Whoever waits for the reply hears of it if the request could not be sent to its end."""
+    """If the request could not be sent whole, raise that where the reply is awaited."""
     error = None if writing.cancelled() else writing.exception()
     if isinstance(error, OSError):
         protocol.set_exception(aiohttp.ClientOSError(error.errno, str(error)), error)
@@ -270,7 +271,7 @@ def _broken_off(protocol: ResponseHandler, writing: asyncio.Task[None]) -> None:
 
 
 async def _reply(protocol: ResponseHandler) -> tuple[RawResponseMessage, StreamReader]:
-    """The head, behind those that only say that it will come (RFC 9110, 15.2), and the body."""
+    """The head, after any interim ones (RFC 9110, 15.2), and the body."""
     begun = False
     while True:
         try:
@@ -297,5 +298,5 @@ def _not_whole() -> aiohttp.ClientPayloadError:
 
 
 def _within_head(error: aiohttp.ClientConnectionError) -> bool:
-    """Of an end; of a reset it cannot be known."""
+    """Whether the connection ended inside the reply's head. After a reset that cannot be known."""
     return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from proxy.settings import Settings
 from proxy.upstream import client
+from proxy.upstream.headers import Headers
 
 BASE = os.environ.get("BARE_UPSTREAM", "")
 
@@ -31,7 +32,7 @@ async def relay(request: Request) -> StreamingResponse:
     asked = client.UpstreamRequest(
         method=request.method,
         url=f"{BASE}{request.url.path}",
-        headers=[header for header in request.headers.raw if header[0] != b"host"],
+        headers=Headers(request.headers.raw).without((b"host",)),
         content=await request.body(),
         connect_timeout=5,
         first_byte_timeout=60,

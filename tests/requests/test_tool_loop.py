@@ -322,8 +322,8 @@ async def test_refusal_of_the_first_round_is_raised_whole(streamed: bool, status
     ],
 )
 def test_refusal_text_is_decompressed(body: bytes, encoding: bytes, said: bytes) -> None:
-    assert Refusal(400, [(b"Content-Encoding", encoding)], body).said() == said
-    assert Refusal(400, [], body).said() == body
+    assert Refusal(400, Headers([(b"Content-Encoding", encoding)]), body).said() == said
+    assert Refusal(400, Headers(), body).said() == body
 
 
 @pytest.mark.parametrize("fault", [UpstreamUnreachable("no"), UpstreamSilent("no"), UpstreamBroken("no")])

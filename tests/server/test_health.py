@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import respx
 
+from proxy.core.policy import Policy, Upstream
+from proxy.server.health import DeepHealth
+from proxy.stores import open_store
+from proxy.stores.guarded import Guarded
 from tests.fake_upstream import StrictUpstream, whole
 from tests.serving import PLAIN, Proxy
 from tests.stores.engines import free_ports, redis_server
@@ -58,3 +63,17 @@ def test_deep_health_is_refused_to_strangers(up: StrictUpstream, serve: Callable
     assert not up.refusals
     shallow = httpx.get(f"{proxy.root}/health?deep=0", headers=FORWARDED, verify=PLAIN)
     assert shallow.json() == {"status": "healthy"}
+
+
+async def test_no_key_of_a_policy_leaves_and_any_status_below_500_will_do(tmp_path: Path) -> None:
+    upstreams = {"http://a.test/v1": 401, "http://b.test/v1": 404, "http://c.test/v1": 503}
+    policies = [Policy(upstream=Upstream(base_url=url, api_key="sk-secret")) for url in upstreams]
+    store = Guarded(open_store(str(tmp_path)), warn=lambda kind, text: None)
+    with respx.mock as router:
+        for url, status in upstreams.items():
+            respx.get(f"{url}/models").respond(status)
+        healthy, page = await DeepHealth(store, {}).check(policies)
+        assert not [call for call in router.calls if b"sk-secret" in b"".join(map(b"".join, call.request.headers.raw))]
+    assert not healthy
+    assert list(page["upstreams"].values()) == [None, None, "answered 503"]
+    await store.close()

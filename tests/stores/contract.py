@@ -13,8 +13,8 @@ from contextlib import aclosing
 
 import pytest
 
-from proxy.stores import Entry, Store
-from proxy.stores.retention import sweep
+from proxy.stores import Entry, Store, retention
+from proxy.stores.retention import Sweeper
 
 
 async def listed(store: Store, prefix: str) -> dict[str, Entry]:
@@ -22,6 +22,17 @@ async def listed(store: Store, prefix: str) -> dict[str, Entry]:
         found = [entry async for entry in entries]
     assert len({entry.key for entry in found}) == len(found), "listed twice"
     return {entry.key: entry for entry in found}
+
+
+async def swept(store: Store, space: str, later: float = 0) -> int:
+    """How many records of `space`, kept for a minute, a sweep so many seconds later deletes."""
+    sweeper = Sweeper(
+        store,
+        lambda namespace: 60 if namespace == space else None,
+        warn=lambda kind, text: pytest.fail(text),
+        clock=lambda: time.time() + later,
+    )
+    return await sweeper.once()
 
 
 class StoreContract:
@@ -119,14 +130,14 @@ class StoreContract:
             assert (await anext(entries)).key in keys
         assert await store.get(keys[0]) == b"1"
 
-    async def test_sweep_by_age(self, store: Store, space: str) -> None:
+    async def test_sweep_by_age(self, store: Store, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in "abc":
             await store.put(f"{space}/original/{name}", b"1")
         await store.put(f"{space}x/original/a", b"1")
-        now = time.time()
-        assert await sweep(store, f"{space}/", 60, now) == 0
-        assert await sweep(store, f"{space}/", 60, now + 120, limit=1) == 1
-        assert await sweep(store, f"{space}/", 60, now + 120) == 2
+        monkeypatch.setattr(retention, "DELETES", 1)
+        assert [await swept(store, space), await swept(store, space, later=120)] == [0, 1]
+        monkeypatch.undo()
+        assert await swept(store, space, later=120) == 2
         assert set(await listed(store, space)) == {f"{space}x/original/a"}
 
     @pytest.mark.parametrize(

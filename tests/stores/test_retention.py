@@ -8,26 +8,10 @@ from pathlib import Path
 import pytest
 
 from proxy.stores import open_store
-from proxy.stores.retention import Sweeper, tenant_of
+from proxy.stores.retention import Sweeper
 from tests.stores.contract import listed
 
 DAY = 86_400.0
-
-
-@pytest.mark.parametrize(
-    ("namespace", "tenant"),
-    [
-        ("acme", "acme"),
-        ("acme-0123456789abcdef", "acme"),
-        ("acme-eu", "acme-eu"),
-        ("acme-eu-0123456789abcdef", "acme-eu"),
-        ("gone-0123456789abcdef", None),
-        ("acme2-0123456789abcdef", None),
-        ("", None),
-    ],
-)
-def test_tenant_of(namespace: str, tenant: str | None) -> None:
-    assert tenant_of(namespace, {"acme", "acme-eu"}) == tenant
 
 
 def put(root: Path, key: str, age: float) -> None:

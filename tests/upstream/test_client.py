@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-import proxy.upstream
+import proxy.upstream.client
 from proxy.errors import ClientFault, UpstreamBroken, UpstreamSilent, UpstreamUnreachable
 from proxy.settings import Settings
-from proxy.upstream.client import UpstreamClient, UpstreamRequest, decoded
+from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest, decoded
+from proxy.upstream.headers import Headers
 from tests.wire import EVENTS, OK, Peer, chunk, replying, upstream
 
 
@@ -38,11 +39,12 @@ def request(url: str, **changes: Any) -> UpstreamRequest:
         "first_byte_timeout": 2.0,
         "idle_timeout": 2.0,
     }
-    return UpstreamRequest(**asked | changes)
+    asked |= changes
+    return UpstreamRequest(**asked | {"headers": Headers(asked["headers"])})
 
 
 @asynccontextmanager
-async def sent(pool: UpstreamClient, url: str, **changes: Any) -> AsyncIterator[proxy.upstream.Reply]:
+async def sent(pool: UpstreamClient, url: str, **changes: Any) -> AsyncIterator[UpstreamReply]:
     async with aclosing(await pool.send(request(url, **changes))) as reply:
         yield reply
 
@@ -565,7 +567,7 @@ async def test_a_streamed_body_is_taken_up_again(pool: UpstreamClient) -> None:
 
 
 async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: UpstreamClient, monkeypatch: Any) -> None:
-    monkeypatch.setattr(proxy.upstream, "_STALE_WITHIN", 0.1)
+    monkeypatch.setattr(proxy.upstream.client, "_STALE_WITHIN", 0.1)
     async with upstream(breaks_on_second(late=0.3)) as wire:
         await body(pool, wire.url)
         with pytest.raises(UpstreamBroken):

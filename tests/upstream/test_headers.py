@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.upstream.headers import Header, reply_headers, request_headers, url_for, without
+from proxy.upstream.headers import Header, Headers, reply_headers, request_headers, url_for
 
 AS_THEY_ARE = [
     (b"Content-Type", b"application/json"),
@@ -65,8 +65,25 @@ def test_reply_headers() -> None:
     assert reply_headers(upstreams, [(b"x-offload-mode", b"auto")]) == [*kept, (b"x-offload-mode", b"auto")]
 
 
-def test_without() -> None:
-    assert without([(b"Content-Length", b"1"), (b"A", b"2")], [b"content-length"]) == [(b"A", b"2")]
+SEVERAL = Headers([(b"Vary", b"A"), (b"Content-Length", b"1"), (b"VARY", b"B")])
+
+
+def test_the_first_of_a_name_in_any_case() -> None:
+    assert SEVERAL.get(b"vary") == b"A"
+    assert SEVERAL.get(b"date") == b""
+    assert SEVERAL.get(b"date", b"never") == b"never"
+
+
+def test_all_of_a_name_in_order() -> None:
+    assert SEVERAL.get_all(b"vary") == [b"A", b"B"]
+    assert SEVERAL.get_all(b"date") == []
+
+
+def test_without_some_names() -> None:
+    rest = SEVERAL.without([b"vary", b"date"])
+    assert rest == [(b"Content-Length", b"1")]
+    assert rest.get(b"content-length") == b"1"
+    assert len(SEVERAL) == 3
 
 
 @pytest.mark.parametrize(

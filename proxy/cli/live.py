@@ -1,0 +1,129 @@
+"""`check --live`: asks every upstream of the policies for its models, and says in words what it answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from proxy.core.policy import Policy, Upstream
+from proxy.errors import UpstreamFault
+from proxy.policies.tenants import KEY_HEADERS, Tenant
+from proxy.settings import Settings
+from proxy.upstream.models import ModelList, ModelsClient
+
+SECONDS = 5.0
+"""For one answer."""
+
+AT_ONCE = 20
+"""Upstreams asked side by side."""
+
+FEW = 5
+"""Models of a list that is shown whole, as that of a local server is."""
+
+MOST = 20
+"""Models shown of one upstream."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One upstream of one policy, and the models (globs) that the policy sends there by name."""
+
+    policy: Policy
+    upstream: Upstream
+    models: tuple[str, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An upstream's answer in words, and whether requests can be expected to work."""
+
+    good: bool
+    text: str
+    models: tuple[str, ...] = ()
+    """A line for each model that is worth showing."""
+
+
+def report(settings: Settings, policies: tuple[Policy, ...]) -> tuple[bool, str]:
+    """Whether every upstream answers and takes its key, and the text that says so. Raises UserMistake."""
+    targets = [target for policy in policies for target in _targets(policy)]
+    answers = asyncio.run(_answers(ModelsClient(settings.environment), targets))
+    lines = ["", "upstreams, asked now"]
+    for target, answer in zip(targets, answers, strict=True):
+        lines.append(f"  {target.policy.tenant:<10} {target.upstream.base_url}: {answer.text}")
+        lines += [f"  {'':<10}   {model}" for model in answer.models]
+    return all(answer.good for answer in answers), "".join(f"{line}\n" for line in lines)
+
+
+def _targets(policy: Policy) -> Iterator[Target]:
+    """Each address and key of the policy once."""
+    named: dict[tuple[str, str | None], tuple[Upstream, list[str]]] = {}
+    for rule in (None, *policy.rules):
+        part = policy if rule is None else rule
+        upstream, summaries = part.upstream, part.offload.compress.model
+        models = named.setdefault((upstream.base_url, upstream.api_key), (upstream, []))[1]
+        models += [model for model in (rule and rule.model, summaries) if model]
+    for upstream, models in named.values():
+        yield Target(policy, upstream, tuple(models))
+
+
+async def _answers(client: ModelsClient, targets: list[Target]) -> list[Answer]:
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def asked(target: Target) -> Answer:
+        async with slots:
+            try:
+                return await _answer(client, target)
+            except UpstreamFault as fault:
+                return Answer(False, f"FAILED, {fault.detail or fault.message}")
+
+    return await asyncio.gather(*(asked(target) for target in targets))
+
+
+async def _answer(client: ModelsClient, target: Target) -> Answer:
+    """Ask with the policy's key, in each header that clients use until one is accepted. Raises UpstreamFault."""
+    upstream, header = target.upstream, b""
+    if upstream.api_key is None:
+        found = await client.models(upstream.base_url, None, SECONDS)
+    else:
+        for header in KEY_HEADERS:
+            credential = Tenant(target.policy, "", key_header=header).credential(upstream)
+            found = await client.models(upstream.base_url, credential, SECONDS)
+            if found.status not in (401, 403):
+                break
+    good, text = verdict(found.status, header.decode())
+    count = f", {len(found.windows)} model{'s' * (len(found.windows) != 1)}" if found.windows else ""
+    return Answer(good, text + count, tuple(_windows(target, found)))
+
+
+def verdict(status: int, key_header: str) -> tuple[bool, str]:
+    """Whether this status is good, and what it means. `key_header`: the header that had the policy's key, or empty."""
+    if 200 <= status < 300:
+        accepted = {"": "asks for no key", "authorization": "key accepted"}
+        return True, f"reachable, {status}, " + accepted.get(key_header, f"key accepted, but only as `{key_header}`")
+    if status in (401, 403):
+        if key_header:
+            return False, f"FAILED, {status}, the policy's key is refused"
+        return True, f"reachable, {status}, asks for a key, which each caller has to send"
+    if status < 400:
+        return False, f"FAILED, {status}, and redirects are not followed"
+    if status >= 500:
+        return False, f"FAILED, {status}"
+    unknown = ", so the key was not checked" if key_header else ""
+    return True, f"reachable, {status}, gives no list of models{unknown}"
+
+
+def _windows(target: Target, found: ModelList) -> Iterator[str]:
+    """The context windows of the models that the policy names, or of all if there are few."""
+    names = [
+        name
+        for name in found.windows
+        if len(found.windows) <= FEW or any(fnmatchcase(name, model) for model in target.models)
+    ]
+    for name in names[:MOST]:
+        window = found.windows[name]
+        written = target.policy.for_model(name).upstream.context_window
+        said = f"context window {window:,} tokens" if window else "context window not given"
+        yield f"{name}: {said}" + (f", the policy says {written:,}" if written and written != window else "")
+    if len(names) > MOST:
+        yield f"and {len(names) - MOST} more"
