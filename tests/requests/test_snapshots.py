@@ -112,7 +112,7 @@ async def test_a_job_rides_on_the_conversation_by_default() -> None:
     assert made.key.startswith("ns/snapshots/") and made.tenant == "tenant"
     assert made.riding is not None
     assert json.loads(made.riding("the task"))["messages"] == [*CUT[:6], {"role": "user", "content": "the task"}]
-    assert [section.title for section in made.history()][0] == "3 assistant"
+    assert next(section.title for section in made.history()) == "3 assistant"
     assert json.loads(made.alone("all of it"))["messages"] == [{"role": "user", "content": "all of it"}]
     assert made.replaced_tokens > made.snapshot_tokens
 

@@ -81,7 +81,13 @@ async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -
 
 def _request(body: bytes) -> UpstreamRequest:
     return UpstreamRequest(
-        method="POST", url="http://up/v1/x", headers=HEADERS, content=body, connect_timeout=1, first_byte_timeout=1, idle_timeout=1
+        method="POST",
+        url="http://up/v1/x",
+        headers=HEADERS,
+        content=body,
+        connect_timeout=1,
+        first_byte_timeout=1,
+        idle_timeout=1,
     )
 
 
