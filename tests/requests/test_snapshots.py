@@ -83,7 +83,7 @@ async def test_without_waiting_the_snapshot_is_requested_and_the_request_goes_as
 async def test_a_request_that_is_too_large_waits_whatever_the_policy_says(changes: dict[str, Any]) -> None:
     world = Scripted(RECORD)
     _, ready = await completed(world, policy(**changes), window=1_000)
-    assert ready.shown.text == "the record" and ready.compressed() == 4
+    assert ready.shown.text == "the record" and ready.compressed() > 0
     assert len(world.waited) == 1 and not world.requested
 
 

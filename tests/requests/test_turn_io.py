@@ -128,7 +128,7 @@ async def test_calls_are_answered_from_the_files_of_the_request() -> None:
     read, found, missing = await one.io.resolve(
         [reading(path), ToolCall("c", "grep", '{"pattern": "call_1_0"}'), reading("/etc/passwd")]
     )
-    assert read.startswith("call_1_0 call_1_0") and path in found
+    assert read.startswith("call_1_0 call_1_0") and path.rpartition("/")[2] in found
     assert "call_1_0 call_1_0" not in missing
     assert [(use.tool, use.result) for use in one.io.uses][:2] == [("read_file", "ok"), ("grep", "ok")]
 
