@@ -48,7 +48,7 @@ class RoundRequest(msgspec.Struct, frozen=True):
         return rawjson.encode(self.members | self._additions(self.messages))
 
     def later(self, messages: Sequence[bytes | Raw], spent: int, *, last: bool) -> bytes:
-        """The body of a follow-up round: with fewer tokens left, and without a forced call, which has been made already.
+        """The body of a follow-up round: with fewer tokens left, and without a forced call, which was made already.
 
         In the last round no call of ours would be answered, so if there are no other tools, no call is allowed.
         """
