@@ -71,7 +71,7 @@ RETRY = "\n\nYour last answer could not be used: {fault}. Answer again, with the
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A message, or one of its texts, for the file of originals. A title is for example `12 tool call_17 web_search`."""
+    """A message, or one of its texts, for the file of originals. Title: `12 tool call_17 web_search`, say."""
 
     title: str
     text: str
