@@ -10,9 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.core.policy import Compress, Policy, Source, Wait
+from proxy.core.summary import SummaryAnswer
 from proxy.requests.prepare import PlannedRequest, rendered
 from proxy.requests.snapshots import Snapshots, group_limits
-from proxy.requests.summarizer import Snapshot, SummaryAnswer, SummaryJob
+from proxy.requests.summarizer import Snapshot, SummaryJob
 from tests.requests.planning import CUT, OFFLOAD, POLICY, planned
 
 RECORD = Snapshot("the record", 10, "m")

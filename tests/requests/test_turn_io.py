@@ -149,7 +149,7 @@ async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() 
     await one.io.remember(turn)
     link = extend(one.ready.history.chain[-1], CHAT.reply_meaning("It is 42.", []))
     assert one.remembered == [(link, "m", replace(hidden, tokens=len("beforeafter")), [])]
-    await one.io.remember(SimpleNamespace(hidden=None, spent=Usage()))  # type: ignore[arg-type]
+    await one.io.remember(SimpleNamespace(hidden=None, spent=Usage()))
     assert len(one.remembered) == 1
 
 
