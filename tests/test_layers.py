@@ -1,8 +1,9 @@
-"""Who may import whom, read off the imports themselves; and each outside thing has its one home."""
+"""Who may import whom, each outside thing has one home, and no API is named outside of its dialect."""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,18 @@ HOMES = {
 IMPURE = {"asyncio", "datetime", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "subprocess",
           "tempfile", "threading", "time", "uuid"}  # fmt: skip
 """What of the standard library waits, reads, writes, or says something else the next time."""
+
+
+FIELDS = re.compile(
+    r"\b(tool_calls|tool_call_id|finish_reason|choices|delta|max_completion_tokens|stream_options|reasoning_content)\b"
+)
+"""Names that only the chat-completions API uses."""
+
+SPEAK_CHAT = {"operations", "demo"}
+"""The interface of the operations is made of chat messages, and the demo plays a chat client and its upstream."""
+
+CONTRACTS = {"proxy/telemetry/metrics.py": {"tool_calls"}}
+"""File → names in it that users rely on: a metric of ours happens to have this one."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -96,9 +109,8 @@ def test_each_outside_thing_has_one_home(outside: str, homes: set[str]) -> None:
 def test_core_and_dialects_are_pure() -> None:
     for name, tree in ALL:
         if part(name) in ("core", "dialects"):
-            outside = {
-                one.split(".")[0] for one in imports(tree) if not one.startswith(("proxy.core", "proxy.dialects"))
-            }
+            pure = ("proxy.core", "proxy.dialects", "proxy.errors")
+            outside = {one.split(".")[0] for one in imports(tree) if not one.startswith(pure)}
             assert outside <= sys.stdlib_module_names - IMPURE | {"msgspec"}, name
             assert not [node for node in ast.walk(tree) if isinstance(node, ast.Await | ast.AsyncFunctionDef)], name
 
@@ -112,3 +124,27 @@ def test_only_settings_reads_the_environment() -> None:
         if isinstance(node, ast.Attribute) and node.attr == "environ"
     }
     assert readers <= {"settings", "telemetry", "demo"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "proxy").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_its_dialect_names_the_fields_of_an_api(path: Path) -> None:
+    """In code, strings and comments."""
+    name = path.relative_to(ROOT).as_posix()
+    if name.startswith("proxy/dialects/chat/") or name.split("/")[1] in SPEAK_CHAT:
+        return
+    assert set(FIELDS.findall(path.read_text(encoding="utf-8"))) <= CONTRACTS.get(name, set())
+
+
+def test_a_dialect_is_used_through_the_protocol() -> None:
+    """Where one dialect in particular is meant, as for old records, only its object is imported: `chat.CHAT`."""
+    for folder in (path.parent.name for path in (ROOT / "proxy" / "dialects").glob("*/__init__.py")):
+        package = f"proxy.dialects.{folder}"
+        for name in GRAPH:
+            inside = {one for one in GRAPH[name] if one == package or one.startswith(package + ".")}
+            exempt = name.startswith(package) or part(name) in SPEAK_CHAT
+            assert exempt or inside <= {f"{package}.{folder.upper()}"}, name
+
+
+def test_what_dialects_share_knows_none_of_them() -> None:
+    for shared in ("proxy.dialects.render", "proxy.dialects.files"):
+        assert not [one for one in GRAPH[shared] if one.startswith("proxy.dialects.chat")]

@@ -1,11 +1,11 @@
-"""A history as the planner knows it: each message's measure, the digests that identify it, and the plan so far.
+"""A history as the planner sees it: the measures of its messages, the digests that identify it, and its plan so far.
 
-A dialect reads raw messages into `Message`, a pure function of their bytes. `History` folds them, and of one that goes
-on from an earlier request only the new messages have to be read.
+A dialect reads an entry into a `Message`, which depends only on the entry's bytes. `History` folds messages. If it
+continues an earlier request's history, only the new messages have to be read.
 
-The *history digest* covers what a message means and not its bytes, so that a client that serialises anew on every
-turn, moves cache breakpoints or adds annotations is still recognised. System messages do not count: agents put the time
-of day there.
+The *history digest* covers the meaning of messages and not their bytes, so that a client is still recognised if it
+serialises anew on every turn, moves cache breakpoints or adds annotations. System messages are not part of it, because
+agents put the time of day there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Count = Callable[[str], int]
 
 
 class Unplannable(ValueError):
-    """Not the messages of a valid chat, or more of them than we look into: they go upstream as they came."""
+    """These are not the messages of a valid conversation, or too many. The request goes upstream as it came."""
 
     def __init__(self, message: str, reason: Reason = Reason.INVALID) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ def digest(raw: bytes | Raw) -> bytes:
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False):
-    """A tool call in an assistant message; `arguments` as the text that the model wrote."""
+    """A tool call of a model. `arguments` is the text as the model wrote it."""
 
     id: str
     name: str
@@ -47,23 +47,23 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """A text that can be moved: of `part` (its place in the content's parts, or None where content is a string)."""
+    """A text that can be moved. `part` is its place in the entry; None where there is only one text."""
 
     part: int | None
     name: str
-    """Of the file that it goes to."""
+    """The name of the file that it moves to."""
     tokens: int
     preview: int
-    """Tokens of what replaces it at an event; `tokens` where that would not be smaller."""
+    """Tokens of its replacement at an event; `tokens` where that would not be smaller."""
     first_preview: int
-    """The same at first sight."""
+    """The same for a text that the model has not seen yet."""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """What there is to know of one message without its text."""
+    """Everything that the plan needs of one message, without its text."""
 
     digest: bytes
-    """Of the bytes that it came as: what is made of them can be kept under it."""
+    """Of the bytes as they came. Results that depend on the bytes are cached under it."""
     role: Role
     meaning: bytes
     tokens: int
@@ -73,15 +73,15 @@ class Message(msgspec.Struct, frozen=True):
     calls: tuple[tuple[str, str], ...]
     """Id and name of each tool call that it makes."""
     answers: str
-    """The id of the tool call that it is the result of."""
+    """The id of the tool call whose result it is; empty for other messages."""
 
     def unmovable(self) -> Item:
-        """For the plan, where its tool's results are never moved."""
+        """The item for the plan if the policy excludes this tool's results."""
         return msgspec.structs.replace(self.item, first_preview=self.tokens, preview=self.tokens)
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Besides the bytes, what a `Message` depends on: the shape of replacements, and from where on glimpses count."""
+    """What a `Message` depends on besides the bytes: the shape of replacements, and the limit for unseen results."""
 
     shape: Shape
     max_unseen_tool_tokens: int
@@ -100,7 +100,7 @@ def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
 
 
 class Transcript:
-    """A whole history: raw messages and what is known of each. Raises Unplannable where calls lack results."""
+    """A whole history: the entries, and a `Message` for each. Raises Unplannable if a call lacks its result."""
 
     def __init__(
         self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str] | None = None
@@ -112,7 +112,7 @@ class Transcript:
 
 
 def items(messages: Sequence[Message], tools: Sequence[str], offload: Offload) -> list[Item]:
-    """The messages as the plan sees them."""
+    """The items of these messages for the plan."""
     excluded = {tool for tool in set(tools) if tool and offload.excludes(tool)}
     if not excluded:
         return [message.item for message in messages]
@@ -125,7 +125,7 @@ BEGINNING = bytes(16)
 
 
 def links(link: bytes, messages: Sequence[Message]) -> list[bytes]:
-    """The history's digest behind each of these messages; before them it is `link`."""
+    """The history's digest after each of these messages. Before them it is `link`."""
     found: list[bytes] = []
     for message in messages:
         if message.meaning:
@@ -135,12 +135,12 @@ def links(link: bytes, messages: Sequence[Message]) -> list[bytes]:
 
 
 def extend(link: bytes, meaning: bytes) -> bytes:
-    """The digest of a history that has one more message."""
+    """The digest of a history with one more message."""
     return hashlib.sha256(link + meaning).digest()[:16]
 
 
 def answered_tools(messages: Sequence[Message]) -> list[str]:
-    """Per message, the name of the tool whose result it is. Raises Unplannable where calls lack results."""
+    """Per message, the name of the tool whose result it is. Raises Unplannable if a call lacks its result."""
     tools: list[str] = []
     open_calls: dict[str, str] = {}
     for message in messages:
@@ -157,7 +157,7 @@ def answered_tools(messages: Sequence[Message]) -> list[str]:
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """Besides the messages, what a plan depends on. `entering`: see `plan.fold`."""
+    """Everything that a plan depends on besides the messages; see `planner.folded`."""
 
     model: str
     offload: Offload
@@ -165,7 +165,7 @@ class Terms(msgspec.Struct, frozen=True):
     tool_definition_tokens: int
 
     def leave_alone(self, tokens: int) -> bool:
-        """Whether that is so little that nothing can happen to any of it."""
+        """Whether a history of so few tokens never needs a plan."""
         return tokens <= min(self.offload.max_total_tokens, self.offload.max_unseen_tool_tokens) and self.room.holds(
             tokens
         )
@@ -176,7 +176,7 @@ class History(msgspec.Struct, frozen=True):
 
     terms: Terms
     fold: Fold | None
-    """None as long as there is too little for anything to have happened."""
+    """None as long as the history is too small for a plan."""
     messages: list[Message]
     tools: list[str]
     """Per message, the name of the tool whose result it is."""
@@ -189,7 +189,7 @@ class History(msgspec.Struct, frozen=True):
         return cls(terms, fold=None, messages=[], tools=[], items=[], links=[BEGINNING], tokens=0)
 
     def extended(self, messages: Sequence[Message]) -> History:
-        """The history with these behind it. Raises Unplannable where calls lack results."""
+        """The history followed by these messages. Raises Unplannable if a call lacks its result."""
         if not messages:
             return self
         tools = answered_tools(messages)
@@ -218,15 +218,15 @@ class History(msgspec.Struct, frozen=True):
         return fold
 
     def size(self) -> int:
-        """Bytes that it takes, about. Messages that their own cache has let go of live on here."""
+        """About how many bytes it takes. It keeps messages that their own cache has evicted."""
         return 4_000 + 350 * len(self.messages)
 
     def plan(self) -> Plan:
-        """For a request that ends here."""
+        """The plan for a request that ends here."""
         if self.fold is None:
             return Plan(moves={}, boundaries=(), events=(), live=self.tokens, fits=True)
         return self.fold.plan()
 
     def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
-        """With the bytes of the messages."""
+        """The history together with the bytes of its entries."""
         return Transcript(raws, self.messages, self.tools)

@@ -1,6 +1,6 @@
-"""The plan's values: messages as the plan sees them, and what it decides about them.
+"""The plan's values: messages as the plan sees them, and its decisions about them.
 
-All sizes are tokens. `planner` makes plans; `Plan` is what everybody else reads.
+All sizes are tokens. `planner` makes plans, and everyone else reads `Plan`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from enum import IntEnum
 import msgspec
 
 PATIENCE = 8
-"""Requests of the client for which an event waits for its snapshot. A summary takes one to four of them. Each carries
-what the event frees once more; to break the prefix a second time costs about ten times as much."""
+"""How many of the client's requests an event waits for its snapshot. A summary takes one to four of them. Each request
+that waits carries the old content once more, but breaking the prefix a second time costs about ten times as much."""
 WINDOW_MARGIN = 0.05
-"""Our counts and the upstream's differ: chat templates and other vocabularies add some per cent."""
+"""Upstream counts a few per cent more tokens than we do, because of chat templates and other vocabularies."""
 
 
 class Role(IntEnum):
@@ -34,14 +34,14 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     preview: int
     """After compaction at an event; `tokens` where that would not make it smaller."""
     fixed: int = 0
-    """Images and audio, which are no reason for an event."""
+    """Tokens of images and audio, which cannot cause an event."""
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """A tool result whose text is out of the context.
+    """A tool result whose text has moved out of the context.
 
-    `glimpse`: it was too large to be sent even once. `event`: the ordinal (from 1) of the event that left only a
-    reference of it, 0 where none did yet.
+    `first_preview`: it was too large to be sent even once. `event`: the ordinal (from 1) of the event that left only a
+    reference to it; 0 where no event has yet.
     """
 
     first_preview: bool
@@ -49,14 +49,14 @@ class Move(msgspec.Struct, frozen=True, gc=False):
 
 
 def live(item: Item, move: Move | None) -> int:
-    """What a message takes under the move decided for it."""
+    """A message's tokens after its move, if it has one."""
     if move is None:
         return item.tokens
     return item.preview if move.event else item.first_preview
 
 
 class SummaryBoundary(msgspec.Struct, frozen=True):
-    """Everything before message `end` becomes a snapshot, but system messages and the user messages `pins`."""
+    """Everything before message `end` becomes a snapshot, except system messages and the user messages `pins`."""
 
     end: int
     pins: frozenset[int]
@@ -67,7 +67,7 @@ class SummaryBoundary(msgspec.Struct, frozen=True):
 class OffloadEvent(msgspec.Struct, frozen=True):
     """A request point at which the context was rewritten.
 
-    `turn` is where its user turn begins; what stands before `answered` had been sent, and answered, by then.
+    Its user turn begins at `turn`. Everything before `answered` had been sent and answered by then.
     """
 
     point: int
@@ -76,7 +76,7 @@ class OffloadEvent(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What is to be moved. Indexes are those of the client's messages."""
+    """The moves and boundaries for a request. Indexes count the client's messages."""
 
     moves: dict[int, Move]
     boundaries: tuple[SummaryBoundary, ...]
@@ -94,7 +94,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """The first request point from which references were sent, so that our tools were there to be called.
+        """The first request point whose request had references, and therefore our tools.
 
         Meaningless where the plan is empty.
         """
@@ -103,7 +103,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def turn(self) -> int:
-        """Where the user turn of the newest event begins: what is older than that may shrink."""
+        """Where the user turn of the newest event begins. Older hidden rounds may be shortened."""
         return self.events[-1].turn if self.events else 0
 
     def before(self, event: int) -> Plan:
@@ -114,10 +114,10 @@ class Plan(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(plan, moves=moves)
 
     def shown(self, boundary: SummaryBoundary | None) -> Plan:
-        """What is sent of this plan while `cut` is the latest whose snapshot exists.
+        """The part of this plan that is sent while `boundary` is the latest one whose snapshot exists.
 
-        An event that has a cut waits for its snapshot, so that the prefix breaks once and not twice: everything that it
-        moves stands before the cut and will be gone with it.
+        An event with a boundary waits for its snapshot, so that the prefix breaks once and not twice: everything that
+        the event moves is before the boundary, and the snapshot will replace it.
         """
         newest = self.boundaries[-1] if self.boundaries else None
         if newest is None or newest == boundary or newest.event < len(self.events):
@@ -125,7 +125,7 @@ class Plan(msgspec.Struct, frozen=True):
         return self if self.waited >= PATIENCE else self._without(newest.event)
 
     def _without(self, event: int) -> Plan:
-        """As if that event and those behind it had not been; what was moved at first sight stays so."""
+        """The plan without that event and all later ones. Results that moved before they were seen stay moved."""
         moves = {
             index: move if move.event < event else Move(first_preview=True, event=0)
             for index, move in self.moves.items()
@@ -136,7 +136,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What upstream has room for. `window` None: not known. `aside`: tool definitions and the reply."""
+    """The room that upstream has. `window` None: not known. `aside`: tokens of the tool definitions and the reply."""
 
     window: int | None = None
     aside: int = 0
@@ -145,6 +145,6 @@ class Room(msgspec.Struct, frozen=True):
         return self.window is None or self.left(live) >= 0
 
     def left(self, live: int) -> int:
-        """Tokens to spare beside `live` tokens of messages; only where the window is known."""
+        """Tokens left beside `live` tokens of messages. The window must be known."""
         assert self.window is not None
         return int(self.window * (1 - WINDOW_MARGIN)) - self.aside - live

@@ -8,21 +8,21 @@ import re
 import msgspec
 
 GLIMPSE_CHARS = 2_000
-"""The preview of a result that is moved before the model has seen it once: about a screen."""
+"""Characters of preview for a result that moves before the model has seen it; about one screen."""
 MARK = "(detailed result is stored in "
 
 _odd = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What of a policy decides how a replacement looks."""
+    """The policy keys that decide how a replacement looks."""
 
     store_dir: str
     preview_chars: int
     preview_tail_chars: int
 
     def first_preview(self) -> Shape:
-        """The same with a preview for what has not been seen yet."""
+        """The same with the larger preview for a result that the model has not seen."""
         return msgspec.structs.replace(self, preview_chars=max(self.preview_chars, GLIMPSE_CHARS))
 
 
@@ -32,17 +32,17 @@ def digest(text: str) -> str:
 
 
 def file_name(call_id: str, text_digest: str) -> str:
-    """The id is the client's and may be anything, so of it only what every file system takes, and not too much."""
+    """A file's name. The client's id is shortened and reduced to characters that every file system takes."""
     return f"tool_call_{_odd.sub('_', call_id)[:64]}_{text_digest}.txt"
 
 
 def line_count(text: str) -> int:
-    """Lines as `read_file` counts them: ended by a line feed only."""
+    """Lines as `read_file` counts them: only a line feed ends one."""
     return text.count("\n") + (not text.endswith("\n")) if text else 0
 
 
 def replacement(text: str, name: str, tokens: int, shape: Shape) -> str:
-    """What stands in the context instead of `text`, whose file `name` is and whose size `tokens`."""
+    """The preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`."""
     size = f"complete, {line_count(text)} lines, {tokens} tokens"
     reference = f"... {MARK}{shape.store_dir}/{name}; {size})"
     tail = text[-shape.preview_tail_chars :] if shape.preview_tail_chars else ""

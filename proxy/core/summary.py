@@ -1,6 +1,6 @@
-"""Old history → one snapshot: the file of originals, the task for the model, what of its answer is taken.
+"""Old history → one snapshot: the file of originals, the task for the model, and the check of its answer.
 
-Everything here is text in and text out. What a model returns is hostile input: it has read tool results.
+Everything here turns text into text. A model's answer is hostile input, because the model has read tool results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from proxy.core.plan import Role
 
 PROMPT_VERSION = "1"
-"""Part of a record's key: a summary made by other words is another summary."""
+"""Part of a record's key, so that a changed prompt makes new summaries."""
 
 _OPEN, _CLOSE = "<state_snapshot>", "</state_snapshot>"
 _thought = re.compile(r"<(scratchpad|think)>")
@@ -31,7 +31,7 @@ TASK_TOKENS = 500
 WINDOW_SHARE = 0.9
 """Of a window, that a call may plan with: other vocabularies than ours need more tokens for the same text."""
 LEAST_HISTORY = 500
-"""Tokens of history that are still worth a call."""
+"""The fewest tokens of history that are worth a call."""
 SCRATCHPAD_TOKENS = 8_000
 """What a reply may take besides the record, for its scratchpad and the model's reasoning. Said in the client's own
 terms (servers know one or the other limit); where the client sets none, only the summary's time is bounded."""
@@ -71,7 +71,7 @@ RETRY = "\n\nYour last answer could not be used: {fault}. Answer again, with the
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A message, or one text of it, for the file of originals: `12 tool call_17 web_search`, and the text as it was."""
+    """A message, or one of its texts, for the file of originals. Title: `12 tool call_17 web_search`, say."""
 
     title: str
     text: str
@@ -95,22 +95,22 @@ class SummaryAnswer(msgspec.Struct, frozen=True):
 
 
 class Unusable(ValueError):
-    """The model's answer is no snapshot; the text says why, for the retry and the log."""
+    """The model's answer cannot be used as a snapshot. The text says why, for the retry and the log."""
 
 
 def originals(turns: Iterable[Section]) -> str:
-    """The readable file: per message a header line and its content untouched."""
+    """The file of originals: a header line for each section, and its text unchanged."""
     return "\n".join(f"### {turn.title}\n{turn.text}" for turn in turns)
 
 
 def task(snapshot_tokens: int, store_dir: str, fault: str = "") -> str:
-    """The last message of a summary call. Words are given since models cannot count tokens: three words in four."""
+    """The last message of a summary call. It names words, because models cannot count tokens: three for four."""
     text = TASK.format(words=snapshot_tokens * 3 // 4, store_dir=store_dir)
     return text + (RETRY.format(fault=fault) if fault else "")
 
 
 def fenced(history: str, earlier: str, instruction: str) -> str:
-    """Rendered history in a fence that cannot end inside it, then the task: a model does what stands last."""
+    """The history in a fence that no text in it can end, then the task: models follow what comes last."""
     fence = _fence(history, earlier)
     before = f"The record so far:\n{fence}\n{earlier}\n{fence}\n\n" if earlier else ""
     return f"{before}A conversation to record:\n{fence}\n{history}\n{fence}\n\n{instruction}"
@@ -164,12 +164,12 @@ def _without_thoughts(answer: str) -> str:
 
 
 def neutral(text: str) -> str:
-    """Tags and reference lines lose their meaning: tool text must not be promoted to a frame of ours."""
+    """Takes the meaning from tags and reference lines, so that text of tools cannot pass for our own."""
     return _reference.sub("[", _tag.sub("&lt;", text))
 
 
 def block(text: str, messages: int, path: str) -> str:
-    """The snapshot as it stands in the context, `messages` and `path` saying what it stands for."""
+    """The snapshot's text in the context. It replaces that many `messages`, which can be read at `path`."""
     return f"{NOTICE}\n\n{framed(text, messages, path)}"
 
 
@@ -179,7 +179,7 @@ def framed(text: str, messages: int, path: str) -> str:
 
 
 def file_name(link: bytes) -> str:
-    """The originals' file of a cut whose history has this digest."""
+    """The name of the file of originals for a boundary whose history has this digest."""
     return f"compressed_group_{link.hex()[:12]}.txt"
 
 

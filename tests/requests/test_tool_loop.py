@@ -14,6 +14,7 @@ import pytest
 
 from proxy.core import sse
 from proxy.core.history import ToolCall
+from proxy.dialects import Turn
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
@@ -57,7 +58,7 @@ class Partner:
     def __init__(self, *replies: ScriptedReply | Exception) -> None:
         self.replies = list(replies)
         self.sent: list[Any] = []
-        self.remembered: list[ChatTurn] = []
+        self.remembered: list[Turn] = []
         self.answering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.remembering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
 
@@ -72,11 +73,11 @@ class Partner:
         await self.answering()
         return ["found"] * len(calls)
 
-    async def remember(self, turn: ChatTurn) -> None:
+    async def remember(self, turn: Turn) -> None:
         await self.remembering()
         self.remembered.append(turn)
 
-    def headers(self, turn: ChatTurn) -> Headers:
+    def headers(self, turn: Turn) -> Headers:
         return [(b"x-offload-rounds", b"%d" % turn.rounds)]
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:

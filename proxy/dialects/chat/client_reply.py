@@ -1,7 +1,7 @@
 """The reply as the client sees it: one, however many rounds it takes.
 
-The first round's `id`, `created`, `model` and `system_fingerprint` stand for all, the role is said once, a blank line
-stands between the texts of two rounds, and the usage is that of the whole. As a stream or whole: by the same lines.
+All events have the first round's `id`, `created`, `model` and `system_fingerprint`. The role is sent once, a blank line
+separates the texts of two rounds, and the usage covers all rounds. Streams and whole replies share this code.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from proxy.core.turn import Usage
 from proxy.dialects.chat.reply import TEXTS, Chunk, Members, ReplyMessage, object_of, string, text_of
 
 FRAME = ("id", "created", "model", "system_fingerprint")
-"""What all events of a reply have in common."""
+"""Members that all events of a reply share."""
 
 
 class UsageLedger:
-    """What the rounds cost, and what of it a client is told.
+    """What the rounds cost, and the usage that a client is told.
 
-    It is told the last round's prompt, which is its gauge of the context, and what all rounds completed.
+    The client is told the last round's prompt tokens, from which it estimates its context, and the completion tokens
+    of all rounds.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class UsageLedger:
             self._details[key] = self._details.get(key, 0) + whole(tokens)
 
     def total(self, raw: Raw) -> Raw:
-        """A usage of the newest round with what the earlier ones completed."""
+        """The newest round's usage with the completion tokens of the earlier rounds added."""
         usage = object_of(raw)
         completion = whole(usage.get("completion_tokens")) + self._earlier
         total = whole(usage.get("prompt_tokens")) + completion
@@ -58,7 +59,7 @@ class UsageLedger:
 
 
 class ClientReply:
-    """What the client has seen so far. Shows events as they are; `Whole` keeps them for one reply at the end."""
+    """What the client has seen so far. It sends events at once; `WholeReply` keeps them for one reply at the end."""
 
     streamed = True
 
@@ -71,28 +72,28 @@ class ClientReply:
 
     @property
     def started(self) -> bool:
-        """Whether the reply has a name, and a role: what follows may be no more than text."""
+        """Whether an id and a role were sent, so that the next events may hold only text."""
         return bool(self._frame) and self.message.has("role")
 
     def go_on(self) -> bool:
-        """Another round follows: it has to look like the first one's continuation. Whether there is any text yet."""
+        """Another round follows and must look like a continuation. Returns whether any text was shown yet."""
         self._again = True
         self._joints = {key for key in TEXTS if self.message.speaks(key)}
         return bool(self._joints)
 
     def show(self, chunks: Iterable[Chunk]) -> bytes:
-        """What goes to the client now. Raises Broken when there is no end to it."""
+        """The bytes for the client. Raises Broken if the reply grows too large."""
         return b"".join([self._put(chunk) for chunk in chunks if self._adopt(chunk)])
 
     def close(self, done: bytes, calls: Sequence[Raw]) -> bytes:
-        """What ends the reply. `calls` are those that the client sees."""
+        """The last bytes of the reply. `calls` are the calls that the client sees."""
         return done
 
     def _put(self, chunk: Chunk) -> bytes:
         return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
 
     def _adopt(self, chunk: Chunk) -> bool:
-        """Make it an event of this reply; whether there is anything in it to show."""
+        """Make it an event of this reply. Returns whether it holds anything to show."""
         if self._again:
             self._join(chunk)
         elif chunk.choice is not None and not self._frame:
@@ -117,7 +118,7 @@ class ClientReply:
 
 
 class WholeReply(ClientReply):
-    """A reply that is not a stream: upstream's own bytes where one round was all, and nothing of it was ours."""
+    """A reply that is not a stream: upstream's own bytes if there was only one round without calls of ours."""
 
     streamed = False
 
@@ -129,7 +130,7 @@ class WholeReply(ClientReply):
         self._logprobs: dict[str, list[Raw]] = {}
 
     def verbatim(self, body: bytes) -> None:
-        """Show this, whatever it is."""
+        """Send this body as it is."""
         self._only = body
 
     def close(self, done: bytes, calls: Sequence[Raw]) -> bytes:
@@ -161,7 +162,7 @@ class WholeReply(ClientReply):
 
 
 def whole(raw: Raw | None) -> int:
-    """A number of tokens; 0 for whatever is none."""
+    """A number of tokens; 0 for anything else."""
     text = b"" if raw is None else bytes(raw)
     return int(text) if text.isdigit() and len(text) < 12 else 0
 

@@ -1,4 +1,4 @@
-"""Chat-completions messages: read for the plan, and rewritten, while untouched bytes stay the client's."""
+"""Reads messages for the plan, and rewrites their texts without changing any other byte."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
 
 MESSAGE_TOKENS = 4
-"""A message's frame. OpenAI's cookbook says 3, and 1 for a name; templates of other models need a little more."""
+"""For a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a little more."""
 OTHER_PART_TOKENS = 765
 """An image of 1024 x 1024 in high detail by OpenAI's vision guide; audio and files count as much. Never base64."""
 
@@ -34,7 +34,7 @@ ROLES = {
 
 
 def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
-    """Take a message's measure. Raises Unplannable."""
+    """Measure a message. Raises Unplannable."""
     try:
         return _Reader(rawjson.members(raw), reading, count).message(digest(raw))
     except (NotJson, msgspec.MsgspecError) as error:
@@ -42,12 +42,12 @@ def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
 
 
 def texts(raw: bytes | Raw) -> list[tuple[int | None, str]]:
-    """A message's text: one, or that of each text part with the part's place. Raises NotJson."""
+    """A message's texts: one without a place, or that of each text part with the part's place. Raises NotJson."""
     return _content_texts(rawjson.members(raw).get("content"))
 
 
 def reasoning(members: dict[str, Raw]) -> str:
-    """What the model thought, by any vendor's name for it."""
+    """The model's reasoning, under any vendor's name for it."""
     for field in ("reasoning_content", "reasoning"):
         if rawjson.is_string(members.get(field)):
             return rawjson.string(members[field])
@@ -62,7 +62,7 @@ def tool_calls(members: dict[str, Raw]) -> list[ToolCall]:
 
 
 def with_texts(raw: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
-    """The message with some of its texts replaced and every other byte of its members kept."""
+    """The message with some of its texts replaced; all other members keep their bytes."""
     if not replaced:
         return bytes(raw)
     members = rawjson.members(raw)
@@ -82,7 +82,7 @@ def text_message(role: str, text: str) -> bytes:
 
 
 def cache_breakpoint(raw: bytes | Raw) -> Raw | None:
-    """What says that the prompt cache is to have an entry here: on a message's last part that says it, or on itself."""
+    """The last cache breakpoint that the client set in a message, on one of its parts or on the message itself."""
     if b"cache_control" not in bytes(raw):
         return None
     members = rawjson.members(raw)
@@ -95,7 +95,7 @@ def cache_breakpoint(raw: bytes | Raw) -> Raw | None:
 
 
 def with_cache_breakpoint(raw: bytes, breakpoint: Raw) -> bytes:
-    """A message whose content is a string, with that at its end."""
+    """A message whose content is a string, with this breakpoint at its end."""
     members = rawjson.members(raw)
     part = rawjson.encode({"type": "text", "text": members["content"], "cache_control": breakpoint})
     return rawjson.encode(members | {"content": Raw(rawjson.array([part]))})
@@ -126,7 +126,7 @@ def _is_text(part: dict[str, Raw]) -> bool:
 
 
 class _Reader:
-    """Reads one message; holds what several of its measures need."""
+    """Reads one message, and keeps the values that several of its measures need."""
 
     def __init__(self, members: dict[str, Raw], reading: Reading, count: Count) -> None:
         self._members = members
@@ -137,7 +137,7 @@ class _Reader:
             raise Unplannable(f"unknown role {role[:40]!r}")
         self._role = ROLES[role]
         self._answers = _optional(members.get("tool_call_id"))
-        # Serialised anew they are counted the same, so that no decision hangs on a space.
+        # In canonical form, so that spaces in the arguments influence no decision.
         self._calls = [(call.id, call.name, _canonical(call.arguments)) for call in tool_calls(members)]
         self._texts = _content_texts(members.get("content"))
         self._others = self._other_parts()
@@ -200,7 +200,7 @@ def _item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
 
 
 def _canonical(arguments: str) -> str:
-    """Arguments as the JSON they are; what is not JSON stands for itself."""
+    """Arguments as canonical JSON; as they are where they are not JSON."""
     try:
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError):
@@ -211,7 +211,7 @@ def _canonical(arguments: str) -> str:
 
 
 def reply_meaning(content: str, calls: Sequence[ToolCall]) -> bytes:
-    """What an assistant message with this text and these calls means once the client sends it back."""
+    """The meaning of an assistant message with this text and these calls once the client sends it back."""
     function_calls: list[dict[str, Any]] = [
         {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls
     ]

@@ -1,4 +1,4 @@
-"""Upstream says that the context is too long: by whose wording ever, and for how many tokens there would be room."""
+"""Recognises upstream's refusal of a context that is too long, in any vendor's wording, and the window it names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _windows = re.compile(
 
 
 def may_be(status: int) -> bool:
-    """Whether a reply of this status is worth reading before it is passed on."""
+    """Whether a reply of this status may say that the context is too long."""
     return status in _STATUSES
 
 
@@ -55,12 +55,12 @@ def window(body: bytes) -> int | None:
 
 
 def refuses_additions(status: int, body: bytes) -> bool:
-    """Whether upstream took offence at the tools or the `stream_options` that we added."""
+    """Whether upstream refuses the tools or the `stream_options` that we added."""
     return (
         status in (400, 422) and re.search(r"\btools?\b|tool_choice|stream_options|function", _text(body)) is not None
     )
 
 
 def _text(body: bytes) -> str:
-    """The beginning is enough: some vendors quote the whole prompt behind it."""
+    """The beginning of the body. Some vendors quote the whole prompt after their message."""
     return body[:20_000].decode("utf-8", "replace")

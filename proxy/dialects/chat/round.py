@@ -1,9 +1,9 @@
-"""One reply of upstream while it is read: what of it a client may see, when it may turn out to be a hidden round.
+"""Reads one reply of upstream and decides which parts of it a client may see, since the round may have to be hidden.
 
-Everything goes on at once but
-- calls of our tools, which never do, and calls whose name may still become ours;
-- what only a visible round may show: signed reasoning, and the text where the client wants JSON (two texts are none);
-- the end, where something is hidden: another round may follow.
+Everything is shown at once, except:
+- calls of our tools, which are never shown, and calls whose incomplete name may still become ours;
+- parts that only a visible round may show: signed reasoning, and text where the client wants JSON (two texts are not);
+- the end, if something is hidden, because another round may follow.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from proxy.dialects.chat.reply import Chunk, Members, ReplyMessage, held, text_o
 from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls
 
 MANY_CALLS = 128
-"""As many tools as a request may have."""
+"""Calls that each get an event of their own: as many as a request may have tools."""
 
 
 class Round:
-    """Reads chunks. `names` are our tools', none where the request has none of ours."""
+    """Reads chunks. `names` are the names of our tools; empty where the request does not have them."""
 
     def __init__(self, names: Sequence[str], *, numbered: bool, later: bool, holds_text: bool) -> None:
         self.message = ReplyMessage()
@@ -30,9 +30,9 @@ class Round:
         self.finish = ""
         """The finish reason, as soon as it is known."""
         self.end: Chunk | None = None
-        """The event with it, where that is kept back."""
+        """The event with the finish reason, if it is kept back."""
         self.bill: Chunk | None = None
-        """The event with the usage, where that is kept back."""
+        """The event with the usage, if it is kept back."""
         self._injected = bool(names)
         self._later = later
         self._holds_text = holds_text
@@ -41,11 +41,11 @@ class Round:
 
     @property
     def hides(self) -> bool:
-        """Whether there is something in this turn that the client does not see."""
+        """Whether this turn has anything that the client does not see."""
         return self._later or bool(self.calls.ours)
 
     def read(self, chunk: Chunk) -> list[Chunk]:
-        """What of this chunk, and of what was kept back before, may be shown now. Raises Broken."""
+        """The parts of this chunk, and of earlier ones that were kept back, to show now. Raises Broken."""
         self.usage = chunk.usage or self.usage
         if chunk.choice is None:
             return self._about_nothing(chunk)
@@ -56,14 +56,13 @@ class Round:
         return self._finished(chunk, parts) if chunk.finish else [chunk, *parts]
 
     def settle(self) -> list[Chunk]:
-        """No more is coming: whose calls there are is known now."""
+        """The reply has ended, so that it is known whose the calls are. Returns the parts to show."""
         return [] if self._last is None else _entries(self._last, self.calls.settle())
 
     def release(self, *, visible: bool) -> list[Chunk]:
-        """What was kept back, once the round is not a hidden one.
+        """The parts that were kept back, once it is known that the round is not hidden.
 
-        Text that was is not shown beside answered calls of ours, in a mixed turn either: unless the round is all
-        `visible`.
+        In a mixed turn, text that was kept back is left out; it is shown only if the whole round is `visible`.
         """
         kept, self._kept = self._kept, []
         return [chunk for chunk in kept if visible or not text_of(chunk.delta.get("content"))]
@@ -79,7 +78,7 @@ class Round:
         return [chunk]
 
     def _sort_calls(self, chunk: Chunk) -> list[Chunk]:
-        """The client's part of the calls in this chunk, where that is not simply all of them."""
+        """Events with the client's calls in this chunk, if the chunk cannot be shown as it is."""
         if not chunk.calls:
             return []
         shown = self.calls.take(chunk.calls, whole=chunk.key == "message")
@@ -108,9 +107,9 @@ class Round:
 
 
 def _entries(chunk: Chunk, entries: Sequence[Members]) -> list[Chunk]:
-    """Entries of `tool_calls`, each in an event of its own: some clients look at the first one only.
+    """Entries of `tool_calls`, each in an event of its own, because some clients read only the first entry.
 
-    More than any model calls at once stay in one, for each event repeats all else that the reply says.
+    More entries than any model sends stay in one event, because each event repeats the reply's other members.
     """
     if len(entries) > MANY_CALLS:
         return [chunk.part({"tool_calls": Raw(rawjson.array(map(rawjson.encode, entries)))})]

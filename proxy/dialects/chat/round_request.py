@@ -1,4 +1,4 @@
-"""The request of each round: the client's members as they came, but for what a turn has to ask differently."""
+"""The request of each round: the client's members as they came, except those that the turn has to change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 class RoundRequest(msgspec.Struct, frozen=True):
-    """What a turn is made of: the client's members, what to send for `messages`, our tools and their names."""
+    """What a turn starts from: the client's members, the messages to send, our tools and their names."""
 
     members: Members
     messages: Sequence[bytes | Raw]
@@ -35,12 +35,12 @@ class RoundRequest(msgspec.Struct, frozen=True):
 
     @property
     def wants_json(self) -> bool:
-        """Whether the text has to be JSON: two texts joined are none."""
+        """Whether the text has to be JSON. Two JSON texts joined are not JSON."""
         kind = text_of(object_of(self.members.get("response_format")).get("type"))
         return kind not in ("", "text")
 
     def left(self, spent: int) -> int | None:
-        """Tokens that the reply may still have after `spent` ones; None where the client set no limit."""
+        """Tokens left for the reply after `spent` ones; None where the client set no limit."""
         return min(self._limits(spent).values(), default=None)
 
     def first(self) -> bytes:
@@ -48,9 +48,9 @@ class RoundRequest(msgspec.Struct, frozen=True):
         return rawjson.encode(self.members | self._additions(self.messages))
 
     def later(self, messages: Sequence[bytes | Raw], spent: int, *, last: bool) -> bytes:
-        """The body of a follow-up round, with less to write, and without a call that was made by order already.
+        """The body of a follow-up round: with fewer tokens left, and without a forced call, which was made already.
 
-        In the last round no call of ours would be answered: where there are only ours, none may be made.
+        In the last round no call of ours would be answered, so if there are no other tools, no call is allowed.
         """
         limits = {key: Raw(b"%d" % left) for key, left in self._limits(spent).items()}
         members = self.members | limits | self._additions(messages)
@@ -72,7 +72,7 @@ class RoundRequest(msgspec.Struct, frozen=True):
     def _usage_wanted(self) -> Members:
         options = self.members.get("stream_options")
         if not rawjson.is_null(options) and not bytes(options or b"").startswith(b"{"):
-            return {}  # upstream will say what is wrong with it
+            return {}  # upstream will report the mistake
         return {"stream_options": Raw(rawjson.encode(object_of(options) | {"include_usage": Raw(b"true")}))}
 
     def _limits(self, spent: int) -> dict[str, int]:

@@ -4,11 +4,11 @@
       ^                   └──our tools called──> CALLING ──answer──> DONE  (a mixed turn)
       └────────────────────────────answer──────────┘
 
-Drive it: send `request()`, feed what comes back to `receive` (or `receive_whole`) and then `end`, answer `calls`,
-again, until it is DONE; write down `hidden`; then send what `close` gives. A call in the wrong state raises.
+To drive it, send `request()`, feed the reply to `receive` (or `receive_whole`), call `end`, and answer `calls`. Repeat
+until it is DONE. Then store `hidden` and send the bytes from `close`. A call in the wrong state raises WrongState.
 
-A stream and a whole reply go through the same lines: a whole reply is one large event. What needs no change reaches
-the client as the very bytes that came.
+A stream and a whole reply go through the same code: a whole reply is one large event. Events that need no change reach
+the client as the bytes that came.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from proxy.dialects.chat.tool_calls import PartialCall
 from proxy.errors import ProxyError
 
 STOPPED = frozenset(("length", "content_filter", "error"))
-"""Finish reasons after which nothing goes on: what stands there may be the half of a call (`error`: OpenRouter)."""
+"""Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""
 
 
 class ChatTurn:
-    """The machine. Built once per client request; see the module's picture."""
+    """The state machine in the picture above, built once for each client request."""
 
     def __init__(self, asked: RoundRequest) -> None:
         self.state = State.READY
         self.rounds = 0
-        """Internal rounds so far."""
+        """Hidden rounds so far."""
         self._asked = asked
         self._names = asked.names if asked.tools else ()
         self._ledger = UsageLedger()
         self._shown = ClientReply(self._ledger)
         self._before: list[bytes] = []
-        self._results = 0  # how many of the last ones there are our tools' newest answers
+        self._results = 0  # how many of the last entries are the newest answers of our tools
         self._after: list[bytes] = []
         self._answering: list[PartialCall] = []
         self._instead: bytes | None = None
@@ -67,7 +67,7 @@ class ChatTurn:
         return self._asked.later([*self._asked.messages, *self._before], self.spent.completion, last=self._last)
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
-        """Take one event of a stream; what goes to the client now. Raises Broken."""
+        """Take one event of a stream; returns the bytes for the client. Raises Broken."""
         self._require(State.READING)
         if self._done:
             return b""
@@ -81,9 +81,9 @@ class ChatTurn:
         return self._take_event(event, event.data)
 
     def receive_whole(self, body: bytes) -> bytes:
-        """Take a reply that is not a stream; what goes to the client now. Raises Broken.
+        """Take a reply that is not a stream; returns the bytes for the client. Raises Broken.
 
-        If it is the first, then the client's is none either: that is what `close` gives.
+        If the first reply is not a stream, the client gets no stream either, and `close` returns its whole reply.
         """
         self._require(State.READING)
         if not self.rounds:
@@ -108,13 +108,13 @@ class ChatTurn:
 
     @property
     def over(self) -> bool:
-        """Whether the round's reply has said that it is complete: there is nothing more to receive."""
+        """Whether the round's reply has said that it is complete, so that nothing more needs to be received."""
         return bool(self._done)
 
     def end(self) -> bytes:
-        """The round's reply has ended, with or without saying so; what goes to the client now.
+        """The round's reply has ended, with or without saying so; returns the bytes for the client.
 
-        Raises Broken where it stopped within a call of ours.
+        Raises Broken if it stopped within a call of ours.
         """
         self._require(State.READING)
         parts = self._round.settle()
@@ -140,7 +140,7 @@ class ChatTurn:
         return [call.call() for call in self._answering]
 
     def answer(self, answers: Sequence[str]) -> None:
-        """The results of `calls`, in their order."""
+        """Take the results of `calls`, in the same order."""
         self._require(State.CALLING)
         results = [_result(call, text) for call, text in zip(self._answering, answers, strict=True)]
         if self._round.calls.theirs:
@@ -149,7 +149,7 @@ class ChatTurn:
             self._go_on(results)
 
     def reword(self, text: str) -> None:
-        """Send the newest round once more with this for the results of our tools: upstream had no room for them."""
+        """Prepare to send the newest round again with `text` for our tools' results, which did not fit."""
         self._step(State.READING, State.READY)
         first = len(self._before) - self._results
         content = {"content": string(text)}
@@ -157,7 +157,7 @@ class ChatTurn:
 
     @property
     def hidden(self) -> HiddenRound | None:
-        """What has to be remembered, once the turn is DONE; None where the client has seen it all."""
+        """What has to be stored once the turn is DONE; None where the client has seen everything."""
         self._require(State.DONE)
         if self._failed or not (self._before or self._after):
             return None
@@ -170,7 +170,7 @@ class ChatTurn:
 
     @property
     def mixed(self) -> bool:
-        """Whether calls of ours were answered beside calls of the client's."""
+        """Whether calls of ours were answered beside calls that the client answers."""
         return bool(self._after)
 
     @property
@@ -179,7 +179,7 @@ class ChatTurn:
         return self._ledger.spent
 
     def close(self) -> bytes:
-        """What ends the reply: everything, where it is not a stream."""
+        """The last bytes of the reply; the whole reply where it is not a stream."""
         self._require(State.DONE)
         kept = [chunk for chunk in (self._round.end, self._round.bill) if chunk is not None]
         calls = [call.shown() for call in self._round.calls.theirs]
@@ -215,7 +215,7 @@ class ChatTurn:
         )
 
     def _takes_plain(self, data: bytes) -> bool:
-        """Note an event in which nothing is but text, as most are; False where there is more to it."""
+        """Note an event that holds nothing but text, as most do. False: it holds more and was not noted."""
         try:
             delta = _plain.decode(data).choices[0].delta
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -246,7 +246,7 @@ class ChatTurn:
         return self._shown.show(self._billed(self._round.read(chunk)))
 
     def _billed(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Without the usage that a client did not ask for: in a stream, where it is an event of its own."""
+        """Leave out the usage event of a stream if the client did not ask for it."""
         if self._asked.wants_usage or not self._shown.streamed:
             return chunks
         return [chunk for chunk in chunks if chunk.choice is not None or chunk.usage is None]
@@ -255,7 +255,7 @@ class ChatTurn:
         return event.raw if self._shown.streamed else b""
 
     def _take_unknown(self, body: bytes) -> bytes:
-        """What is no chat completion: it goes to the client as it came, if that is still possible."""
+        """Take a body that is not a chat completion: the client gets it as it came, if that is still possible."""
         self._failed = True
         if not isinstance(self._shown, WholeReply):
             raise Broken("neither a stream nor a chat completion")
@@ -274,7 +274,7 @@ class ChatTurn:
         return left is not None and left <= 0
 
     def _to_answer(self) -> list[PartialCall]:
-        """Which calls of ours are answered; the others are dropped."""
+        """The calls of ours to answer; the others are dropped."""
         ours, theirs = self._round.calls.ours, self._round.calls.theirs
         if self._failed or self._last:
             return []
@@ -283,7 +283,7 @@ class ChatTurn:
         return [] if self._used_up and not theirs else ours
 
     def _finish(self) -> None:
-        """This round is the last one: no call of ours is answered, be it that there is none."""
+        """This round is the last one. Calls of ours, if there are any, are not answered."""
         calls = self._round.calls
         if calls.ours and not calls.theirs and self._round.finish not in STOPPED:
             self._finish_with("length" if self._used_up and not self._last else "stop")
@@ -291,7 +291,7 @@ class ChatTurn:
             self._instead = self._round.history(calls.theirs)
 
     def _finish_mixed(self, results: list[bytes]) -> None:
-        """The client answers its own calls next, and is told of no other."""
+        """The client answers its own calls next; it does not learn of ours."""
         if self._round.finish not in STOPPED:
             self._finish_with("tool_calls")
         answering = set(self._answering)
@@ -314,7 +314,7 @@ class ChatTurn:
             self._round.end.put_choice("finish_reason", string(reason))
 
     def _identify(self, calls: list[PartialCall]) -> None:
-        """Give an id to calls that have none, or another's: the same every time, and another in every turn."""
+        """Give an id to calls that have none or share one. It is always the same in this turn, and unique to it."""
         sent = [*self._asked.messages, *self._before]
         seed = hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b""))
         known = {call.id for call in self._round.calls.theirs}
@@ -344,7 +344,7 @@ class _PlainChoice(msgspec.Struct, gc=False):
 
 
 class _Plain(msgspec.Struct, gc=False):
-    """An event that says nothing but text: whatever is not accepted here is looked at in detail."""
+    """An event that holds nothing but text. Whatever this type does not accept is read in detail."""
 
     choices: tuple[_PlainChoice]
     usage: None = None

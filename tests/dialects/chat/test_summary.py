@@ -1,0 +1,88 @@
+"""The bodies of summary calls, and what is read from their replies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.summary import SummaryAnswer
+from proxy.dialects.chat import CHAT
+from proxy.dialects.chat.summary import ANSWER_BYTES
+
+TOOL = b'{"name":"grep","description":"d","parameters":{}}'
+MESSAGES = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+
+
+def asked(**members: Any) -> Any:
+    return CHAT.parse(json.dumps({"model": "m", "messages": MESSAGES, **members}).encode())
+
+
+def test_a_call_without_a_request_has_only_a_model_and_the_text() -> None:
+    body = json.loads(CHAT.summary_request("record it", "m"))
+    assert body == {"model": "m", "messages": [{"role": "user", "content": "record it"}]}
+
+
+MEMBERS = {"user": "u", "reasoning_effort": "low", "store": True, "max_tokens": 9000, "temperature": 1}
+
+
+def test_the_same_model_takes_over_who_asks_and_how() -> None:
+    body = json.loads(CHAT.summary_request("t", "m", asked(**MEMBERS), 700))
+    del body["messages"]
+    assert body == {"model": "m", "user": "u", "reasoning_effort": "low", "max_tokens": 700}
+
+
+def test_another_model_takes_over_only_who_asks() -> None:
+    body = json.loads(CHAT.summary_request("t", "other", asked(**MEMBERS), 700))
+    del body["messages"]
+    assert body == {"model": "other", "user": "u"}
+
+
+def test_on_the_prefix_entries_keep_their_bytes_and_the_task_comes_last() -> None:
+    request = asked(tools=[{"type": "custom"}])
+    entries = [b'{ "role" : "user","content":"one"}']
+    made = CHAT.summary_on_prefix("the task", request, entries, [TOOL], 700, 1)
+    assert entries[0] in made
+    body = json.loads(made)
+    assert body["messages"][1:] == [{"role": "user", "content": "the task"}]
+    assert body["tools"] == [{"type": "custom"}, {"type": "function", "function": json.loads(TOOL)}]
+    assert body["tool_choice"] == "none"
+
+
+def test_without_tools_there_is_no_choice_of_them() -> None:
+    body = json.loads(CHAT.summary_on_prefix("the task", asked(), [], [], 700, 0))
+    assert set(body) == {"model", "messages"}
+
+
+@pytest.mark.parametrize(("end", "marked"), [(0, True), (1, True), (2, False)])
+def test_a_cache_breakpoint_after_the_prefix_goes_to_the_task(end: int, marked: bool) -> None:
+    mark = {"type": "ephemeral"}
+    later = {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": mark}]}
+    request = asked(messages=[MESSAGES[0], later])
+    [task] = json.loads(CHAT.summary_on_prefix("t", request, [], [], 700, end))["messages"]
+    assert task["content"] == ([{"type": "text", "text": "t", "cache_control": mark}] if marked else "t")
+
+
+USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 80}}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "answer"),
+    [
+        (200, {"choices": [{"message": {"content": "x"}}], "usage": USAGE}, SummaryAnswer(200, "x", 100, 20, 80)),
+        (200, {"choices": [{"message": {"content": None}}]}, SummaryAnswer(200)),
+        (200, {"choices": []}, SummaryAnswer(200)),
+        (200, {"choices": [1]}, SummaryAnswer(200)),
+        (500, {"error": "busy"}, SummaryAnswer(500)),
+        (400, {"error": "maximum context length is 4096 tokens"}, SummaryAnswer(400, too_long=True, window=4096)),
+        (400, {"error": "prompt is too long"}, SummaryAnswer(400, too_long=True)),
+    ],
+)
+def test_what_is_read_from_a_reply(status: int, body: Any, answer: SummaryAnswer) -> None:
+    assert CHAT.summary_answer(status, json.dumps(body).encode()) == answer
+
+
+def test_an_oversized_reply_is_not_parsed() -> None:
+    body = json.dumps({"choices": [{"message": {"content": "x" * ANSWER_BYTES}}]}).encode()
+    assert CHAT.summary_answer(200, body) == SummaryAnswer(200)

@@ -1,0 +1,32 @@
+"""Which dialect serves which request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import proxy.dialects
+from proxy.dialects import DIALECTS, for_request
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"),
+    [
+        ("POST", b"/v1/chat/completions", "chat"),
+        ("POST", b"/openai/deployments/d/chat/completions", "chat"),
+        ("GET", b"/v1/chat/completions", ""),
+        ("POST", b"/v1/chat/completions/1", ""),
+        ("POST", b"/v1/responses", ""),
+        ("POST", b"/v1/embeddings", ""),
+        ("GET", b"/v1/models", ""),
+    ],
+)
+def test_which_dialect_serves_a_request(method: str, path: bytes, name: str) -> None:
+    dialect = for_request(method, path)
+    assert (dialect.name if dialect else "") == name
+
+
+def test_each_folder_is_registered_under_its_name() -> None:
+    folders = {path.parent.name for path in Path(proxy.dialects.__file__).parent.glob("*/__init__.py")}
+    assert {dialect.name for dialect in DIALECTS} == folders

@@ -1,0 +1,119 @@
+"""From a parsed request to the bytes of the first round."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from proxy.core.history import Unplannable
+from proxy.core.policy import Mode, Policy
+from proxy.core.turn import HiddenRound
+from proxy.dialects.chat import CHAT
+from proxy.dialects.render import ActiveSnapshot
+from proxy.requests import prepare
+from proxy.requests.message_cache import MessageCache
+from proxy.requests.prepare import PlannedRequest, rendered, summary_on_prefix
+from tests.requests.planning import ALWAYS, CUT, LAST, MOVING, OFFLOAD, POLICY, SHORT, Counting, planned
+
+
+def snapshot(history: PlannedRequest) -> ActiveSnapshot:
+    [boundary] = history.plan.boundaries
+    return ActiveSnapshot(boundary, "the record", history.originals_path(boundary))
+
+
+@pytest.mark.parametrize(
+    ("policy", "members"),
+    [
+        (Policy(offload=replace(OFFLOAD, mode=Mode.OFF)), {}),
+        (POLICY, {"n": 2}),
+        (POLICY, {"tools": [{"function": {"name": name}} for name in ("grep", "offload_grep")]}),
+    ],
+)
+async def test_some_requests_must_not_be_changed(policy: Policy, members: dict[str, Any]) -> None:
+    asked = CHAT.parse(json.dumps({"model": "m", "messages": SHORT, **members}).encode())
+    assert await prepare.plan(CHAT, asked, policy, None, MessageCache(Counting())) is None
+
+
+async def test_a_history_that_is_not_valid_cannot_be_planned() -> None:
+    with pytest.raises(Unplannable):
+        await planned([{"role": "tool", "tool_call_id": "x", "content": ""}])
+
+
+async def test_a_short_history_does_not_concern_us() -> None:
+    history, reader = await planned(SHORT)
+    assert not history.concerns_us
+    assert not rendered(history, None, {}, reader).changed
+
+
+async def test_tools_can_be_injected_always() -> None:
+    history, reader = await planned(SHORT, ALWAYS)
+    ready = rendered(history, None, {}, reader)
+    assert history.concerns_us and ready.injecting and ready.tokens == history.tokens
+    body = json.loads(ready.turn().request())
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["grep", "read_file"]
+
+
+async def test_the_window_has_room_for_the_reply_and_all_tools() -> None:
+    tools = [{"function": {"name": "t"}}]
+    history, _ = await planned(SHORT, window=10_000, max_tokens=500, tools=tools)
+    assert history.room.aside == len(json.dumps(tools)) + 500 + prepare.OUR_TOOLS_TOKENS
+
+
+async def test_moved_results_are_replaced_and_can_be_read() -> None:
+    history, reader = await planned(MOVING)
+    ready = rendered(history, None, {}, reader)
+    assert sorted(ready.plan.moves) == [3, 6]
+    assert (ready.compacted(), ready.compressed(), ready.changed) == (2, 0, True)
+    assert ready.tokens == ready.plan.live < history.tokens
+    assert sorted(ready.files().values()) == sorted(MOVING[index]["content"] for index in (3, 6))
+    assert {text() for text in prepare.originals(ready).values()} == set(ready.files().values())
+    sent = json.loads(ready.turn().request())["messages"]
+    assert sent[-1] == LAST and "/store/tool_call_call_1_0_" in sent[3]["content"]
+
+
+async def test_a_snapshot_replaces_what_is_before_its_boundary() -> None:
+    history, reader = await planned(CUT)
+    without = rendered(history, None, {}, reader)
+    ready = rendered(history, snapshot(history), {}, reader)
+    assert without.entries == list(history.transcript.raws), "an event waits for its snapshot"
+    assert (ready.compressed(), len(ready.entries)) == (4, 2 + len(CUT) - 6)
+    assert ready.tokens < without.tokens
+    assert [path for path in ready.files() if "compressed_group" in path] == [snapshot(history).path]
+
+
+async def test_hidden_rounds_count_and_bring_the_tools() -> None:
+    history, reader = await planned([*SHORT, {"role": "assistant", "content": "hm"}, LAST])
+    hidden = HiddenRound((b'{"role":"assistant","content":"before"}',), None, (), 50)
+    ready = rendered(history, None, {2: hidden}, reader)
+    assert ready.entries[2:4] == [*hidden.before, history.transcript.raws[2]]
+    assert ready.tokens == history.tokens + 50
+    assert ready.injecting
+
+
+async def test_replies_from_the_first_reference_on_may_have_hidden_rounds() -> None:
+    moving, _ = await planned(MOVING)
+    always, _ = await planned(MOVING, ALWAYS)
+    assert set(moving.reply_links()) <= set(always.reply_links()) == {2, 5, 7}
+    assert always.reply_links()[2] == always.chain[3]
+
+
+async def test_names_depend_on_what_decided_the_words() -> None:
+    history, _ = await planned(CUT)
+    other, _ = await planned(CUT, Policy(offload=replace(OFFLOAD, compress=replace(OFFLOAD.compress, model="another"))))
+    [boundary] = history.plan.boundaries
+    assert history.snapshot_name(boundary) != other.snapshot_name(boundary)
+    assert history.snapshot_name(boundary).split("-")[0] == other.snapshot_name(boundary).split("-")[0]
+    assert history.conversation == other.conversation == history.chain[2].hex()
+
+
+async def test_a_summary_call_continues_what_was_sent_before_the_event() -> None:
+    history, _ = await planned(CUT)
+    [boundary] = history.plan.boundaries
+    body = json.loads(summary_on_prefix(history, boundary, None, {}, 700, "the task"))
+    assert body["messages"] == [*CUT[: boundary.end], {"role": "user", "content": "the task"}]
+    assert "tools" not in body
+    always, _ = await planned(CUT, ALWAYS)
+    assert json.loads(summary_on_prefix(always, boundary, None, {}, 700, "t"))["tool_choice"] == "none"

@@ -1,0 +1,133 @@
+"""Which snapshot a request gets, and the job for a missing one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from proxy.core.policy import Compress, Policy, Source, Wait
+from proxy.core.summary import SummaryAnswer
+from proxy.requests.prepare import PlannedRequest, rendered
+from proxy.requests.snapshots import Snapshots, group_limits
+from proxy.requests.summarizer import Snapshot, SummaryJob
+from tests.requests.planning import CUT, OFFLOAD, POLICY, planned
+
+RECORD = Snapshot("the record", 10, "m")
+
+
+class Scripted:
+    """Summarizer and records in one: what exists, and which jobs came."""
+
+    def __init__(self, made: Snapshot | None = None, **existing: Snapshot) -> None:
+        self.made = made
+        self.existing = existing
+        self.requested: list[SummaryJob] = []
+        self.waited: list[SummaryJob] = []
+        self.noted: list[str] = []
+
+    def request(self, job: SummaryJob) -> asyncio.Task[Snapshot | None] | None:
+        self.requested.append(job)
+        return None
+
+    async def wait(self, job: SummaryJob) -> Snapshot | None:
+        self.waited.append(job)
+        return self.made
+
+    def used(self, conversation: str) -> None:
+        self.noted.append(conversation)
+
+    def key(self, kind: str, name: str) -> str:
+        return f"ns/{kind}/{name}"
+
+    async def snapshots(self, names: list[str]) -> list[Snapshot | None]:
+        return [self.existing.get(name) for name in names]
+
+
+async def ask(body: bytes) -> SummaryAnswer:
+    return SummaryAnswer(200)
+
+
+def policy(**changes: Any) -> Policy:
+    return Policy(offload=replace(OFFLOAD, compress=replace(OFFLOAD.compress, **changes)))
+
+
+async def completed(world: Scripted, policy: Policy = POLICY, window: int | None = None) -> tuple[PlannedRequest, Any]:
+    history, reader = await planned(CUT, policy, window)
+    ready = rendered(history, None, {}, reader)
+    snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
+    return history, await snapshots.complete(ready, world, "tenant", ask)
+
+
+async def test_the_latest_existing_snapshot_is_found_and_noted_as_used() -> None:
+    history, reader = await planned(CUT)
+    [boundary] = history.plan.boundaries
+    world = Scripted(**{history.snapshot_name(boundary): RECORD})
+    snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
+    shown = await snapshots.existing(history, world)
+    assert (shown.boundary, shown.text, shown.path) == (boundary, "the record", history.originals_path(boundary))
+    assert world.noted == [f"ns/snapshots/{history.conversation}"]
+    assert await snapshots.existing(history, Scripted()) is None
+
+
+async def test_without_waiting_the_snapshot_is_requested_and_the_request_goes_as_it_is() -> None:
+    world = Scripted()
+    history, ready = await completed(world, policy(wait=Wait.NEVER))
+    assert ready.shown is None and ready.entries == list(history.transcript.raws)
+    assert len(world.requested) == 1 and not world.waited
+
+
+@pytest.mark.parametrize("changes", [{"wait": Wait.ALWAYS}, {"wait": Wait.NEVER}])
+async def test_a_request_that_is_too_large_waits_whatever_the_policy_says(changes: dict[str, Any]) -> None:
+    world = Scripted(RECORD)
+    _, ready = await completed(world, policy(**changes), window=1_000)
+    assert ready.shown.text == "the record" and ready.compressed() > 0
+    assert len(world.waited) == 1 and not world.requested
+
+
+async def test_if_the_summary_fails_the_event_is_shown_without_it() -> None:
+    history, ready = await completed(Scripted(None), policy(wait=Wait.ALWAYS))
+    assert ready.shown is None and ready.plan == history.plan
+
+
+async def test_a_shown_snapshot_needs_no_job() -> None:
+    world = Scripted(RECORD)
+    history, reader = await planned(CUT, policy(wait=Wait.ALWAYS))
+    snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
+    ready = await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask)
+    assert await snapshots.complete(ready, world, "tenant", ask) is ready
+    assert len(world.waited) == 1
+
+
+async def job(**changes: Any) -> SummaryJob:
+    world = Scripted(RECORD)
+    await completed(world, policy(wait=Wait.ALWAYS, **changes))
+    return world.waited[0]
+
+
+async def test_a_job_rides_on_the_conversation_by_default() -> None:
+    made = await job()
+    assert made.key.startswith("ns/snapshots/") and made.tenant == "tenant"
+    assert made.riding is not None
+    assert json.loads(made.riding("the task"))["messages"] == [*CUT[:6], {"role": "user", "content": "the task"}]
+    assert next(section.title for section in made.history()) == "3 assistant"
+    assert json.loads(made.alone("all of it"))["messages"] == [{"role": "user", "content": "all of it"}]
+    assert made.replaced_tokens > made.snapshot_tokens
+
+
+@pytest.mark.parametrize("changes", [{"source": Source.ORIGINALS}, {"model": "another"}])
+async def test_another_model_or_source_is_given_the_originals(changes: dict[str, Any]) -> None:
+    made = await job(**changes)
+    assert made.riding is None
+    assert json.loads(made.alone("x"))["model"] == changes.get("model", "m")
+
+
+def test_limits_of_a_group() -> None:
+    assert group_limits(Compress(group_token_threshold=0), None, 900) == (0, 900)
+    assert group_limits(Compress(group_token_threshold=5_000), None, 900) == (5_000, 900)
+    history, reply = group_limits(Compress(group_token_threshold=0), 32_000)
+    assert 0 < reply < history < 32_000
+    assert group_limits(Compress(group_token_threshold=5_000), 32_000) == (5_000, reply)

@@ -1,0 +1,160 @@
+"""What a turn needs from outside, with an upstream and a store that only take notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+from msgspec.structs import replace
+
+from proxy.core.history import ToolCall, extend
+from proxy.core.policy import Policy, Tools
+from proxy.core.turn import HiddenRound, Usage
+from proxy.dialects.chat import CHAT
+from proxy.regex import Budget
+from proxy.requests.prepare import rendered
+from proxy.requests.turn_io import ANOTHER, RequestTurnIO, rewritten
+from proxy.threads import Threads
+from proxy.upstream.client import UpstreamRequest
+from proxy.upstream.headers import Headers
+from tests.requests.planning import MOVING, OFFLOAD, POLICY, planned
+
+HEADERS: Headers = [
+    (b"authorization", b"Bearer k"),
+    (b"content-length", b"9"),
+    (b"accept-encoding", b"gzip"),
+    (b"idempotency-key", b"i"),
+]
+
+
+class Reply:
+    """A whole reply of upstream."""
+
+    def __init__(self, body: bytes, status: int = 200) -> None:
+        self.status = status
+        self.headers: Headers = [(b"content-type", b"application/json")]
+        self._body = body
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        yield self._body
+
+    async def aclose(self) -> None:
+        pass
+
+
+class World:
+    """Services, client and records of one request."""
+
+    def __init__(self, io: RequestTurnIO, ready: Any, notes: dict[str, Any]) -> None:
+        self.io = io
+        self.ready = ready
+        self.sent: list[UpstreamRequest] = notes["sent"]
+        self.remembered: list[Any] = notes["remembered"]
+
+
+async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -> World:
+    history, reader = await planned(MOVING, policy, **members)
+    ready = rendered(history, None, {}, reader)
+    notes: dict[str, Any] = {"sent": [], "remembered": []}
+
+    async def send(request: UpstreamRequest) -> Reply:
+        notes["sent"].append(request)
+        return Reply(reply)
+
+    async def remember(*noted: Any) -> None:
+        notes["remembered"].append(noted)
+
+    def request(client: Any, tenant: Any, body: bytes) -> UpstreamRequest:
+        return _request(body)
+
+    services: Any = SimpleNamespace(
+        upstream=SimpleNamespace(send=send), relay=SimpleNamespace(request=request), reader=reader, threads=Threads()
+    )
+    client: Any = SimpleNamespace(sent=None)
+    tenant: Any = SimpleNamespace(namespace="ns", name="t")
+    records: Any = SimpleNamespace(remember=remember)
+    io = RequestTurnIO(services, client, tenant, ready, records, lambda: [(b"x-ours", b"1")], Budget(10))
+    return World(io, ready, notes)
+
+
+def _request(body: bytes) -> UpstreamRequest:
+    return UpstreamRequest(
+        method="POST",
+        url="http://up/v1/x",
+        headers=HEADERS,
+        content=body,
+        connect_timeout=1,
+        first_byte_timeout=1,
+        idle_timeout=1,
+    )
+
+
+def names(request: UpstreamRequest) -> set[bytes]:
+    return {name for name, _ in request.headers}
+
+
+async def test_the_first_round_keeps_the_idempotency_key_and_later_ones_do_not() -> None:
+    one = await world()
+    for body in (b"first", b"second"):
+        await one.io.send(body)
+    first, second = one.sent
+    assert (first.content, second.content) == (b"first", b"second")
+    assert b"idempotency-key" in names(first) and b"idempotency-key" not in names(second)
+    assert (b"content-length", b"5") in first.headers and (b"accept-encoding", b"identity") in first.headers
+
+
+def test_a_rewritten_request_has_the_headers_of_its_new_body() -> None:
+    request = _request(b"old")
+    made = rewritten(request, b"new body", ANOTHER)
+    assert made.headers == [HEADERS[0], (b"accept-encoding", b"identity"), (b"content-length", b"8")]
+    assert request.content == b"old"
+
+
+async def test_the_number_of_rounds_is_told_where_it_is_known() -> None:
+    turn: Any = SimpleNamespace(rounds=2)
+    assert (await world()).io.headers(turn) == [(b"x-ours", b"1"), (b"x-offload-rounds", b"2")]
+    assert (await world(stream=True)).io.headers(turn) == [(b"x-ours", b"1")]
+
+
+def reading(path: str) -> ToolCall:
+    return ToolCall("c", "read_file", json.dumps({"path": path}))
+
+
+async def test_calls_are_answered_from_the_files_of_the_request() -> None:
+    one = await world()
+    path = next(iter(one.ready.files()))
+    read, found, missing = await one.io.resolve(
+        [reading(path), ToolCall("c", "grep", '{"pattern": "call_1_0"}'), reading("/etc/passwd")]
+    )
+    assert read.startswith("call_1_0 call_1_0") and path.rpartition("/")[2] in found
+    assert "call_1_0 call_1_0" not in missing
+    assert [(use.tool, use.result) for use in one.io.uses][:2] == [("read_file", "ok"), ("grep", "ok")]
+
+
+async def test_a_turn_reads_no_more_than_its_policy_allows() -> None:
+    one = await world(Policy(offload=OFFLOAD, tools=Tools(max_retrieved_tokens=1_000, max_calls=1)))
+    path = next(iter(one.ready.files()))
+    first, second = await one.io.resolve([reading(path), reading(path)])
+    assert len(first) <= 1_000 and "call_1_0" not in second
+    await one.io.resolve([reading(path)])
+    assert sum(use.tokens for use in one.io.uses if use.result == "ok") <= 1_000
+
+
+async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() -> None:
+    one = await world()
+    hidden = HiddenRound((b"before",), None, (b"after",))
+    turn: Any = SimpleNamespace(hidden=hidden, visible=("It is 42.", []))
+    await one.io.remember(turn)
+    link = extend(one.ready.history.chain[-1], CHAT.reply_meaning("It is 42.", []))
+    assert one.remembered == [(link, "m", replace(hidden, tokens=len("beforeafter")), [])]
+    await one.io.remember(SimpleNamespace(hidden=None, spent=Usage()))
+    assert len(one.remembered) == 1
+
+
+async def test_a_summary_call_is_answered_in_the_dialects_words() -> None:
+    one = await world(reply=b'{"choices":[{"message":{"content":"the text"}}],"usage":{"prompt_tokens":7}}')
+    answer = await one.io.ask(b"the body")
+    assert (answer.text, answer.prompt_tokens) == ("the text", 7)
+    assert b"idempotency-key" not in names(one.sent[0])
