@@ -15,6 +15,8 @@ MAX_MESSAGES = rawjson.MAX_ELEMENTS
 """Messages of a request that we look into; one with more goes through as it came."""
 MAX_DEFINITIONS = 2_000
 """Tools, likewise."""
+MAX_MODEL = 1_000
+"""Bytes of the model's name, likewise: caches and patterns take it as it is, at every request and for each message."""
 MAX_OTHERS = 20_000
 """Commas outside of messages and tools, likewise: all that is there may be top-level members, and we make objects of
 those. A large schema for the reply has a thousand."""
@@ -101,6 +103,8 @@ def parse(body: bytes) -> ChatRequest:
     """Raises Unplannable for what is not a chat request; upstream will say so better than we could."""
     try:
         known = _known(body)
+        if len(memoryview(known.model)) > MAX_MODEL:
+            raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
         _check_others(body, known)
         return ChatRequest(
             body=body,
