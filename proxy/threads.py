@@ -20,7 +20,7 @@ from proxy.errors import Overloaded
 
 T = TypeVar("T")
 
-READING, SEARCHING, DECODING = 2, 2, 2
+READING, LARGE, SEARCHING, DECODING = 2, 2, 2, 2
 """Threads in each pool of a process."""
 
 WAITING = 1_000
@@ -99,6 +99,8 @@ class Threads:
 
     reading: WorkPool = field(default_factory=lambda: WorkPool("reading", READING))
     """Parsing, counting and planning."""
+    large: WorkPool = field(default_factory=lambda: WorkPool("large", LARGE))
+    """Counting of single texts that take seconds, for which nobody with a small request is to wait."""
     searching: WorkPool = field(default_factory=lambda: WorkPool("searching", SEARCHING))
     """Regular expressions over moved texts."""
     decoding: WorkPool = field(default_factory=lambda: WorkPool("decoding", DECODING))
@@ -106,7 +108,7 @@ class Threads:
 
     def close(self) -> None:
         """Take no more work in any pool."""
-        for pool in (self.reading, self.searching, self.decoding):
+        for pool in (self.reading, self.large, self.searching, self.decoding):
             pool.close()
 
 

@@ -26,7 +26,7 @@ BATCH_BYTES = 512 << 10
 """Of messages that are read in a thread at once: some 50 milliseconds."""
 MESSAGES = 100_000
 MESSAGE_BYTES = 700
-"""What a cached message takes, about: they are counted and not weighed."""
+"""What a cached message takes, about, besides the ids and names of its calls and its content's parts."""
 COMPACTED_BYTES = 32 << 20
 
 PAST_BYTES = 32 << 20
@@ -51,10 +51,11 @@ class MessageCache:
     `caller` is whose turn it is in the pool, for work that is too much for the event loop.
     """
 
-    def __init__(self, tokens: Counter, pool: WorkPool | None = None) -> None:
+    def __init__(self, tokens: Counter, pool: WorkPool | None = None, large: WorkPool | None = None) -> None:
         self._tokens = tokens
         self._pool = pool or WorkPool("reading", READING)
-        self._messages: Lru[Key, Message] = Lru(MESSAGES)
+        self._large = large or self._pool
+        self._messages: Lru[Key, Message] = Lru(MESSAGES * MESSAGE_BYTES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
         self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, History]] = Lru(PAST_BYTES)
@@ -62,7 +63,7 @@ class MessageCache:
     def caches(self) -> dict[str, Callable[[], tuple[int, int]]]:
         """What tells the entries and bytes of each cache, for the metrics."""
         return {
-            "messages": lambda: (len(self._messages), len(self._messages) * MESSAGE_BYTES),
+            "messages": lambda: (len(self._messages), self._messages.weight),
             "compacted": lambda: (len(self._compacted), self._compacted.weight),
             "histories": lambda: (len(self._pasts), self._pasts.weight),
         }
@@ -114,13 +115,17 @@ class MessageCache:
         large = not small or not self._tokens.loaded(model)
         fresh: dict[Key, Message] = {}
         for batch in _batches(unread):
-            fresh |= await self._run(partial(self._read, batch, reading, model), large, caller)
+            work = partial(self._read, batch, reading, model)
+            if len(memoryview(batch[-1][1])) > BATCH_BYTES:
+                fresh |= await self._large.run(caller, work)
+            else:
+                fresh |= await self._run(work, large, caller)
         return fresh
 
     def _read(self, batch: Sequence[tuple[Key, Raw]], reading: Reading, model: str) -> dict[Key, Message]:
         fresh = {key: read(raw, reading, self.counter(model)) for key, raw in batch}
         for key, message in fresh.items():
-            self._messages.put(key, message)
+            self._messages.put(key, message, MESSAGE_BYTES + message.extra())
         return fresh
 
     async def _run(self, work: Callable[[], T], large: bool, caller: str) -> T:
@@ -148,7 +153,8 @@ class MessageCache:
         key = (await self._run(partial(digest, raw), _large([raw]), caller), model)
         found = self._tools.get(key)
         if found is None:
-            found = await self._pool.run(
+            pool = self._large if len(memoryview(raw)) > BATCH_BYTES else self._pool
+            found = await pool.run(
                 caller, lambda: self._tokens.count(bytes(raw).decode("utf-8", "replace"), model)
             )
             self._tools.put(key, found)
@@ -173,7 +179,7 @@ def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
 
 
 def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
-    """As much as one turn in the pool takes, so that others have theirs in between."""
+    """As much as one turn in the pool takes, so that others have theirs in between. What is more is last in its batch."""
     batch: list[tuple[Key, Raw]] = []
     size = 0
     for key, raw in unread.items():
