@@ -105,12 +105,14 @@ class ExactProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast("asyncio.Transport", HeldHead(transport, self.loop)))
         self.inbound.run(self.loop)
+        self.inbound.opened()
         self._wait(IDLE_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._reading = DEAF
         self.inbound.deadlines.pop(self, None)
+        self.inbound.closed()
         for cycle, _ in self.pipeline:
             cast("Cycle", cycle).let_go()
         self.pipeline.clear()
@@ -197,6 +199,11 @@ class ExactProtocol(HttpToolsProtocol):
     def unfinished(self) -> Cycle | None:
         """The request whose body it is reading."""
         return self.cycle if self._reading is BODY else None
+
+    def idle(self) -> bool:
+        """Whether nothing is lost when it is closed now."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and self._reading is not BODY and not self.flow.write_paused
 
     # What comes
 
