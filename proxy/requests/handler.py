@@ -123,7 +123,9 @@ class _Request:
         """Look into the body, if it is one that we understand; the tenant's policy becomes that for its model."""
         limit, threads = self._services.settings.body_limit, self._services.threads
         try:
-            body = await decoded(self._body, self._client.headers, limit, threads.decoding, self._tenant.namespace)
+            body = await decoded(
+                self._body, self._client.headers, limit, threads.decoding, self._tenant.namespace, self._client.hold
+            )
             self._asked = await self._run(partial(parse, body), len(body) > LARGE_BYTES)
         except (Unplannable, ClientFault):
             return  # upstream will say what is wrong with it
@@ -211,7 +213,8 @@ class _Request:
             records = Records(self._services.store.visit(), self._tenant.namespace)
             await records.keep_originals(name, prepare.originals(ready))
 
-        self._services.background.start(f"{self._tenant.namespace}/{name}", keep)
+        held = 2 * len(ready.history.request.body)  # as it came, and as it was rendered
+        self._services.background.start(f"{self._tenant.namespace}/{name}", keep, held)
 
     def _learn(self, refusal: Refusal) -> bool:
         """Whether something else can be sent now."""

@@ -148,15 +148,9 @@ async def test_a_message_weighs_what_its_calls_and_parts_take() -> None:
 
 async def test_a_text_that_takes_long_has_threads_of_its_own() -> None:
     pool, large = WorkPool("reading", 1), WorkPool("large", 1)
-    reader, began, done = MessageCache(Counting(), pool, large), threading.Event(), threading.Event()
-
-    def busy() -> None:
-        began.set()
-        done.wait(30)
-
-    blocking = asyncio.create_task(large.run("other", busy))
-    while not began.is_set():
-        await asyncio.sleep(0)
+    reader, done = MessageCache(Counting(), pool, large), threading.Event()
+    blocking = asyncio.create_task(large.run("other", lambda: done.wait(30)))
+    await asyncio.sleep(0)  # its turn is taken
     long = asyncio.create_task(reader.read([raw("x" * (BATCH_BYTES + 1))], READING, "m"))
     defined = asyncio.create_task(reader.tool_tokens(Raw(b'["%b"]' % (b"x" * BATCH_BYTES)), "m"))
     await reader.read([raw("x" * (INLINE_BYTES + 1))], READING, "m")
