@@ -154,9 +154,7 @@ class MessageCache:
         found = self._tools.get(key)
         if found is None:
             pool = self._large if len(memoryview(raw)) > BATCH_BYTES else self._pool
-            found = await pool.run(
-                caller, lambda: self._tokens.count(bytes(raw).decode("utf-8", "replace"), model)
-            )
+            found = await pool.run(caller, lambda: self._tokens.count(bytes(raw).decode("utf-8", "replace"), model))
             self._tools.put(key, found)
         return found
 
@@ -179,7 +177,7 @@ def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
 
 
 def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
-    """As much as one turn in the pool takes, so that others have theirs in between. What is more is last in its batch."""
+    """As much as one turn in the pool takes, so that others have theirs in between. What is larger ends its batch."""
     batch: list[tuple[Key, Raw]] = []
     size = 0
     for key, raw in unread.items():

@@ -91,10 +91,11 @@ class Inbound:
         Else they who open connections and say nothing could keep everybody else out.
         """
         self._connections += 1
-        if 0 <= self._most_connections < self._connections:
-            if oldest := next((waiting for waiting in self.deadlines if waiting.idle()), None):
-                del self.deadlines[oldest]
-                oldest.expire()
+        if not 0 <= self._most_connections < self._connections:
+            return
+        if oldest := next((waiting for waiting in self.deadlines if waiting.idle()), None):
+            del self.deadlines[oldest]
+            oldest.expire()
 
     def closed(self) -> None:
         """One connection less."""
