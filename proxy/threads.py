@@ -1,8 +1,8 @@
 """Bounded thread pools, one for each kind of work that would hold up the event loop.
 
 A pool takes work from the tenants in turn, and of each tenant from its callers, one piece from each: a tenant with a
-hundred pieces waiting, or a hundred keys, delays another tenant by one piece and not by a hundred. Work is never started
-for a caller who has stopped waiting.
+hundred pieces waiting, or a hundred keys, delays another tenant by one piece and not by a hundred. Work is never
+started for a caller who has stopped waiting.
 
 A thread helps only where the work gives up the interpreter's lock now and then: Python code does so every few
 milliseconds, one long call into a C parser does not. Bound such calls before they are made.
