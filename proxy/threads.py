@@ -1,7 +1,8 @@
 """Bounded thread pools, one for each kind of work that would hold up the event loop.
 
-A pool takes work from its callers in turn, one piece from each, so that a tenant with a hundred pieces waiting delays
-another tenant by one piece and not by a hundred. Work is never started for a caller who has stopped waiting.
+A pool takes work from the tenants in turn, and of each tenant from its callers, one piece from each: a tenant with a
+hundred pieces waiting, or a hundred keys, delays another tenant by one piece and not by a hundred. Work is never
+started for a caller who has stopped waiting.
 
 A thread helps only where the work gives up the interpreter's lock now and then: Python code does so every few
 milliseconds, one long call into a C parser does not. Bound such calls before they are made.
@@ -10,6 +11,7 @@ milliseconds, one long call into a C parser does not. Bound such calls before th
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +22,15 @@ from proxy.errors import Overloaded
 
 T = TypeVar("T")
 
-READING, SEARCHING, DECODING = 2, 2, 2
+READING, LARGE, SEARCHING, DECODING = 2, 2, 2, 2
 """Threads in each pool of a process."""
 
 WAITING = 1_000
 """Pieces of work that one caller may have waiting in one pool."""
+
+
+_CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
+"""What a namespace has behind the tenant's name; see `policies.tenants`."""
 
 
 class WorkPool:
@@ -35,12 +41,12 @@ class WorkPool:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._free = threads
         self._most_waiting = waiting
-        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+        self._queues: OrderedDict[str, OrderedDict[str, deque[asyncio.Future[None]]]] = OrderedDict()
 
     @property
     def waiting(self) -> int:
         """Pieces of work that have no thread yet."""
-        return sum(map(len, self._queues.values()))
+        return sum(len(queue) for callers in self._queues.values() for queue in callers.values())
 
     async def run(self, caller: str, work: Callable[[], T]) -> T:
         """The result of `work`, run in a thread when it is this caller's turn; what it raises is raised here.
@@ -68,7 +74,7 @@ class WorkPool:
         if self._free:
             self._free -= 1
             return
-        queue = self._queues.setdefault(caller, deque())
+        queue = self._queues.setdefault(_CALLER.sub("", caller), OrderedDict()).setdefault(caller, deque())
         if len(queue) >= self._most_waiting:
             raise Overloaded(f"More than {self._most_waiting} pieces of work wait for {self._name}", retry_after=1)
         turn = asyncio.get_running_loop().create_future()
@@ -81,12 +87,15 @@ class WorkPool:
             raise
 
     def _release(self) -> None:
-        """A thread is free: it goes to the caller whose last turn is longest ago."""
+        """A thread is free: it goes to the tenant whose last turn is longest ago, and there to such a caller."""
         while self._queues:
-            caller, queue = self._queues.popitem(last=False)
+            tenant, callers = self._queues.popitem(last=False)
+            caller, queue = callers.popitem(last=False)
             turn = queue.popleft()
             if queue:
-                self._queues[caller] = queue
+                callers[caller] = queue
+            if callers:
+                self._queues[tenant] = callers
             if not turn.done():
                 turn.set_result(None)
                 return
@@ -99,6 +108,8 @@ class Threads:
 
     reading: WorkPool = field(default_factory=lambda: WorkPool("reading", READING))
     """Parsing, counting and planning."""
+    large: WorkPool = field(default_factory=lambda: WorkPool("large", LARGE))
+    """Counting of single texts that take seconds, for which nobody with a small request is to wait."""
     searching: WorkPool = field(default_factory=lambda: WorkPool("searching", SEARCHING))
     """Regular expressions over moved texts."""
     decoding: WorkPool = field(default_factory=lambda: WorkPool("decoding", DECODING))
@@ -106,7 +117,7 @@ class Threads:
 
     def close(self) -> None:
         """Take no more work in any pool."""
-        for pool in (self.reading, self.searching, self.decoding):
+        for pool in (self.reading, self.large, self.searching, self.decoding):
             pool.close()
 
 

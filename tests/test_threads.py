@@ -110,3 +110,16 @@ async def test_closed_pools_take_no_work() -> None:
     threads.close()
     with pytest.raises(RuntimeError):
         await threads.reading.run("", lambda: 1)
+
+
+async def test_a_tenant_with_many_keys_has_one_turn_among_tenants() -> None:
+    pool, order = WorkPool("test", 1), list[str]()
+    done = threading.Event()
+    callers = [f"default-{number:016x}" for number in range(5)] + ["victim-" + "0" * 16]
+    first = asyncio.create_task(pool.run("default-anonymous", lambda: done.wait(30)))
+    waiting = [asyncio.create_task(pool.run(caller, lambda caller=caller: order.append(caller))) for caller in callers]
+    await asyncio.sleep(0)  # all of them wait for their turn
+    assert pool.waiting == len(callers)
+    done.set()
+    await asyncio.gather(first, *waiting)
+    assert order == [callers[0], callers[-1], *callers[1:-1]]

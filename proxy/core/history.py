@@ -75,6 +75,11 @@ class Message(msgspec.Struct, frozen=True):
     answers: str
     """The id of the tool call whose result it is; empty for other messages."""
 
+    def extra(self) -> int:
+        """Bytes that it takes beside those of a message with a call or a text or two, about."""
+        called = sum(100 + len(id) + len(name) for id, name in self.calls)
+        return max(called + len(self.answers) + sum(150 + len(piece.name) for piece in self.pieces) - 300, 0)
+
     def unmovable(self) -> Item:
         """The item for the plan if the policy excludes this tool's results."""
         return msgspec.structs.replace(self.item, first_preview=self.tokens, preview=self.tokens)
@@ -183,6 +188,8 @@ class History(msgspec.Struct, frozen=True):
     items: list[Item]
     links: list[bytes]
     tokens: int
+    extra: int = 0
+    """See `Message.extra`."""
 
     @classmethod
     def beginning(cls, terms: Terms) -> History:
@@ -203,6 +210,7 @@ class History(msgspec.Struct, frozen=True):
             items=[*self.items, *new],
             links=[*self.links, *links(self.links[-1], messages)],
             tokens=tokens,
+            extra=self.extra + sum(message.extra() for message in messages),
         )
 
     def _folded(self, new: Sequence[Item], tokens: int) -> Fold | None:
@@ -219,7 +227,7 @@ class History(msgspec.Struct, frozen=True):
 
     def size(self) -> int:
         """About how many bytes it takes. It keeps messages that their own cache has evicted."""
-        return 4_000 + 350 * len(self.messages)
+        return 4_000 + 350 * len(self.messages) + self.extra
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""

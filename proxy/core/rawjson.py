@@ -25,6 +25,9 @@ MAX_ELEMENTS = 100_000
 MAX_MEMBERS = 10_000
 """Members of one object. To make them takes msgspec about 4 ms; no schema that we know has a hundred in one place."""
 
+MAX_SURROGATES = 50_000
+"""Escapes of surrogates, where not all of them are pairs. To mask so many takes 40 ms, and to undo it as long."""
+
 _PIECE = 1 << 20
 """Bytes that one step looks at: about a millisecond, after which other threads get their turn."""
 
@@ -102,6 +105,8 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
         whole = bytes(raw)
         if b"\\u" not in whole or _masked.search(whole):
             raise NotJson(str(strict)) from strict
+        if whole.count(b"\\ud") + whole.count(b"\\uD") > MAX_SURROGATES:
+            raise NotJson(f"half a surrogate pair, and more than {MAX_SURROGATES} escapes of surrogates") from strict
     try:
         return decoder.decode(b"".join(_surrogate.sub(rb"\1" + _MASK, piece) for piece in pieces(whole))), True
     except _REFUSED as error:

@@ -77,7 +77,7 @@ class Operations:
         body = await client.read(limit)
         with client.present():
             threads, caller = self._services.threads, call.tenant.namespace
-            clear = await decoded(body, client.headers, limit, threads.decoding, caller)
+            clear = await decoded(body, client.headers, limit, threads.decoding, caller, client.hold)
             call.given = await threads.reading.run(caller, partial(parameters.body, clear))
             if client.path in _OFFLOADS:
                 client.fault_body = refusal(call.given.messages)

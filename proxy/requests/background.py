@@ -11,21 +11,26 @@ log = logging.getLogger(__name__)
 
 
 class Background:
-    """Runs at most `limit` tasks at a time, and one of each name. Others are not begun."""
+    """Runs at most `limit` tasks at a time, one of each name, that hold `bytes` in all. Others are not begun."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, bytes: int = 256 << 20) -> None:
         self._limit = limit
+        self._free = bytes
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Begin this work unless it, or too much else, is under way. Returns whether it was begun."""
-        if name in self._tasks or len(self._tasks) >= self._limit:
+    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], holds: int = 0) -> bool:
+        """Begin this work unless it, or too much else, is under way. Returns whether it was begun.
+
+        `holds`: bytes of memory that the work keeps until it ends.
+        """
+        if name in self._tasks or len(self._tasks) >= self._limit or holds > self._free:
             return False
+        self._free -= holds
         task = self._tasks[name] = asyncio.create_task(work(), name=name)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(lambda task: self._ended(task, holds))
         return True
 
     async def close(self, grace: float) -> None:
@@ -35,7 +40,8 @@ class Background:
         for task in list(self._tasks.values()):
             task.cancel()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None], holds: int) -> None:
+        self._free += holds
         del self._tasks[task.get_name()]
         if not task.cancelled() and (error := task.exception()):
             log.error("background work failed", exc_info=error)

@@ -25,6 +25,9 @@ class Account(Protocol):
     def charge(self, tenant: str) -> None:
         """Say whose body it is. Raises Overloaded where that tenant's bodies take too much."""
 
+    def hold(self, size: int) -> None:
+        """Count so many bytes more, which were made of the body. Raises Overloaded."""
+
     def release(self, size: int) -> None:
         """So many bytes are held no more."""
 
@@ -102,6 +105,11 @@ class Exchange:
         """Say who sends this body. Raises Overloaded where the bodies of this tenant take too much already."""
         if self._account is not None:
             self._account.charge(tenant)
+
+    def hold(self, size: int) -> None:
+        """Say that the body has become so many bytes more, until the request is over. Raises Overloaded."""
+        if self._account is not None:
+            self._account.hold(size)
 
     def release(self, size: int) -> None:
         """Say that so many of the body's bytes are gone from here."""

@@ -110,7 +110,7 @@ class _Request:
         tenant, headers = self._tenant, self._client.headers
         limit, threads = self._services.settings.body_limit, self._services.threads
         try:
-            clear = await decoded(body, headers, limit, threads.decoding, tenant.namespace)
+            clear = await decoded(body, headers, limit, threads.decoding, tenant.namespace, self._client.hold)
             chat = await self._run(partial(self._dialect.parse, clear), len(clear) > LARGE_BYTES)
         except ClientFault:
             return _parsed(body, tenant, Reason.ENCODING)
@@ -204,7 +204,8 @@ class _Request:
             records = Records(self._services.store.visit(), namespace)
             await records.keep_originals(name, prepare.originals(rendered))
 
-        self._services.background.start(f"{namespace}/{name}", keep)
+        held = 2 * len(rendered.history.request.body)  # as it came, and as it was rendered
+        self._services.background.start(f"{namespace}/{name}", keep, held)
 
     # -- learning from refusals --
 

@@ -26,7 +26,7 @@ BATCH_BYTES = 512 << 10
 """Of messages read in a thread at a time, which takes about 50 milliseconds."""
 MESSAGES = 100_000
 MESSAGE_BYTES = 700
-"""About what a cached message takes. Messages are limited by number, not by size."""
+"""What a cached message takes, about, besides the ids and names of its calls and its content's parts."""
 COMPACTED_BYTES = 32 << 20
 
 PAST_BYTES = 32 << 20
@@ -51,10 +51,11 @@ class MessageCache:
     `caller` names the namespace that work in the pool is done for.
     """
 
-    def __init__(self, tokens: Counter, pool: WorkPool | None = None) -> None:
+    def __init__(self, tokens: Counter, pool: WorkPool | None = None, large: WorkPool | None = None) -> None:
         self._tokens = tokens
         self._pool = pool or WorkPool("reading", READING)
-        self._messages: Lru[Key, Message] = Lru(MESSAGES)
+        self._large = large or self._pool
+        self._messages: Lru[Key, Message] = Lru(MESSAGES * MESSAGE_BYTES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
         self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, History]] = Lru(PAST_BYTES)
@@ -62,7 +63,7 @@ class MessageCache:
     def caches(self) -> dict[str, Callable[[], tuple[int, int]]]:
         """Functions that return the number of entries and bytes of each cache, for the metrics."""
         return {
-            "messages": lambda: (len(self._messages), len(self._messages) * MESSAGE_BYTES),
+            "messages": lambda: (len(self._messages), self._messages.weight),
             "compacted": lambda: (len(self._compacted), self._compacted.weight),
             "histories": lambda: (len(self._pasts), self._pasts.weight),
         }
@@ -120,13 +121,17 @@ class MessageCache:
         large = not small or not self._tokens.loaded(model)
         fresh: dict[Key, Message] = {}
         for batch in _batches(unread):
-            fresh |= await self._run(partial(self._read, read, batch), large, caller)
+            work = partial(self._read, read, batch)
+            if len(memoryview(batch[-1][1])) > BATCH_BYTES:
+                fresh |= await self._large.run(caller, work)
+            else:
+                fresh |= await self._run(work, large, caller)
         return fresh
 
     def _read(self, read: Callable[[Raw], Message], batch: Sequence[tuple[Key, Raw]]) -> dict[Key, Message]:
         fresh = {key: read(raw) for key, raw in batch}
         for key, message in fresh.items():
-            self._messages.put(key, message)
+            self._messages.put(key, message, MESSAGE_BYTES + message.extra())
         return fresh
 
     async def _run(self, work: Callable[[], T], large: bool, caller: str) -> T:
@@ -154,9 +159,8 @@ class MessageCache:
         key = (await self._run(partial(digest, raw), _large([raw]), caller), model)
         found = self._tools.get(key)
         if found is None:
-            found = await self._pool.run(
-                caller, lambda: self._tokens.count(bytes(raw).decode("utf-8", "replace"), model)
-            )
+            pool = self._large if len(memoryview(raw)) > BATCH_BYTES else self._pool
+            found = await pool.run(caller, lambda: self._tokens.count(bytes(raw).decode("utf-8", "replace"), model))
             self._tools.put(key, found)
         return found
 
@@ -179,7 +183,7 @@ def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
 
 
 def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
-    """Batches for one turn in the pool each, so that other callers get theirs in between."""
+    """Batches for one turn in the pool each. A message larger than a batch ends its batch."""
     batch: list[tuple[Key, Raw]] = []
     size = 0
     for key, raw in unread.items():

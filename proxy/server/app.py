@@ -111,7 +111,7 @@ class App:
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
         self._threads = Threads()
-        self._reader = MessageCache(self._tokens, self._threads.reading)
+        self._reader = MessageCache(self._tokens, self._threads.reading, self._threads.large)
         for cache, size in self._reader.caches().items():
             self._metrics.watch_cache(cache, size)
         self._summarizer = Summarizer(

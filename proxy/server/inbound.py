@@ -30,6 +30,9 @@ SWEEP_SECONDS = 1.0
 TENANTS_SHARE = 2
 """One tenant's bodies get one part in so many of all bytes."""
 
+CONNECTIONS_SHARE = 0.75
+"""Of all file descriptors, that clients' connections may take; the others are upstream's and the store's."""
+
 COME_BACK = 1
 """Seconds that a client is told to wait when there is too much at once: requests end all the time."""
 
@@ -42,6 +45,9 @@ class Waiting(Protocol):
 
     def unfinished(self) -> Unfinished | None:
         """The body that it is in the middle of."""
+
+    def idle(self) -> bool:
+        """Whether nothing is lost when it is closed now: there is no whole head of a request that waits for a reply."""
 
 
 class Unfinished(Protocol):
@@ -68,6 +74,8 @@ class Inbound:
         """Bytes of bodies, of all who are known and of all who are not yet."""
         self._of: dict[str, int] = {}
         """Of them, those of each tenant that has some."""
+        self._connections = 0
+        self._most_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE if resource else -1
         self._sweep_seconds = min(SWEEP_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -76,6 +84,22 @@ class Inbound:
         if self._loop is not loop:
             self._loop = loop
             loop.call_later(self._sweep_seconds, self._sweep)
+
+    def opened(self) -> None:
+        """One connection more. Where there are many, the one goes that has been idle for longest.
+
+        Else they who open connections and say nothing could keep everybody else out.
+        """
+        self._connections += 1
+        if not 0 <= self._most_connections < self._connections:
+            return
+        if oldest := next((waiting for waiting in self.deadlines if waiting.idle()), None):
+            del self.deadlines[oldest]
+            oldest.expire()
+
+    def closed(self) -> None:
+        """One connection less."""
+        self._connections -= 1
 
     def _sweep(self) -> None:
         assert self._loop is not None

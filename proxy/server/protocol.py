@@ -62,6 +62,10 @@ LINGER_SECONDS = 5.0
 UNREAD_SECONDS = 600.0
 """Within which a client has to take some of a reply that waits for it: as long as an upstream may be silent."""
 
+WRITTEN = 256 * 1024
+"""Bytes that are given to the connection at once. With a whole reply the request would be over, and its place free,
+while a client that reads nothing leaves all of it in our memory."""
+
 JOINED = 64 * 1024
 """Bytes of a body that are copied behind their head; a larger one is not worth the copy."""
 
@@ -105,12 +109,14 @@ class ExactProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(cast("asyncio.Transport", HeldHead(transport, self.loop)))
         self.inbound.run(self.loop)
+        self.inbound.opened()
         self._wait(IDLE_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._reading = DEAF
         self.inbound.deadlines.pop(self, None)
+        self.inbound.closed()
         for cycle, _ in self.pipeline:
             cast("Cycle", cycle).let_go()
         self.pipeline.clear()
@@ -197,6 +203,11 @@ class ExactProtocol(HttpToolsProtocol):
     def unfinished(self) -> Cycle | None:
         """The request whose body it is reading."""
         return self.cycle if self._reading is BODY else None
+
+    def idle(self) -> bool:
+        """Whether nothing is lost when it is closed now."""
+        answered = self.cycle is None or self.cycle.response_complete
+        return answered and self._reading is not BODY and not self.flow.write_paused
 
     # What comes
 
@@ -406,12 +417,16 @@ class Cycle(RequestResponseCycle):
         """Keep a piece until it is asked for. Raises Overloaded."""
         if self.response_complete:
             return
-        self._inbound.hold(self.tenant, len(piece))
-        self._held += len(piece)
+        self.hold(len(piece))
         self.body += piece
         if len(self.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         self.message_event.set()
+
+    def hold(self, size: int) -> None:
+        """Count so many bytes more. Raises Overloaded."""
+        self._inbound.hold(self.tenant, size)
+        self._held += size
 
     def charge(self, tenant: str) -> None:
         """Say whose body it is. Raises Overloaded."""
@@ -481,7 +496,14 @@ class Cycle(RequestResponseCycle):
             return
         kind = message["type"]
         if kind == "http.response.body" and self.response_started and not self.response_complete:
-            self._continue(message.get("body", b""), message.get("more_body", False))
+            body, at = message.get("body", b""), 0
+            while len(body) - at > WRITTEN:
+                self._continue(body[at : at + WRITTEN], True)
+                at += WRITTEN
+                await self.flow.drain()
+                if self.disconnected or self.transport.is_closing():
+                    return
+            self._continue(body[at:] if at else body, message.get("more_body", False))
         elif kind == "http.response.start" and not self.response_started:
             self._start(message["status"], message.get("headers", ()))
         else:

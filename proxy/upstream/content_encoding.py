@@ -202,6 +202,11 @@ class _Whole:
         self._limit = limit
         self._decoded = bytearray()
 
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return len(self._decoded)
+
     def step(self, most: int = _STEP) -> bytes | None:
         """Go on for about `most` bytes; the body, once it is whole. Raises BadEncoding, or BodyTooLarge."""
         done = 0
@@ -217,20 +222,28 @@ class _Whole:
 
 
 async def decoded(
-    body: bytes, headers: Iterable[tuple[bytes, bytes]], limit: int, pool: WorkPool, caller: str = ""
+    body: bytes,
+    headers: Iterable[tuple[bytes, bytes]],
+    limit: int,
+    pool: WorkPool,
+    caller: str = "",
+    hold: Callable[[int], None] = lambda _: None,
 ) -> bytes:
     """A request's body in the clear. Raises BadEncoding, and BodyTooLarge above `limit` bytes.
 
     What takes longer than a moment is done in `pool`, in steps between which others have their turn, and is given up
-    where nobody waits for it any more.
+    where nobody waits for it any more. `hold` is told of the bytes that come out, and may raise.
     """
     codings = [value for name, value in headers if name.lower() == b"content-encoding"]
     if not codings:
         return body
     whole = _Whole(body, b",".join(codings).decode("latin-1"), limit)
     found = None if len(body) > INLINE_BYTES else whole.step(_INLINE_STEP)
+    hold(held := whole.size)
     while found is None:
         found = await pool.run(caller, whole.step)
+        hold(whole.size - held)
+        held = whole.size
     return found
 
 

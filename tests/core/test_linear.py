@@ -10,8 +10,10 @@ import pytest
 
 from proxy.core import rawjson, sse
 from proxy.core.history import Unplannable
+from proxy.core.rawjson import MAX_SURROGATES
+from proxy.dialects.chat import overflow
 from proxy.dialects.chat.reply import CallDelta, ReplyMessage
-from proxy.dialects.chat.request import MAX_DEFINITIONS, MAX_MESSAGES, MAX_OTHERS, parse
+from proxy.dialects.chat.request import MAX_DEFINITIONS, MAX_MESSAGES, MAX_MODEL, MAX_OTHERS, parse
 from proxy.dialects.chat.tool_calls import ToolCalls
 from tests.doubling import assert_linear
 
@@ -116,6 +118,32 @@ def test_long_texts_are_read_in_pieces(text: str, size: int) -> None:
 def test_requests_beyond_the_bounds_are_unplannable(body: bytes) -> None:
     with pytest.raises(Unplannable, match="more than"):
         parse(body)
+
+
+def test_a_model_with_an_endless_name_is_none_of_our_business() -> None:
+    named = b'{"model":"%b","messages":[]}'
+    assert parse(named % (b"m" * (MAX_MODEL - 2))).model
+    with pytest.raises(Unplannable, match="more than"):
+        parse(named % (b"m" * (MAX_MODEL - 1)))
+
+
+def test_many_halves_of_pairs_are_counted_and_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, more = (b'"' + rb"\uD83d" * number + b'"' for number in (MAX_SURROGATES, MAX_SURROGATES + 1))
+    assert len(parse(chat(some)).entries) == 1
+    monkeypatch.setattr(rawjson, "_surrogate", Untouched())
+    with pytest.raises(Unplannable, match="more than"):
+        parse(chat(more))
+
+
+@pytest.mark.parametrize("unit", ["exceed", "exceeds ", "input is ", "context size ", "context size 1", "> ", ">1"])
+@pytest.mark.parametrize("last", ["1" * 9_000 + "+", " " * 9_000, "x"])
+def test_twice_an_error_reply_takes_twice_as_long(unit: str, last: str) -> None:
+    def looked_at(times: int) -> None:
+        said = (unit * (times * 500) + last * times)[:20_000].encode()
+        overflow.is_overflow(400, said)
+        overflow.window(said)
+
+    assert_linear(lambda times: [looked_at(times) for _ in range(20)], 1, 2)
 
 
 def test_messages_with_half_a_surrogate_pair_keep_every_byte() -> None:

@@ -50,3 +50,16 @@ async def test_background_task_that_fails_is_logged(caplog: pytest.LogCaptureFix
     await background.close(1)
     await asyncio.sleep(0)
     assert "background work failed" in caplog.text and "why" in caplog.text
+
+
+async def test_what_holds_too_much_is_not_begun() -> None:
+    background, gate = Background(9, 100), asyncio.Event()
+
+    async def work() -> None:
+        await gate.wait()
+
+    assert [background.start(name, work, 50) for name in "abc"] == [True, True, False]
+    gate.set()
+    await background.close(1)
+    assert background.start("c", work, 100)
+    await background.close(1)

@@ -25,6 +25,9 @@ class Connection:
     def charge(self, tenant: str) -> None:
         self.charged = tenant
 
+    def hold(self, size: int) -> None:
+        self.held += size
+
     def release(self, size: int) -> None:
         self.held -= size
 

@@ -19,7 +19,8 @@ from proxy.core.policy import Offload
 from proxy.core.preview import Shape
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
-from proxy.requests.message_cache import INLINE_BYTES, MessageCache
+from proxy.requests.message_cache import BATCH_BYTES, INLINE_BYTES, MessageCache
+from proxy.threads import WorkPool
 
 READING = Reading(Shape("/s", 5, 0), 100)
 
@@ -136,6 +137,30 @@ async def test_of_a_history_that_goes_on_only_the_new_is_looked_at(monkeypatch: 
     await reader.past(CHAT, raws, msgspec.structs.replace(TERMS, model="other"))
     assert read == [3, 99, 0, 2, 100, 101]
     assert reader.caches()["histories"]()[0] == 2
+
+
+async def test_a_message_weighs_what_its_calls_and_parts_take() -> None:
+    reader = MessageCache(Counting())
+    call = b'{"id":"%b","type":"function","function":{"name":"f"}}' % (b"c" * 100_000)
+    asked = Raw(b'{"role":"assistant","tool_calls":[%b]}' % call)
+    parts = [{"type": "text", "text": f"part {number}"} for number in range(1_000)]
+    answer = Raw(json.dumps({"role": "tool", "tool_call_id": "c" * 100_000, "content": parts}).encode())
+    await reader.past(CHAT, [raw("One."), raw("Two."), asked, answer], TERMS)
+    for cache in ("messages", "histories"):
+        assert reader.caches()[cache]()[1] > 350_000
+
+
+async def test_a_text_that_takes_long_has_threads_of_its_own() -> None:
+    pool, large = WorkPool("reading", 1), WorkPool("large", 1)
+    reader, done = MessageCache(Counting(), pool, large), threading.Event()
+    blocking = asyncio.create_task(large.run("other", lambda: done.wait(30)))
+    await asyncio.sleep(0)  # its turn is taken
+    long = asyncio.create_task(reader.read(CHAT, [raw("x" * (BATCH_BYTES + 1))], READING, "m"))
+    defined = asyncio.create_task(reader.tool_tokens(Raw(b'["%b"]' % (b"x" * BATCH_BYTES)), "m"))
+    await reader.read(CHAT, [raw("x" * (INLINE_BYTES + 1))], READING, "m")
+    assert not long.done() and not defined.done()
+    done.set()
+    await asyncio.gather(blocking, long, defined)
 
 
 async def test_much_of_it_is_read_in_a_thread_to_the_same_end() -> None:

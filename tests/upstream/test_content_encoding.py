@@ -14,7 +14,7 @@ import brotli
 import pytest
 import zstandard
 
-from proxy.errors import BadEncoding, BodyTooLarge
+from proxy.errors import BadEncoding, BodyTooLarge, Overloaded
 from proxy.threads import WorkPool
 from proxy.upstream.content_encoding import ContentDecoder, beginning, decode, decoded
 from tests.doubling import assert_linear
@@ -164,6 +164,20 @@ async def test_a_small_body_is_decoded_at_once_and_a_large_one_in_steps() -> Non
     assert pool.steps == 0
     assert len(await decoded(gzip.compress(bytes(8 << 20)), headers, 8 << 20, pool)) == 8 << 20
     assert pool.steps >= 8, "nobody waits for all of it at once"
+
+
+@pytest.mark.parametrize("size", [100, 8 << 20])
+async def test_what_comes_out_is_accounted_for_while_it_does(size: int) -> None:
+    headers, pool = [(b"content-encoding", b"gzip")], WorkPool("decoding", 1)
+    body, held = gzip.compress(bytes(size)), list[int]()
+    await decoded(body, headers, size, pool, hold=held.append)
+    assert sum(held) == size and max(held) <= 2 << 20
+
+    def full(_: int) -> None:
+        raise Overloaded("full")
+
+    with pytest.raises(Overloaded):
+        await decoded(body, headers, size, pool, hold=full)
 
 
 async def test_decoding_ends_when_the_client_leaves() -> None:

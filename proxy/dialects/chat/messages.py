@@ -21,6 +21,10 @@ MESSAGE_TOKENS = 4
 OTHER_PART_TOKENS = 765
 """An image of 1024 x 1024 in high detail by OpenAI's vision guide; audio and files count as much. Never base64."""
 
+MAX_ARGUMENTS, MAX_SEPARATORS = 256 << 10, 50_000
+"""Characters of a call's arguments, and those of them that may begin a value, for which objects are made: some 40 ms,
+in which nobody else gets the interpreter. Others are taken as they are written."""
+
 ROLES = {
     "system": Role.SYSTEM,
     "developer": Role.SYSTEM,
@@ -200,7 +204,9 @@ def _item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
 
 
 def _canonical(arguments: str) -> str:
-    """Arguments as canonical JSON; as they are where they are not JSON."""
+    """Arguments as canonical JSON; unchanged if they are not JSON, or too much to look into."""
+    if len(arguments) > MAX_ARGUMENTS or sum(map(arguments.count, ",[{")) > MAX_SEPARATORS:
+        return arguments.strip()
     try:
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError):

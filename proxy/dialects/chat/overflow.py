@@ -14,7 +14,7 @@ _wordings = re.compile(
     | exceed_context_size_error          # llama.cpp: the type
     | exceeds\ the\ available\ context   # llama.cpp
     | context\ (size|length|window)\b.{0,60}\bexceed     # LM Studio, Groq and others
-    | exceed\w*\b.{0,60}\bcontext\ (size|length|window|limit)  # Ollama, Anthropic, Bedrock, vLLM
+    | exceed\w{0,10}\b.{0,60}\bcontext\ (size|length|window|limit)  # Ollama, Anthropic, Bedrock, vLLM
     | prompt\ is\ too\ long              # Anthropic
     | input\ (length|token\ count|is)\b.{0,60}\b(exceed|too\ long)  # Ollama, Gemini, Bedrock
     | reduce\ the\ length\ of\ the\ (messages|prompt|input)  # OpenAI's advice, kept by many
@@ -30,10 +30,14 @@ _windows = re.compile(
     | available\ context\ size\ \(?(\d[\d,]*)
     | >\s*(\d[\d,]*)
     | (?:context\ (?:limit|window|length|size)|token\ limit|maximum\ number\ of\ tokens\ allowed)
-      \D{0,20}(\d[\d,]*)(?![\d,]*\s*\+)
+      \D{0,20}(\d[\d,]*+)(?!\s*\+)
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+
+
+_LONGEST = 20
+"""Characters of a number that may be a window's size."""
 
 
 def may_be(status: int) -> bool:
@@ -50,7 +54,7 @@ def window(body: bytes) -> int | None:
     """The context window that the error names, in tokens; None where it names none."""
     match = _windows.search(_text(body))
     found = next((group for group in match.groups() if group), "") if match else ""
-    tokens = int(found.replace(",", "")) if found else 0
+    tokens = int(found.replace(",", "")) if 0 < len(found) <= _LONGEST else 0
     return tokens if tokens >= 256 else None
 
 

@@ -15,6 +15,8 @@ MAX_MESSAGES = rawjson.MAX_ELEMENTS
 """Messages of a request that we look into; a request with more is forwarded as it came."""
 MAX_DEFINITIONS = 2_000
 """Tools of a request that we look into; likewise."""
+MAX_MODEL = 1_000
+"""Bytes of the model's name; likewise. Caches and patterns use the name at every request and for each message."""
 MAX_OTHERS = 20_000
 """Commas outside of messages and tools; likewise. Everything there may be top-level members, and each becomes an
 object. A large schema for the reply has a thousand commas."""
@@ -55,6 +57,8 @@ def parse(body: bytes) -> Request:
     """Raises Unplannable for a body that is not a chat request; upstream explains that better than we could."""
     try:
         known = _known(body)
+        if len(memoryview(known.model)) > MAX_MODEL:
+            raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
         _check_others(body, known)
         names = _our_names(_tool_names(known.tools))
         return Request(

@@ -18,6 +18,8 @@ from proxy.core.policy import Offload
 from proxy.core.preview import MARK, Shape
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.messages import (
+    MAX_ARGUMENTS,
+    MAX_SEPARATORS,
     MESSAGE_TOKENS,
     OTHER_PART_TOKENS,
     cache_breakpoint,
@@ -253,6 +255,15 @@ def test_alike(one: dict[str, Any], other: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_different(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert message(**one).meaning != message(**other).meaning
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[" + "1, " * MAX_SEPARATORS + "1]", '{"text": "' + "x" * MAX_ARGUMENTS + '"}'], ids=["many", "long"]
+)
+def test_arguments_too_large_to_look_into_stand_for_themselves(arguments: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json, "loads", None)
+    fields = {"role": "assistant", "tool_calls": [call(arguments=arguments)]}
+    assert message(**fields).calls == (("c1", "search"),)
 
 
 def test_arguments_that_are_not_json_stand_for_themselves() -> None:

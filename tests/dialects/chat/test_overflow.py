@@ -108,3 +108,8 @@ def test_other_errors_are_others(status: int, body: bytes) -> None:
 )
 def test_who_refuses_our_additions(status: int, body: bytes, refuses: bool) -> None:
     assert refuses_additions(status, body) is refuses
+
+
+@pytest.mark.parametrize("digits", [21, 5_000])
+def test_a_number_without_end_is_no_window(digits: int) -> None:
+    assert window(b"maximum context length is " + b"9" * digits) is None
