@@ -66,7 +66,9 @@ async def silence(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("handler", "status", "complete", "fault"), [(close, 502, True, "broken"), (silence, 200, False, "timeout")]
 )
-async def test_upstream_fault_of_a_relayed_request(bench: Bench, handler: Handler, status: int, complete: bool, fault: str) -> None:
+async def test_upstream_fault_of_a_relayed_request(
+    bench: Bench, handler: Handler, status: int, complete: bool, fault: str
+) -> None:
     exchange = ScriptedClient(b"{}")
     await bench.respond(handler, exchange)
     assert (exchange.status, exchange.complete) == (status, complete)

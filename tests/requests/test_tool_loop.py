@@ -405,7 +405,9 @@ async def test_retry_after_decides_the_pause_before_a_retry(said: bytes, waited:
     [(429, 3), (500, 3), (400, 1), (404, 1), (UpstreamUnreachable("no"), 3), (UpstreamSilent("no"), 1)],
 )
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_follow_up_round_that_keeps_failing(trouble: Any, tries: int, streamed: bool, no_pauses: list[float]) -> None:
+async def test_follow_up_round_that_keeps_failing(
+    trouble: Any, tries: int, streamed: bool, no_pauses: list[float]
+) -> None:
     first = OURS if streamed else whole(calls(called("grep")), "tool_calls")
     again = [trouble if isinstance(trouble, Exception) else refused(trouble) for _ in range(tries)]
     bench = Bench(ScriptedReply(first), *again, stream=streamed)
