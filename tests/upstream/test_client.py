@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import proxy.upstream
+import proxy.upstream.client
 from proxy.errors import ClientFault, UpstreamBroken, UpstreamSilent, UpstreamUnreachable
 from proxy.settings import Settings
 from proxy.upstream.client import UpstreamClient, UpstreamRequest, decoded
@@ -539,7 +539,7 @@ async def test_a_streamed_body_is_taken_up_again(pool: UpstreamClient) -> None:
 
 
 async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: UpstreamClient, monkeypatch: Any) -> None:
-    monkeypatch.setattr(proxy.upstream, "_STALE_WITHIN", 0.1)
+    monkeypatch.setattr(proxy.upstream.client, "_STALE_WITHIN", 0.1)
     async with upstream(breaks_on_second(late=0.3)) as wire:
         await body(pool, wire.url)
         with pytest.raises(UpstreamBroken):
