@@ -10,7 +10,7 @@ from typing import TypeVar
 import re2  # type: ignore[import-untyped]
 
 from proxy.core.retrieval.search import Find, TooSlow
-from proxy.threads import WorkPool
+from proxy.threads import SLICE, WorkPool
 
 T = TypeVar("T")
 
@@ -28,9 +28,6 @@ Where a pattern has too many states RE2 keeps to its slow engine, in which each 
 
 LINE_STEPS = 8 * STEPS
 """As much where a line is long, which can only be searched at once: 0.3 s at worst. A longer line is refused."""
-
-SLICE = 0.05
-"""Seconds of processor time that a search takes before others get their turn."""
 
 
 class Budget:
@@ -77,7 +74,8 @@ async def sliced(pool: WorkPool, caller: str, steps: Generator[object, None, T],
 
     done = None
     while done is None:
-        spent, done = await pool.run(caller, work)
+        # Once it was begun there is no way back: the reply that waits for it may be half written.
+        spent, done = await pool.run(caller, work, begun=True)
         budget.spend(spent)
     return done[0]
 

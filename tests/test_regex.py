@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from proxy.core.retrieval.search import Find, TooSlow
 from proxy.core.retrieval.tools import ToolAnswer, answer, answering
-from proxy.regex import LINE_STEPS, MAX_LENGTH, SLICE, Budget, compile, literal, sliced
-from proxy.threads import WorkPool
+from proxy.regex import LINE_STEPS, MAX_LENGTH, Budget, compile, literal, sliced
+from proxy.threads import SLICE, WorkPool
 from tests.doubling import cpu, linear
 
 

@@ -84,7 +84,7 @@ class RequestTurnIO:
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
         """Work on upstream's reply that would hold up the event loop, in a thread."""
-        return await self._services.threads.reading.run(self._tenant.namespace, work)
+        return await self._services.threads.reading.run(self._tenant.namespace, work, begun=True)
 
     # -- our tools --
 
