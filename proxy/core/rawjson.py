@@ -148,7 +148,28 @@ def encode(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return b"".join(_escaped(value))
+
+
+def _escaped(value: Any) -> Iterator[bytes]:
+    """As `json` writes it, but long texts in pieces."""
+    if isinstance(value, str) and len(value) > _PIECE:
+        yield b'"'
+        for at in range(0, len(value), _PIECE):
+            yield json.dumps(value[at : at + _PIECE])[1:-1].encode()
+        yield b'"'
+    elif isinstance(value, list | tuple) and value:
+        for place, item in enumerate(value):
+            yield b"," if place else b"["
+            yield from _escaped(item)
+        yield b"]"
+    elif isinstance(value, dict) and value:
+        for place, (key, item) in enumerate(value.items()):
+            yield (b"," if place else b"{") + json.dumps(key).encode() + b":"
+            yield from _escaped(item)
+        yield b"}"
+    else:
+        yield json.dumps(value, separators=(",", ":")).encode()
 
 
 def array(items: Iterable[bytes | Raw]) -> bytes:
@@ -196,7 +217,7 @@ def _values_above(raw: bytes | Raw, most: int) -> bool:
         return False
     view, found, at = memoryview(raw), 0, 0
     while at < len(view) and found <= most:
-        start, at = at, _end(_whole_strings, view, at)
+        start, at = at, _end(_whole_strings, view, at, _PIECE // 8)
         found += _a_string.sub(b"", bytes(view[start:at])).count(b",")
         if at == start:  # a string that one step does not reach the end of
             at = _end_of_string(view, at + 1)
@@ -240,8 +261,8 @@ def _stripped(view: memoryview) -> memoryview:
     return view[len(left) - len(left.lstrip(_SPACE)) : len(view) - len(right) + len(right.rstrip(_SPACE))]
 
 
-def _end(pattern: re.Pattern[bytes], view: memoryview, at: int) -> int:
-    match = pattern.match(view, at, at + _PIECE)
+def _end(pattern: re.Pattern[bytes], view: memoryview, at: int, size: int = _PIECE) -> int:
+    match = pattern.match(view, at, at + size)
     return match.end() if match else at
 
 

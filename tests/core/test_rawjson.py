@@ -116,3 +116,10 @@ def test_too_many_values_are_refused_unread(body: bytes, monkeypatch: pytest.Mon
     assert rawjson.decode(decoder, body % (b"1," * 900))
     assert rawjson.decode(decoder, body % (b'",,\\",,",' * 900)), "commas in strings separate nothing"
     assert rawjson.decode(decoder, b'["%b"]' % (b"," * 3 * PIECE)), "in a long one neither"
+
+
+@pytest.mark.parametrize("shift", range(-3, 2))
+def test_long_texts_with_half_a_pair_are_encoded_as_json_does(shift: int) -> None:
+    text = "é" * (PIECE + shift) + "\ud83d\ude00😀\ud83d"
+    value = [1, text, {"a": (text, []), "\ud83d": {}}, None, "\ud83d"]
+    assert rawjson.encode(value) == json.dumps(value, separators=(",", ":")).encode()
