@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.retrieval.search import Find, TooSlow
+from proxy.core.retrieval.search import Find, TooSlow, in_data
 from proxy.core.retrieval.tools import ToolAnswer, answer, answering
-from proxy.regex import LINE_STEPS, MAX_LENGTH, SLICE, Budget, compile, literal, sliced
-from proxy.threads import WorkPool
+from proxy.regex import LINE_STEPS, MAX_LENGTH, Budget, compile, literal, sliced
+from proxy.threads import SLICE, WorkPool
 from tests.doubling import assert_linear, cpu
 
 
@@ -189,6 +189,28 @@ def test_a_line_that_cannot_be_searched_in_time_is_refused_at_once() -> None:
     with pytest.raises(TooSlow, match="the pattern is too large for a line of 199998 bytes"):
         first(find, b"a\n" + b"a" * 199_998, 0)
     assert sum(searched) <= 2
+
+
+@pytest.mark.parametrize("pattern", ["needle", "x\\.y", "b" * 200])
+def test_a_text_is_found_in_a_line_of_any_length(pattern: str) -> None:
+    line = b"ab " * 6_000_000 + pattern.replace("\\", "").upper().encode()
+    assert compile(pattern)(line, 0) == 18_000_000
+    assert literal(pattern.replace("\\", ""))(line, 0) == 18_000_000
+
+
+def test_the_model_is_told_how_to_go_on_where_a_line_is_too_long() -> None:
+    told = answer("grep", json.dumps({"pattern": "x{9}|y"}), {"/s/f": "a" * 20_000_000}, "/s", 6_000, len, compile)
+    assert told.result == "refused"
+    assert told.text.endswith("make it shorter, or read the file in parts: read_file takes offset and column.")
+
+
+def test_many_matches_in_one_long_line_take_linear_time() -> None:
+    """The line's end is not looked for again for each of them."""
+
+    def search(size: int) -> None:
+        assert sum(match is not None for match in in_data("f", b" " * size, compile("x*"))) > size // 500
+
+    assert_linear(search, 3_000_000, 6_000_000)
 
 
 async def test_a_search_ends_with_its_budget() -> None:

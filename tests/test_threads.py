@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
 
 from proxy.errors import Overloaded
-from proxy.threads import Threads, WorkPool
+from proxy.threads import SLICE, Threads, WorkPool, breathe
 
 
 class Gate:
@@ -90,6 +91,105 @@ async def test_one_caller_has_bounded_work_waiting() -> None:
     gate.open.set()
     await asyncio.gather(*tasks, other)
     assert "refused" not in gate.ran
+
+
+async def test_work_for_a_reply_that_has_begun_is_never_refused() -> None:
+    pool, gate = WorkPool("test", 1, waiting=0), Gate()
+    tasks = [asyncio.create_task(pool.run("a", gate.work("a"), begun=True)) for _ in range(3)]
+    await settle()
+    with pytest.raises(Overloaded):
+        await pool.run("a", gate.work("refused"))
+    gate.open.set()
+    assert await asyncio.gather(*tasks) == ["a", "a", "a"]
+
+
+async def test_work_of_callers_who_left_does_not_count_as_waiting() -> None:
+    pool, gate = WorkPool("test", 1, waiting=1), Gate()
+    first = asyncio.create_task(pool.run("a", gate.work("first")))
+    await settle()
+    for _ in range(3):
+        left = asyncio.create_task(pool.run("a", gate.work("left")))
+        await settle()
+        left.cancel()
+        await settle()
+    last = asyncio.create_task(pool.run("a", gate.work("last")))
+    await settle()
+    assert pool.waiting == 1
+    gate.open.set()
+    assert await asyncio.gather(first, last) == ["first", "last"]
+
+
+async def test_no_caller_has_all_threads() -> None:
+    pool, gate = WorkPool("test", 3), Gate()
+    busy = [asyncio.create_task(pool.run("busy", gate.work("busy"))) for _ in range(5)]
+    await settle()
+    assert pool.waiting == 3
+    assert await pool.run("other", lambda: 7) == 7
+    gate.open.set()
+    await asyncio.gather(*busy)
+
+
+def spin() -> None:
+    """More than a slice of work."""
+    until = time.thread_time() + 2 * SLICE
+    while time.thread_time() < until:
+        pass
+
+
+def long_work(ended: threading.Event) -> str:
+    while not ended.is_set():
+        spin()
+        breathe()
+    return "long"
+
+
+async def test_long_work_lets_others_have_their_turn_and_goes_on() -> None:
+    pool, ended = WorkPool("test", 1), threading.Event()
+    long = [asyncio.create_task(pool.run(name, lambda: long_work(ended))) for name in "ab"]
+    await settle()
+    for _ in range(3):
+        assert await pool.run("other", lambda: 7) == 7
+    ended.set()
+    assert await asyncio.gather(*long) == ["long", "long"]
+    assert pool.waiting == 0
+    assert await pool.run("other", lambda: 8) == 8
+
+
+async def test_long_work_does_not_pause_for_more_work_of_its_caller() -> None:
+    pool, order = WorkPool("test", 1), list[str]()
+
+    def work(name: str) -> None:
+        for _ in range(3):
+            spin()
+            breathe()
+        order.append(name)
+
+    await asyncio.gather(*(pool.run("a", lambda name=name: work(name)) for name in ("first", "second")))  # type: ignore[misc]
+    assert order == ["first", "second"]
+
+
+async def test_long_work_ends_when_its_caller_leaves() -> None:
+    pool, never = WorkPool("test", 1), threading.Event()
+    left = asyncio.create_task(pool.run("a", lambda: long_work(never)))
+    await settle()
+    left.cancel()
+    assert await pool.run("a", lambda: 7) == 7
+
+
+async def test_paused_work_ends_with_its_pool() -> None:
+    pool, gate, never, begun = WorkPool("test", 1), Gate(), threading.Event(), threading.Event()
+    long = asyncio.create_task(pool.run("a", lambda: long_work(never)))
+    await settle()
+    other = asyncio.create_task(pool.run("b", lambda: (begun.set(), gate.open.wait(10))))
+    await asyncio.to_thread(begun.wait, 10)
+    pool.close()
+    gate.open.set()
+    await other
+    assert (await asyncio.gather(long, return_exceptions=True))[0] != "long"
+
+
+def test_to_breathe_outside_of_a_pool_does_nothing() -> None:
+    breathe()
 
 
 async def test_turns_are_not_lost_when_many_callers_leave() -> None:

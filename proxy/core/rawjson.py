@@ -28,13 +28,18 @@ MAX_MEMBERS = 10_000
 MAX_SURROGATES = 50_000
 """Escapes of surrogates, where not all of them are pairs. To mask so many takes 40 ms, and to undo it as long."""
 
+MAX_VALUES = 8_000_000
+"""Values between commas, in all of what msgspec looks at in one call: skipping over each takes it up to 8 ns, so this
+many hold the interpreter for 60 ms. A body of the default size has as many where every value has fewer than 8 bytes."""
+
 _PIECE = 1 << 20
 """Bytes that one step looks at: about a millisecond, after which other threads get their turn."""
 
 _ESCAPE = 6
 """Bytes of the longest escape, `\\u0000`."""
 
-_QUOTE, _COMMA = b'",'
+_QUOTE, _COMMA, _BACKSLASH = b'",\\'
+_SPACE = b" \t\r\n"
 
 _MASK = b"\x7f"
 """Stands for the backslash of a surrogate's escape: DEL may stand in a JSON string as it is (RFC 8259, 7)."""
@@ -47,9 +52,14 @@ _string = msgspec.json.Decoder(str)
 _surrogate = re.compile(rb"\\(?<!\\\\)((?:\\\\)*+)(?=u[dD][89a-fA-F])")
 """Where a run of backslashes begins: of an odd number of them, the last one is the escape's."""
 _masked = re.compile(rb"\x7f(?=u[dD][89a-fA-F])")
+_LOOKAHEAD = 3
+"""Bytes behind a mask that tell it from a DEL."""
 _outside = re.compile(rb'[^"{}\[\],]*+(?:"(?:[^"\\]++|\\.)*+"[^"{}\[\],]*+)*+', re.DOTALL)
 """Up to the next bracket or comma that is outside of strings."""
 _inside = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_whole_strings = re.compile(rb'[^"]*+(?:"(?:[^"\\]++|\\.)*+"[^"]*+)*+', re.DOTALL)
+"""As far as no string is cut in two."""
+_a_string = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 class NotJson(ValueError):
@@ -84,14 +94,11 @@ def string(raw: bytes | Raw) -> str:
         try:
             return _string.decode(raw)
         except _REFUSED:
-            return _text(raw)[0]
-    whole = bytes(raw).strip(b" \t\r\n")
-    if len(whole) < 2 or whole[:1] != b'"' or whole[-1:] != b'"':
+            return _text(raw)
+    view = _stripped(memoryview(raw))
+    if len(view) < 2 or view[0] != _QUOTE or view[-1] != _QUOTE:
         raise NotJson("not a string")
-    texts = [_text(b'"%b"' % piece) for piece in pieces(whole[1:-1])]
-    text = "".join(text for text, _ in texts)
-    # A pair may have been cut in two.
-    return _paired(text) if any(lenient for _, lenient in texts) else text
+    return _joined([_text(b'"%b"' % piece) for piece in pieces(view[1:-1])])
 
 
 def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]:
@@ -99,6 +106,8 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
 
     Raises NotJson.
     """
+    if _values_above(raw, MAX_VALUES):
+        raise NotJson(f"more than {MAX_VALUES} values")
     try:
         return decoder.decode(raw), False
     except _REFUSED as strict:
@@ -115,26 +124,32 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
 
 def unmasked(raw: Raw) -> Raw:
     """The bytes that came, of a value of masked ones."""
-    return Raw(_masked.sub(rb"\\", raw)) if _MASK in bytes(raw) else raw
+    view, found = memoryview(raw), None
+    for at in range(0, len(view), _PIECE):
+        for mask in _masked.finditer(view[at : at + _PIECE + _LOOKAHEAD]):
+            found = found or bytearray(view)
+            found[at + mask.start()] = _BACKSLASH
+    return raw if found is None else Raw(found)
 
 
-def pieces(raw: bytes) -> Iterator[bytes]:
+def pieces(raw: bytes | memoryview) -> Iterator[bytes]:
     """The bytes in pieces of about a megabyte, none of which begins within an escape or a character."""
-    at = 0
-    while len(raw) - at > _PIECE:
-        end = at + _PIECE
+    view, at = memoryview(raw), 0
+    while len(view) - at > _PIECE:
+        piece = bytes(view[at : at + _PIECE])
+        end = len(piece)
         # An escape begins where a run of backslashes does, and at every other one of them.
-        last = raw.rfind(b"\\", at, end) + 1
-        run = at + len(raw[at:last].rstrip(b"\\"))
-        if run > at:
+        last = piece.rfind(b"\\") + 1
+        run = len(piece[:last].rstrip(b"\\"))
+        if run:
             end = run
         elif end - last < _ESCAPE:
-            end = at + (last - 1 - at) // 2 * 2
-        while raw[end] & 0xC0 == 0x80:
+            end = (last - 1) // 2 * 2
+        while view[at + end] & 0xC0 == 0x80:
             end -= 1
-        yield raw[at:end]
-        at = end
-    yield raw[at:]
+        yield piece[:end]
+        at += end
+    yield bytes(view[at:])
 
 
 def encode(value: Any) -> bytes:
@@ -142,7 +157,28 @@ def encode(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return b"".join(_escaped(value))
+
+
+def _escaped(value: Any) -> Iterator[bytes]:
+    """As `json` writes it, but long texts in pieces."""
+    if isinstance(value, str) and len(value) > _PIECE:
+        yield b'"'
+        for at in range(0, len(value), _PIECE):
+            yield json.dumps(value[at : at + _PIECE])[1:-1].encode()
+        yield b'"'
+    elif isinstance(value, list | tuple) and value:
+        for place, item in enumerate(value):
+            yield b"," if place else b"["
+            yield from _escaped(item)
+        yield b"]"
+    elif isinstance(value, dict) and value:
+        for place, (key, item) in enumerate(value.items()):
+            yield (b"," if place else b"{") + json.dumps(key).encode() + b":"
+            yield from _escaped(item)
+        yield b"}"
+    else:
+        yield json.dumps(value, separators=(",", ":")).encode()
 
 
 def array(items: Iterable[bytes | Raw]) -> bytes:
@@ -184,6 +220,19 @@ def commas(raw: bytes | Raw) -> int:
     return sum(bytes(view[at : at + _PIECE]).count(b",") for at in range(0, len(view), _PIECE))
 
 
+def _values_above(raw: bytes | Raw, most: int) -> bool:
+    """Whether there are more commas outside of strings than that."""
+    if len(memoryview(raw)) <= 2 * most or commas(raw) <= most:
+        return False
+    view, found, at = memoryview(raw), 0, 0
+    while at < len(view) and found <= most:
+        start, at = at, _end(_whole_strings, view, at, _PIECE // 8)
+        found += _a_string.sub(b"", bytes(view[start:at])).count(b",")
+        if at == start:  # a string that one step does not reach the end of
+            at = _end_of_string(view, at + 1)
+    return found > most
+
+
 def _separators(view: memoryview, most: int, deep: bool) -> int:
     """Commas between elements, of the outermost array or object or of any, up to `most` of them."""
     found = depth = at = 0
@@ -215,15 +264,21 @@ def _end_of_string(view: memoryview, at: int) -> int:
     return at + 1
 
 
-def _end(pattern: re.Pattern[bytes], view: memoryview, at: int) -> int:
-    match = pattern.match(view, at, at + _PIECE)
+def _stripped(view: memoryview) -> memoryview:
+    """Without white space around it."""
+    left, right = bytes(view[:_PIECE]), bytes(view[-_PIECE:])
+    return view[len(left) - len(left.lstrip(_SPACE)) : len(view) - len(right) + len(right.rstrip(_SPACE))]
+
+
+def _end(pattern: re.Pattern[bytes], view: memoryview, at: int, size: int = _PIECE) -> int:
+    match = pattern.match(view, at, at + size)
     return match.end() if match else at
 
 
-def _text(raw: bytes | Raw) -> tuple[str, bool]:
-    """A string's text, and whether msgspec refused it."""
+def _text(raw: bytes | Raw) -> str:
+    """A string's text."""
     try:
-        return _string.decode(raw), False
+        return _string.decode(raw)
     except _REFUSED as strict:
         if b"\\u" not in bytes(raw):
             raise NotJson(str(strict)) from strict
@@ -233,12 +288,17 @@ def _text(raw: bytes | Raw) -> tuple[str, bool]:
         raise NotJson(str(error)) from error
     if not isinstance(value, str):
         raise NotJson("not a string")
-    return value, True
+    return value
 
 
-def _paired(text: str) -> str:
-    """With the halves of surrogate pairs that stand side by side as the characters that they are."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+def _joined(texts: list[str]) -> str:
+    """The text that was cut into these, and a surrogate pair with it here and there."""
+    for place in range(len(texts) - 1):
+        high, low = texts[place][-1:], texts[place + 1][:1]
+        if "\ud800" <= high <= "\udbff" and "\udc00" <= low <= "\udfff":
+            character = (high + low).encode("utf-16", "surrogatepass").decode("utf-16")
+            texts[place : place + 2] = texts[place][:-1], character + texts[place + 1][1:]
+    return "".join(texts)
 
 
 def _unmasked_key(key: str) -> str:

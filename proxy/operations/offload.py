@@ -1,12 +1,13 @@
-"""`/context_offload` and its older names: carries out what `core/offloading` decides.
+"""`/context_offload` and its older names: carries out what `one_shot` decides.
 
-Nothing is written before every summary is there, and nothing is replied before everything is written.
+Nothing is written before every summary is there, and nothing is replied before everything is written. Whatever looks at
+the bytes of messages does so in a thread for reading.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -57,13 +58,14 @@ async def _offload(call: OperationCall, given: parameters.OffloadParameters) -> 
     raws = call.given.messages
     counter = call.services.reader.counter(model)
     messages = await call.read(lambda: [one_shot.measured(raw, options, counter) for raw in raws])
-    stored = await _stored(call.shelf, await call.read(one_shot.references, raws, messages, options))
+    stored = await _stored(call, await call.read(one_shot.references, raws, messages, options))
     decided = await call.read(one_shot.offload, raws, messages, options, stored)
     _note(call, options, model, decided)
     texts = await _summarised(call, policy, model, decided, messages, options) if decided.groups else []
     groups = await _written(call, decided, options.store_dir, chat_id)
     snapshots = list(zip(texts, groups, strict=True))
-    kept = one_shot.with_snapshots(decided, snapshots, role=policy.offload.compress.snapshot_role)
+    role = policy.offload.compress.snapshot_role
+    kept = await call.read(one_shot.with_snapshots, decided, snapshots, role=role)
     after = await call.read(_tokens, kept, decided, options, counter)
     call.account.tokens_after = after
     files = {**decided.files, **groups}
@@ -84,8 +86,16 @@ def _options(given: parameters.OffloadParameters) -> Options:
     )
 
 
-async def _stored(shelf: CallerFiles, paths: Sequence[str]) -> dict[str, str]:
+async def _stored(call: OperationCall, paths: Sequence[str]) -> dict[str, str]:
     """The texts of those paths that lead to a file."""
+    named = await call.read(_named, paths)
+    found = await call.shelf.read_many(list(named.values()))
+    pairs = [(path, content) for path, content in zip(named, found, strict=True) if content is not None]
+    return await call.read(lambda: {path: content.decode("utf-8", "surrogatepass") for path, content in pairs})
+
+
+def _named(paths: Sequence[str]) -> dict[str, str]:
+    """The names of those paths that can be a file's."""
     named: dict[str, str] = {}
     for path in paths:
         try:
@@ -95,9 +105,7 @@ async def _stored(shelf: CallerFiles, paths: Sequence[str]) -> dict[str, str]:
             continue  # no reference of ours
         if name:
             named[path] = name
-    found = await shelf.read_many(list(named.values()))
-    pairs = zip(named, found, strict=True)
-    return {path: content.decode("utf-8", "surrogatepass") for path, content in pairs if content is not None}
+    return named
 
 
 async def _summarised(
@@ -115,11 +123,12 @@ async def _summarised(
 
 async def _written(call: OperationCall, decided: Offloaded, store_dir: str, chat_id: str) -> dict[str, str]:
     """Write all that is moved; the groups' files, path → content, in their order."""
-    await call.shelf.put_all({names.canonical(path): _bytes(text) for path, text in decided.files.items()})
+    await call.shelf.put_all(await call.read(_contents, decided.files))
     groups = {}
     for group in decided.groups:
-        content = one_shot.group_file(call.given.messages[index] for index in group)
-        groups[await _put_group(call.shelf, store_dir, chat_id, content)] = content.decode()
+        content = await call.read(one_shot.group_file, [call.given.messages[index] for index in group])
+        path = await _put_group(call.shelf, store_dir, chat_id, content)
+        groups[path] = await call.read(content.decode)
     return groups
 
 
@@ -135,8 +144,9 @@ def _tokens(kept: Sequence[bytes | Raw], decided: Offloaded, options: Options, c
     return sum(known[id(raw)] if id(raw) in known else one_shot.measured(raw, options, count).tokens for raw in kept)
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+def _contents(files: Mapping[str, str]) -> dict[str, bytes]:
+    """As they are stored, by name."""
+    return {names.canonical(path): text.encode("utf-8", "surrogatepass") for path, text in files.items()}
 
 
 def _answer(files: dict[str, str]) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 async def read_file(call: OperationCall) -> OperationReply:
     """Raises ProxyError."""
-    given = parameters.taken(call.given, parameters.ReadFile)
+    given = await call.read(parameters.taken, call.given, parameters.ReadFile)
     path, content = await _found(call.shelf, given.absolute_path)
     return await call.read(shown, path, content, given.offset or 0, given.limit)
 

@@ -57,8 +57,8 @@ async def grep(call: OperationCall) -> OperationReply:
     budget = Budget(SECONDS)
     try:
         if "file_path" in call.given.members:
-            return await _in_one(call, parameters.taken(call.given, parameters.Find), budget)
-        return await _below(call, parameters.taken(call.given, parameters.Search), budget)
+            return await _in_one(call, await call.read(parameters.taken, call.given, parameters.Find), budget)
+        return await _below(call, await call.read(parameters.taken, call.given, parameters.Search), budget)
     except TooSlow as error:
         raise _unusable(error) from error
     finally:

@@ -78,7 +78,7 @@ class RequestTurnIO:
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
         """Run work on upstream's reply in a thread, because it would block the event loop."""
-        return await self._services.threads.reading.run(self._tenant.namespace, work)
+        return await self._services.threads.reading.run(self._tenant.namespace, work, begun=True)
 
     # -- our tools --
 

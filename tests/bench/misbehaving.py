@@ -80,6 +80,7 @@ CODINGS: dict[str, tuple[bytes, Callable[[bytes], bytes], int]] = {
 
 REPLIES: dict[str, Callable[[], bytes]] = {
     "grep": lambda: _calls(*[("grep", {"pattern": "(?:.{0,99}m){9}zq"})] * 12),
+    "grep-empty": lambda: _calls(("grep", {"pattern": "x*"})),
     "read": lambda: _calls(
         *[("read_file", {"path": "PATH", "offset": 100_000 * n, "limit": 2_000}) for n in range(16)]
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,3 +87,39 @@ def test_cutting_and_joining_json_keeps_its_value(value: object, spaced: bool) -
     if isinstance(value, list):
         assert [json.loads(bytes(raw)) for raw in rawjson.elements(encoded)] == value
     assert json.loads(rawjson.encode(value)) == value
+
+
+PIECE = 1 << 20
+
+
+@pytest.mark.parametrize("shift", range(-14, 3))
+@pytest.mark.parametrize("text", ["\ud83d\ude00", "\ud83d", "\ud83d\ud83d\ude00", "\ude00\ud83d"])
+def test_surrogates_where_a_long_string_is_cut(text: str, shift: int) -> None:
+    whole = json.dumps("x" * (PIECE + shift) + text + "y").encode()
+    assert rawjson.string(b" " + whole + b"\n") == json.loads(whole)
+
+
+@pytest.mark.parametrize("shift", range(-16, 3))
+def test_every_mask_is_taken_off_where_a_long_value_is_cut(shift: int) -> None:
+    text = b'"' + b"x" * (PIECE + shift) + b"\x7fu" + LONE[1:-1] * 3 + b'"'
+    found = rawjson.elements(b"[" + text + b"," + LONE + b"]")
+    assert [bytes(raw) for raw in found] == [text, LONE]
+    assert rawjson.encode(found) == b"[" + text + b"," + LONE + b"]"
+
+
+@pytest.mark.parametrize("body", [b"[%b1]", b'{"a":[%b1]}', b'{"a":"[","b":[%b1]}'])
+def test_too_many_values_are_refused_unread(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rawjson, "MAX_VALUES", 1_000)
+    decoder = msgspec.json.Decoder(Raw)
+    with pytest.raises(NotJson, match="more than 1000 values"):
+        rawjson.decode(decoder, body % (b"1," * 1_001))
+    assert rawjson.decode(decoder, body % (b"1," * 900))
+    assert rawjson.decode(decoder, body % (b'",,\\",,",' * 900)), "commas in strings separate nothing"
+    assert rawjson.decode(decoder, b'["%b"]' % (b"," * 3 * PIECE)), "in a long one neither"
+
+
+@pytest.mark.parametrize("shift", range(-3, 2))
+def test_long_texts_with_half_a_pair_are_encoded_as_json_does(shift: int) -> None:
+    text = "é" * (PIECE + shift) + "\ud83d\ude00😀\ud83d"
+    value = [1, text, {"a": (text, []), "\ud83d": {}}, None, "\ud83d"]
+    assert rawjson.encode(value) == json.dumps(value, separators=(",", ":")).encode()

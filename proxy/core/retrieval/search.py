@@ -31,6 +31,14 @@ class TooSlow(ValueError):
     """Looking for a pattern takes more time than there is; the text says so, for the pattern's author."""
 
 
+class LineTooLong(TooSlow):
+    """A line is too long for this pattern, which can only be looked for in the whole of it."""
+
+
+class Line(bytes):
+    """One line's bytes: whoever searches it need not look for its end."""
+
+
 class LineMatch(msgspec.Struct, frozen=True):
     """A line that matches, or one window of a long line. `line` is 1-based, `column` a 0-based character."""
 
@@ -103,11 +111,11 @@ def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:
         line_end = data.find(b"\n", found)
         line_end = len(data) if line_end < 0 else line_end
         number += data.count(b"\n", start, line_start)
-        yield from _in_line(path, number, data[line_start:line_end], found - line_start, find)
+        yield from _in_line(path, number, Line(data[line_start:line_end]), found - line_start, find)
         number, start = number + 1, line_end + 1
 
 
-def _in_line(path: str, number: int, line: bytes, at: int, find: Find) -> Iterator[LineMatch]:
+def _in_line(path: str, number: int, line: Line, at: int, find: Find) -> Iterator[LineMatch]:
     """The line of which byte `at` is known to match, or its windows."""
     text = line.decode()
     if len(text) <= LONG_LINE:

@@ -15,7 +15,18 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.core.retrieval import pages
-from proxy.core.retrieval.search import Files, Find, LineMatch, TooSlow, below, fitting, matches, named, relative
+from proxy.core.retrieval.search import (
+    Files,
+    Find,
+    LineMatch,
+    LineTooLong,
+    TooSlow,
+    below,
+    fitting,
+    matches,
+    named,
+    relative,
+)
 
 Tool = Literal["grep", "read_file"]
 Result = Literal["ok", "empty", "refused", "budget"]
@@ -142,6 +153,9 @@ def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find])
     try:
         find = _compiled(pattern, matcher)
         found = yield from _found(matches(room.files, _searched(path, glob, room), find))
+    except LineTooLong as error:
+        read = f"or read the file in parts: {room.names[1]} takes offset and column"
+        raise _Short(f"This pattern cannot be used: {error}, {read}.") from error
     except TooSlow as error:
         raise _Short(f"This pattern cannot be used: {error}.") from error
     if not found:
