@@ -25,17 +25,14 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
-    HEADER_RE,
-    HEADER_VALUE_RE,
-    STATUS_LINE,
     HttpToolsProtocol,
-    RequestResponseCycle,
 )
 
 from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported
 from proxy.requests.exchange import RAW, Exchange, Raw
+from proxy.server.cycle import Cycle
+from proxy.server.held_head import HeldHead
 from proxy.server.inbound import IDLE_SECONDS, Inbound
 
 if TYPE_CHECKING:
@@ -61,13 +58,6 @@ LINGER_SECONDS = 5.0
 
 UNREAD_SECONDS = 600.0
 """Within which a client has to take some of a reply that waits for it: as long as an upstream may be silent."""
-
-WRITTEN = 256 * 1024
-"""Bytes that are given to the connection at once. With a whole reply the request would be over, and its place free,
-while a client that reads nothing leaves all of it in our memory."""
-
-JOINED = 64 * 1024
-"""Bytes of a body that are copied behind their head; a larger one is not worth the copy."""
 
 
 class _Reading(enum.Enum):
@@ -382,183 +372,6 @@ class _Enough(Exception):
     """Tells the parser that nobody listens any more."""
 
 
-class Cycle(RequestResponseCycle):
-    """uvicorn's request and reply, that accounts for the body that it holds and knows HTTP/1.0.
-
-    A reply that begins before its request is whole is the connection's last: the rest of that body is never parsed.
-    """
-
-    def __init__(self, protocol: ExactProtocol, *, keep_alive: bool) -> None:
-        super().__init__(
-            scope=protocol.scope,
-            transport=protocol.transport,
-            flow=protocol.flow,
-            logger=protocol.logger,
-            access_logger=protocol.access_logger,
-            access_log=False,
-            default_headers=protocol.server_state.default_headers,
-            message_event=asyncio.Event(),
-            # RFC 9110, 10.1.1
-            expect_100_continue=protocol.expect_100_continue and protocol.scope["http_version"] != "1.0",
-            keep_alive=keep_alive,
-            on_response=lambda: None,
-        )
-        self._protocol = protocol
-        self._inbound = protocol.inbound
-        self.tenant: str | None = None
-        self.began = protocol.loop.time()
-        self._held = 0
-        self._fault: ProxyError | None = None
-        self._until_closed = False
-
-    # The body
-
-    def take(self, piece: bytes) -> None:
-        """Keep a piece until it is asked for. Raises Overloaded."""
-        if self.response_complete:
-            return
-        self.hold(len(piece))
-        self.body += piece
-        if len(self.body) > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
-        self.message_event.set()
-
-    def hold(self, size: int) -> None:
-        """Count so many bytes more. Raises Overloaded."""
-        self._inbound.hold(self.tenant, size)
-        self._held += size
-
-    def charge(self, tenant: str) -> None:
-        """Say whose body it is. Raises Overloaded."""
-        self._inbound.charge(tenant, self._held)
-        self.tenant = tenant
-
-    def release(self, size: int) -> None:
-        """Count so many bytes no more: nobody has them any longer."""
-        size = min(size, self._held)
-        self._held -= size
-        self._inbound.release(self.tenant, size)
-
-    def let_go(self) -> None:
-        """The request is over."""
-        self.body = bytearray()
-        self.release(self._held)
-
-    def fail(self, error: ProxyError) -> None:
-        """There will be no more of the body; whoever asks for it is told why."""
-        self._fault = error
-        self.message_event.set()
-
-    def give_up(self, error: ProxyError) -> None:
-        """As `Unfinished`."""
-        self.let_go()
-        self._protocol.refuse(error)
-
-    async def receive(self) -> Any:
-        if self.waiting_for_100_continue and self._fault is None and not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            self.waiting_for_100_continue = False
-        if not (self.disconnected or self.response_complete or self._fault):
-            self.flow.resume_reading()
-            if not self.message_event.is_set():
-                await self.message_event.wait()
-            self.message_event.clear()
-        if self.disconnected or self.response_complete:
-            return {"type": "http.disconnect"}
-        if self._fault is not None:
-            raise self._fault
-        piece, self.body = bytes(self.body), bytearray()
-        return {"type": "http.request", "body": piece, "more_body": self.more_body}
-
-    async def run_asgi(self, app: Any) -> None:
-        """Have the application reply. A reply that it does not end is cut off."""
-        try:
-            await app(self.scope, self.receive, self.send)
-        except BaseException as error:
-            self.logger.error("Exception in ASGI application", exc_info=error)
-        finally:
-            self.let_go()
-            self.scope.pop("extensions", None)  # names us: each request would wait for the garbage collector
-        if self.response_complete or self.disconnected or self.transport.is_closing():
-            return
-        if self.response_started:
-            self.transport.close()
-        else:
-            self.logger.error("the application did not reply")
-            await self.send_500_response()
-
-    # The reply
-
-    async def send(self, message: Any) -> None:
-        if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
-        if self.disconnected or self.transport.is_closing():  # closed by us, and the loop has yet to say so
-            return
-        kind = message["type"]
-        if kind == "http.response.body" and self.response_started and not self.response_complete:
-            body, at = message.get("body", b""), 0
-            while len(body) - at > WRITTEN:
-                self._continue(body[at : at + WRITTEN], True)
-                at += WRITTEN
-                await self.flow.drain()
-                if self.disconnected or self.transport.is_closing():
-                    return
-            self._continue(body[at:] if at else body, message.get("more_body", False))
-        elif kind == "http.response.start" and not self.response_started:
-            self._start(message["status"], message.get("headers", ()))
-        else:
-            raise RuntimeError(f"{kind} at the wrong time")
-
-    def _start(self, status: int, headers: Any) -> None:
-        lines = [STATUS_LINE[status]]
-        for name, value in self.default_headers + list(headers):
-            if HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
-                raise RuntimeError("a header with characters that no header may have")
-            lower = name.lower()
-            if lower == b"content-length" and self.chunked_encoding is None:
-                self.expected_content_length, self.chunked_encoding = int(value), False
-            elif lower == b"connection":
-                self.keep_alive = self.keep_alive and b"close" not in value.lower()
-                continue
-            lines += (lower, b": ", value, b"\r\n")
-        bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
-        if self.chunked_encoding is None and not bodiless:
-            if self.scope["http_version"] == "1.0":
-                self._until_closed, self.keep_alive = True, False
-            else:
-                self.chunked_encoding = True
-                lines.append(b"transfer-encoding: chunked\r\n")
-        if self.more_body:
-            self.keep_alive = False
-        if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        self.response_started = True
-        self.waiting_for_100_continue = False
-        self.transport.write(b"".join(lines))
-
-    def _continue(self, body: bytes, more: bool) -> None:
-        if self.scope["method"] == "HEAD":
-            self.expected_content_length = 0
-        elif self.chunked_encoding:
-            piece = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            self.transport.write(piece if more else piece + b"0\r\n\r\n")
-        elif self._until_closed:
-            self.transport.write(body)
-        else:
-            self.expected_content_length -= len(body)
-            if self.expected_content_length < 0:
-                raise RuntimeError("the reply is longer than its Content-Length")
-            self.transport.write(body)
-        if more:
-            return
-        if self.expected_content_length:
-            raise RuntimeError("the reply is shorter than its Content-Length")
-        self.response_complete = True
-        self.message_event.set()
-        self._protocol.answered(self)
-
-
 def _refusal(error: ProxyError) -> Callable[..., Awaitable[None]]:
     """The application that answers a request which is none."""
 
@@ -579,43 +392,3 @@ def _split(target: bytes) -> tuple[bytes, bytes]:
     """Path and query of a request's target. Raises HttpParserError."""
     url = httptools.parse_url(target)
     return url.path, url.query or b""
-
-
-class HeldHead:
-    """A transport on which a reply's head waits for what is written behind it in the same turn of the loop.
-
-    uvicorn writes the two apart, which takes a system call more and wakes the client for a head alone.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-        self.is_closing = transport.is_closing  # asked at every piece of a reply
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._head and data.startswith(b"HTTP/1.1 "):
-            self._head = data
-            self._loop.call_soon(self._flush)
-        elif self._head and len(data) <= JOINED:
-            head, self._head = self._head, b""
-            self._transport.write(head + data)
-        else:
-            self._flush()
-            self._transport.write(data)
-
-    def write_eof(self) -> None:
-        self._flush()
-        self._transport.write_eof()
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        head, self._head = self._head, b""
-        if head and not self._transport.is_closing():
-            self._transport.write(head)

@@ -21,7 +21,8 @@ import pytest
 from proxy.requests.exchange import Exchange
 from proxy.requests.passthrough import GATHERED
 from proxy.server import protocol
-from proxy.server.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED, Cycle
+from proxy.server.cycle import Cycle
+from proxy.server.protocol import HEAD_BYTES, HEAD_FIELDS, LINGER_BYTES, PIPELINED
 from tests.serving import Proxy, served, spawned
 from tests.wire import EVENTS, OK, Message, Peer, Wire, ask, chunk, connection, read_message, replying, upstream
 

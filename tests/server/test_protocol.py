@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from proxy.server.protocol import HeldHead
+from proxy.server.held_head import HeldHead
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
