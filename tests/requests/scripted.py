@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from proxy.upstream.headers import Headers
+from proxy.upstream.headers import Header, Headers
 
 STREAM = (b"Content-Type", b"text/event-stream; charset=utf-8")
 JSON = (b"Content-Type", b"application/json")
@@ -18,11 +18,10 @@ Step = bytes | float | Exception | asyncio.Event
 class ScriptedReply:
     """A reply of upstream, as far as the proxy looks at one."""
 
-    def __init__(self, *steps: Step, status: int = 200, headers: Headers | None = None) -> None:
+    def __init__(self, *steps: Step, status: int = 200, headers: Sequence[Header] | None = None) -> None:
         self.status = status
-        self.headers = (
-            [STREAM if steps and not str(steps[0]).startswith("b'{") else JSON] if headers is None else headers
-        )
+        kind = STREAM if steps and not str(steps[0]).startswith("b'{") else JSON
+        self.headers = Headers([kind] if headers is None else headers)
         self.steps = steps
         self.read = 0
         self.closed = False
