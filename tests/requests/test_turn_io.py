@@ -21,12 +21,14 @@ from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.headers import Headers
 from tests.requests.planning import MOVING, OFFLOAD, POLICY, planned
 
-HEADERS: Headers = [
-    (b"authorization", b"Bearer k"),
-    (b"content-length", b"9"),
-    (b"accept-encoding", b"gzip"),
-    (b"idempotency-key", b"i"),
-]
+HEADERS = Headers(
+    [
+        (b"authorization", b"Bearer k"),
+        (b"content-length", b"9"),
+        (b"accept-encoding", b"gzip"),
+        (b"idempotency-key", b"i"),
+    ]
+)
 
 
 class Reply:
@@ -34,7 +36,7 @@ class Reply:
 
     def __init__(self, body: bytes, status: int = 200) -> None:
         self.status = status
-        self.headers: Headers = [(b"content-type", b"application/json")]
+        self.headers = Headers([(b"content-type", b"application/json")])
         self._body = body
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
