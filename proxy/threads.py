@@ -152,6 +152,8 @@ class WorkPool:
         except asyncio.CancelledError:
             turn.left = True
             raise
+        finally:
+            del running  # it holds the work's error, whose traceback holds this frame
 
     def close(self) -> None:
         """Take no more work. Does not wait for threads that are still busy; long work ends."""
