@@ -46,8 +46,8 @@ NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.
 demo: $(STAMP)
 	@$(PY) -m proxy demo
 
-# As many workers as cores by default; the longest files are cut up between them.
-WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+# Two workers for each core by default, as many tests mostly wait; the longest files are cut up between them.
+WORKERS ?= $(shell expr 2 \* $$(nproc 2>/dev/null || echo 2))
 PARALLEL := --numprocesses $(WORKERS) --dist worksteal
 
 test: $(STAMP)

@@ -25,17 +25,16 @@
     + PolicyError
   x ClientGone                       the client hung up: nobody is left to reply to
   x Refusal                          upstream answered with an error, which the client gets unchanged
-  x Interrupted                      a reply broke off after its first bytes were sent
   x Failed                           no summary was made
 
-The last four are defined beside the work that they end, in `proxy.requests`. They have no status, because the proxy
+The last three are defined beside the work that they end, in `proxy.requests`. They have no status, because the proxy
 does not reply with them.
 
 Some exceptions are outside of the tree. `proxy.core` and `proxy.dialects` know of no requests and nobody's fault: they
-raise ValueErrors about a value (`NotJson`, `Unplannable`, `TooLarge`, `TooSlow`, `BadName`, `Unusable`, `Broken`), as
-`int` does, and `WrongState`, a RuntimeError, for a bug in the caller. `NotRegular` is an OSError and `Stale` one of
-aiohttp's errors, because their callers handle them together with all others of that kind. `TooLong` and the private
-exceptions never leave their module.
+raise ValueErrors about a value (`NotJson`, `TooManyElements`, `Unplannable`, `TooLarge`, `TooSlow`, `LineTooLong`,
+`BadName`, `Unusable`, `Broken`), as `int` does, and `WrongState`, a RuntimeError, for a bug in the caller. `NotRegular`
+is an OSError and `Stale` one of aiohttp's errors, because their callers handle them together with all others of that
+kind. `TooLong` and the private exceptions never leave their module.
 
 The code that calls a foreign library translates its exceptions into these, once (`raise … from`).
 """

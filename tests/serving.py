@@ -182,3 +182,11 @@ def _wait_until_healthy(proxy: Proxy, alive: Callable[[], bool]) -> None:
             pass
         time.sleep(0.02)
     raise RuntimeError(f"the proxy is not well: {proxy.log()[-2000:]}")
+
+
+def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait for something that has to happen, and fail if it does not happen within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.05)

@@ -14,7 +14,7 @@ import pytest
 from proxy.core import sse
 from tests.acceptance.test_openai_client import TOOL, history, references
 from tests.fake_upstream import Pieces, Recorded, Rules, StrictUpstream, calls, mixed, text, whole
-from tests.serving import PLAIN, Proxy, served, tight
+from tests.serving import PLAIN, Proxy, served, tight, wait_until
 
 Json = dict[str, Any]
 
@@ -269,7 +269,7 @@ def test_usage_is_a_gauge_of_the_context(
     completed = up.rules.count("grep" + json.dumps(GREP[1])) + up.rules.count("Yes.")
     assert (reply.usage["prompt_tokens"], reply.usage["completion_tokens"]) == (last, completed)
     assert reply.usage["total_tokens"] == last + completed
-    assert prompt_tokens(proxy) - before == up.chats[0].prompt_tokens + last
+    wait_until(lambda: prompt_tokens(proxy) - before == up.chats[0].prompt_tokens + last)
 
 
 def prompt_tokens(proxy: Proxy) -> float:

@@ -205,7 +205,7 @@ def examined(run: Run, tokens: Tokens, judge: Judge) -> Found | None:
         return None
     tools, known = Reading(sent.last, tokens), facts(sent.told)
     read = {path: tools.whole(path) for path in sent.told}
-    last = "\n".join(text for raw in sent.last.messages for text in words_of(raw))
+    last = "\n".join(text for raw in sent.last.entries for text in words_of(raw))
     lost = unread(sent.told, read.__getitem__)
     lost += [f"{path}: grep does not find {fact!r}" for fact, path in _ungrepped(known, tools)]
     stored = "\n".join(read.values())

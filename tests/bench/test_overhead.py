@@ -98,7 +98,7 @@ def test_bodies_are_as_large_as_their_name_says(size: bodies.Size, bytes_: float
     body = bodies.body(size, stream=True)
     assert len(body) == pytest.approx(bytes_, rel=0.1)
     asked = parse(body)
-    assert len(asked.messages) == messages
+    assert len(asked.entries) == messages
     assert asked.stream
     assert bodies.body(size, stream=False).count(b"true") == 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from proxy import operations
 from proxy.requests.exchange import Exchange
 from tests.fake_upstream import StrictUpstream, hang, text
-from tests.serving import PLAIN, Proxy
+from tests.serving import PLAIN, Proxy, wait_until
 
 KEY = {"authorization": "Bearer key-of-4711"}
 SECRET = "heliotrope"
@@ -78,13 +77,6 @@ def test_a_caller_who_leaves_is_no_longer_served(proxy: Proxy, up: StrictUpstrea
         wait_until(lambda: bool(up.chats) or kind == "refused")
     wait_until(lambda: bool(logged(proxy, kind)))
     assert [line["fault"] for line in logged(proxy, kind)] == ["client_gone"]
-
-
-def wait_until(met: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 BODY = b'{"messages":[{"role":"user","content":"mine"}]}'
