@@ -160,8 +160,8 @@ class Summarizer:
         self._count = count
         self._report = report
         self._threads = threads
-        # Requests are read in the same threads. However long the summarised histories are, one thread stays free.
-        self._working = asyncio.Semaphore(1)
+        # Requests are read in the same threads, so all summaries of a tenant take one of them at a time.
+        self._working: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(1))
         self._clock = clock
         self._flights: dict[str, asyncio.Task[Snapshot | None]] = {}
         self._busy: dict[str, asyncio.Task[Snapshot | None]] = {}
@@ -311,7 +311,7 @@ class Summarizer:
 
     async def _off_loop(self, job: SummaryJob, work: Callable[[], T]) -> T:
         """Run work in a thread if it grows with the length of a conversation or a reply."""
-        async with self._working:
+        async with self._working[job.tenant]:
             return await self._threads.run(job.key.partition("/")[0] or job.tenant, work)
 
     def _counter(self, model: str) -> Callable[[str], int]:

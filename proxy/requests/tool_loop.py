@@ -335,5 +335,5 @@ def _retry_after(said: str) -> float | None:
         return float(said)
     try:
         return (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
