@@ -35,6 +35,8 @@ SOURCES = ("deerflow", "livemcpbench", "moatless-claude35", "openhands-multi-swe
 REFERENCE = re.compile(r"(?:detailed result is|messages are) stored in:? ([^;)]+)[;)]")
 SNAPSHOT = "<state_snapshot><overall_goal>go on</overall_goal></state_snapshot>"
 TOKENS = Tokens()
+AT_ONCE = 16
+"""Calls that are answered in one round."""
 ALL = {"max_answer_tokens": 2_000_000, "max_retrieved_tokens": 100_000_000, "max_rounds": 64}
 
 
@@ -57,7 +59,7 @@ class Model:
             self._take(request.messages)
         paths = [path for path in references(request.messages) if path not in self.read] if self.reading else []
         [name] = [one for one in ("offload_read_file", "read_file") if one in request.tool_names][:1] or ["none"]
-        return calls(*((name, {"path": path}) for path in paths)) if paths else text("ok")
+        return calls(*((name, {"path": path}) for path in paths[:AT_ONCE])) if paths else text("ok")
 
     def _take(self, messages: list[Any]) -> None:
         asked = {call["id"]: json.loads(call["function"]["arguments"]) for call in messages_calls(messages)}
