@@ -1,4 +1,4 @@
-"""Bounds what clients are sending to this process: how many bytes of it we hold, and how long we wait for more.
+"""Bounds the bodies that clients send to this process: how many bytes we hold, and how long we wait for more.
 
 There is one object for each process. Connections register a deadline, and one sweep a second checks them all, so a
 request that arrives whole costs no timer.
@@ -28,7 +28,7 @@ SWEEP_SECONDS = 1.0
 """Seconds between two checks of the deadlines, or less if a timeout is short."""
 
 TENANTS_SHARE = 2
-"""One tenant's bodies may take the limit on all bytes divided by this."""
+"""One tenant's share is the limit for all bodies divided by this."""
 
 CONNECTIONS_SHARE = 0.75
 """Fraction of all file descriptors that client connections may take; upstream and the store need the rest."""

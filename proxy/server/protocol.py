@@ -51,7 +51,7 @@ send the rest again (RFC 9112, 9.3.2)."""
 
 LINGER_BYTES = 1 << 20
 """Most bytes that we read and drop of a request that is already answered. If we closed the connection with bytes
-unread, the reset would destroy our reply before a client that is still sending had read it (RFC 9112, 9.6)."""
+unread, the reset could destroy our reply before a client that is still sending had read it (RFC 9112, 9.6)."""
 
 LINGER_SECONDS = 5.0
 """Seconds that such a connection stays open; nginx's `lingering_timeout`."""
@@ -287,7 +287,7 @@ class ExactProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is BODY:
-            # A trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1). `_read_on` also feeds headers here.
+            # A trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1). `_read_on` feeds headers, too.
             self._trailers += 1
             if self._trailers > HEAD_FIELDS:
                 raise _too_large()
@@ -310,7 +310,7 @@ class ExactProtocol(HttpToolsProtocol):
             if head > HEAD_BYTES:
                 raise _too_large()
         if self._codings and self._codings != [b"chunked"]:
-            # RFC 9112, 6.1. The relayed body would no longer say how it is encoded.
+            # RFC 9112, 6.1. If we relayed only the content, it would no longer be known how it is encoded.
             raise Unsupported("No `Transfer-Encoding` but chunked is understood; use `Content-Encoding`")
         version = self.parser.get_http_version()
         path, query = _split(self.url)
@@ -338,7 +338,7 @@ class ExactProtocol(HttpToolsProtocol):
             self.cycle.more_body = False
             self.cycle.message_event.set()
             if not self.pipeline:
-                # Reading may be paused for this body, which is now whole. Only while we read do we notice a hang-up.
+                # Reading may be paused for this body, which is now whole. We notice a hang-up only while we read.
                 self.flow.resume_reading()
 
     # Output
@@ -352,7 +352,7 @@ class ExactProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((cycle, app))
 
     def answered(self, cycle: Cycle) -> None:
-        """Go on to the next request, or close the connection: this reply is written."""
+        """Start the next request, or close the connection, now that the reply is written."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
