@@ -1,8 +1,8 @@
-"""The stages of a chat request as values, each made of the one before; the log's outcome is built from the last.
+"""The stages of a chat request as values, each made from the one before. The log's outcome is built from the last.
 
     ParsedRequest ──plan──> AsItCame ──render──> Rewritten
 
-An attempt is one of the latter two: the request as it came, with or without a plan, or rewritten to its plan.
+An attempt is one of the last two: the request as it came, with or without a plan, or rewritten to its plan.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """A client's request as far as it was understood."""
 
     body: bytes
-    """As the client sent it."""
+    """The client's own bytes."""
     tenant: Tenant
-    """Its policy is the one for the request's model, if that is known."""
+    """The tenant, with the policy for the request's model if the model is known."""
     searching: Budget
-    """For all searches of the request, however often it is attempted."""
+    """The time budget for all searches of the request, over all its attempts."""
     chat: Request | None = None
     reason: Reason = Reason.NONE
     """Why the request must not be planned."""
 
 
 class AsItCame(msgspec.Struct, frozen=True):
-    """The client's own bytes go upstream: there is no plan, for this `reason`, or the plan leaves the request alone."""
+    """The client's own bytes go upstream, because there is no plan, for this `reason`, or the plan changes nothing."""
 
     parsed: ParsedRequest
     planned: PlannedRequest | None = None
     reason: Reason = Reason.NONE
     obstacle: str = ""
-    """The field because of which there is no plan, for `Reason.FIELD`."""
+    """The field that prevents a plan, if the reason is `Reason.FIELD`."""
 
     kind: ClassVar[Kind] = Kind.UNTOUCHED
     compacted: ClassVar[int] = 0
@@ -60,16 +60,16 @@ class AsItCame(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Of the messages; 0 where they were not counted."""
+        """Tokens of the messages; 0 if they were not counted."""
         return self.planned.tokens if self.planned else 0
 
     def headers(self) -> Sequence[Header]:
-        """Ours, for the client's reply."""
+        """Return our headers for the client's reply."""
         return offload_headers(self.planned, self.tokens, 0, 0) if self.planned else [(b"x-offload-mode", b"off")]
 
 
 class Rewritten(msgspec.Struct, frozen=True):
-    """A rendered request goes upstream, by a turn that answers our tools. What the turn did so far is read off it."""
+    """A rendered request goes upstream, in a turn that answers our tools. The properties show the turn's progress."""
 
     parsed: ParsedRequest
     rendered: RenderedRequest
@@ -86,7 +86,7 @@ class Rewritten(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Of the messages as they are sent in the first round."""
+        """Tokens of the messages as they are sent in the first round."""
         return self.rendered.tokens
 
     @property
@@ -114,7 +114,7 @@ class Rewritten(msgspec.Struct, frozen=True):
         return self.turn.spent
 
     def headers(self) -> Sequence[Header]:
-        """Ours, for the client's reply."""
+        """Return our headers for the client's reply."""
         return rendered_headers(self.rendered)
 
 
@@ -122,12 +122,12 @@ Attempt = AsItCame | Rewritten
 
 
 def rendered_headers(rendered: RenderedRequest) -> Sequence[Header]:
-    """Ours, for the reply to a rewritten request."""
+    """Return our headers for the reply to a rewritten request."""
     return offload_headers(rendered.history, rendered.tokens, rendered.compacted(), rendered.compressed())
 
 
 def offload_headers(planned: PlannedRequest, after: int, compacted: int, compressed: int) -> Sequence[Header]:
-    """What was done to a planned request: `after` is its messages' tokens as sent."""
+    """Return headers that say what was done to a planned request. `after` is the tokens of its messages as sent."""
     return [
         (b"x-offload-mode", planned.policy.offload.mode.value.encode()),
         (b"x-offload-tokens-before", b"%d" % planned.tokens),
@@ -138,7 +138,7 @@ def offload_headers(planned: PlannedRequest, after: int, compacted: int, compres
 
 
 def outcome(attempt: Attempt, client: Exchange, store_errors: Mapping[StoreError, int]) -> Outcome:
-    """What became of a request whose last attempt this was."""
+    """Return the outcome of a request whose last attempt this was."""
     tenant, chat, planned = attempt.parsed.tenant, attempt.parsed.chat, attempt.planned
     events = planned.plan.events if planned else ()
     messages = len(planned.past.items) if planned else 0

@@ -1,4 +1,4 @@
-"""Work beside the requests: bounded, and finished before the process ends."""
+"""Runs bounded background work, and waits for it when the process ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Background:
-    """Runs at most `limit` tasks at a time, one of each name, that hold `bytes` in all. Others are not begun."""
+    """Runs at most `limit` tasks at once, one of each name, which together hold at most `bytes` bytes of memory."""
 
     def __init__(self, limit: int, bytes: int = 256 << 20) -> None:
         self._limit = limit
@@ -22,9 +22,9 @@ class Background:
         return len(self._tasks)
 
     def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]], holds: int = 0) -> bool:
-        """Begin this work unless it, or too much else, is under way. Returns whether it was begun.
+        """Start `work` unless a task of this name, or too much other work, is running. Returns whether it started.
 
-        `holds`: bytes of memory that the work keeps until it ends.
+        `holds` is the number of bytes of memory that the work keeps until it ends.
         """
         if name in self._tasks or len(self._tasks) >= self._limit or holds > self._free:
             return False

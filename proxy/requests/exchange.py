@@ -1,4 +1,4 @@
-"""The client's side of one HTTP exchange: what it sent, whether it is still there, and the reply to it."""
+"""The client's side of one HTTP exchange: its request, its presence, and the reply to it."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ if TYPE_CHECKING:
 
 
 class Account(Protocol):
-    """How many bytes of a body are held, and for whom."""
+    """Counts how many bytes of a body are held, and for which tenant."""
 
     def charge(self, tenant: str) -> None:
-        """Say whose body it is. Raises Overloaded where that tenant's bodies take too much."""
+        """Charge the body to its tenant. Raises Overloaded if the tenant's bodies take too much."""
 
     def hold(self, size: int) -> None:
-        """Count so many bytes more, which were made of the body. Raises Overloaded."""
+        """Count `size` more bytes that were made from the body. Raises Overloaded if there is no room for them."""
 
     def release(self, size: int) -> None:
-        """So many bytes are held no more."""
+        """Stop counting `size` bytes, which are no longer held."""
 
 
 class Raw(TypedDict):
-    """A request as the client wrote it, and word of the client when it hangs up."""
+    """A request as the client wrote it, and a way to notice that the client hangs up."""
 
     target: bytes
     headers: Sequence[Header]
     watch: Callable[[Callable[[], object]], Callable[[], object]]
-    """Have this called when the client hangs up, or soon if it has; what comes back takes that back."""
+    """Calls its argument when the client hangs up, or soon if it already has. Returns a function that cancels this."""
     body: Account
 
 
 RAW = "offload_proxy.raw"
-"""The ASGI extension by which our server hands over what the protocol loses: the request's target as it was written
-(ASGI cannot tell `/x?` from `/x`), the headers' names in the client's case, the connection's end, which ASGI tells
-only to who waits for it: a task for each request; and the account of the body's bytes. Its `receive` raises ProxyError
-where a body ends before it is whole: too slow, too much at once, or not what HTTP allows."""
+"""The ASGI extension in which our server passes on what ASGI loses: the request target as written (ASGI cannot tell
+`/x?` from `/x`), the header names in the client's case, the end of the connection (ASGI reports it only to a task that
+waits for it, which would mean one for each request), and the account of the body's bytes. With it, `receive` raises
+ProxyError if a body is too slow, too much at once, or invalid HTTP, and so never becomes whole."""
 
 
 class ClientGone(OffloadError):
-    """The client hung up: nobody is left to reply to."""
+    """The client hung up, so no reply can reach it."""
 
 
 class Exchange:
     """One request and the reply to it.
 
-    Bodies larger than one message of the server are never held here: `body` hands them on as they come, and `write`
-    waits while the client is slower than upstream.
+    `body` can stream a large body as it arrives, so that it is never held here whole. `write` waits while the client is
+    slower than upstream.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,24 +66,24 @@ class Exchange:
         self.method: str = scope["method"]
         raw: Raw | None = (scope.get("extensions") or {}).get(RAW)
         self.written_target = raw["target"] if raw else b""
-        """As the request has it, with the origin if there is one; empty if the server does not tell."""
+        """The target as written, with the origin if there is one; empty if the server does not report it."""
         self.target = _target(scope, self.written_target)
-        """Raw path and query."""
+        """The raw path and query."""
         self.path = self.target.partition(b"?")[0]
-        """Raw, without the query."""
+        """The raw path, without the query."""
         self.headers = Headers(raw["headers"] if raw else scope["headers"])
-        """In the client's case, if the server tells."""
+        """Names are in the client's case if the server reports it."""
         self.request_id = f"req_{os.urandom(16).hex()}"
         self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
-        """How an error of ours reads to this client: in OpenAI's shape, unless whoever serves it says otherwise."""
+        """Makes the body of an error of ours: in OpenAI's shape, unless the application sets another."""
         self.gone = False
-        """Whether the client left before the reply's last byte was on its way to it."""
+        """Whether the client left before the reply's last byte was sent."""
         self.replied = False
-        """Whether that byte is: from then on the client closes when it likes."""
+        """Whether the last byte was sent. From then on, the client may close at any time."""
         self.status = 0
-        """Of the reply; 0 as long as there is none."""
+        """The reply's status; 0 until the reply begins."""
         self.sent: float | None = None
-        """When the request first went upstream, on the clock of `began`: set by whoever sends it."""
+        """When the request first went upstream, on the clock of `began`. The sender sets it."""
         self.receive = receive
         self.broken: ProxyError | None = None
         """Why the body ended before it was whole."""
@@ -92,34 +92,35 @@ class Exchange:
         self._size = 0
         fields = dict(scope["headers"])
         self._announced = int(fields.get(b"content-length", 0))
-        """Bytes of the body, 0 where the head does not tell. The server has checked that it is a number."""
+        """Bytes of the body, or 0 if the head does not say. The server has checked that it is a number."""
         self._more = self._announced > 0 or b"transfer-encoding" in fields
         self._offers_upgrade = b"upgrade" in fields
         self._watch_connection = raw["watch"] if raw else None
         self._first_byte: float | None = None
         self._send = send
         self._heard_out: asyncio.Event | None = None
-        """For `_watch`, of a server that is not ours: the body is whole."""
+        """Set when the body is whole. `_watch` needs it under a server that is not ours."""
 
     def charge(self, tenant: str) -> None:
-        """Say who sends this body. Raises Overloaded where the bodies of this tenant take too much already."""
+        """Charge the body to its tenant. Raises Overloaded if the tenant's bodies take too much."""
         if self._account is not None:
             self._account.charge(tenant)
 
     def hold(self, size: int) -> None:
-        """Say that the body has become so many bytes more, until the request is over. Raises Overloaded."""
+        """Count `size` bytes made from the body until the request is over. Raises Overloaded if there is no room."""
         if self._account is not None:
             self._account.hold(size)
 
     def release(self, size: int) -> None:
-        """Say that so many of the body's bytes are gone from here."""
+        """Stop counting `size` bytes of the body, which are no longer held here."""
         if self._account is not None:
             self._account.release(size)
 
     async def gather(self, limit: int) -> bool:
-        """Wait for the body, up to `limit` bytes; whether it is whole. One that is announced as larger is not awaited.
+        """Wait for the body, up to `limit` bytes, and return whether it is whole.
 
-        Raises ClientGone, and ProxyError for a body that will never be whole.
+        Does not wait for a body that is announced as larger. Raises ClientGone if the client hangs up, and ProxyError
+        if the body will never be whole.
         """
         if self._more and self._announced > limit:
             return False
@@ -130,7 +131,7 @@ class Exchange:
         return not self._more
 
     async def body(self, gathered: int = 0) -> bytes | AsyncIterator[bytes]:
-        """The body: whole where `gathered` bytes hold it, otherwise as it comes. Raises as `gather`."""
+        """Return the body: whole if it fits in `gathered` bytes, or else as a stream. Raises what `gather` raises."""
         whole = not self._more or await self.gather(gathered)
         if not whole and not self._pieces:
             self._pieces.append(await self._next())
@@ -141,9 +142,9 @@ class Exchange:
         return _Streamed(self, first)
 
     async def read(self, limit: int) -> bytes:
-        """The whole body, as often as wanted.
+        """Return the whole body. It can be read repeatedly.
 
-        Raises BodyTooLarge as soon as it is known to be above `limit` bytes, and as `gather`.
+        Raises BodyTooLarge as soon as the body is known to exceed `limit` bytes, and what `gather` raises.
         """
         _check_size(self._announced, limit)
         if self._more:
@@ -158,17 +159,17 @@ class Exchange:
 
     @property
     def wants_upgrade(self) -> bool:
-        """Whether the rest of the connection is meant for WebSocket; other offers are ignored (RFC 9110, 7.8)."""
+        """Whether the client wants to switch to WebSocket. Other offers to switch are ignored (RFC 9110, 7.8)."""
         return self._offers_upgrade and any(
             name == b"upgrade" and value.lower() == b"websocket" for name, value in self.scope["headers"]
         )
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """Run a block for as long as the client is there, and raise ClientGone out of it otherwise.
+        """Run a block while the client is there, and raise ClientGone out of it when the client hangs up.
 
-        A server that is not ours tells us only when asked, so somebody has to be waiting for it (Starlette's
-        StreamingResponse does so only while it sends).
+        A server that is not ours reports this only to a task that waits for it, so we start one (Starlette's
+        StreamingResponse waits only while it sends).
         """
         task = asyncio.current_task()
         assert task is not None
@@ -199,7 +200,7 @@ class Exchange:
         self._left(task)
 
     async def _next(self) -> bytes:
-        """The body's next piece."""
+        """Return the body's next piece. Raises what `gather` raises."""
         try:
             message = await self.receive()
         except ProxyError as error:
@@ -211,7 +212,7 @@ class Exchange:
         return piece
 
     def _take(self, message: Message) -> bool:
-        """Whether this is word that the client has left; the server also says so once the reply is complete."""
+        """Return whether the message says that the client has left. The server also says so after the reply."""
         left: bool = message["type"] == "http.disconnect"
         self.gone = left and not self.replied
         self._more = not left and message.get("more_body", False)
@@ -220,14 +221,14 @@ class Exchange:
         return left
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`, for whoever replies by it."""
+        """Send an ASGI message, for code that replies through ASGI."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._first_byte = time.perf_counter()
         await self._send(message)
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
-        """Begin the reply. Framing and `Connection` are the server's."""
+        """Begin the reply. The server adds framing and `Connection`."""
         if status == 304:
             # Its Content-Length is that of a body not sent (RFC 9110, 8.6); uvicorn would insist on the body.
             headers = Headers(headers).without((b"content-length",))
@@ -237,16 +238,16 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
-        """End the reply. One that is left without this is cut off, so that the client sees that it is not whole."""
+        """End the reply. Without this call the server cuts it off, so that the client sees that it is not whole."""
         await self._send({"type": "http.response.body", "body": chunk})
-        self.replied = not self.gone  # at once: whoever is told now that the client left must not stop what follows
+        self.replied = not self.gone  # set at once, so that a hang-up from now on does not cancel what follows
 
     async def fail(self, error: ProxyError) -> None:
-        """Reply with an error of our own. Nothing may have been sent before."""
+        """Reply with an error of our own. Call it only before any other reply."""
         await self.reply(error.status, self.fault_body(error), error.headers())
 
     async def reply(self, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
-        """Reply with JSON of our own, whole. Nothing may have been sent before."""
+        """Send a whole reply with JSON of our own. Call it only before any other reply."""
         ours = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -256,7 +257,7 @@ class Exchange:
         await self.finish(body)
 
     def outcome(self, kind: Kind, tenant: str = "", namespace: str = "") -> Outcome:
-        """What is known of the request at its start."""
+        """Return an outcome with what is known of the request at its start."""
         return Outcome(
             request_id=self.request_id,
             tenant=tenant,
@@ -267,7 +268,7 @@ class Exchange:
         )
 
     def completed(self, outcome: Outcome, fault: Fault = Fault.NONE, detail: str = "") -> Outcome:
-        """`outcome` with the reply's status, the times, and whose fault it was if something went wrong."""
+        """Return `outcome` with the reply's status, the times, and whose fault it was if something went wrong."""
         now = time.perf_counter()
         return msgspec.structs.replace(
             outcome,
@@ -281,7 +282,7 @@ class Exchange:
 
 
 class _Streamed(AsyncIterator[bytes]):
-    """A body as it comes. Cancelling `__anext__` loses nothing: a message is taken only once it is there."""
+    """A body as it arrives. Cancelling `__anext__` loses nothing: a message is taken only when it has arrived."""
 
     def __init__(self, client: Exchange, first: bytes) -> None:
         self._client = client
@@ -301,7 +302,7 @@ class _Streamed(AsyncIterator[bytes]):
 
 
 def _target(scope: Scope, raw: bytes) -> bytes:
-    """Raw path and query; without the origin, if the client named one (RFC 9112, 3.2.2)."""
+    """Return the raw path and query, without the origin if the client named one (RFC 9112, 3.2.2)."""
     if raw.startswith(b"/"):
         return raw
     path: bytes = scope.get("raw_path") or scope["path"].encode()

@@ -4,7 +4,7 @@ body ──parse, plan──> nothing to do: it goes upstream as it came, and so
                 └───> render, converse ──> upstream's reply, without our tools; the rounds that it hides are recorded
 
 `prepare` plans and renders, `tool_loop` converses with upstream, and `core` makes every decision. The stages are the
-values of `attempt`. An upstream that refuses a request for its length, or for our tools, gets another attempt.
+values of `attempt`. If upstream refuses a request for its length or for our tools, we make another attempt.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""A request is planned anew at most twice, when upstream says that the context is too long or refuses our tools."""
+"""Most attempts: a request is planned again at most twice, if its context is too long or upstream refuses our tools."""
 
 
 class Chat:
@@ -66,7 +66,7 @@ class Chat:
 
 
 class _Request:
-    """One client request. Only its newest attempt changes, for the outcome to tell how far it came."""
+    """One client request. Only its newest attempt changes, so that the outcome can tell how far it got."""
 
     def __init__(self, services: Services, dialect: Dialect, client: Exchange, tenant: Tenant) -> None:
         self._services = services
@@ -93,20 +93,20 @@ class _Request:
                 too_long = too_long or (refusal if overflowed else None)
                 again = self._learn(attempt, refusal) if more else None
                 if again is None:
-                    # A later overflow's numbers are those of a request that the client knows nothing of.
+                    # The numbers in a later overflow are about a request that the client never saw.
                     first = too_long if overflowed else None
                     await self._pass_on(first or refusal, attempt.headers())
                     return
                 parsed = again
 
     def outcome(self) -> Outcome:
-        """What became of the request so far."""
+        """Return the outcome of the request so far."""
         return outcome(self._newest, self._client, self._records.errors)
 
     # -- from the body to an attempt --
 
     async def _parse(self, body: bytes) -> ParsedRequest:
-        """Look into the body, if it is one that we understand; the policy becomes that for its model."""
+        """Parse the body and choose the policy for its model. Gives a reason instead if we cannot read the body."""
         tenant, headers = self._tenant, self._client.headers
         limit, threads = self._services.settings.body_limit, self._services.threads
         try:
@@ -121,7 +121,7 @@ class _Request:
         return ParsedRequest(body, tenant, _searching(policy), chat, _held_back(headers, policy))
 
     async def _plan(self, parsed: ParsedRequest) -> AsItCame:
-        """The request with its plan, or with the reason why it has none."""
+        """Return the request with its plan, or with the reason why it has none."""
         chat, policy, limits = parsed.chat, parsed.tenant.policy, self._services.learned
         if chat is None or parsed.reason:
             return AsItCame(parsed, reason=parsed.reason)
@@ -139,7 +139,7 @@ class _Request:
         return AsItCame(parsed, planned)
 
     async def _render(self, attempt: AsItCame) -> Attempt:
-        """The request rewritten to its plan; as it came where the plan changes nothing, or there is none."""
+        """Return the request rewritten to its plan, or as it came if there is no plan or it changes nothing."""
         planned = attempt.planned
         if planned is None or not planned.concerns_us:
             return attempt
@@ -162,8 +162,8 @@ class _Request:
     # -- sending it --
 
     async def _send(self, attempt: Attempt) -> Refusal | None:
-        """Have upstream answer the client. A refusal is returned where another attempt may be better; the client has
-        seen nothing of it."""
+        """Have upstream answer the client. Returns a refusal if another attempt may succeed; the client has then seen
+        nothing."""
         if isinstance(attempt, AsItCame):
             return await self._send_untouched(attempt)
         self._keep_originals(attempt.rendered)
@@ -174,7 +174,7 @@ class _Request:
         return None
 
     async def _send_untouched(self, attempt: AsItCame) -> Refusal | None:
-        """Send the client's own bytes, and upstream's own bytes back."""
+        """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
         request = self._services.relay.request(self._client, attempt.parsed.tenant, attempt.parsed.body)
         self._client.sent = self._client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
@@ -184,7 +184,7 @@ class _Request:
             return None
 
     async def _pass_on(self, refusal: Refusal, ours: Sequence[Header]) -> None:
-        """Answer the client with upstream's refusal: its status, headers and body."""
+        """Reply with upstream's refusal: its status, headers and body."""
         await self._client.start(refusal.status, reply_headers(refusal.headers, ours))
         await self._client.finish(refusal.body)
 
@@ -195,7 +195,7 @@ class _Request:
         )
 
     def _keep_originals(self, rendered: RenderedRequest) -> None:
-        """Store the moved texts for people to read. Nobody waits for it: the proxy reads them out of each request."""
+        """Store the moved texts in the background, for people. The proxy itself reads them from each request."""
         namespace, name = self._tenant.namespace, rendered.moves_name
         if not rendered.history.policy.store_originals or self._records.has_originals(name):
             return
@@ -204,13 +204,13 @@ class _Request:
             records = Records(self._services.store.visit(), namespace)
             await records.keep_originals(name, prepare.originals(rendered))
 
-        held = 2 * len(rendered.history.request.body)  # as it came, and as it was rendered
+        held = 2 * len(rendered.history.request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)
 
     # -- learning from refusals --
 
     def _learn(self, attempt: Attempt, refusal: Refusal) -> ParsedRequest | None:
-        """What to attempt next, now that upstream has refused this; None where nothing else can be sent."""
+        """Return what to attempt next, after upstream refused this, or None if nothing else can be sent."""
         planned, parsed = attempt.planned, attempt.parsed
         if planned is None or attempt.rounds:
             return None  # a follow-up round's refusal says nothing about the request that the client sent
@@ -224,18 +224,18 @@ class _Request:
         return None
 
     def _confirm(self, parsed: ParsedRequest) -> None:
-        """Remember who refuses our tools. A request that fails without them as well is the client's own mistake."""
+        """Remember that upstream refuses our tools. If the request fails without them too, the client is at fault."""
         if parsed.reason is Reason.TOOLS_REFUSED and parsed.chat is not None and self._client.status < 400:
             self._services.learned.refused(parsed.tenant.policy, parsed.chat.model)
             logs.event(log, "upstream refuses our tools: sent as it came", logging.WARNING, tenant=self._tenant.name)
 
     async def _run(self, work: Callable[[], T], large: bool) -> T:
-        """The result of `work`, done off the event loop if it takes long."""
+        """Return the result of `work`, run off the event loop if `large`."""
         return await self._services.threads.reading.run(self._tenant.namespace, work) if large else work()
 
 
 def _parsed(body: bytes, tenant: Tenant, reason: Reason = Reason.NONE) -> ParsedRequest:
-    """A request of which nothing is known but its bytes."""
+    """Return a request of which only the bytes are known."""
     return ParsedRequest(body, tenant, _searching(tenant.policy), reason=reason)
 
 
@@ -244,7 +244,7 @@ def _searching(policy: Policy) -> Budget:
 
 
 def _held_back(headers: Headers, policy: Policy) -> Reason:
-    """Why a request must go as it came, if the client or the policy says so."""
+    """Return why the client or the policy wants the request sent as it came, or `Reason.NONE`."""
     if policy.offload.mode is Mode.OFF:
         return Reason.OFF
     said = {value.strip().lower() for value in headers.get_all(b"x-offload")}

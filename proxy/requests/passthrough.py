@@ -1,4 +1,4 @@
-"""Hands a request on and its reply back, byte for byte, as they come."""
+"""Relays a request and its reply byte for byte, as they arrive."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from proxy.upstream.client import UpstreamClient
 
 GATHERED = 1 << 20
-"""Bytes of a body that is collected before it goes upstream, so that slow clients take no connection there. Larger
-bodies, which are uploads, are passed on as they come."""
+"""Most bytes of a body that is collected before it goes upstream, so that slow clients occupy no upstream connection.
+Larger bodies, which are uploads, are relayed as they arrive."""
 
 Sink = Callable[[Outcome], None]
 """Gets the outcome of every request."""
 
 
 class Relay:
-    """Serves every request that is neither a chat nor ours, and makes the request for a chat that goes as it came."""
+    """Serves every request that is neither a chat nor ours, and makes the upstream request for an unchanged chat."""
 
     def __init__(self, settings: Settings, upstream: UpstreamClient, sink: Sink) -> None:
         self._first_byte_timeout = settings.first_byte_timeout
@@ -41,7 +41,7 @@ class Relay:
         await served(client, self._sink, self._exchange(client, tenant), lambda: outcome)
 
     def request(self, client: Exchange, tenant: Tenant, content: bytes | AsyncIterator[bytes]) -> UpstreamRequest:
-        """The client's request as it goes upstream, with this body and the credentials that the tenant is to use."""
+        """Return the client's request for upstream, with this body and the credentials that the tenant uses."""
         upstream = tenant.policy.upstream
         return UpstreamRequest(
             method=client.method,
@@ -61,7 +61,7 @@ class Relay:
                 await pass_on(reply, client)
 
     async def _send(self, request: UpstreamRequest, client: Exchange) -> UpstreamReply:
-        """Raises ProxyError. Where the client's body broke off, that is the error, whatever it causes upstream."""
+        """Send the request. Raises ProxyError: that of the client's body if it broke off, whatever happens upstream."""
         try:
             return await self._upstream.send(request)
         except UpstreamFault as error:
@@ -69,8 +69,10 @@ class Relay:
 
 
 async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: Callable[[], Outcome]) -> None:
-    """Await `work`, which replies. Whatever it and the client do, there is a reply to a client that is still there, and
-    the sink gets one outcome: what `outcome` returns at the end, with status, times and fault.
+    """Await `work`, which replies to the client, and give the sink one outcome whatever happens.
+
+    If `work` raises ProxyError before its reply has begun, a client that is still there gets the error. The outcome is
+    what `outcome` returns at the end, completed with status, times and fault.
     """
     fault, detail = Fault.NONE, ""
     try:
@@ -88,7 +90,7 @@ async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: C
 
 
 async def pass_on(reply: UpstreamReply, client: Exchange, ours: Sequence[Header] = ()) -> None:
-    """Hand on upstream's reply as it comes, with headers of `ours`. Raises UpstreamFault."""
+    """Relay upstream's reply as it arrives, with the headers `ours` added. Raises UpstreamFault if it breaks off."""
     await client.start(reply.status, reply_headers(reply.headers, ours))
     async with aclosing(reply.chunks()) as chunks:
         async for chunk in chunks:
@@ -100,7 +102,7 @@ async def pass_on(reply: UpstreamReply, client: Exchange, ours: Sequence[Header]
 
 
 async def _report(client: Exchange, error: ProxyError) -> Fault:
-    """Reply with the error unless a reply is under way, which is left unfinished and so cut off. Returns the fault."""
+    """Reply with the error, unless a reply has begun: that one is left unfinished and so cut off. Returns the fault."""
     if client.gone:
         return Fault.CLIENT_GONE
     if not client.status:

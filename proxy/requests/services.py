@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """Handed to every handler. `learned`: what upstreams said of their limits; `sink`: gets every outcome."""
+    """Every handler gets this. `learned` has the limits that upstreams reported, and `sink` gets every outcome."""
 
     settings: Settings
     upstream: UpstreamClient

@@ -1,5 +1,5 @@
-"""Drives one turn: sends a round, feeds its reply to the turn, has our tools answered and asks again, until the turn is
-done; then ends the client's reply."""
+"""Drives one turn: sends a round, feeds the reply to the turn, has calls of our tools answered, and sends the next
+round, until the turn is done. Then it ends the client's reply."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
 HEARTBEAT = 15.0
-"""Seconds of silence after which the client gets a comment: many give up on a stream after 30 to 60 silent seconds."""
+"""Seconds of silence after which the client gets a comment: many clients give up after 30 to 60 silent seconds."""
 RETRIES = 2
 LONGEST_RETRY = 30.0
-"""Seconds of `Retry-After` that we wait at most, as the client's reply is open meanwhile."""
+"""Most seconds of a `Retry-After` that we wait, because the client's reply stays open meanwhile."""
 FIRST_RETRY = 0.5
-"""Seconds before the first retry, doubled each time, where upstream does not say."""
+"""Seconds before the first retry if upstream does not say. They double for each further retry."""
 WHOLE_LIMIT = 32 << 20
-"""Bytes of a reply that is not a stream, at most."""
+"""Most bytes of a reply that is not a stream."""
 REFUSAL_LIMIT = 128 << 10
-"""Bytes of a refusal, compressed or not, that we read in order to understand it."""
+"""Most bytes of a refusal, compressed or not, that we read to understand it."""
 INLINE_BYTES = 32 << 10
-"""Bytes of a reply that are parsed on the event loop. More of them would hold it up, and go to a thread."""
+"""Most bytes of a reply that we parse on the event loop. More would hold it up, so a thread parses them."""
 LAST_BYTES = 0.2
-"""Seconds that a stream has to end after its last event: only when it is read to its end, its connection is reused."""
+"""Seconds that a stream has to end after its last event. Its connection is reused only if we read it to its end."""
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
 
 
 class Refusal(OffloadError):
-    """Upstream did not answer 200, and nothing has been sent to the client yet. `body` is as it came."""
+    """Upstream did not answer 200. `body` is as it came. `converse` raises this only if the client was sent nothing."""
 
     def __init__(self, status: int, headers: Headers, body: bytes) -> None:
         super().__init__(f"upstream answered {status}")
@@ -51,7 +51,7 @@ class Refusal(OffloadError):
         self.body = body
 
     def said(self) -> bytes:
-        """The body's beginning, decompressed; as it came where that fails."""
+        """Return the beginning of the body decompressed, or the body as it came if that fails."""
         encoding = b",".join(self.headers.get_all(b"content-encoding"))
         try:
             return content_encoding.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
@@ -60,32 +60,32 @@ class Refusal(OffloadError):
 
 
 class TurnIO(Protocol):
-    """A turn's connections to the world: upstream, our tools, the store, and threads."""
+    """Connects a turn to upstream, our tools, the store and threads."""
 
     async def send(self, body: bytes) -> UpstreamReply:
-        """The reply to one round's request. Raises UpstreamFault."""
+        """Send one round's request and return the reply. Raises UpstreamFault if there is none."""
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
-        """Answers to calls of our tools, in their order."""
+        """Return the answers to calls of our tools, in the same order."""
 
     async def remember(self, turn: Turn) -> None:
-        """Record what the finished turn hid. The client's reply ends afterwards."""
+        """Record the hidden rounds of the finished turn. The client's reply ends only afterwards."""
 
     def headers(self, turn: Turn) -> Sequence[Header]:
-        """Ours, for the client's reply."""
+        """Return our headers for the client's reply."""
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
-        """The result of work that would hold up the event loop."""
+        """Run work that would hold up the event loop in a thread, and return its result."""
 
 
 async def converse(
     turn: Turn, client: Exchange, io: TurnIO, *, large: bool = False, heartbeat: float = HEARTBEAT
 ) -> None:
-    """Drive the turn to its end. Raises Refusal only as long as nothing went to the client, and UpstreamFault.
+    """Drive the turn to its end. Raises UpstreamFault, or Refusal if the client was sent nothing.
 
-    A fault within a reply becomes an error event at the end of the client's stream, as OpenAI's API does it, before it
-    is raised for the record. A stream is never silent for longer than `heartbeat` seconds. `large`: whether requests
-    take so long to put together that it must not happen on the event loop.
+    After a fault within a reply, the client's stream ends with an error event, as in OpenAI's API, and the fault is
+    raised for the record. A stream is never silent for longer than `heartbeat` seconds. `large` says whether requests
+    take so long to build that it must not happen on the event loop.
     """
     line = _Line(client, heartbeat)
     try:
@@ -106,8 +106,8 @@ async def converse(
 async def pass_on(
     reply: UpstreamReply, client: Exchange, ours: Sequence[Header], error_event: Callable[[ProxyError], bytes]
 ) -> None:
-    """Hand on a reply to the client's own request, byte for byte. A stream that breaks off gets an error event at its
-    end. Raises UpstreamFault."""
+    """Relay a reply to the client's own request, byte for byte. Raises UpstreamFault if it breaks off; an uncompressed
+    stream then ends with an error event."""
     try:
         await passthrough.pass_on(reply, client, ours)
     except UpstreamFault as fault:
@@ -117,7 +117,7 @@ async def pass_on(
 
 
 class _Line:
-    """The client's end of a stream, with a comment in every long silence so that nobody takes the stream for dead."""
+    """The client's reply. Every long silence of a stream gets a comment, so that nobody takes the stream for dead."""
 
     def __init__(self, client: Exchange, heartbeat: float) -> None:
         self._client = client
@@ -137,7 +137,7 @@ class _Line:
             self._heard = self._clock()
 
     async def write(self, data: bytes) -> None:
-        """Send whole events, as a comment may follow."""
+        """Send `data`. It must end with a whole event, because a comment may follow."""
         if data:
             async with self._writing:
                 await self._client.write(data)
@@ -191,11 +191,11 @@ class _Conversation:
         await self._end(await self._taken(self._turn.close, self._whole))
 
     async def _request(self) -> bytes:
-        """The next round's body."""
+        """Return the body of the next round's request."""
         return await self._io.aside(self._turn.request) if self._large else self._turn.request()
 
     async def _ask(self, body: bytes) -> UpstreamReply:
-        """The reply to one request. Raises Refusal unless upstream answers 200."""
+        """Return the reply to one request. Raises Refusal if upstream does not answer 200."""
         reply = await self._io.send(body)
         if reply.status == 200:
             return reply
@@ -203,7 +203,7 @@ class _Conversation:
             raise await refusal(reply)
 
     async def _ask_again(self) -> UpstreamReply:
-        """The reply to a follow-up. The client's reply depends on it, so after a passing fault we try again."""
+        """Return the reply to a follow-up. The client's reply depends on it, so we retry after a passing fault."""
         body = await self._request()
         reworded = False
         for attempt in range(RETRIES):
@@ -249,14 +249,14 @@ class _Conversation:
         await self._line.write(out + b"\n\n" if out else b"")
 
     async def _received(self, events_of: Callable[[bytes], list[sse.ServerSentEvent]], chunk: bytes) -> bytes:
-        """What goes to the client of the events that this chunk completes."""
+        """Feed the events that this chunk completes to the turn, and return the bytes for the client."""
         with _usable():
             events = events_of(chunk)
         size = sum(len(event.raw) for event in events)
         return await self._taken(lambda: b"".join(map(self._turn.receive, events)), size)
 
     async def _taken(self, work: Callable[[], bytes], size: int) -> bytes:
-        """The result of work on `size` bytes of upstream's reply. Raises UpstreamBroken where they cannot be used."""
+        """Return the result of `work` on `size` bytes of upstream's reply. Raises UpstreamBroken if that fails."""
         with _usable():
             return work() if size <= INLINE_BYTES else await self._io.aside(work)
 
@@ -281,7 +281,7 @@ async def _read_out(chunks: AsyncIterator[bytes]) -> None:
 
 @contextlib.contextmanager
 def _usable() -> Iterator[None]:
-    """Raise UpstreamBroken where the turn cannot use upstream's reply."""
+    """Raise UpstreamBroken if the turn cannot use upstream's reply."""
     try:
         yield
     except (Broken, sse.TooLarge) as error:
@@ -289,7 +289,7 @@ def _usable() -> Iterator[None]:
 
 
 def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
-    """Whether a reply is a stream, by its content type; `otherwise` where that does not say."""
+    """Return whether a reply is a stream, by its content type, or `otherwise` if that does not say."""
     kinds = b" ".join(reply.headers.get_all(b"content-type")).lower()
     return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
 
@@ -299,12 +299,12 @@ def _is_compressed(reply: UpstreamReply) -> bool:
 
 
 async def body(reply: UpstreamReply) -> bytes:
-    """A whole reply, decompressed. Raises UpstreamFault."""
+    """Return a whole reply, decompressed. Raises UpstreamFault if it breaks off or is too large."""
     return await _gathered(decoded(reply))
 
 
 async def refusal(reply: UpstreamReply) -> Refusal:
-    """A reply whose status is not 200, as it came. Raises UpstreamFault."""
+    """Read a reply whose status is not 200, as it came. Raises UpstreamFault if it breaks off or is too large."""
     return Refusal(reply.status, reply.headers, await _gathered(reply.chunks()))
 
 
@@ -323,14 +323,14 @@ def _is_passing(status: int) -> bool:
 
 
 def _pause(headers: Headers, attempt: int) -> float:
-    """Seconds until the next try: as upstream says, or twice as long each time."""
+    """Return the seconds until the next try: as upstream says, or else doubled each time."""
     said = headers.get(b"retry-after").decode("latin-1")
     seconds = _retry_after(said)
     return FIRST_RETRY * 2**attempt if seconds is None else min(max(seconds, 0.0), LONGEST_RETRY)
 
 
 def _retry_after(said: str) -> float | None:
-    """Seconds of a `Retry-After`, which may also be a date (RFC 9110, 10.2.3); None where it is neither."""
+    """Return the seconds of a `Retry-After`, which may be a date (RFC 9110, 10.2.3), or None if it is invalid."""
     if said.replace(".", "", 1).isdecimal():
         return float(said)
     try:

@@ -1,4 +1,4 @@
-"""The ASGI application: checks who may ask, and hands the request to chat, relay, an operation or one of our routes.
+"""The ASGI application: checks the caller, and hands the request to chat, relay, an operation or one of our routes.
 
 Starlette serves our own routes. Proxied requests bypass its router: matching patterns would cost time and give nothing.
 """
@@ -64,26 +64,26 @@ _OURS = frozenset((b"/health", b"/metrics", b"/openapi.json", b"/_offload"))
 _RESERVED = b"/_offload/"
 
 BACKGROUND = 1_000
-"""Most background tasks at once, such as writing originals."""
+"""Most background tasks, such as writing originals, that run at once."""
 
 SNAPSHOT_BUDGET = 10.0
 """Seconds that storing a snapshot may take. A model was paid for it, and no request waits for it."""
 
 UPLOADS_SHARE = 4
-"""A tenant's uploads, whose bodies are too large to collect, get one in so many of its places."""
+"""A tenant's uploads, whose bodies are too large to collect, may take its number of places divided by this."""
 
 LEAST_GRACE = 1.0
 """Seconds that background tasks get to end when the requests have used up the drain timeout."""
 
 
 class Handler(Protocol):
-    """Serves an admitted request: replies and records one outcome, or raises ProxyError or ClientGone before both."""
+    """Serves an admitted request: replies and records one outcome, or raises ProxyError or ClientGone before either."""
 
     async def __call__(self, client: Exchange, tenant: Tenant) -> None: ...
 
 
 def build(settings: Settings) -> App:
-    """The application, with nothing opened yet. Raises UserMistake for settings and policies that cannot be used."""
+    """Return the application, with nothing opened yet. Raises UserMistake if settings or policies cannot be used."""
     return App(settings)
 
 
@@ -193,7 +193,7 @@ class App:
             self._record(_refused(client, tenant, Fault.CLIENT_GONE))
 
     def _handler(self, client: Exchange, tenant: Tenant) -> Handler:
-        """The handler of this request. Raises ClientFault if there is none."""
+        """Return the handler of this request. Raises ClientFault if there is none."""
         if client.path in operations.PATHS:
             operations.check_caller(tenant)
             return self._operations
@@ -202,7 +202,7 @@ class App:
         return self._chats[dialect.name] if dialect else self._relay
 
     def _tenant(self, client: Exchange) -> Tenant:
-        """The tenant of this request. Raises ClientFault for callers who may not use the proxy."""
+        """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""
         if client.wants_upgrade:
             raise Unsupported("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
         tenant = self._callers.identify(client.headers, self._book.current)
@@ -241,7 +241,7 @@ class App:
                 self._uploads[policy.tenant] -= 1
 
     def ending(self) -> None:
-        """The process was told to end: the drain timeout starts now, for requests and background tasks."""
+        """Start the drain timeout of requests and background tasks, because the process must end."""
         self._ending_since = time.monotonic()
 
     def flush(self) -> None:
@@ -316,7 +316,7 @@ class App:
             yield
 
     async def _finish(self) -> None:
-        """Let background tasks end, all within the same time."""
+        """Wait for background tasks to end, for all of them within the same time."""
         since = self._ending_since
         left = self._drain if since is None else max(self._drain - (time.monotonic() - since), LEAST_GRACE)
         await asyncio.gather(self._summarizer.close(left), self._background.close(left))
@@ -344,7 +344,7 @@ async def _in_openais_shape(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         fault = ClientFault(error.detail)
         return Response(fault.body(), error.status_code, error.headers, media_type="application/json")
-    # Anything else is a bug. Starlette raises it again, and the outermost edge logs it.
+    # Any error but a ProxyError is a bug. Starlette raises it again, and the outermost edge logs it.
     said = error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
     return Response(said.body(), said.status, media_type="application/json")
 
@@ -368,7 +368,7 @@ def _check_path(client: Exchange, policy: Policy) -> None:
 
 
 def _is_local(request: Request) -> bool:
-    """Whether the caller is on this machine, and is not a proxy here that forwards a request from elsewhere."""
+    """Return whether the caller is on this machine and is not a proxy that forwards a request from elsewhere."""
     if request.client is None or {"x-forwarded-for", "forwarded", "x-real-ip"} & set(request.headers.keys()):
         return False
     return ip_address(request.client.host).is_loopback

@@ -1,4 +1,4 @@
-"""One request and its reply on a connection: the body within its bounds, and the reply in HTTP/1.1 or 1.0."""
+"""One request and its reply on a connection: bounds the body, and writes the reply in HTTP/1.1 or 1.0."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from proxy.errors import ProxyError
 from proxy.server.inbound import Inbound
 
 WRITTEN = 256 * 1024
-"""Bytes that are given to the connection at once. With a whole reply the request would be over, and its place free,
-while a client that reads nothing leaves all of it in our memory."""
+"""Most bytes that are written to the connection at once. If we wrote a large reply in one piece, the request would be
+over and its place free while a client that reads nothing leaves the whole reply in our memory."""
 
 
 class Connection(Protocol):
@@ -30,16 +30,17 @@ class Connection(Protocol):
     inbound: Inbound
 
     def answered(self, cycle: Cycle) -> None:
-        """The reply is complete."""
+        """Note that the reply is complete."""
 
     def refuse(self, error: ProxyError) -> None:
-        """Read no more, and answer with this error."""
+        """Answer with `error`, and read no more."""
 
 
 class Cycle(RequestResponseCycle):
-    """uvicorn's request and reply, that accounts for the body that it holds and knows HTTP/1.0.
+    """uvicorn's request and reply, which also accounts for the body that it holds and supports HTTP/1.0.
 
-    A reply that begins before its request is whole is the connection's last: the rest of that body is never parsed.
+    A reply that begins before its request is whole is the last on its connection: the rest of that body is never
+    parsed.
     """
 
     def __init__(self, protocol: Connection, *, keep_alive: bool) -> None:
@@ -68,7 +69,7 @@ class Cycle(RequestResponseCycle):
     # The body
 
     def take(self, piece: bytes) -> None:
-        """Keep a piece until it is asked for. Raises Overloaded."""
+        """Keep a piece of the body until the application asks for it. Raises Overloaded if there is no room."""
         if self.response_complete:
             return
         self.hold(len(piece))
@@ -78,33 +79,33 @@ class Cycle(RequestResponseCycle):
         self.message_event.set()
 
     def hold(self, size: int) -> None:
-        """Count so many bytes more. Raises Overloaded."""
+        """Count `size` more bytes. Raises Overloaded if there is no room for them."""
         self._inbound.hold(self.tenant, size)
         self._held += size
 
     def charge(self, tenant: str) -> None:
-        """Say whose body it is. Raises Overloaded."""
+        """Charge the body to its tenant. Raises Overloaded if the tenant's bodies take too much."""
         self._inbound.charge(tenant, self._held)
         self.tenant = tenant
 
     def release(self, size: int) -> None:
-        """Count so many bytes no more: nobody has them any longer."""
+        """Stop counting `size` bytes, which are no longer in memory."""
         size = min(size, self._held)
         self._held -= size
         self._inbound.release(self.tenant, size)
 
     def let_go(self) -> None:
-        """The request is over."""
+        """Drop the body and stop counting it: the request is over."""
         self.body = bytearray()
         self.release(self._held)
 
     def fail(self, error: ProxyError) -> None:
-        """There will be no more of the body; whoever asks for it is told why."""
+        """End the body early: from now on, `receive` raises `error`."""
         self._fault = error
         self.message_event.set()
 
     def give_up(self, error: ProxyError) -> None:
-        """As `Unfinished`."""
+        """Drop the body and answer with `error`."""
         self.let_go()
         self._protocol.refuse(error)
 
@@ -125,14 +126,14 @@ class Cycle(RequestResponseCycle):
         return {"type": "http.request", "body": piece, "more_body": self.more_body}
 
     async def run_asgi(self, app: Any) -> None:
-        """Have the application reply. A reply that it does not end is cut off."""
+        """Have the application reply. Cuts off a reply that it does not end, and sends a 500 if it began none."""
         try:
             await app(self.scope, self.receive, self.send)
         except BaseException as error:
             self.logger.error("Exception in ASGI application", exc_info=error)
         finally:
             self.let_go()
-            self.scope.pop("extensions", None)  # names us: each request would wait for the garbage collector
+            self.scope.pop("extensions", None)  # refers to us: only the garbage collector could free each request
         if self.response_complete or self.disconnected or self.transport.is_closing():
             return
         if self.response_started:
@@ -146,7 +147,7 @@ class Cycle(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
-        if self.disconnected or self.transport.is_closing():  # closed by us, and the loop has yet to say so
+        if self.disconnected or self.transport.is_closing():  # we closed it, and the loop has not said so yet
             return
         kind = message["type"]
         if kind == "http.response.body" and self.response_started and not self.response_complete:

@@ -1,7 +1,7 @@
-"""Deep health: whether the store and the upstreams answer now. People and monitors ask for it.
+"""Checks deep health, for people and monitors: whether the store and the upstreams answer now.
 
-It is not for an orchestrator's probes, which `/health` is for: without its store a replica still serves requests, so
-nothing is gained by taking it out of service.
+An orchestrator's probes should use plain `/health` instead: without its store a replica still serves requests, so
+taking it out of service gains nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from proxy.stores.guarded import Guarded
 from proxy.upstream.models import ModelsClient
 
 SECONDS = 2.0
-"""For all checks together: they run side by side."""
+"""Seconds for all checks together, as they run side by side."""
 
 UPSTREAMS = 100
-"""Most upstreams that are asked: policies may name thousands."""
+"""Most upstreams that one check asks: policies may name thousands."""
 
 
 class DeepHealth:
-    """Asks the store and every upstream that a policy names, without anybody's key."""
+    """Checks the store and the upstreams that policies name, without sending anybody's key."""
 
     def __init__(self, store: Guarded, environment: Mapping[str, str]) -> None:
         self._store = store
@@ -31,9 +31,9 @@ class DeepHealth:
         self._client: ModelsClient | None = None
 
     async def check(self, policies: Iterable[Policy]) -> tuple[bool, Mapping[str, Any]]:
-        """Whether everything answers, and a page with the reason for each that does not, null for each that does."""
+        """Return whether everything answers, and a page with each part's fault, null for a part that answers."""
         addresses = sorted({address for policy in policies for address in _addresses(policy)})[:UPSTREAMS]
-        if self._client is None:  # made only now, because few processes are ever asked for their deep health
+        if self._client is None:  # made only now, because few processes ever check their deep health
             self._client = await asyncio.to_thread(ModelsClient, self._environment)
         fault, *faults = await asyncio.gather(
             self._store.check(SECONDS), *(_upstream_fault(self._client, address) for address in addresses)
@@ -51,7 +51,9 @@ def _addresses(policy: Policy) -> Iterable[str]:
 
 
 async def _upstream_fault(client: ModelsClient, address: str) -> str | None:
-    """Any status below 500 is fine, 401 included: the server is there, and nobody's key was sent."""
+    """Return the upstream's fault, if any. Any status below 500 is fine, even 401: the server answers, and we sent no
+    key.
+    """
     try:
         status = await client.status(address, SECONDS)
     except UpstreamFault as fault:

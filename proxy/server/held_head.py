@@ -6,20 +6,20 @@ import asyncio
 from typing import Any
 
 JOINED = 64 * 1024
-"""Bytes of a body that are copied behind their head; a larger one is not worth the copy."""
+"""Most bytes of a piece that is copied to join it to the head; a larger piece is not worth the copy."""
 
 
 class HeldHead:
-    """A transport on which a reply's head waits for what is written behind it in the same turn of the loop.
+    """A transport that joins a reply's head to the next piece written in the same turn of the event loop.
 
-    uvicorn writes the two apart, which takes a system call more and wakes the client for a head alone.
+    uvicorn writes the two separately, which costs one more system call and wakes the client for the head alone.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._head = b""
-        self.is_closing = transport.is_closing  # asked at every piece of a reply
+        self.is_closing = transport.is_closing  # bound once, as it is called for every piece of a reply
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

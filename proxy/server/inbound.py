@@ -1,6 +1,6 @@
-"""What clients are in the middle of sending to this process: how many bytes of it we hold, and for how long we wait.
+"""Bounds the bodies that clients send to this process: how many bytes we hold, and how long we wait for more.
 
-One object a process. Connections enter themselves with a deadline, and one sweep a second looks at all of them: a
+There is one object for each process. Connections register a deadline, and one sweep a second checks them all, so a
 request that arrives whole costs no timer.
 """
 
@@ -21,33 +21,33 @@ except ImportError:  # Windows, which has no such limit
     resource = None  # type: ignore[assignment]
 
 IDLE_SECONDS = 75.0
-"""That a connection may be open without a request, as nginx has it. Longer than clients keep theirs in their pools,
-so that it is they who close: a request never crosses our closing on its way."""
+"""Seconds that a connection may stay open without a request, as in nginx. Clients keep idle connections in their pools
+for less time, so the client closes first, and no request arrives just as we close."""
 
 SWEEP_SECONDS = 1.0
-"""Between two looks at the deadlines; shorter where a deadline is."""
+"""Seconds between two checks of the deadlines, or less if a timeout is short."""
 
 TENANTS_SHARE = 2
-"""One tenant's bodies get one part in so many of all bytes."""
+"""One tenant's share is the limit for all bodies divided by this."""
 
 CONNECTIONS_SHARE = 0.75
-"""Of all file descriptors, that clients' connections may take; the others are upstream's and the store's."""
+"""Fraction of all file descriptors that client connections may take; upstream and the store need the rest."""
 
 COME_BACK = 1
-"""Seconds that a client is told to wait when there is too much at once: requests end all the time."""
+"""`Retry-After` in seconds when too much happens at once. It is short because requests end all the time."""
 
 
 class Waiting(Protocol):
     """A connection that waits for its client."""
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Act on a deadline that has passed."""
 
     def unfinished(self) -> Unfinished | None:
-        """The body that it is in the middle of."""
+        """Return the body that it is receiving, if there is one."""
 
     def idle(self) -> bool:
-        """Whether nothing is lost when it is closed now: there is no whole head of a request that waits for a reply."""
+        """Return whether closing it now would lose nothing: no request with a whole head waits for a reply."""
 
 
 class Unfinished(Protocol):
@@ -57,11 +57,11 @@ class Unfinished(Protocol):
     began: float
 
     def give_up(self, error: ProxyError) -> None:
-        """Let go of what there is of it, and answer with `error`."""
+        """Drop the part that has arrived, and answer with `error`."""
 
 
 class Inbound:
-    """One process's account of bodies, and its connections' deadlines."""
+    """Counts the bytes of one process's request bodies, and keeps its connections' deadlines."""
 
     def __init__(self, settings: Settings, warn: Callable[[str, str], None]) -> None:
         self.head_seconds = settings.head_timeout
@@ -69,26 +69,26 @@ class Inbound:
         self.limit = settings.buffered_limit
         self.warn = warn
         self.deadlines: dict[Waiting, float] = {}
-        """On the loop's clock."""
+        """Deadlines on the loop's clock."""
         self.held = 0
-        """Bytes of bodies, of all who are known and of all who are not yet."""
+        """Bytes of all bodies, including those whose tenant is not known yet."""
         self._of: dict[str, int] = {}
-        """Of them, those of each tenant that has some."""
+        """Bytes held for each tenant that has any."""
         self._connections = 0
         self._most_connections = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * CONNECTIONS_SHARE if resource else -1
         self._sweep_seconds = min(SWEEP_SECONDS, self.head_seconds / 4, self.body_seconds / 4)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look after deadlines from now on, in this loop."""
+        """Start checking the deadlines in this loop."""
         if self._loop is not loop:
             self._loop = loop
             loop.call_later(self._sweep_seconds, self._sweep)
 
     def opened(self) -> None:
-        """One connection more. Where there are many, the one goes that has been idle for longest.
+        """Count a new connection. If there are too many, close the one that has been idle for longest.
 
-        Else they who open connections and say nothing could keep everybody else out.
+        Otherwise, clients that open connections and send nothing could keep everybody else out.
         """
         self._connections += 1
         if not 0 <= self._most_connections < self._connections:
@@ -98,7 +98,7 @@ class Inbound:
             oldest.expire()
 
     def closed(self) -> None:
-        """One connection less."""
+        """Count a connection that has closed."""
         self._connections -= 1
 
     def _sweep(self) -> None:
@@ -111,7 +111,7 @@ class Inbound:
         self._loop.call_later(self._sweep_seconds, self._sweep)
 
     def _notice_exhaustion(self) -> None:
-        """libuv closes what it cannot accept, and tells nobody."""
+        """Warn if no file descriptor is left: libuv closes connections that it cannot accept, and reports nothing."""
         try:
             os.close(os.dup(2))
         except OSError as error:
@@ -124,7 +124,7 @@ class Inbound:
             )
 
     def charge(self, tenant: str, size: int) -> None:
-        """Put bytes that are held already on a tenant's account. Raises Overloaded where it has its share."""
+        """Charge bytes that are already held to a tenant. Raises Overloaded if they exceed its share."""
         if not size:
             return
         share = self.limit // TENANTS_SHARE
@@ -135,7 +135,7 @@ class Inbound:
         self._of[tenant] = self._of.get(tenant, 0) + size
 
     def hold(self, tenant: str | None, size: int) -> None:
-        """Count bytes that have arrived, before they are kept. Raises Overloaded where they must not be."""
+        """Count bytes that have arrived, before they are kept. Raises Overloaded if there is no room for them."""
         if self.held + size > self.limit:
             self._make_room(None)
             if self.held + size > self.limit:
@@ -152,9 +152,9 @@ class Inbound:
                 self._of[tenant] = left
 
     def _make_room(self, tenant: str | None) -> None:
-        """Give up the bodies, of a tenant or of all, that have been under way for longer than one may pause.
+        """Give up a tenant's bodies, or everybody's, that have been arriving for longer than a body may pause.
 
-        Else they who never finish what they send could shut everybody else out, at a byte now and then.
+        Otherwise, clients that send a byte now and then and never finish could shut everybody else out.
         """
         assert self._loop is not None
         latest = self._loop.time() - self.body_seconds

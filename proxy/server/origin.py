@@ -1,6 +1,6 @@
 """Detects requests that a web page sent: through a browser, pages can reach loopback and use the proxy's own key. Pure.
 
-Any page may POST text to `127.0.0.1`, and a page whose name was rebound to `127.0.0.1` can also read the reply.
+Any page may POST text to `127.0.0.1`, and a page whose host name was rebound to `127.0.0.1` can also read the reply.
 `Origin` or `Sec-Fetch-Site` reveals the first and `Host` the second: browsers do not let pages set these headers.
 """
 
@@ -21,7 +21,7 @@ _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_AUTHORITY.pattern}")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address, as in `--host` or in a URL, is loopback."""
+    """Return whether a host name or address, as in `--host` or in a URL, is loopback."""
     name = host.lower().removesuffix(".")
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, 6.3
         return True
@@ -34,9 +34,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check(headers: Iterable[Header], target: bytes, allowed: Collection[str]) -> None:
-    """Raises ForeignSite for a request that a foreign page may have sent.
+    """Raises ForeignSite if a foreign page may have sent the request.
 
-    `target` is the raw request target; `allowed` are lower-case host names in addition to loopback's. A request
+    `target` is the raw request target; `allowed` has lower-case host names in addition to loopback's. A request
     without `Host` (HTTP/1.0) comes from no browser. A known `Origin` outweighs `Sec-Fetch-Site`: to a browser,
     `localhost` and `127.0.0.1` are two sites.
     """

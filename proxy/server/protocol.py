@@ -1,7 +1,7 @@
-"""uvicorn's HTTP/1.1, made exact and bounded: a relay needs of a request what ASGI does not carry, and no client may
-take more of us than its due.
+"""uvicorn's HTTP/1.1 protocol, made exact and bounded: a relay needs more of a request than ASGI carries, and no client
+may take more than its share of our resources.
 
-What a connection reads, in `_reading`:
+`_reading` says what a connection is reading:
 
              first byte        head whole         body whole
     NOTHING ───────────> HEAD ───────────> BODY ───────────> NOTHING
@@ -9,11 +9,11 @@ What a connection reads, in `_reading`:
                            └────────┬────────┘
        a fault, a deadline, a reply that ended before its request, more requests than may wait
                                     ▼
-                                  DEAF    what comes is counted and dropped, and never parsed again; once all that
-                                          is owed is answered, the connection lingers for a moment, and is closed
+                                  DEAF    input is counted and dropped, and never parsed again; after the last
+                                          reply, the connection lingers for a moment and is closed
 
-Requests are answered in the order in which they came: `cycle` is the one that is being read, or was last, `pipeline`
-has those that wait for the reply before theirs. Also our own refusals wait there.
+Requests are answered in the order in which they arrive. `cycle` is the request that is being read or was read last.
+`pipeline` holds the requests, and our own refusals, that wait for an earlier reply to end.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
     from proxy.upstream.headers import Header
 
 HEAD_BYTES = 64 * 1024
-"""Of a request's line and headers, of its trailers, and of what stands between two pieces of its body. Twice what
-upstreams commonly take, so that it is they who refuse."""
+"""Most bytes of a request line with its headers, of trailers, and of the framing between two pieces of a body. Twice
+what upstreams commonly accept, so that the upstream is the one to refuse."""
 
 HEAD_FIELDS = 200
-"""Header lines of a request; twice Apache's limit. Trailers are counted with them."""
+"""Most header lines of a request; twice Apache's limit. Trailers have the same limit."""
 
 PIPELINED = 64
-"""Requests of one connection that wait for a reply. Behind these we close, which asks the client to send the rest again
-(RFC 9112, 9.3.2)."""
+"""Most requests of one connection that wait for a reply. After these we close the connection, which asks the client to
+send the rest again (RFC 9112, 9.3.2)."""
 
 LINGER_BYTES = 1 << 20
-"""That are read and dropped of a request that is answered already: a client that is still sending would lose our reply
-to the reset that follows when we close on unread bytes (RFC 9112, 9.6)."""
+"""Most bytes that we read and drop of a request that is already answered. If we closed the connection with bytes
+unread, the reset could destroy our reply before a client that is still sending had read it (RFC 9112, 9.6)."""
 
 LINGER_SECONDS = 5.0
-"""For which such a connection stays open; nginx's `lingering_timeout`."""
+"""Seconds that such a connection stays open; nginx's `lingering_timeout`."""
 
 UNREAD_SECONDS = 600.0
-"""Within which a client has to take some of a reply that waits for it: as long as an upstream may be silent."""
+"""Seconds within which a client must read some of a reply that waits for it; an upstream may be silent for as long."""
 
 
 class _Reading(enum.Enum):
@@ -73,7 +73,7 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class ExactProtocol(HttpToolsProtocol):
-    """uvicorn's, that also hands over what ASGI's scope loses of a request; see `client.RAW`."""
+    """uvicorn's protocol, which also passes on what ASGI's scope loses of a request; see `exchange.RAW`."""
 
     raw_headers: list[Header]
     cycle: Cycle | None  # type: ignore[assignment]
@@ -84,12 +84,12 @@ class ExactProtocol(HttpToolsProtocol):
         self._watching: set[Callable[[], object]] = set()
         self._reading = NOTHING
         self._since = 0
-        """Bytes since the head began, or since the last piece of the body."""
+        """Bytes received since the head began, or since the last piece of the body."""
         self._segment = self._most = 0
-        """Bytes of what was read last, and the most that the head can have."""
+        """Bytes of the last read, and the most bytes that the head can have."""
         self._trailers = 0
         self._resumes = False
-        """What the parser reads is a head of ours; see `_read_on`."""
+        """Whether the parser is reading a head that we made; see `_read_on`."""
         self._lingers = False
         self._dropped = 0
         self._unsent = 0
@@ -113,7 +113,7 @@ class ExactProtocol(HttpToolsProtocol):
         self._tell()
 
     def watch(self, left: Callable[[], object]) -> Callable[[], object]:
-        """Have `left` called when the client hangs up, or soon if it has; what comes back takes that back."""
+        """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this."""
         self._watching.add(left)
         if self.transport.is_closing():
             self.loop.call_soon(self._tell)
@@ -131,10 +131,10 @@ class ExactProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         self.transport.close()
-        self._wait(UNREAD_SECONDS)  # closed is only what is sent
+        self._wait(UNREAD_SECONDS)  # the transport closes only after it has sent its buffer
 
     def _linger(self) -> None:
-        """Say that nothing more comes, and give the client time to read what came."""
+        """End our side of the connection, and give the client time to read the replies."""
         self._reading, self._lingers = DEAF, True
         self.transport.write_eof()
         if self._dropped <= LINGER_BYTES:
@@ -171,7 +171,7 @@ class ExactProtocol(HttpToolsProtocol):
             self._stop_waiting()
 
     def expire(self) -> None:
-        """What was waited for has not come in time."""
+        """Close the connection or refuse the request, unless the client made progress or the delay is ours."""
         if self.flow.write_paused or self.transport.is_closing():
             unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
             if self._unsent < unsent:
@@ -181,7 +181,7 @@ class ExactProtocol(HttpToolsProtocol):
         elif self._lingers or self._reading is NOTHING:
             self._close()
         elif self.flow.read_paused:
-            self._wait(self.inbound.body_seconds)  # it is not the client who is slow
+            self._wait(self.inbound.body_seconds)  # we paused reading: the client is not the slow one
         elif self._reading is HEAD:
             self.refuse(
                 RequestTimeout(f"The request's head was not whole within {self.inbound.head_seconds:g} seconds")
@@ -191,15 +191,15 @@ class ExactProtocol(HttpToolsProtocol):
             self.refuse(RequestTimeout(f"Nothing came of the request's body for {seconds:g} seconds (--body-timeout)"))
 
     def unfinished(self) -> Cycle | None:
-        """The request whose body it is reading."""
+        """Return the request whose body is being read, if there is one."""
         return self.cycle if self._reading is BODY else None
 
     def idle(self) -> bool:
-        """Whether nothing is lost when it is closed now."""
+        """Return whether closing the connection now would lose nothing."""
         answered = self.cycle is None or self.cycle.response_complete
         return answered and self._reading is not BODY and not self.flow.write_paused
 
-    # What comes
+    # Input
 
     def data_received(self, data: bytes) -> None:
         if self._reading is DEAF:
@@ -236,10 +236,10 @@ class ExactProtocol(HttpToolsProtocol):
                 self._read_on()
 
     def _read_on(self) -> None:
-        """Ignore an offer to go on in another protocol (RFC 9110, 7.8).
+        """Ignore an offer to switch to another protocol (RFC 9110, 7.8).
 
-        Java's client makes it with its first request, body or none. The parser takes what follows the head for that
-        other protocol; so another one is told to expect what the head has announced.
+        Java's client makes such an offer with its first request, with or without a body. The parser takes everything
+        after the head for the other protocol, so a new parser gets a head with the same framing and reads the body.
         """
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -256,7 +256,7 @@ class ExactProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def refuse(self, error: ProxyError) -> None:
-        """Answer what is being read with an error, once it is its turn, and read no more."""
+        """Answer the request that is being read with an error when its turn comes, and read no more."""
         self.inbound.warn(str(error.status), f"refused a request with {error.status}: {error.message}")
         reading, self._reading = self._reading, DEAF
         self._stop_waiting()
@@ -267,7 +267,7 @@ class ExactProtocol(HttpToolsProtocol):
         self.scope.update({"method": "GET", "path": "/", "raw_path": b"/", "query_string": b""})
         self._queue(Cycle(self, keep_alive=False), _refusal(error))
 
-    # What the parser says
+    # The parser's callbacks
 
     def on_message_begin(self) -> None:
         if self._resumes:
@@ -287,7 +287,7 @@ class ExactProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reading is BODY:
-            # A trailer must not pass for a header, and may be dropped (RFC 9110, 6.5.1). Or it is `_read_on`'s.
+            # A trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1). `_read_on` feeds headers, too.
             self._trailers += 1
             if self._trailers > HEAD_FIELDS:
                 raise _too_large()
@@ -310,7 +310,7 @@ class ExactProtocol(HttpToolsProtocol):
             if head > HEAD_BYTES:
                 raise _too_large()
         if self._codings and self._codings != [b"chunked"]:
-            # RFC 9112, 6.1. To hand on what is inside would be to lose what it is encoded with.
+            # RFC 9112, 6.1. If we relayed only the content, it would no longer be known how it is encoded.
             raise Unsupported("No `Transfer-Encoding` but chunked is understood; use `Content-Encoding`")
         version = self.parser.get_http_version()
         path, query = _split(self.url)
@@ -338,10 +338,10 @@ class ExactProtocol(HttpToolsProtocol):
             self.cycle.more_body = False
             self.cycle.message_event.set()
             if not self.pipeline:
-                # Paused for a body that is whole now; but only while it reads does it hear that the client hangs up.
+                # Reading may be paused for this body, which is now whole. We notice a hang-up only while we read.
                 self.flow.resume_reading()
 
-    # What goes
+    # Output
 
     def _queue(self, cycle: Cycle, app: Callable[..., Awaitable[None]]) -> None:
         earlier, self.cycle = self.cycle, cycle
@@ -352,7 +352,7 @@ class ExactProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((cycle, app))
 
     def answered(self, cycle: Cycle) -> None:
-        """Its reply is written."""
+        """Start the next request, or close the connection, now that the reply is written."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -369,11 +369,11 @@ class ExactProtocol(HttpToolsProtocol):
 
 
 class _Enough(Exception):
-    """Tells the parser that nobody listens any more."""
+    """Stops the parser: the connection takes no more requests."""
 
 
 def _refusal(error: ProxyError) -> Callable[..., Awaitable[None]]:
-    """The application that answers a request which is none."""
+    """Return an application that replies with `error`, for a request that was never read in full."""
 
     async def refuse(scope: Any, receive: Any, send: Any) -> None:
         await Exchange(scope, receive, send).fail(error)
@@ -389,6 +389,6 @@ def _too_large() -> HeadTooLarge:
 
 
 def _split(target: bytes) -> tuple[bytes, bytes]:
-    """Path and query of a request's target. Raises HttpParserError."""
+    """Return the path and query of a request's target. Raises HttpParserError if it is invalid."""
     url = httptools.parse_url(target)
     return url.path, url.query or b""

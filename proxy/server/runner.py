@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-"""Connections that may wait to be accepted, as uvicorn's own default."""
+"""Most connections that wait to be accepted; uvicorn's own default."""
 
 _HEARTBEAT = 30
-"""Seconds within which a worker has to answer its supervisor, or it is replaced. Replacing a worker ends its requests,
-so this is generous."""
+"""Seconds that a worker has to answer its supervisor before it is replaced. Replacing a worker ends its requests, so
+this is generous."""
 
 _GRACE = 5.0
 """Seconds that a process gets on top of the drain timeout to close its store and its connections."""
 
 _MARGIN = 2.0
-"""Further seconds until the supervisor kills a worker, so that the worker can log first what hangs in it."""
+"""Further seconds until the supervisor kills a worker, so that the worker can first log what hangs in it."""
 
 _IDLE = os.path.join("concurrent", "futures", "thread.py")
-"""The file in which an idle thread of a pool waits."""
+"""The source file in which an idle thread of a pool waits."""
 
 OK, ENDED_EARLY = 0, 1
 
@@ -93,14 +93,14 @@ def _serve_together(settings: Settings, listener: socket.socket) -> int:
 
 
 def _worker(settings: Settings) -> ASGIApp:
-    """A worker's application."""
+    """Return a worker's application."""
     _prepare(settings)
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
     return _Ending(build(settings), settings)
 
 
 def _end_with_supervisor() -> None:
-    """Drain when the supervisor is gone: nobody else would stop this worker, which holds the port."""
+    """Drain when the supervisor has ended: nothing else would stop this worker, which holds the port."""
     if supervisor := multiprocessing.parent_process():
         supervisor.join()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -114,12 +114,12 @@ def _prepare(settings: Settings) -> None:
     logger.setLevel(logging.WARNING)
     logger.addFilter(lambda record: record.msg != "ASGI callable returned without completing response.")
     if hasattr(signal, "SIGHUP"):
-        # Until the application handles it: the default would end the process.
+        # Ignored until the application handles it: by default it would end the process.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def config(settings: Settings, app: object) -> uvicorn.Config:
-    """uvicorn's configuration for an exact relay. `app` is the application, or a function that makes it."""
+    """Return uvicorn's configuration for an exact relay. `app` is the application, or a function that makes it."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=partial(ExactProtocol, inbound=Inbound(settings, logs.Limited(logger))),  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        reason = str(error.strerror).partition(" (while")[0]  # it repeats the address
+        reason = str(error.strerror).partition(" (while")[0]  # the rest repeats the address
         raise UserMistake(f"cannot listen on {_address(host, port)}: {reason}") from error
     listener.set_inheritable(True)
     return listener
@@ -171,14 +171,14 @@ class _Ending:
 
         async def sent(message: Message) -> None:
             if message["type"] == "lifespan.shutdown.complete" and self._app.hangs:
-                self._end()  # the store has logged what it is
+                self._end()  # the store has logged what hangs
             await send(message)
 
         self._listen()
         await self._app(scope, receive, sent)
 
     def _listen(self) -> None:
-        """Wrap the server's handlers of the signals that end the process; they are installed by now."""
+        """Wrap the server's handlers of the signals that end the process. They are already installed."""
         for number in (signal.SIGINT, signal.SIGTERM):
             if callable(before := signal.getsignal(number)):
                 signal.signal(number, partial(self._told, before))
@@ -205,7 +205,7 @@ class _Ending:
 
 
 def _busy() -> str:
-    """The functions in which threads keep the process from ending: names only, none of their data."""
+    """Return the functions in which threads keep the process from ending: only names, no data."""
     frames = sys._current_frames()
     held = ((thread, frames.get(thread.ident or 0)) for thread in threading.enumerate() if not thread.daemon)
     places = [
@@ -247,7 +247,7 @@ class _Supervisor(Multiprocess):
                 os.kill(process.pid, signal.SIGHUP)
 
     def terminate_all(self) -> None:
-        # This is a copy of the workers' socket. While it is open, connections are accepted that nobody serves.
+        # This is a copy of the workers' socket. While it is open, it accepts connections that nobody serves.
         for listener in self.sockets:
             listener.close()
         super().terminate_all()
