@@ -86,8 +86,8 @@ class _Abandoned(BaseException):
 def breathe() -> None:
     """Let others have their turn. Long work calls this often, from any thread; it costs less than a microsecond.
 
-    In a pool's thread, it pauses the work while other callers wait, and ends the work if its own caller has stopped
-    waiting. In any other thread it does nothing.
+    In a pool's thread, it pauses work whose time slice is over if other callers wait, and ends work whose own caller
+    has stopped waiting. In any other thread it does nothing.
     """
     turn: _Turn | None = getattr(_turns, "now", None)
     if turn is None:
