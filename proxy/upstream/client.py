@@ -79,7 +79,10 @@ class UpstreamReply:
         return self._answer.content.at_eof()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body's chunks as they arrive, not decoded and never empty. Raises UpstreamSilent, UpstreamBroken."""
+        """Yield the body's chunks as they arrive, not decoded and never empty.
+
+        Raises UpstreamSilent or UpstreamBroken.
+        """
         content = self._answer.content
         try:
             while not content.at_eof():
