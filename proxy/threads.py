@@ -218,7 +218,8 @@ class WorkPool:
     # -- in a thread --
 
     def _pause(self, turn: _Turn) -> None:
-        """Wait until it is this work's turn again. Returns at once if no other caller waits."""
+        """Wait until it is this work's turn again. Returns at once if no other caller waits or if `PAUSED` pieces are
+        paused."""
         waiting = sum(map(len, list(self._queues.values())))
         others = waiting > (turn.caller in self._queues.get(turn.tenant, ()))
         if not others or not self._pauses.acquire(blocking=False):

@@ -28,8 +28,7 @@ PIECE = 20_000
 white-space characters. In pieces of this size, the worst run takes four times as long as prose."""
 
 SEAM = re.compile(r"\n(?=[^\s/]|[ \t]{1,100}\S)|(?<=[A-Za-z])(?= [A-Za-z])")
-"""Where a cut changes no count, because neither encoding has a token across it: after a line, or before a word's space.
-"""
+"""Where a cut changes no count, as neither encoding has a token across it: after a line, or before a word's space."""
 
 _OLDER = re.compile(r"(^|[/:])(gpt-4(?![\w.])|gpt-3\.?5|text-embedding)")
 """The model families of cl100k_base (tiktoken/model.py), also with a prefix such as `openai/` or `ft:`, and in Azure's
@@ -86,8 +85,7 @@ class Tokens:
         return found
 
     def load(self, model: str = "") -> Counter:
-        """Return the counter of `model`'s encoding, for texts of bounded length. The first call loads it, in whichever
-        thread."""
+        """Return the counter of `model`'s encoding, for texts of bounded length. The first call loads it."""
         encoding = encoding_of(model)
         if encoding.name not in self._counters:
             with self._lock:

@@ -238,8 +238,7 @@ def _values_above(raw: bytes | Raw, most: int) -> bool:
 
 
 def _separators(view: memoryview, most: int, deep: bool) -> int:
-    """Count the commas between elements, up to `most`: those of the outermost array or object, or of all with
-    `deep`."""
+    """Count the commas between elements, up to `most`: in the outermost array or object, or (`deep`) in all."""
     found = depth = at = 0
     while at < len(view) and found < most:
         start, at = at, _end(_outside, view, at)

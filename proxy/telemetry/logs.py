@@ -1,5 +1,4 @@
-"""Structured logging with the standard library: one line for each request, and each kind of fault at most once a
-minute.
+"""Structured logging with the standard library: a line for each request, and each kind of fault at most once a minute.
 
 Every line has a time, a level, the logger's name, a message and fields: as JSON, or as text with `key=value` after the
 message. No line contains content or keys. A request's line contains its `Outcome`, with the path cut off at its `?`.
@@ -31,8 +30,8 @@ _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 
 
 def configure(form: Format, stream: TextIO | None = None) -> None:
-    """Send all logging of this process to `stream` (default: standard error): ours and the server's from INFO on, all
-    other from WARNING on."""
+    """Send all logging of this process to `stream` (default: standard error): ours and the server's from INFO on,
+    everything else from WARNING on."""
     # No line shows these, and collecting them costs time.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(stream or sys.stderr)
@@ -68,7 +67,7 @@ class Limited:
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def __call__(self, kind: str, message: str) -> None:
-        """Log `message`, or only count it. The next line of its `kind` gives the number of messages left out as `more`."""
+        """Log `message`, or only count it. The next line of its `kind` gives the number of skipped ones as `more`."""
         now = self._clock()
         next_at, more = self._kinds.get(kind, (now, 0))
         if now < next_at:

@@ -198,7 +198,7 @@ class Metrics:
             sample()
 
     def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
-        # Cached, because prometheus-client's own `labels` costs more to find a series than counting in it does.
+        # Cached, because finding a series by prometheus-client's own `labels` costs more than counting in it.
         return cache(Counter(f"offload_{name}", text, labels, registry=self._registry).labels)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Callable[..., Histogram]:

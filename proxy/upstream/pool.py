@@ -198,7 +198,7 @@ class _Way:
     """A route to one origin, and the lines that it adds to each request's head."""
 
     def __init__(self, route: Route) -> None:
-        # It only tells the connector where to connect.
+        # This request is never sent: it only tells the connector where to connect.
         self.asked = aiohttp.ClientRequest("GET", route.origin, loop=asyncio.get_running_loop(), proxy=route.proxy)
         self.lines = [f"Host: {self.asked.headers['Host']}".encode("ascii")]
         self.origin = ""

@@ -79,8 +79,7 @@ def page(text: str, span: Span, call: str, budget: int, count: Callable[[str], i
 
 
 def largest(size: int, guess: int, fits: Callable[[int], bool]) -> int:
-    """Find a number from 1 to `size` that fits and is at most 3 % below one that does not, or `size` itself; 0 if none
-    fits."""
+    """Find a number up to `size` that fits, at most 3 % below one that does not or `size` itself; 0 if none fits."""
     low, high = 0, max(1, min(guess, size))
     while fits(high):
         if high == size:
