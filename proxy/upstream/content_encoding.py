@@ -22,8 +22,7 @@ _ZSTD_STEP = 64
 3.1.1.2), so this many expand to 2 MiB at most."""
 
 _ZSTD_WINDOW = 8 << 20
-"""The most bytes that a frame may make us remember, as HTTP allows (RFC 9659, 3). A frame's head can ask for 128 MiB.
-"""
+"""The most bytes that a frame may make us remember: HTTP's limit (RFC 9659, 3). A frame's head can ask for 128 MiB."""
 
 _MOST_CODINGS = 4
 """The most codings that may be applied to one body. One is usual."""
