@@ -24,7 +24,7 @@ class Lru(Generic[K, V]):
         return len(self._items)
 
     def get(self, key: K) -> V | None:
-        """The value of this key, which becomes the most recently used, or None."""
+        """Return the value of this key, or None, and make it the most recently used."""
         with self._lock:
             item = self._items.get(key)
             if item is None:
@@ -33,7 +33,7 @@ class Lru(Generic[K, V]):
             return item[0]
 
     def put(self, key: K, value: V, weight: int = 1) -> None:
-        """Store a value in place of an earlier one of this key."""
+        """Store a value, replacing any earlier one of this key."""
         with self._lock:
             self._discard(key)
             if weight * 8 > self._limit:
@@ -44,7 +44,7 @@ class Lru(Generic[K, V]):
                 self.weight -= self._items.popitem(last=False)[1][1]
 
     def discard(self, key: K) -> None:
-        """Remove a key, if it is there."""
+        """Remove a key, if present."""
         with self._lock:
             self._discard(key)
 

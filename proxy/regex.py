@@ -1,4 +1,7 @@
-"""Regular expressions from models and callers: hostile input, so RE2 and its linear time. The only home of re2."""
+"""Regular expressions from models and callers. Their input is hostile, so they run on RE2, which takes linear time.
+
+No other module imports re2.
+"""
 
 from __future__ import annotations
 
@@ -16,60 +19,61 @@ from proxy.threads import SLICE, WorkPool
 T = TypeVar("T")
 
 MAX_LENGTH = 1_000
-"""Characters of a pattern. Nobody greps for more."""
+"""Characters of a pattern. Nobody needs more to grep."""
 
 MAX_MEM = 1 << 20
-"""Bytes. RE2's default of 8 MiB lets a 720-character pattern compile for 10 s; this refuses it in 20 ms."""
+"""Bytes of memory for a pattern. RE2's default of 8 MiB lets a 720-character pattern compile for 10 s; this limit
+refuses it in 20 ms."""
 
 STEPS = 1 << 24
-"""What one call of RE2, which nothing can stop, comes to: a pattern's instructions times the bytes that it searches.
+"""The most work for one call of RE2, which nothing can interrupt: a pattern's instructions times the bytes it searches.
 
-Where a pattern has too many states RE2 keeps to its slow engine, in which each of these takes 2 ns: 30 ms in all.
+If a pattern has too many states, RE2 uses only its slow engine, in which each step takes 2 ns: 30 ms in all.
 """
 
 LINE_STEPS = 8 * STEPS
-"""As much where a line is long, which can only be searched at once: 0.3 s at worst. A longer line is refused."""
+"""The same limit for a long line, which can only be searched in one call: 0.3 s at worst. A longer line is refused."""
 
 WORDS = re.compile(r"(?:[^\\^$.|?*+()\[\]{}]|\\[^\w\s])*")
-"""Patterns that are only text. RE2 needs no more states for one than it has bytes, so it keeps to its fast engine: at
-most 3 ns for each byte, however long the text.
+"""Matches patterns that are plain text. For these, RE2 needs no more states than they have bytes, so it always uses its
+fast engine: at most 3 ns for each byte, however long the text.
 """
 
 MAX_WORDS = 256
-"""Instructions of such a pattern: the states of one this long fit into `MAX_MEM`."""
+"""The most instructions of a plain-text pattern: the states of one this long fit into `MAX_MEM`."""
 
 
 class Budget:
-    """Seconds of processor time for the searches of one request, in whatever threads they run."""
+    """Seconds of processor time for the searches of one request, in whichever threads they run."""
 
     def __init__(self, seconds: float) -> None:
         self._left = self._seconds = seconds
 
     def end(self) -> None:
-        """Nobody waits any more: whoever still searches is to stop."""
+        """Stop every search that still runs, because nobody waits for the result."""
         self._left = 0.0
 
     @property
     def spent(self) -> float:
-        """Seconds so far."""
+        """Seconds spent so far."""
         return self._seconds - self._left
 
     def spend(self, seconds: float) -> None:
-        """Take note of time that was spent."""
+        """Subtract `seconds` from the budget."""
         self._left -= seconds
 
     def check(self) -> None:
-        """Raises TooSlow where nothing is left."""
+        """Raises TooSlow if nothing is left."""
         if self._left <= 0:
             said = f"searching took more than {self._seconds:g} seconds"
             raise TooSlow(f"{said}; make the pattern simpler, or search fewer files")
 
 
 async def sliced(pool: WorkPool, caller: str, steps: Generator[object, None, T], budget: Budget) -> T:
-    """The result of a search that stops many times on the way: in slices, between which other callers get their turn.
+    """Run a search that yields often, in slices, and return its result. Other callers get their turn between slices.
 
-    It ends within a slice when the caller stops waiting or the pool closes. All time of its threads is charged to
-    `budget`, at which the search itself has to look.
+    It ends within one slice when the caller stops waiting or the pool closes. The processor time of all its threads is
+    charged to `budget`; the search itself must check the budget.
     """
 
     def work() -> tuple[float, tuple[T] | None]:
@@ -83,23 +87,23 @@ async def sliced(pool: WorkPool, caller: str, steps: Generator[object, None, T],
 
     done = None
     while done is None:
-        # Once it was begun there is no way back: the reply that waits for it may be half written.
+        # `begun`, because the reply that waits for this search may be half written and must not be refused.
         spent, done = await pool.run(caller, work, begun=True)
         budget.spend(spent)
     return done[0]
 
 
 def compile(pattern: str, budget: Budget | None = None) -> Find:
-    """A matcher of `pattern` over UTF-8; see `Find`. It raises TooSlow once `budget` is spent, and so does this.
+    """Return a matcher of `pattern` over UTF-8; see `Find`. Both raise TooSlow once `budget` is spent.
 
-    Case-insensitive; `^` and `$` are a line's ends and no match goes beyond its line. RE2 runs without the
-    interpreter's lock, and threads may share a matcher. Raises ValueError with a text for the pattern's author.
+    Matching ignores case; `^` and `$` match at the ends of a line, and no match extends beyond its line. RE2 releases
+    the interpreter's lock, and threads may share a matcher. Raises ValueError with a text for the pattern's author.
     """
     return _matcher("(?m)", pattern, _options(), budget)
 
 
 def literal(text: str, budget: Budget | None = None) -> Find:
-    """The same for the text itself, whatever its characters."""
+    """Like `compile`, but match `text` literally, whatever its characters."""
     options = _options()
     options.literal = True
     return _matcher("", text, options, budget)
@@ -121,7 +125,7 @@ def _matcher(flags: str, pattern: str, options: re2.Options, budget: Budget | No
 
 
 class _Matcher:
-    """Searches some whole lines at a time, so that others can have their turn and the budget is looked at."""
+    """Searches a few whole lines at a time, so that others can have their turn and the budget is checked."""
 
     def __init__(self, program: re2._Regexp, budget: Budget, plain: bool) -> None:
         self._search = program.search
@@ -138,11 +142,11 @@ class _Matcher:
         return -1 if stop == len(data) else ~stop
 
     def _stop(self, data: bytes, start: int) -> int:
-        """How far to search at once: to the end of a line. Raises TooSlow for one that is too long."""
+        """Return how far to search in one call: to the end of a line. Raises LineTooLong if that line is too long."""
         near = start + self._piece
         if near >= len(data):
             return len(data)
-        if isinstance(data, Line):  # looked through for each of its matches it would take quadratic time
+        if isinstance(data, Line):  # finding its end again for each match would take quadratic time
             stop = len(data)
         else:
             stop = data.rfind(b"\n", start, near) + 1 or data.find(b"\n", near) + 1 or len(data)
@@ -162,7 +166,7 @@ def _options() -> re2.Options:
 
 
 def _reason(error: Exception) -> str:
-    """What RE2 says against a pattern, which it says in bytes and with our prefix."""
+    """RE2's reason for refusing a pattern, decoded from bytes and without the prefix that we added."""
     said = error.args[0]
     if not isinstance(said, bytes):
         return "the pattern is not valid Unicode"

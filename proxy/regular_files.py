@@ -1,4 +1,4 @@
-"""Reads regular files at paths that others control, and refuses anything else that is there."""
+"""Reads regular files at paths that others control, and refuses anything else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 _ODD = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.ENODEV)
-"""The errors of opening a link (EMLINK on FreeBSD), a socket, or a device without a driver."""
+"""The errors when opening a link (EMLINK on FreeBSD), a socket, or a device without a driver."""
 
 
 class NotRegular(OSError):
@@ -16,7 +16,10 @@ class NotRegular(OSError):
 
 
 def read(path: Path, limit: int = -1, *, follow: bool = False) -> bytes:
-    """The content of a regular file, or its first `limit` bytes. `follow`: follow links. Raises OSError."""
+    """Read a regular file, or its first `limit` bytes. Links are followed only with `follow`.
+
+    Raises NotRegular for anything else, or another OSError.
+    """
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:

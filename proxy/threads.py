@@ -1,12 +1,12 @@
 """Bounded thread pools, one for each kind of work that would hold up the event loop.
 
-A pool takes work from the tenants in turn, and of each tenant from its callers, one piece from each: a tenant with a
-hundred pieces waiting, or a hundred keys, delays another tenant by one piece and not by a hundred. No tenant has all of
-the threads. Work is never started for a caller who has stopped waiting. Long work pauses where it calls `breathe`:
-others have their turn, or it ends.
+A pool takes turns: first among the tenants, then among a tenant's callers, one piece of work each time. So a tenant
+with a hundred pieces waiting, or a hundred keys, delays another tenant by one piece and not by a hundred. No tenant
+gets all of the threads. A pool never starts work for a caller that has stopped waiting. Long work calls `breathe`,
+which pauses it while others have their turn, or ends it.
 
-A thread helps only where the work gives up the interpreter's lock now and then: Python code does so every few
-milliseconds, one long call into a C parser does not. Bound such calls before they are made.
+A thread helps only if the work releases the interpreter's lock now and then: Python code does so every few
+milliseconds, but one long call into a C parser does not. Bound such calls before you make them.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from proxy.errors import Overloaded
 T = TypeVar("T")
 
 READING, LARGE, SEARCHING, DECODING = 3, 2, 3, 3
-"""Threads in each pool of a process. One tenant has all but one of them at most."""
+"""Threads in each pool of a process. One tenant gets at most all but one of them."""
 
 WAITING = 1_000
 """Pieces of work that one caller may have waiting in one pool."""
 
 PAUSED = 13
-"""Pieces of work of a pool that may be paused at once: each keeps its memory, and a thread that does nothing."""
+"""Pieces of work that may be paused at once in one pool. Each keeps its memory and an idle thread."""
 
 SLICE = 0.05
-"""Seconds of processor time that work takes before others get their turn."""
+"""Seconds of processor time that work may use before others get their turn."""
 
 _LOOK = 0.5
-"""Seconds between two looks of paused work at whether its pool still lives."""
+"""Seconds between two checks by paused work whether its pool is still open."""
 
 _turns = threading.local()
 
 
 _CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
-"""What a namespace has behind the tenant's name; see `policies.tenants`."""
+"""The part of a namespace that follows the tenant's name; see `policies.tenants`."""
 
 
 class _Turn:
-    """A caller's right to a thread, from when it asks until its work ends."""
+    """A caller's place in the queue and then its thread, from the call of `run` until the work ends."""
 
     def __init__(self, pool: WorkPool, caller: str, loop: asyncio.AbstractEventLoop) -> None:
         self.pool = pool
@@ -56,21 +56,21 @@ class _Turn:
         self.tenant = _CALLER.sub("", caller)
         self.loop = loop
         self.left = False
-        """Nobody waits for its result any more."""
+        """Whether the caller has stopped waiting for the result."""
         self.given: asyncio.Future[None] = loop.create_future()
         self.going_on = threading.Event()
-        """Set when paused work has a thread again."""
+        """Set when paused work gets a thread again."""
         self.until = 0.0
-        """Processor time of its thread at which it should pause."""
+        """Processor time of its thread, in seconds, at which it should pause."""
 
     def give(self) -> None:
-        """It has a thread."""
+        """Grant the turn a thread."""
         self.going_on.set()
         if not self.given.done():
             self.given.set_result(None)
 
     def running(self, work: Callable[[], T]) -> T:
-        """What `work` comes to, in this thread."""
+        """Run `work` in this thread and return its result."""
         self.until = time.thread_time() + SLICE
         _turns.now = self
         try:
@@ -80,14 +80,14 @@ class _Turn:
 
 
 class _Abandoned(BaseException):
-    """Ends work whose result nobody waits for. No handler of errors is meant to catch it."""
+    """Ends work whose result is no longer wanted. A BaseException, so that no error handler catches it."""
 
 
 def breathe() -> None:
-    """To be called now and then by long work, from wherever it runs; costs less than a microsecond.
+    """Let others have their turn. Long work calls this often, from any thread; it costs less than a microsecond.
 
-    In a pool's thread it lets other callers have their turn where they wait, and does not return where nobody waits
-    for this work any more. Elsewhere it does nothing.
+    In a pool's thread, it pauses work whose time slice is over if other callers wait, and ends work whose own caller
+    has stopped waiting. In any other thread it does nothing.
     """
     turn: _Turn | None = getattr(_turns, "now", None)
     if turn is None:
@@ -100,34 +100,34 @@ def breathe() -> None:
 
 
 class WorkPool:
-    """Threads for one kind of work, shared fairly between callers. Belongs to one event loop."""
+    """Threads for one kind of work, shared fairly between callers. A pool belongs to one event loop."""
 
     def __init__(self, name: str, threads: int, waiting: int = WAITING) -> None:
         self._name = name
         self._executor = ThreadPoolExecutor(threads + PAUSED, thread_name_prefix=name)
         self._free = threads
         self._most = max(1, threads - 1)
-        """Threads of one tenant."""
+        """The most threads that one tenant may use at once."""
         self._most_waiting = waiting
         self._queues: OrderedDict[str, OrderedDict[str, dict[_Turn, None]]] = OrderedDict()
-        """Work that waits, by tenant and by caller."""
+        """Waiting work, by tenant and by caller."""
         self._busy: Counter[str] = Counter()
-        """Threads by tenant."""
+        """Threads in use, by tenant."""
         self._pauses = threading.Semaphore(PAUSED)
         self.closed = False
 
     @property
     def waiting(self) -> int:
-        """Pieces of work that have no thread yet, or none at the moment."""
+        """Pieces of work without a thread, whether not yet started or paused."""
         return sum(len(queue) for callers in self._queues.values() for queue in callers.values())
 
     async def run(self, caller: str, work: Callable[[], T], *, begun: bool = False) -> T:
-        """The result of `work`, run in a thread when it is this caller's turn; what it raises is raised here.
+        """Run `work` in a thread when it is this caller's turn, and return its result or raise its error.
 
-        `caller` is a namespace, or the empty string for the proxy's own work. Raises Overloaded where the caller has
-        too much waiting already, unless the work is for a reply that has `begun` and would be cut off. Cancelled while
-        it waits, the work is never run; cancelled while it runs, it ends where it calls `breathe`, or else the thread
-        finishes it, and the result is thrown away.
+        `caller` is a namespace, or the empty string for the proxy's own work. Raises Overloaded if too much of the
+        caller's work waits already, unless the work is for a reply that has `begun` and would be cut off. If the call
+        is cancelled before the work starts, the work never runs. If it is cancelled later, the work ends at its next
+        call of `breathe`; without one, it runs to its end and the result is thrown away.
         """
         loop = asyncio.get_running_loop()
         turn = _Turn(self, caller, loop)
@@ -145,7 +145,7 @@ class WorkPool:
         except BaseException:
             self._release(turn.tenant)
             raise
-        # Not when the caller stops waiting: only when the thread is free again.
+        # The thread is free when the work ends, not when the caller stops waiting.
         running.add_done_callback(lambda _: _call_soon(loop, lambda: self._release(turn.tenant)))
         try:
             return await asyncio.wrap_future(running)
@@ -156,14 +156,14 @@ class WorkPool:
             del running  # it holds the work's error, whose traceback holds this frame
 
     def close(self) -> None:
-        """Take no more work. Does not wait for threads that are still busy; long work ends."""
+        """Take no more work. Does not wait for busy threads; long work ends at its next call of `breathe`."""
         self.closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     # -- on the event loop --
 
     def _queue(self, turn: _Turn) -> dict[_Turn, None]:
-        """The work of this turn's caller that waits."""
+        """Return the waiting work of this turn's caller."""
         return self._queues.get(turn.tenant, OrderedDict()).get(turn.caller, {})
 
     def _line_up(self, turn: _Turn) -> None:
@@ -171,7 +171,7 @@ class WorkPool:
         self._hand_out()
 
     def _give_up(self, turn: _Turn) -> None:
-        """Whoever waited for a turn has left."""
+        """Withdraw a turn whose caller has stopped waiting."""
         queue = self._queue(turn)
         if turn not in queue:  # its turn came at the same moment
             self._release(turn.tenant)
@@ -184,7 +184,7 @@ class WorkPool:
             del self._queues[turn.tenant]
 
     def _release(self, tenant: str) -> None:
-        """A thread is free again."""
+        """Free a thread of this tenant."""
         self._busy[tenant] -= 1
         if not self._busy[tenant]:
             del self._busy[tenant]
@@ -192,8 +192,8 @@ class WorkPool:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give each free thread to the tenant whose last turn is longest ago, of those who may have one more, and there
-        to the caller of whom the same holds."""
+        """Give each free thread to the tenant that has waited longest since its last turn and may have one more thread;
+        within the tenant, to the caller that has waited longest."""
         while self._free:
             tenant = next((one for one in self._queues if self._busy[one] < self._most), None)
             if tenant is None:
@@ -211,14 +211,15 @@ class WorkPool:
             turn.give()
 
     def _step_back(self, turn: _Turn) -> None:
-        """Paused work goes behind all others, and its thread to one of them."""
+        """Put paused work at the end of the queue and give its thread to other work."""
         self._line_up(turn)
         self._release(turn.tenant)
 
     # -- in a thread --
 
     def _pause(self, turn: _Turn) -> None:
-        """Return when it is this work's turn again: at once where no other caller waits."""
+        """Wait until it is this work's turn again. Returns at once if no other caller waits or if `PAUSED` pieces are
+        paused."""
         waiting = sum(map(len, list(self._queues.values())))
         others = waiting > (turn.caller in self._queues.get(turn.tenant, ()))
         if not others or not self._pauses.acquire(blocking=False):
@@ -237,12 +238,12 @@ class WorkPool:
 
 @dataclass(frozen=True)
 class Threads:
-    """One process's pools."""
+    """The pools of one process."""
 
     reading: WorkPool = field(default_factory=lambda: WorkPool("reading", READING))
     """Parsing, counting and planning."""
     large: WorkPool = field(default_factory=lambda: WorkPool("large", LARGE))
-    """Counting of single texts that take seconds, for which nobody with a small request is to wait."""
+    """Counting single texts that take seconds, apart from `reading` so that small requests do not wait for them."""
     searching: WorkPool = field(default_factory=lambda: WorkPool("searching", SEARCHING))
     """Regular expressions over moved texts."""
     decoding: WorkPool = field(default_factory=lambda: WorkPool("decoding", DECODING))

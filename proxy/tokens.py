@@ -1,6 +1,6 @@
-"""How many tokens a text has, by the model's own encoding: the only home of tiktoken and its tables.
+"""Counts a text's tokens in the model's own encoding. No other module uses tiktoken or its tables.
 
-Nothing is ever fetched: tiktoken is built from the tables in `proxy/vocabulary`.
+Nothing is ever downloaded: tiktoken is built from the tables in `proxy/vocabulary`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from proxy.threads import breathe
 Counter = Callable[[str], int]
 
 PIECE = 20_000
-"""Characters. A run that tiktoken cannot split into words costs it `n log n` time, and on about 1,000,000 white-space
-characters it panics: in pieces of this size, the worst run takes four times what prose takes."""
+"""Characters. tiktoken takes `n log n` time for a run that it cannot split into words, and panics on about 1,000,000
+white-space characters. In pieces of this size, the worst run takes four times as long as prose."""
 
 SEAM = re.compile(r"\n(?=[^\s/]|[ \t]{1,100}\S)|(?<=[A-Za-z])(?= [A-Za-z])")
-"""Where a cut changes no count, as neither encoding has a token across it: behind a line, before a word's space."""
+"""Where a cut changes no count, as neither encoding has a token across it: after a line, or before a word's space."""
 
 _OLDER = re.compile(r"(^|[/:])(gpt-4(?![\w.])|gpt-3\.?5|text-embedding)")
-"""The model families of cl100k_base (tiktoken/model.py), also behind `openai/` or `ft:`, and as Azure spells them."""
+"""The model families of cl100k_base (tiktoken/model.py), also with a prefix such as `openai/` or `ft:`, and in Azure's
+spelling."""
 
 
 class Encoding(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class Encoding(msgspec.Struct, frozen=True):
 
     name: str
     sha256: str
-    """Of the unpacked table."""
+    """The hash of the unpacked table."""
     pattern: str
 
 
@@ -59,11 +60,11 @@ O200K = Encoding(
 
 
 class Tokens:
-    """Counts tokens; safe to share between threads.
+    """Counts tokens; threads may share it.
 
-    Counting gives up the interpreter's lock, and a piece takes 15 ms at worst (white space), so in a thread it delays
-    nobody. Loading holds it for up to 0.2 s and
-    takes about 45 MB (o200k_base) or 25 MB (cl100k_base), so `load_all` belongs before anybody waits.
+    Counting releases the interpreter's lock, and one piece takes 15 ms at worst (white space), so in a thread it delays
+    nobody. Loading an encoding holds the lock for up to 0.2 s and takes about 45 MB (o200k_base) or 25 MB
+    (cl100k_base), so call `load_all` before requests arrive.
     """
 
     def __init__(self) -> None:
@@ -71,11 +72,11 @@ class Tokens:
         self._counters: dict[str, Counter] = {}
 
     def count(self, text: str, model: str = "") -> int:
-        """Tokens of `text` for `model`; an unknown model counts by o200k_base.
+        """Count the tokens of `text` for `model`; unknown models use o200k_base.
 
-        Exact, but for stretches of more than `PIECE` characters without any line or word to cut at, such as one
-        character repeated or base64: these are cut anywhere, which adds about one token each time. Lone surrogates
-        count as U+FFFD. In a pool's thread others have their turn between two stretches.
+        The count is exact, except for stretches of more than `PIECE` characters without a line or word at which to cut,
+        such as one repeated character or base64. These are cut anywhere, which adds about one token for each cut. Lone
+        surrogates count as U+FFFD. In a pool's thread, others have their turn between two stretches.
         """
         count, found = self.load(model), 0
         for piece in pieces(text):
@@ -84,7 +85,7 @@ class Tokens:
         return found
 
     def load(self, model: str = "") -> Counter:
-        """The counter of `model`'s encoding for texts of bounded length, loaded once whoever asks first."""
+        """Return the counter of `model`'s encoding, for texts of bounded length. The first call loads it."""
         encoding = encoding_of(model)
         if encoding.name not in self._counters:
             with self._lock:
@@ -93,23 +94,23 @@ class Tokens:
         return self._counters[encoding.name]
 
     def load_all(self) -> None:
-        """Load both, so that no request of either family waits for it, nor stands still beside one that does."""
+        """Load both encodings, so that no request has to wait while one is loaded."""
         for encoding in (O200K, CL100K):
             self._counters[encoding.name] = counter(encoding)
 
     def loaded(self, model: str = "") -> bool:
-        """Whether `count` for `model` begins at once."""
+        """Whether `count` for `model` can begin at once, because its encoding is loaded."""
         return encoding_of(model).name in self._counters
 
 
 def encoding_of(model: str) -> Encoding:
-    """The encoding that counts for `model`: cl100k_base for the GPT-4 and 3.5 families, else o200k_base."""
+    """The encoding of `model`: cl100k_base for the GPT-4 and 3.5 families, else o200k_base."""
     return CL100K if _OLDER.search(model.lower()) else O200K
 
 
 @cache
 def counter(encoding: Encoding) -> Counter:
-    """tiktoken's counter over our table."""
+    """Build tiktoken's counter from our table."""
     import tiktoken  # 10 ms and 2 MB that commands other than `serve` never need
 
     ranks = table(encoding)
@@ -120,7 +121,7 @@ def counter(encoding: Encoding) -> Counter:
 
 
 def table(encoding: Encoding) -> dict[bytes, int]:
-    """The packaged vocabulary: token → rank."""
+    """Read the packaged vocabulary: token → rank. Raises ProxyError if it is damaged."""
     packed = (files("proxy") / "vocabulary" / f"{encoding.name}.tiktoken.gz").read_bytes()
     lines = gzip.decompress(packed)
     if hashlib.sha256(lines).hexdigest() != encoding.sha256:
@@ -130,7 +131,7 @@ def table(encoding: Encoding) -> dict[bytes, int]:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Cut `text` into parts of at most twice `PIECE` characters, at a seam where there is one."""
+    """Cut `text` into parts of at most twice `PIECE` characters, at a seam if there is one."""
     start = 0
     while len(text) - start > 2 * PIECE:
         found = SEAM.search(text, start + PIECE, start + 2 * PIECE)
@@ -141,6 +142,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _give_back() -> None:
-    """Return to the system what loading took and freed, about 10 MB; only glibc keeps it, and knows this."""
+    """Return the memory that loading took and freed, about 10 MB, to the system. Only glibc keeps it, and only glibc
+    has this call."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

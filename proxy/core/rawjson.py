@@ -1,10 +1,10 @@
-"""JSON cut into its members without touching them: number spellings, escapes and key order stay the client's.
+"""Splits JSON into its members without changing them: the client's number spellings, escapes and key order stay.
 
-msgspec does it at memory speed, but refuses half a surrogate pair (`"\\ud83d"`), which JavaScript's `slice` leaves in
-tool results every day. Those are masked for it: same length, and undone in what it returns.
+msgspec does this at memory speed, but refuses half a surrogate pair (`"\\ud83d"`), which JavaScript's `slice` leaves in
+tool results every day. Such escapes are masked for msgspec at the same length, and the results are unmasked.
 
-msgspec holds the interpreter's lock for as long as one call takes. Skipping over a value costs about a nanosecond for
-each byte or less; what costs is making an object for each element. So elements are counted before they are made.
+msgspec holds the interpreter's lock during each call. Skipping a value costs at most about a nanosecond for each byte;
+the expensive part is making an object for each element. So elements are counted before any objects are made.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from msgspec import Raw
 T = TypeVar("T")
 
 MAX_ELEMENTS = 100_000
-"""Elements of one array: as many messages as a request may have. To make them takes msgspec about 6 ms."""
+"""The most elements of one array, and so the most messages of a request. msgspec makes so many in about 6 ms."""
 
 MAX_MEMBERS = 10_000
-"""Members of one object. To make them takes msgspec about 4 ms; no schema that we know has a hundred in one place."""
+"""The most members of one object. msgspec makes so many in about 4 ms; no schema we know has a hundred in one place."""
 
 MAX_SURROGATES = 50_000
-"""Escapes of surrogates, where not all of them are pairs. To mask so many takes 40 ms, and to undo it as long."""
+"""The most escapes of surrogates in JSON in which not all of them are pairs. Masking so many takes 40 ms, and unmasking
+them takes as long."""
 
 MAX_VALUES = 8_000_000
-"""Values between commas, in all of what msgspec looks at in one call: skipping over each takes it up to 8 ns, so this
-many hold the interpreter for 60 ms. A body of the default size has as many where every value has fewer than 8 bytes."""
+"""The most comma-separated values in all that msgspec reads in one call. Skipping each takes it up to 8 ns, so this
+many hold the interpreter for 60 ms. A body of the default size has so many if every value has fewer than 8 bytes."""
 
 _PIECE = 1 << 20
-"""Bytes that one step looks at: about a millisecond, after which other threads get their turn."""
+"""Bytes that one step reads: about a millisecond of work, after which other threads get their turn."""
 
 _ESCAPE = 6
 """Bytes of the longest escape, `\\u0000`."""
@@ -42,7 +43,7 @@ _QUOTE, _COMMA, _BACKSLASH = b'",\\'
 _SPACE = b" \t\r\n"
 
 _MASK = b"\x7f"
-"""Stands for the backslash of a surrogate's escape: DEL may stand in a JSON string as it is (RFC 8259, 7)."""
+"""Replaces the backslash of a surrogate's escape: a JSON string may contain DEL unescaped (RFC 8259, 7)."""
 
 _REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -50,28 +51,31 @@ _members = msgspec.json.Decoder(dict[str, Raw])
 _elements = msgspec.json.Decoder(list[Raw])
 _string = msgspec.json.Decoder(str)
 _surrogate = re.compile(rb"\\(?<!\\\\)((?:\\\\)*+)(?=u[dD][89a-fA-F])")
-"""Where a run of backslashes begins: of an odd number of them, the last one is the escape's."""
+"""The beginning of a run of backslashes. If their number is odd, the last one begins the escape."""
 _masked = re.compile(rb"\x7f(?=u[dD][89a-fA-F])")
 _LOOKAHEAD = 3
-"""Bytes behind a mask that tell it from a DEL."""
+"""Bytes after a mask that distinguish it from an ordinary DEL."""
 _outside = re.compile(rb'[^"{}\[\],]*+(?:"(?:[^"\\]++|\\.)*+"[^"{}\[\],]*+)*+', re.DOTALL)
-"""Up to the next bracket or comma that is outside of strings."""
+"""Matches up to the next bracket or comma outside of strings."""
 _inside = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _whole_strings = re.compile(rb'[^"]*+(?:"(?:[^"\\]++|\\.)*+"[^"]*+)*+', re.DOTALL)
-"""As far as no string is cut in two."""
+"""Matches as far as possible without cutting a string in two."""
 _a_string = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 class NotJson(ValueError):
-    """Not the JSON that was looked for. Whoever gets this leaves the bytes alone."""
+    """The bytes are not the expected JSON. Code that catches this leaves the bytes unchanged."""
 
 
 class TooManyElements(NotJson):
-    """JSON, with more elements in one array or object than we make objects of."""
+    """The JSON has more elements in one array or object than we make objects of."""
 
 
 def members(raw: bytes | Raw) -> dict[str, Raw]:
-    """An object's members, each as the bytes that it came as; of a repeated key the last one counts."""
+    """Return an object's members, each as its original bytes. If a key is repeated, the last one counts.
+
+    Raises NotJson.
+    """
     if len(memoryview(raw)) > MAX_MEMBERS:
         _bound(raw, MAX_MEMBERS)
     try:
@@ -82,14 +86,14 @@ def members(raw: bytes | Raw) -> dict[str, Raw]:
 
 
 def elements(raw: bytes | Raw) -> list[Raw]:
-    """An array's elements, each as the bytes that it came as."""
+    """Return an array's elements, each as its original bytes. Raises NotJson."""
     _bound(raw, MAX_ELEMENTS)
     found, masked = decode(_elements, raw)
     return list(map(unmasked, found)) if masked else found
 
 
 def string(raw: bytes | Raw) -> str:
-    """A string's text; it can hold lone surrogates."""
+    """Return a string's text, which may contain lone surrogates. Raises NotJson."""
     if len(memoryview(raw)) <= _PIECE:
         try:
             return _string.decode(raw)
@@ -102,7 +106,7 @@ def string(raw: bytes | Raw) -> str:
 
 
 def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]:
-    """What the decoder makes of it, and whether that is of masked bytes: then every Raw in it has to be `unmasked`.
+    """Decode `raw`, and say whether its bytes were masked first; if so, every Raw in the result must be `unmasked`.
 
     Raises NotJson.
     """
@@ -123,7 +127,7 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> tuple[T, bool]
 
 
 def unmasked(raw: Raw) -> Raw:
-    """The bytes that came, of a value of masked ones."""
+    """Restore the original bytes of a value that was decoded from masked bytes."""
     view, found = memoryview(raw), None
     for at in range(0, len(view), _PIECE):
         for mask in _masked.finditer(view[at : at + _PIECE + _LOOKAHEAD]):
@@ -133,12 +137,12 @@ def unmasked(raw: Raw) -> Raw:
 
 
 def pieces(raw: bytes | memoryview) -> Iterator[bytes]:
-    """The bytes in pieces of about a megabyte, none of which begins within an escape or a character."""
+    """Yield the bytes in pieces of about a megabyte, none of which begins within an escape or a character."""
     view, at = memoryview(raw), 0
     while len(view) - at > _PIECE:
         piece = bytes(view[at : at + _PIECE])
         end = len(piece)
-        # An escape begins where a run of backslashes does, and at every other one of them.
+        # In a run of backslashes, the first begins an escape, and so does every second one after it.
         last = piece.rfind(b"\\") + 1
         run = len(piece[:last].rstrip(b"\\"))
         if run:
@@ -153,7 +157,7 @@ def pieces(raw: bytes | memoryview) -> Iterator[bytes]:
 
 
 def encode(value: Any) -> bytes:
-    """JSON for values of ours, compact; lone surrogates go out as the escapes they came as."""
+    """Encode our own value as compact JSON. Lone surrogates are written as escapes again."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -161,7 +165,7 @@ def encode(value: Any) -> bytes:
 
 
 def _escaped(value: Any) -> Iterator[bytes]:
-    """As `json` writes it, but long texts in pieces."""
+    """Encode like `json`, but long texts in pieces."""
     if isinstance(value, str) and len(value) > _PIECE:
         yield b'"'
         for at in range(0, len(value), _PIECE):
@@ -182,7 +186,7 @@ def _escaped(value: Any) -> Iterator[bytes]:
 
 
 def array(items: Iterable[bytes | Raw]) -> bytes:
-    """An array of elements that are JSON already."""
+    """Join elements that are JSON already into an array."""
     return b"[" + b",".join(items) + b"]"
 
 
@@ -199,13 +203,13 @@ def is_null(raw: Raw | None) -> bool:
 
 
 def more_than(raw: bytes | Raw, most: int, *, deep: bool = False) -> bool:
-    """Whether an array or an object has more elements than that, at no more cost than looking at each byte once.
+    """Whether an array or object has more than `most` elements. Reads each byte at most once.
 
-    `deep`: counting those of all that is in it as well. What is no JSON has any number of them.
+    `deep` also counts the elements of everything nested in it. For bytes that are not JSON, the answer is arbitrary.
     """
     if len(memoryview(raw)) <= 2 * most:
         return False
-    # Most of the time there are fewer commas than that in all, those in strings included.
+    # Usually even all commas, including those in strings, are too few, and counting them is fast.
     return commas(raw) >= most and _separators(memoryview(raw), most, deep) >= most
 
 
@@ -215,26 +219,26 @@ def _bound(raw: bytes | Raw, most: int) -> None:
 
 
 def commas(raw: bytes | Raw) -> int:
-    """How many there are, those in strings included."""
+    """Count the commas, including those in strings."""
     view = memoryview(raw)
     return sum(bytes(view[at : at + _PIECE]).count(b",") for at in range(0, len(view), _PIECE))
 
 
 def _values_above(raw: bytes | Raw, most: int) -> bool:
-    """Whether there are more commas outside of strings than that."""
+    """Whether there are more than `most` commas outside of strings."""
     if len(memoryview(raw)) <= 2 * most or commas(raw) <= most:
         return False
     view, found, at = memoryview(raw), 0, 0
     while at < len(view) and found <= most:
         start, at = at, _end(_whole_strings, view, at, _PIECE // 8)
         found += _a_string.sub(b"", bytes(view[start:at])).count(b",")
-        if at == start:  # a string that one step does not reach the end of
+        if at == start:  # a string that is longer than one step
             at = _end_of_string(view, at + 1)
     return found > most
 
 
 def _separators(view: memoryview, most: int, deep: bool) -> int:
-    """Commas between elements, of the outermost array or object or of any, up to `most` of them."""
+    """Count the commas between elements, up to `most`: in the outermost array or object, or (`deep`) in all."""
     found = depth = at = 0
     while at < len(view) and found < most:
         start, at = at, _end(_outside, view, at)
@@ -247,7 +251,7 @@ def _separators(view: memoryview, most: int, deep: bool) -> int:
             depth -= 1
         elif mark == _COMMA:
             found += deep or depth == 1
-        elif mark == _QUOTE and at == start:  # a string that one step does not reach the end of
+        elif mark == _QUOTE and at == start:  # a string that is longer than one step
             at = _end_of_string(view, at + 1)
             continue
         else:
@@ -257,7 +261,7 @@ def _separators(view: memoryview, most: int, deep: bool) -> int:
 
 
 def _end_of_string(view: memoryview, at: int) -> int:
-    """Behind the closing quote, or the end where there is none."""
+    """Return the place after the closing quote, or one beyond the end if there is none."""
     start = -1
     while start < at < len(view) and view[at] != _QUOTE:
         start, at = at, _end(_inside, view, at)
@@ -265,7 +269,7 @@ def _end_of_string(view: memoryview, at: int) -> int:
 
 
 def _stripped(view: memoryview) -> memoryview:
-    """Without white space around it."""
+    """Remove the white space around `view`."""
     left, right = bytes(view[:_PIECE]), bytes(view[-_PIECE:])
     return view[len(left) - len(left.lstrip(_SPACE)) : len(view) - len(right) + len(right.rstrip(_SPACE))]
 
@@ -276,7 +280,7 @@ def _end(pattern: re.Pattern[bytes], view: memoryview, at: int, size: int = _PIE
 
 
 def _text(raw: bytes | Raw) -> str:
-    """A string's text."""
+    """Decode a string. Raises NotJson."""
     try:
         return _string.decode(raw)
     except _REFUSED as strict:
@@ -292,7 +296,7 @@ def _text(raw: bytes | Raw) -> str:
 
 
 def _joined(texts: list[str]) -> str:
-    """The text that was cut into these, and a surrogate pair with it here and there."""
+    """Join the pieces of a text, including surrogate pairs that were split between two of them."""
     for place in range(len(texts) - 1):
         high, low = texts[place][-1:], texts[place + 1][:1]
         if "\ud800" <= high <= "\udbff" and "\udc00" <= low <= "\udfff":

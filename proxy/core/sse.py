@@ -13,19 +13,19 @@ LIMIT = 32 << 20
 """The most bytes of one event. A whole reply fits; an event that never ends must not fill the memory."""
 
 MAX_LINES = 10_000
-"""The most lines of an event that is parsed. One with more, which no server sends, passes through as it came."""
+"""The most lines of an event that is parsed. An event with more passes through unchanged; no server sends one."""
 
 BOM = b"\xef\xbb\xbf"
 DONE = b"[DONE]"
 
 _end = re.compile(rb"\n\n|\n\r\n?|\r\n\r\n?|\r\n\n|\r\r\n?")
-"""A line's end and the empty line after it. If the match ends in CR, an LF that belongs to it may still arrive."""
+"""The end of a line and the empty line after it. If the match ends in CR, its LF may still arrive."""
 _longest_end = 4
 _lines = re.compile(rb"\r\n|\r|\n")
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event. `raw` is its bytes, up to and including the empty line; `data` is None if it has no data field."""
+    """One event. `raw` holds its bytes, up to and including the empty line; `data` is None if it has no data field."""
 
     raw: bytes
     data: bytes | None
@@ -37,7 +37,7 @@ class TooLarge(ValueError):
 
 
 class EventDecoder:
-    """Feed it bytes as they arrive. The raw bytes of all events add up to the bytes fed."""
+    """Decodes bytes as they arrive. The raw bytes of all events add up to the bytes fed."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -45,9 +45,9 @@ class EventDecoder:
         self._begun = False
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """The events that are complete now. Raises TooLarge."""
+        """Return the events that these bytes complete. Raises TooLarge."""
         if not self._rest and chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
-            return [self._event(chunk)]  # one write of the server, one event: the usual case
+            return [self._event(chunk)]  # the usual case: the server wrote one event at once
         self._rest += chunk
         events = [self._event(raw) for raw in self._complete()]
         if len(self._rest) > LIMIT:
@@ -55,7 +55,7 @@ class EventDecoder:
         return events
 
     def flush(self) -> list[ServerSentEvent]:
-        """The unfinished event after the last empty line, if any."""
+        """Return the unfinished event after the last empty line, if any."""
         rest, self._rest, self._searched = bytes(self._rest), bytearray(), 0
         return [self._event(rest)] if rest else []
 
@@ -96,11 +96,11 @@ def _parsed(raw: bytes, text: bytes) -> ServerSentEvent:
 
 
 def encode(data: bytes, name: bytes | None = None) -> bytes:
-    """The bytes of an event with this data, which is JSON on one line or DONE."""
+    """Return the bytes of an event with this data, which is JSON on one line or DONE."""
     named = b"event: " + name + b"\n" if name else b""
     return named + b"data: " + data + b"\n\n"
 
 
 def comment(text: bytes) -> bytes:
-    """A line that clients skip; it keeps a silent connection open."""
+    """Return a comment, which clients skip; it keeps a silent connection open."""
     return b": " + text + b"\n\n"

@@ -1,7 +1,7 @@
-"""Structured logging over the standard library's: one line a request, faults once a minute.
+"""Structured logging with the standard library: a line for each request, and each kind of fault at most once a minute.
 
 Every line has a time, a level, the logger's name, a message and fields: as JSON, or as text with `key=value` after the
-message. No line holds content or keys: a request's line holds its `Outcome`, with the path cut off at its `?`.
+message. No line contains content or keys. A request's line contains its `Outcome`, with the path cut off at its `?`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from proxy.telemetry.outcome import Outcome
 Format = Literal["json", "text"]
 
 LONGEST = 200
-"""Characters that are logged of a field that clients choose, such as the model's name."""
+"""The most characters that are logged of a field whose value clients choose, such as the model's name."""
 
 _log = logging.getLogger("proxy.request")
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
-"""A text field that needs no quotes: printable ASCII without spaces, quotes, equals signs and backslashes."""
+"""Matches text that needs no quotes: printable ASCII without spaces, quotes, equals signs and backslashes."""
 
 
 def configure(form: Format, stream: TextIO | None = None) -> None:
-    """Send all logging of this process to `stream` (default: standard error), ours and the server's from INFO on."""
-    # No line shows these, and finding them out costs time.
+    """Send all logging of this process to `stream` (default: standard error): ours and the server's from INFO on,
+    everything else from WARNING on."""
+    # No line shows these, and collecting them costs time.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
@@ -41,7 +42,7 @@ def configure(form: Format, stream: TextIO | None = None) -> None:
 
 
 def request(outcome: Outcome) -> None:
-    """The one line of a request."""
+    """Log the one line of a request."""
     if _log.isEnabledFor(logging.INFO):
         # Not `_log.info`, which searches the stack for its caller.
         record = logging.LogRecord(_log.name, logging.INFO, "", 0, "request", None, None)
@@ -50,12 +51,12 @@ def request(outcome: Outcome) -> None:
 
 
 def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object) -> None:
-    """A line with fields, such as a reload of the policies."""
+    """Log a line with fields, for instance about a reload of the policies."""
     logger.log(level, message, extra={"fields": fields})
 
 
 class Limited:
-    """Warnings of one logger, at most one of each kind within `seconds`. Callers keep the number of kinds small."""
+    """Logs warnings to one logger, at most one of each kind in `seconds`. Callers keep the number of kinds small."""
 
     def __init__(
         self, logger: logging.Logger, *, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic
@@ -66,7 +67,7 @@ class Limited:
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def __call__(self, kind: str, message: str) -> None:
-        """Log `message`, or only count it: the next one of its `kind` says in `more` how many were left out."""
+        """Log `message`, or only count it. The next line of its `kind` gives the number of skipped ones as `more`."""
         now = self._clock()
         next_at, more = self._kinds.get(kind, (now, 0))
         if now < next_at:
@@ -77,7 +78,8 @@ class Limited:
 
 
 def bounded(outcome: Outcome) -> Outcome:
-    """The outcome as it is logged: times to the microsecond, fields that clients choose of bounded length."""
+    """Return the outcome as it is logged: times rounded to the microsecond, and fields that clients choose cut to
+    `LONGEST`."""
     first_byte = outcome.first_byte_seconds
     return msgspec.structs.replace(
         outcome,
@@ -92,14 +94,14 @@ def bounded(outcome: Outcome) -> Outcome:
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """Writes each record as one line of JSON."""
 
     def __init__(self) -> None:
         super().__init__()
         self._encode = msgspec.json.Encoder(enc_hook=str).encode
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line. Values without a JSON form are written as text."""
+        """Return the line. Values without a JSON form are written as text."""
         head = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -108,17 +110,17 @@ class JsonLines(logging.Formatter):
         }
         fields = _fields(record)
         if isinstance(fields, Outcome):
-            # Every request comes here, and encoding the struct is five times as fast as encoding a mapping.
+            # Every request is logged here, and encoding the struct is five times as fast as encoding a mapping.
             return (self._encode(head)[:-1] + b"," + self._encode(fields)[1:]).decode()
         error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
         return self._encode({**head, **fields, **head, **error}).decode()
 
 
 class TextLines(logging.Formatter):
-    """One line for people, without fields that are empty or zero."""
+    """Writes each record as a line for people, without fields that are empty or zero."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, followed by the traceback if there is one."""
+        """Return the line, followed by the traceback if there is one."""
         words = [_time(record), record.levelname.lower(), record.name, _printable(record.getMessage())]
         fields = _fields(record)
         named = msgspec.structs.asdict(fields) if isinstance(fields, Outcome) else fields
@@ -133,7 +135,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, object] | Outcome:
 
 
 def _time(record: logging.LogRecord) -> str:
-    """UTC, to the millisecond."""
+    """Return the record's time in UTC, to the millisecond."""
     second, milliseconds = divmod(int(record.created * 1000), 1000)
     return f"{_second(second)}.{milliseconds:03d}Z"
 
@@ -148,12 +150,12 @@ def _bounded(text: str) -> str:
 
 
 def _valid(text: str) -> str:
-    """The text without lone surrogates, which UTF-8 cannot encode."""
+    """Replace lone surrogates, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def _printable(message: str) -> str:
-    """The message with control characters escaped, so that no client can forge a line."""
+    """Escape control characters, so that no client can forge a line."""
     return message if message.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
 
 

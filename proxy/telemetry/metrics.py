@@ -1,11 +1,11 @@
-"""Outcomes as Prometheus metrics. The only home of prometheus-client.
+"""Counts outcomes in Prometheus metrics. No other module imports prometheus-client.
 
 Labels are bounded: tenants come from the policies, everything else from enums and small sets. Anything else is counted
 as `other`. No path, method, model or caller is ever a label.
 
-With several workers, prometheus-client keeps every process' values in the files of a folder. It reads the folder's name
-from the variable PROMETHEUS_MULTIPROC_DIR when it is imported. `prepare_multiprocess` sets the variable for the workers
-to inherit; then `render` in any of them shows the sum over all.
+With several workers, prometheus-client keeps the values of every process in the files of a folder. It reads the
+folder's name from the variable PROMETHEUS_MULTIPROC_DIR when it is imported. `prepare_multiprocess` sets the variable
+for the workers to inherit; then `render` in any of them shows the sum over all.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from prometheus_client.registry import Collector
 from proxy.telemetry.outcome import Outcome, ToolUse
 
 Mode = Literal["livesum", "livemin"]
-"""How the gauges of several workers become one; only live ones count, as a dead one has no requests and no caches."""
+"""How the gauges of several workers are combined. Only live workers count: a dead one has no requests and no caches."""
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 TENANTS = 1000
-"""Tenants with series of their own at most, so that no mistake elsewhere can fill the memory."""
+"""The most tenants with their own series, so that no mistake elsewhere can fill the memory."""
 
 SAMPLE_SECONDS = 1.0
-"""Seconds between samples of the watched values, at least. Of several workers, the others show their last sample."""
+"""The least number of seconds between samples of the watched values. With several workers, the worker that renders
+shows new values, and the others' last samples."""
 
 MOST = 10**12
-"""Tokens that one request adds to a counter at most: upstream may report any number, and none may break a counter."""
+"""The most tokens that one request adds to a counter. Upstream may report any number, and none may break a counter."""
 
 NONE = "none"
 OTHER = "other"
@@ -52,10 +53,10 @@ BREAKER_STATES = ("closed", "half-open", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 
 ADDED = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Seconds, from an untouched request (under a millisecond) to one that waits for a summary."""
+"""Seconds, from those of an untouched request (under a millisecond) to those of one that waits for a summary."""
 
 WAITED = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Seconds that a model takes for its first byte, and for the whole reply."""
+"""Seconds that a model takes to its first byte, and to the end of its reply."""
 
 SUMS: Mapping[str, tuple[str, str]] = {
     "tokens_before": ("context_tokens_before", "Tokens of histories as the clients sent them."),
@@ -71,13 +72,13 @@ SUMS: Mapping[str, tuple[str, str]] = {
     "summary_prompt_tokens": ("summary_prompt_tokens", "Input tokens of summaries."),
     "summary_completion_tokens": ("summary_completion_tokens", "Output tokens of summaries."),
 }
-"""Field of `Outcome` → metric that sums it for each tenant, and its help text."""
+"""Field of `Outcome` → the metric that sums it for each tenant, and its help text."""
 
 _summed = attrgetter(*SUMS)
 
 
 class Metrics:
-    """The metrics of one process, in a registry of its own. Each attribute finds the series for some labels."""
+    """The metrics of one process, in their own registry. Each metric's attribute finds the series for given labels."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = CollectorRegistry()
@@ -128,16 +129,16 @@ class Metrics:
             self._sample()
 
     def damaged(self, kind: str) -> None:
-        """Count a damaged record. May be called in any thread."""
+        """Count a damaged record. Thread-safe."""
         self._damaged(_one_of(RECORD_KINDS, kind)).inc()
 
     def reloaded(self, taken: bool) -> None:
-        """Count a reload of the policies. May be called in any thread."""
+        """Count a reload of the policies. Thread-safe."""
         self._reloads("ok" if taken else "failed").inc()
         self._policies.set(taken)
 
     def in_flight(self) -> AbstractContextManager[object]:
-        """Around a request, until its reply has ended."""
+        """Return a context manager that counts a request as under way; leave it when the reply has ended."""
         return self._in_flight().track_inprogress()
 
     def watch_cache(self, name: str, size: Callable[[], tuple[int, int]]) -> None:
@@ -152,7 +153,8 @@ class Metrics:
         self._watched.append(sample)
 
     def watch_store(self, state: Callable[[], str]) -> None:
-        """Show whether the store answers (for the worst off of several workers), and the breakers by their state."""
+        """Show whether the store answers (the worst value of several workers), and the number of breakers in each
+        state."""
         up = self._gauge("store_up", "1 while the store answers.", "livemin")()
         breakers = self._gauge("store_breakers", "Processes by the state of their breaker.", "livesum", "state")
 
@@ -165,12 +167,13 @@ class Metrics:
         self._watched.append(sample)
 
     def render(self) -> tuple[str, bytes]:
-        """The content type and body of `/metrics`. With several workers it reads files: call it in a thread."""
+        """Return the content type and body of `/metrics`. With several workers this reads files, so call it in a
+        thread."""
         self._sample()
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_Lean(_all_workers() or self._registry))
 
     def _known(self, tenant: str) -> str:
-        """The tenant, as long as there are not too many of them."""
+        """Return the tenant's label, or `other` if there are too many tenants."""
         if tenant not in self._tenants:
             if len(self._tenants) >= TENANTS:
                 return OTHER
@@ -195,7 +198,7 @@ class Metrics:
             sample()
 
     def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
-        # cache: finding a series by prometheus-client's own `labels` costs more than counting in it.
+        # Cached, because finding a series by prometheus-client's own `labels` costs more than counting in it.
         return cache(Counter(f"offload_{name}", text, labels, registry=self._registry).labels)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Callable[..., Histogram]:
@@ -208,7 +211,7 @@ class Metrics:
 
 
 class _Lean:
-    """A collector without the `_created` samples, which Prometheus does not ask for and which double the page."""
+    """A collector that drops the `_created` samples, which Prometheus does not use and which double the page."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -225,15 +228,15 @@ def _one_of(known: Collection[str], label: str) -> str:
 
 @lru_cache(maxsize=1000)
 def _status(status: int) -> str:
-    """The code, if HTTP knows it; `none` for 0, a client that left before there was one."""
+    """Return the code if HTTP defines it, else `other`; `none` for 0, if the client left before there was a status."""
     return _one_of(STATUSES, str(status)) if status else NONE
 
 
 @contextmanager
 def prepare_multiprocess() -> Iterator[Path]:
-    """Give several workers a folder for their values, and remove it at the end.
+    """Create a folder for the values of several workers, and remove it at the end.
 
-    Enter this before the workers are spawned. They must not be forked, as they have to import prometheus-client anew.
+    Enter this before spawning the workers. They must not be forked, because they have to import prometheus-client anew.
     """
     with TemporaryDirectory(prefix="offload-metrics-") as folder:
         os.environ[VARIABLE] = folder
@@ -244,7 +247,7 @@ def prepare_multiprocess() -> Iterator[Path]:
 
 
 def _all_workers() -> Collector | None:
-    """Every worker's values together; None where this process is the only one."""
+    """Return a collector of all workers' values; None if this process is the only one."""
     if values.ValueClass is values.MutexValue:
         return None
     folder = os.environ[VARIABLE]

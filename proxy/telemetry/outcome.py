@@ -1,6 +1,6 @@
-"""The one frozen value that a request leaves: metrics and the log line are made of it.
+"""The single frozen value in which a request results; metrics and the log line are made from it.
 
-Its kinds and faults are enums whose values the metrics show as labels and the log as text.
+Its kinds and faults are enums. Metrics show their values as labels, and the log shows them as text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Kind(StrEnum):
     """How a request was served."""
 
     RELAY = "relay"
-    """Passed on; a request of any path but those of chats."""
+    """Passed on: a request to any path except those for chats."""
     UNTOUCHED = "untouched"
     """A chat request that went upstream as the client sent it."""
     OFFLOADED = "offloaded"
@@ -27,9 +27,9 @@ class Kind(StrEnum):
     OPERATION = "operation"
     """A call of one of our own operations."""
     REFUSED = "refused"
-    """Turned away before it was begun."""
+    """Refused before any work on it began."""
     SUMMARY = "summary"
-    """A summary that was made for a conversation, beside its requests."""
+    """A summary made for a conversation, apart from its requests."""
 
 
 class StoreOperation(StrEnum):
@@ -40,16 +40,16 @@ class StoreOperation(StrEnum):
 
 
 class StoreMiss(StrEnum):
-    """Why a store operation has no answer."""
+    """Why a store operation gave no answer."""
 
     FAILED = "failed"
-    """The engine said so."""
+    """The engine reported an error."""
     TIMEOUT = "timeout"
-    """It took too long."""
+    """The operation took too long."""
     BUDGET = "budget"
-    """This request had no time left for it."""
+    """The request had no time left for the operation."""
     OPEN = "open"
-    """The breaker leaves the engine alone."""
+    """The breaker did not let the operation through to the engine."""
 
 
 class StoreError(StrEnum):
@@ -59,7 +59,7 @@ class StoreError(StrEnum):
     miss: StoreMiss
 
     def __new__(cls, operation: StoreOperation, miss: StoreMiss) -> Self:
-        """One member of the product of both."""
+        """Make the member for one operation and one miss."""
         error = str.__new__(cls, f"{operation}:{miss}")
         error._value_ = f"{operation}:{miss}"
         error.operation, error.miss = operation, miss
@@ -84,7 +84,7 @@ class StoreError(StrEnum):
 
     @classmethod
     def of(cls, operation: StoreOperation, miss: StoreMiss) -> StoreError:
-        """The member for both."""
+        """Return the member for this operation and miss."""
         return cls[f"{operation.name}_{miss.name}"]
 
 
@@ -97,7 +97,7 @@ class ToolUse(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one request. No content and no key is in here. Times are seconds, sizes tokens."""
+    """The result of one request. It contains no content and no key. Times are in seconds, sizes in tokens."""
 
     request_id: str
     tenant: str
@@ -111,23 +111,23 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason = Reason.NONE
     """Why a chat request went upstream without a plan."""
     obstacle: str = ""
-    """For `Reason.FIELD`: the request's field that our tools do not go with."""
+    """For `Reason.FIELD`: the field of the request that rules out our tools."""
     status: int = 0
-    """0: the client left before there was one."""
+    """0 if the client left before there was a status."""
     fault: Fault = Fault.NONE
     detail: str = ""
-    """Of a fault of upstream's: the network's error message, with upstream's address."""
+    """For an upstream fault: the network's error message, with upstream's address."""
     messages: int = 0
     tokens_before: int = 0
     tokens_after: int = 0
     compacted: int = 0
     """Messages that were sent with their text moved."""
     compressed: int = 0
-    """Messages that a snapshot replaced in the request as it was sent."""
+    """Messages that a snapshot replaced in the request that was sent."""
     events: int = 0
     """Events in the plan of this history."""
     new_event: bool = False
-    """Whether the newest of them fell at this very request."""
+    """Whether the newest event happened at this very request."""
     reinserted: int = 0
     """Hidden rounds put back from earlier turns."""
     rounds: int = 0
@@ -144,6 +144,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     """From the request's first byte to the reply's last."""
     added_seconds: float = 0.0
-    """Of these, the proxy's own work before the first round was sent."""
+    """Time within `seconds` for the proxy's own work before the first round was sent."""
     first_byte_seconds: float | None = None
     """From the request's first byte to the reply's first."""

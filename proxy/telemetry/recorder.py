@@ -1,6 +1,6 @@
-"""Outcomes on their way to the metrics and the log, in small batches.
+"""Passes outcomes to the metrics and the log, in small batches.
 
-Batching keeps the processor's caches warm: recorded one by one between requests, outcomes took several times as long.
+Batching keeps the processor's caches warm: recording outcomes one by one between requests took several times as long.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Callable
 from proxy.telemetry.outcome import Outcome
 
 MOST = 32
-"""Outcomes in a batch at most: recording so many takes less than a millisecond."""
+"""The most outcomes in a batch; recording so many takes less than a millisecond."""
 
 LATEST = 0.005
-"""Seconds that an outcome waits at most."""
+"""The most seconds that an outcome waits."""
 
 
 class Recorder:
-    """Hands every outcome to each of the `sinks`, in order. All but `flush` needs a running event loop."""
+    """Passes every outcome to each of the `sinks`, in order. `record` needs a running event loop; `flush` does not."""
 
     def __init__(self, *sinks: Callable[[Outcome], None]) -> None:
         self._sinks = sinks
         self._waiting: list[Outcome] = []
 
     def record(self, outcome: Outcome) -> None:
-        """Record this one soon."""
+        """Record `outcome` within `LATEST` seconds."""
         self._waiting.append(outcome)
         if len(self._waiting) >= MOST:
             self.flush()
@@ -33,7 +33,7 @@ class Recorder:
             asyncio.get_running_loop().call_later(LATEST, self.flush)
 
     def flush(self) -> None:
-        """Record all that wait: before anybody looks at the metrics, and at the end."""
+        """Record all waiting outcomes. Call it before the metrics are read, and at the end."""
         waiting, self._waiting = self._waiting, []
         for sink in self._sinks:
             for outcome in waiting:

@@ -1,4 +1,4 @@
-"""Sends requests to upstream and reads the replies, as raw bytes, with timeouts and in the terms of our errors."""
+"""Sends requests to upstream and reads the replies as raw bytes, with timeouts, and raises our own errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from proxy.settings import Settings
 
 _STALE_WITHIN = 2.0
-"""Seconds within which a pooled connection has to break for its request to be sent again. A server may close an idle
+"""If a pooled connection breaks within this many seconds, its request is sent again. A server may close an idle
 connection while a request is on its way, and we learn of that within a round trip. If the connection breaks later, the
 server may have worked on the request."""
 
@@ -35,14 +35,14 @@ _REPLAY_LIMIT = 1024 * 1024
 """Bytes of a streamed request body that are kept in case it has to be sent again."""
 
 _BREATH = 0.002
-"""Seconds of work on one chunk of a reply, its reader's included, after which the event loop serves others."""
+"""Seconds of work on one chunk of a reply, including its reader's work, after which the event loop serves others."""
 
 _PIECE = 16 * 1024
-"""Bytes of a reply that are passed on at once. They may hold thousands of events."""
+"""Bytes of a reply that are passed on at once. So many may hold thousands of events."""
 
 
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""Characters that are forbidden in headers (RFC 9110, 5.5). aiohttp's parser accepts most of them, our server none."""
+"""Characters that are forbidden in headers (RFC 9110, 5.5). aiohttp's parser accepts most of them; our server, none."""
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamReply:
-    """A reply whose body has not been read yet. Close it, whether it was read to the end or not."""
+    """A reply whose body has not been read yet. Close it even if you read it to the end."""
 
     def __init__(self, answer: UpstreamResponse, idle_timeout: float, url: str) -> None:
         self.status = answer.status
@@ -75,11 +75,14 @@ class UpstreamReply:
 
     @property
     def ended(self) -> bool:
-        """Whether the end of the body is known to be reached."""
+        """Whether the body is known to have ended."""
         return self._answer.content.at_eof()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body's chunks as they arrive, not decoded and never empty. Raises UpstreamSilent or UpstreamBroken."""
+        """Yield the body's chunks as they arrive, not decoded and never empty.
+
+        Raises UpstreamSilent or UpstreamBroken.
+        """
         content = self._answer.content
         try:
             while not content.at_eof():
@@ -101,7 +104,7 @@ class UpstreamReply:
 
 
 async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
-    """The reply's chunks, decoded by its `Content-Encoding`. Raises UpstreamBroken if they cannot be decoded."""
+    """Yield the reply's body, decoded by its `Content-Encoding`. Raises UpstreamBroken if it cannot be decoded."""
     codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
     try:
         decoder = ContentDecoder(codings)
@@ -141,7 +144,7 @@ class UpstreamClient:
         await self._pool.__aexit__()
 
     async def send(self, request: UpstreamRequest) -> UpstreamReply:
-        """The reply, as soon as its head is there.
+        """Send a request and return the reply as soon as its head arrives.
 
         Raises UpstreamUnreachable, UpstreamSilent or UpstreamBroken, or ClientFault for a header that HTTP forbids.
         """
@@ -186,13 +189,13 @@ class UpstreamClient:
         authority = rest.partition("/")[0].partition("?")[0]
         target = rest.removeprefix(authority)
         if not target.startswith("/"):
-            target = "/" + target  # a query may follow the authority directly (RFC 3986, 3)
+            target = "/" + target  # a query may directly follow the authority (RFC 3986, 3)
         route = self._routes.to(scheme, authority)
         return await self._pool.ask(route, request.method, target, request.headers, content, request.connect_timeout)
 
 
 class _Body:
-    """A request's body, for one attempt or more. It moves the attempt's deadline while upstream takes the body."""
+    """A request's body, for one or more attempts. It moves the attempt's deadline as upstream accepts the body."""
 
     def __init__(self, request: UpstreamRequest) -> None:
         self._request = request
@@ -200,15 +203,15 @@ class _Body:
         self._size = 0
         self._deadline: asyncio.Timeout | None = None
         self.waited_for = ""
-        """What upstream did not do in time, in words."""
+        """What upstream failed to do in time, in words."""
 
     @property
     def spent(self) -> bool:
-        """Whether the beginning is no longer kept, so that the body cannot be sent again."""
+        """Whether the beginning has been discarded, so that the body cannot be sent again."""
         return self._size > _REPLAY_LIMIT
 
     def attempt(self, deadline: asyncio.Timeout) -> Content:
-        """The body from its beginning, under a new deadline."""
+        """Return the body from its beginning, and start a new deadline."""
         self._deadline = deadline
         if isinstance(self._request.content, bytes):
             self._await_reply(self._request.connect_timeout)
@@ -216,7 +219,7 @@ class _Body:
         return self._stream(self._request.content)
 
     def settle(self) -> None:
-        """The reply has begun, so the deadline is met even if the body goes on."""
+        """Lift the deadline: the reply has begun, even if the body is still being sent."""
         self._deadline = None
 
     async def _stream(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -260,7 +263,8 @@ _UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 def _translated(error: aiohttp.ClientError, url: str) -> UpstreamFault:
-    """Our error for one of aiohttp's, whose text is for the operator only: it names addresses and quotes the reply."""
+    """Translate aiohttp's error into ours. Its text is only for the operator, as it names addresses and quotes the
+    reply."""
     if isinstance(error, aiohttp.ClientHttpProxyError):  # its text has the proxy's address, password included
         message = f"Upstream cannot be reached: the proxy on the way there answered {error.status}"
         return UpstreamUnreachable(message, detail=f"{_origin(url)}: the outgoing proxy answered {error.status}")

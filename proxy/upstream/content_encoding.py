@@ -1,4 +1,4 @@
-"""Content codings (RFC 9110, 8.4.1): bodies decompressed piece by piece, however much a byte may unfold to."""
+"""Content codings (RFC 9110, 8.4.1): decompresses bodies piece by piece, whatever their compression ratio."""
 
 from __future__ import annotations
 
@@ -15,44 +15,46 @@ if TYPE_CHECKING:
     from proxy.threads import WorkPool
 
 _PIECE = 64 * 1024
-"""Bytes that one step of a decompressor yields at most, about: a bomb of any ratio is met piece by piece."""
+"""About the most bytes that one step of a decompressor yields, so that a bomb of any ratio is read piece by piece."""
 
 _ZSTD_STEP = 64
-"""Bytes given to zstandard at once, which has no bound of its own: a block of 128 KiB takes 4 bytes (RFC 8878,
-3.1.1.2), so this unfolds to 2 MiB at most."""
+"""Bytes given to zstandard at once, which cannot limit its output. A block of 128 KiB takes 4 bytes (RFC 8878,
+3.1.1.2), so this many expand to 2 MiB at most."""
 
 _ZSTD_WINDOW = 8 << 20
-"""Bytes that a frame may make us remember: what HTTP allows (RFC 9659, 3). A frame's head can ask for 128 MiB."""
+"""The most bytes that a frame may make us remember: HTTP's limit (RFC 9659, 3). A frame's head can ask for 128 MiB."""
 
 _MOST_CODINGS = 4
-"""How many codings may lie on top of each other. One is usual."""
+"""The most codings that may be applied to one body. One is usual."""
 
 _SHORT = 512
-"""Bytes that a new gzip member is given first, and twice as many each time: zlib copies what stands behind its end."""
+"""Bytes in the first piece for a new gzip member; each further piece is twice as large. zlib copies whatever follows
+the member's end, so the first pieces must be small."""
 
 _STEP = 1 << 20
-"""Bytes, in and out, between two looks at whether anybody still waits: about 2 ms."""
+"""Bytes, in and out, in one step: about 2 ms of work, after which we check whether the caller still waits."""
 
 _STEP_COST = 512
-"""What a piece counts besides its bytes: pieces may be empty, and a million of them take a second."""
+"""Bytes added to the count for each piece, because pieces may be empty and a million of them take a second."""
 
 INLINE_BYTES = 16 << 10
-"""A compressed body up to here is begun where it is: a thread would cost more than most of these do."""
+"""The largest compressed body, in bytes, whose decoding begins on the event loop: a thread would cost more than most of
+these do."""
 
 _INLINE_STEP = 256 << 10
-"""Bytes, in and out, that are decoded there: less than a millisecond."""
+"""Bytes, in and out, that are decoded on the event loop: less than a millisecond of work."""
 
 
 class _Layer(Protocol):
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
-        """What at most `_PIECE` bytes unfold to, in one piece at least, which may be empty."""
+        """Decode at most `_PIECE` bytes and yield the result in at least one piece, which may be empty."""
         ...
 
     def finished(self) -> bool: ...
 
 
 class _Zlib:
-    """gzip, of any number of members (RFC 1952, 2.2)."""
+    """gzip with any number of members (RFC 1952, 2.2)."""
 
     wbits = 16 + zlib.MAX_WBITS
 
@@ -81,7 +83,7 @@ class _Zlib:
 
 
 class _Deflate(_Zlib):
-    """deflate: zlib's format as RFC 9110 has it, or the raw one that some senders mean by the name."""
+    """deflate: zlib's format, as RFC 9110 defines it, or the raw format, which some senders use under that name."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -142,10 +144,10 @@ _FAULTS = (zlib.error, brotli.error, zstandard.ZstdError)
 
 
 class ContentDecoder:
-    """Undoes a `Content-Encoding`, for instance `gzip` or `deflate, br`.
+    """Decodes a `Content-Encoding`, for instance `gzip` or `deflate, br`.
 
-    Raises BadEncoding where the coding is unknown, the data is not in it, or (at `finish`) the data stops early; and
-    BodyTooLarge where more than `limit` bytes lie between one coding and the next.
+    Raises BadEncoding if the coding is unknown, if the data does not follow it, or (in `finish`) if the data stops
+    early. Raises BodyTooLarge if more than `limit` bytes pass from one coding to the next.
     """
 
     def __init__(self, content_encoding: str, limit: int | None = None) -> None:
@@ -156,11 +158,11 @@ class ContentDecoder:
         self._layers = [_LAYERS[name]() for name in reversed(names)]
         self._limit = limit
         self._between = 0
-        """Bytes that came out of one layer and went into the next."""
+        """Bytes that have passed from one layer to the next."""
         self._empty = True
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What `data` unfolds to, piece by piece. Some are empty: between two of them is never more than a moment."""
+        """Decode `data` and yield it piece by piece. Some pieces are empty, so that the next one never takes long."""
         self._empty = self._empty and not data
         pieces: Iterator[bytes | memoryview] = iter((data,))
         for place, layer in enumerate(self._layers):
@@ -172,7 +174,7 @@ class ContentDecoder:
             raise BadEncoding(f"The body is not what its Content-Encoding says: {error}") from error
 
     def finish(self) -> None:
-        """To be called when no more data comes. An empty body stands for itself, whatever its coding."""
+        """Check that the body is complete; call it after the last data. An empty body is valid in any coding."""
         if not self._empty and not all(layer.finished() for layer in self._layers):
             raise BadEncoding("The compressed body stops before its end")
 
@@ -194,7 +196,7 @@ class ContentDecoder:
 
 
 class _Whole:
-    """A whole body on its way into the clear, as much at a time as whoever drives it likes."""
+    """Decodes a whole body in steps, whose size the caller chooses."""
 
     def __init__(self, body: bytes, content_encoding: str, limit: int) -> None:
         self._decoder = ContentDecoder(content_encoding, limit)
@@ -204,11 +206,12 @@ class _Whole:
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """Bytes decoded so far."""
         return len(self._decoded)
 
     def step(self, most: int = _STEP) -> bytes | None:
-        """Go on for about `most` bytes; the body, once it is whole. Raises BadEncoding, or BodyTooLarge."""
+        """Decode about `most` more bytes, and return the body once it is complete, or None before. Raises BadEncoding
+        or BodyTooLarge."""
         done = 0
         for piece in self._pieces:
             self._decoded += piece
@@ -229,10 +232,11 @@ async def decoded(
     caller: str = "",
     hold: Callable[[int], None] = lambda _: None,
 ) -> bytes:
-    """A request's body in the clear. Raises BadEncoding, and BodyTooLarge above `limit` bytes.
+    """Decode a request's body. Raises BadEncoding, or BodyTooLarge above `limit` bytes.
 
-    What takes longer than a moment is done in `pool`, in steps between which others have their turn, and is given up
-    where nobody waits for it any more. `hold` is told of the bytes that come out, and may raise.
+    The beginning of a small body is decoded at once. The rest is decoded in `pool`, in steps between which others have
+    their turn, until the caller no longer waits. After each step, `hold` is called with the number of new bytes; it may
+    raise.
     """
     codings = [value for name, value in headers if name.lower() == b"content-encoding"]
     if not codings:
@@ -248,7 +252,7 @@ async def decoded(
 
 
 def decode(body: bytes, content_encoding: str, limit: int) -> bytes:
-    """A whole body decompressed. Raises BadEncoding, or BodyTooLarge above `limit` bytes."""
+    """Decompress a whole body. Raises BadEncoding, or BodyTooLarge above `limit` bytes."""
     whole = _Whole(body, content_encoding, limit)
     while (found := whole.step()) is None:
         pass
@@ -256,7 +260,8 @@ def decode(body: bytes, content_encoding: str, limit: int) -> bytes:
 
 
 def beginning(body: bytes, content_encoding: str, most: int) -> bytes:
-    """What the first `most` bytes unfold to, up to about as many. Raises BadEncoding where they stop early."""
+    """Decode the first `most` bytes and return the result, up to about `most` bytes. Raises BadEncoding if a body of at
+    most `most` bytes stops early."""
     decoder = ContentDecoder(content_encoding)
     found = bytearray()
     for piece in decoder.feed(body[:most]):

@@ -1,7 +1,7 @@
 """The environment's outgoing proxies and certificates, read as httpx reads them.
 
-`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` count in either case; the lower case wins. NO_PROXY is `*`, or a
-comma-separated list of hosts, each with an optional port and including its subdomains.
+`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` are read in either case; the lower case wins. NO_PROXY is `*`,
+or a comma-separated list of hosts, each with an optional port and including its subdomains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Routes:
-    """Which proxy leads to which origin. Raises UserMistake for a proxy that cannot be used."""
+    """Finds the proxy for each origin. Raises UserMistake if the environment names a proxy that cannot be used."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         # Sorted, so that the lower case wins if both are set.
@@ -34,7 +34,7 @@ class Routes:
         self._known: dict[tuple[str, str], Route] = {}
 
     def to(self, scheme: str, authority: str) -> Route:
-        """The route to `scheme://authority`. Cached: there are only as many as policies name."""
+        """Return the route to `scheme://authority`. Cached, because policies name only a few origins."""
         route = self._known.get((scheme, authority))
         if route is None:
             route = self._known[scheme, authority] = Route(
@@ -56,7 +56,7 @@ def _parsed(scheme: str, address: str) -> URL:
 
 
 def certificates(environment: Mapping[str, str]) -> ssl.SSLContext:
-    """The trusted certificates: SSL_CERT_FILE, else SSL_CERT_DIR, else certifi's list."""
+    """Load the trusted certificates: SSL_CERT_FILE, else SSL_CERT_DIR, else certifi's list. Raises UserMistake."""
     file, directory = environment.get("SSL_CERT_FILE"), environment.get("SSL_CERT_DIR")
     try:
         if file or not directory:

@@ -1,4 +1,4 @@
-"""Raw headers: how to look into them, and which of them go on to the next hop, in either direction. Pure."""
+"""Raw headers: searching them, and choosing which of them pass to the next hop, in either direction. Pure."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ Header = tuple[bytes, bytes]
 
 
 class Headers(list[Header]):
-    """Raw headers in order: repeated ones repeated, names in any case. Search by lower-case name.
+    """Raw headers in order, with repeated ones repeated and names in any case. Search by lower-case name.
 
-    It is a list because ASGI, aiohttp and uvicorn take and give lists: nothing is copied or indexed on the way.
-    A message has some 20 headers and is searched a few times, so an index would cost more than it saves.
+    It is a list because ASGI, aiohttp and uvicorn take and give lists: nothing is copied or indexed on the way. A
+    message has some 20 headers and is searched a few times, so an index would cost more than it saves.
     """
 
     __slots__ = ()
 
     def get(self, name: bytes, default: bytes = b"") -> bytes:
-        """The first value of this lower-case name."""
+        """Return the first value of this lower-case name, or `default`."""
         for each, value in self:
             if each.lower() == name:
                 return value
         return default
 
     def get_all(self, name: bytes) -> list[bytes]:
-        """Every value of this lower-case name, in order."""
+        """Return every value of this lower-case name, in order."""
         return [value for each, value in self if each.lower() == name]
 
     def without(self, names: Iterable[bytes]) -> Headers:
-        """A copy without the headers of these lower-case names."""
+        """Return a copy without the headers of these lower-case names."""
         names = frozenset(names)
         return Headers([header for header in self if header[0].lower() not in names])
 
@@ -48,16 +48,16 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-# Our own server answers `Expect` before it asks the client for the body.
+# `Expect` is not passed on: our own server answers it before it asks the client for the body.
 _OURS_TO_SAY = _HOP_BY_HOP | {b"host", b"expect"}
 _CREDENTIALS = frozenset((b"authorization", b"api-key", b"x-api-key", b"cookie"))
 
 
 def request_headers(headers: Iterable[Header], credential: Header | None = None) -> Headers:
-    """The headers of a client's request that go upstream.
+    """Return the headers of a client's request that go upstream.
 
-    `credential` is the tenant's: with it, none of the client's own credentials go on. `Content-Length` stays, which is
-    right as long as the body is the client's; remove it with `Headers.without` where the body is another.
+    `credential` is the tenant's; it replaces all of the client's own credentials. `Content-Length` is kept, which is
+    right as long as the body is the client's. If you send another body, remove it with `Headers.without`.
     """
     headers = Headers(headers)
     dropped = _OURS_TO_SAY | _named_in_connection(headers)
@@ -76,7 +76,7 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
 
 
 def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Headers:
-    """The headers of upstream's reply that go to the client, then `ours`, which replace upstream's of the same name."""
+    """Return the headers of upstream's reply that go to the client, then `ours`, which replace any of the same name."""
     headers, ours = Headers(headers), list(ours)
     kept = headers.without(_HOP_BY_HOP | _named_in_connection(headers) | {name.lower() for name, _ in ours})
     kept.extend(ours)
@@ -84,12 +84,12 @@ def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Hea
 
 
 def _named_in_connection(headers: Headers) -> frozenset[bytes]:
-    """The lower-case names that `Connection` declares to be for this hop only."""
+    """Return the lower-case names that `Connection` declares to be for this hop only."""
     return frozenset(option.strip().lower() for value in headers.get_all(b"connection") for option in value.split(b","))
 
 
 def url_for(base_url: str, target: bytes) -> str:
-    """The upstream URL of a request for `target`, its raw path and query with the leading slash.
+    """Return the upstream URL of a request for `target`, its raw path and query with the leading slash.
 
     A leading `/v1` is replaced by `base_url`. Any other path is appended to `base_url` without its own trailing `/v1`.
     """

@@ -1,4 +1,7 @@
-"""Asks an upstream for its list of models, by httpx: for deep health and `check --live`, off the path of requests."""
+"""Asks an upstream for its list of models, using httpx.
+
+Only deep health and `check --live` use it; it is never part of a client's request.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ if TYPE_CHECKING:
     import httpx
 
 LARGEST = 8 << 20
-"""Bytes of a list of models. The longest public lists have less than one MiB."""
+"""The most bytes of a list of models. The longest public lists have less than one MiB."""
 
 _WINDOWS = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx_train")
-"""Members in which servers name a model's context window: vLLM and SGLang, OpenRouter, Groq; llama.cpp's `meta`, where
-`n_ctx` is the window in use and `n_ctx_train` the largest one that the model was trained for."""
+"""Members in which servers give a model's context window: vLLM and SGLang, OpenRouter, Groq; and llama.cpp in `meta`,
+where `n_ctx` is the window in use and `n_ctx_train` the largest one that the model was trained for."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -30,14 +33,14 @@ class ModelList(msgspec.Struct, frozen=True):
 
     status: int
     windows: Mapping[str, int | None]
-    """Each model's context window in tokens; None where the reply does not say."""
+    """Each model's context window in tokens, or None if the reply does not give it."""
 
 
 class ModelsClient:
     """Asks through the environment's proxies and with its certificates, without cookies, redirects or `.netrc`.
 
-    Making one takes a while, in which httpx is imported and the certificates are read: do that in a thread. Raises
-    UserMistake where proxies or certificates cannot be used.
+    Create it in a thread, because importing httpx and reading the certificates take long enough to hold up the event
+    loop. Raises UserMistake if proxies or certificates cannot be used.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -49,11 +52,11 @@ class ModelsClient:
         self._certificates = certificates(environment)
 
     async def status(self, base_url: str, seconds: float) -> int:
-        """The status of the reply, asked without anybody's key. Raises UpstreamFault."""
+        """Ask without anyone's key, and return the reply's status. Raises UpstreamFault."""
         return (await self._ask(base_url, (), seconds, read=False)).status
 
     async def models(self, base_url: str, credential: Header | None, seconds: float) -> ModelList:
-        """The models that upstream names to the holder of `credential`. Raises UpstreamFault."""
+        """Return the models that upstream lists for the holder of `credential`. Raises UpstreamFault."""
         return await self._ask(base_url, () if credential is None else (credential,), seconds, read=True)
 
     async def _ask(self, base_url: str, headers: Iterable[Header], seconds: float, *, read: bool) -> ModelList:
@@ -91,7 +94,7 @@ def _detail(origin: str, error: Exception) -> str:
 
 
 async def _body(reply: httpx.Response) -> bytes:
-    """The body. Raises UpstreamBroken if it is too large."""
+    """Read the body. Raises UpstreamBroken if it is too large."""
     whole = bytearray()
     async for chunk in reply.aiter_bytes():
         whole += chunk
@@ -101,7 +104,7 @@ async def _body(reply: httpx.Response) -> bytes:
 
 
 def _windows(body: bytes) -> Mapping[str, int | None]:
-    """Models and their windows, empty if this is not a list of models."""
+    """Return the models and their windows, or nothing if this is not a list of models."""
     try:
         page = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):

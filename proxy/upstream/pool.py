@@ -1,7 +1,7 @@
-"""Connections to upstream: aiohttp's connector and parser, without its session.
+"""Connections to upstream, made with aiohttp's connector and parser but without its session.
 
 A session adds headers, cookies, redirects and credentials, all of which a relay must leave alone. It also makes two
-objects for each exchange and a task for each body: without it a small request takes three quarters of the time.
+objects for each exchange and a task for each body: without it, a small request takes three quarters of the time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _KEPT_ALIVE = 15.0
 """Seconds that an idle connection stays in the pool."""
 
 _JOINED = 64 * 1024
-"""Largest body in bytes that is copied after its head to be sent in one piece. Copying a larger one does not pay."""
+"""The most bytes of a body that is copied after its head, so that both are sent in one piece. Copying a larger one does
+not pay."""
 
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
 """Control characters (RFC 9110, 5.5) except the tab, and the line feed, which is checked separately."""
@@ -54,7 +55,7 @@ class Stale(aiohttp.ClientError):
 
 
 class UpstreamResponse:
-    """A reply whose head has arrived. Close it, whether it was read to the end or not."""
+    """A reply whose head has arrived. Close it even if you read it to the end."""
 
     def __init__(
         self,
@@ -75,10 +76,10 @@ class UpstreamResponse:
         content.on_eof(self._ended)
 
     async def next(self) -> bytes:
-        """Wait for more of the body; all that came before must have been read. Raises ClientError.
+        """Wait for more of the body, after reading all that came before. Raises ClientError.
 
-        aiohttp's parser closes a connection on which it finds a broken chunk, and tells the body nothing: whoever
-        waits for it would wait until it is given up, and whoever asks later would get a RuntimeError.
+        If aiohttp's parser finds a broken chunk, it closes the connection without informing the body. A reader that
+        already waits would then wait until it is cancelled, and a later one would get a RuntimeError.
         """
         if self._watched is None and (closed := self._protocol.closed):
             self._watched = closed
@@ -121,7 +122,7 @@ class UpstreamResponse:
 
 
 class ConnectionPool:
-    """Open it with `async with`. `limit`: connections at once. All methods raise aiohttp.ClientError."""
+    """A pool that is opened with `async with`. `limit`: connections at once. All methods raise aiohttp.ClientError."""
 
     def __init__(self, context: ssl.SSLContext, limit: int) -> None:
         self._context = context
@@ -174,7 +175,7 @@ class ConnectionPool:
         return UpstreamResponse(connection, protocol, message, body, writing)
 
     async def _connected(self, way: _Way, seconds: float) -> tuple[Connection, ResponseHandler]:
-        """A connection without unread data: unsolicited bytes would be taken for the reply."""
+        """Return a connection without unread data, because stray bytes would be taken for the reply."""
         while True:
             try:
                 connection = await self._connector.connect(way.asked, [], _timeout(seconds))
@@ -194,14 +195,14 @@ class ConnectionPool:
 
 
 class _Way:
-    """The way to one origin, and the lines that it adds to each request's head."""
+    """A route to one origin, and the lines that it adds to each request's head."""
 
     def __init__(self, route: Route) -> None:
-        # It only tells the connector where to connect.
+        # This request is never sent: it only tells the connector where to connect.
         self.asked = aiohttp.ClientRequest("GET", route.origin, loop=asyncio.get_running_loop(), proxy=route.proxy)
         self.lines = [f"Host: {self.asked.headers['Host']}".encode("ascii")]
         self.origin = ""
-        """Put before the target: a proxy that forwards plain HTTP needs the absolute form (RFC 9112, 3.2.2)."""
+        """The prefix of each target: a proxy that forwards plain HTTP needs the absolute form (RFC 9112, 3.2.2)."""
         if route.proxy is not None and not self.asked.is_ssl():
             self.origin = str(route.origin).rstrip("/")
             if route.proxy.user is not None:
@@ -215,7 +216,7 @@ def _timeout(connect: float) -> aiohttp.ClientTimeout:
 
 
 def _head(way: _Way, method: str, target: str, headers: Headers, content: Content) -> bytes:
-    """The request's head. Raises ValueError for characters that are forbidden in it."""
+    """Build the request's head. Raises ValueError for characters that are forbidden in it."""
     lines = [f"{method} {way.origin}{target} HTTP/1.1".encode("ascii"), *way.lines]
     lines += [b"%b: %b" % header for header in headers]
     lines += _framing(method, headers, content)
@@ -227,7 +228,7 @@ def _head(way: _Way, method: str, target: str, headers: Headers, content: Conten
 
 
 def _framing(method: str, headers: Headers, content: Content) -> list[bytes]:
-    """The header that says where the body ends, unless the headers already have one."""
+    """Return the header that says where the body ends, unless the headers already have one."""
     if headers.get_all(b"content-length"):
         return []
     if not isinstance(content, bytes):
@@ -236,7 +237,7 @@ def _framing(method: str, headers: Headers, content: Content) -> list[bytes]:
 
 
 def _write(protocol: ResponseHandler, head: bytes, content: Content) -> asyncio.Task[None] | None:
-    """Send head and body. A streamed body is sent by a task, because the reply may arrive before the body ends."""
+    """Send head and body. A task sends a streamed body, because the reply may arrive before the body ends."""
     transport = protocol.transport
     if transport is None or transport.is_closing():
         raise aiohttp.ClientOSError("the connection is closed")
@@ -262,7 +263,7 @@ async def _pour(protocol: ResponseHandler, content: AsyncIterator[bytes], *, chu
 
 
 def _broken_off(protocol: ResponseHandler, writing: asyncio.Task[None]) -> None:
-    """If the request could not be sent whole, raise that where the reply is awaited."""
+    """If the whole request could not be sent, raise its error where the reply is awaited."""
     error = None if writing.cancelled() else writing.exception()
     if isinstance(error, OSError):
         protocol.set_exception(aiohttp.ClientOSError(error.errno, str(error)), error)
@@ -271,7 +272,7 @@ def _broken_off(protocol: ResponseHandler, writing: asyncio.Task[None]) -> None:
 
 
 async def _reply(protocol: ResponseHandler) -> tuple[RawResponseMessage, StreamReader]:
-    """The head, after any interim ones (RFC 9110, 15.2), and the body."""
+    """Return the head, skipping interim ones (RFC 9110, 15.2), and the body."""
     begun = False
     while True:
         try:
@@ -288,7 +289,7 @@ async def _reply(protocol: ResponseHandler) -> tuple[RawResponseMessage, StreamR
 
 
 def _heard(closed: asyncio.Future[None]) -> None:
-    """Look at how a connection ended: asyncio complains of an exception that nobody has looked at."""
+    """Retrieve the exception of an ended connection: asyncio complains about exceptions that nobody has retrieved."""
     if not closed.cancelled():
         closed.exception()
 
@@ -298,5 +299,5 @@ def _not_whole() -> aiohttp.ClientPayloadError:
 
 
 def _within_head(error: aiohttp.ClientConnectionError) -> bool:
-    """Whether the connection ended inside the reply's head. After a reset that cannot be known."""
+    """Whether the connection ended within the reply's head. After a reset, this cannot be known."""
     return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)

@@ -1,8 +1,9 @@
-"""Reading a text in pages that fit a budget and concatenate to the text, every character of it.
+"""Reads a text in pages that fit a budget and together make up the text, every character of it.
 
-A line ends at `\\n` only. A page that does not reach the text's end is followed by one last line of ours in brackets,
-which begins with `[lines` and says how to go on; so is one whose own last line could be taken for it. Where a page ends
-inside a line, or at a text's end without a newline, the newline before our line is ours as well, and our line says so.
+A line ends only at `\\n`. If a page does not reach the end of the text, we add a last line in brackets, which begins
+with `[lines` and says how to continue. We also add one if the page's own last line looks like ours. If a page ends
+inside a line, or at the end of a text without a final newline, the newline before our line is ours too, and our line
+says so.
 """
 
 from __future__ import annotations
@@ -13,32 +14,32 @@ from collections.abc import Callable
 import msgspec
 
 OURS = "[lines"
-"""How our line begins."""
+"""The beginning of our line."""
 
 CHARACTERS_PER_TOKEN = 3
-"""First guess at a page's size; English and code have 3 to 5."""
+"""The first guess at a page's size; English and code have 3 to 5."""
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A part of a text: characters `start` to `stop`, the first of them `column` characters into the 0-based `line`."""
+    """A part of a text: characters `start` to `stop`. It starts `column` characters into `line`, which is 0-based."""
 
     start: int
     stop: int
     line: int
     column: int
     lines: int
-    """Of the whole text."""
+    """Lines of the whole text."""
 
 
 def line_count(text: str) -> int:
-    """Lines of `text`; what follows the last newline is one, if anything does."""
+    """Count the lines of `text`, including a last one without a newline."""
     return text.count("\n") + (text[-1:] not in ("", "\n"))
 
 
 def line_start(text: str, number: int, start: int = 0) -> int:
-    """Where the line begins that is `number` lines below the one at `start`, or the text's length.
+    """Return where the line `number` lines below the one at `start` begins, or the text's length if there is none.
 
-    By halving and counting: going from newline to newline takes seconds where a body is full of them.
+    Halves the text and counts: going from newline to newline takes seconds if a body is full of them.
     """
     low, high = start, len(text)
     while high - low > 1:
@@ -52,7 +53,8 @@ def line_start(text: str, number: int, start: int = 0) -> int:
 
 
 def span(text: str, line: int, limit: int = sys.maxsize, column: int = 0) -> Span | None:
-    """`limit` lines from `line` on, without the first `column` characters; None where there is no text."""
+    """Return `limit` lines beginning with `line`, without its first `column` characters; None if there is no text
+    there."""
     start = line_start(text, line)
     if start + column >= (line_start(text, 1, start) if column else len(text)):
         return None
@@ -60,10 +62,11 @@ def span(text: str, line: int, limit: int = sys.maxsize, column: int = 0) -> Spa
 
 
 def page(text: str, span: Span, call: str, budget: int, count: Callable[[str], int]) -> str | None:
-    """As much of `span` as `budget` tokens hold, our last line included; None where not one character fits.
+    """Return as much of `span` as `budget` tokens hold, including our last line; None if not even one character fits.
 
-    Cut at a line's end, or within a line that alone is over the budget. `call` is what our line gives to go on with,
-    up to the arguments that vary: `read_file(path="…"`. `count` is called some ten times, on at most twice the budget.
+    The page is cut at the end of a line, or within a line that exceeds the budget alone. `call` is the call that our
+    line gives for continuing, up to the arguments that vary: `read_file(path="…"`. `count` is called about ten times,
+    on texts of at most twice the budget.
     """
 
     def shown(size: int) -> str:
@@ -76,7 +79,7 @@ def page(text: str, span: Span, call: str, budget: int, count: Callable[[str], i
 
 
 def largest(size: int, guess: int, fits: Callable[[int], bool]) -> int:
-    """A number from 1 to `size` that fits, at most 3 % below one that does not (or `size` itself); 0 if none does."""
+    """Find a number up to `size` that fits, at most 3 % below one that does not or `size` itself; 0 if none fits."""
     low, high = 0, max(1, min(guess, size))
     while fits(high):
         if high == size:
@@ -89,7 +92,7 @@ def largest(size: int, guess: int, fits: Callable[[int], bool]) -> int:
 
 
 def _cut(text: str, span: Span, size: int) -> int:
-    """Where a page of at most `size` characters ends: behind its last newline, if it has one."""
+    """Return where a page of at most `size` characters ends: after its last newline, if it has one."""
     stop = span.start + size
     if stop >= span.stop:
         return span.stop
@@ -97,7 +100,7 @@ def _cut(text: str, span: Span, size: int) -> int:
 
 
 def _ours(part: str, span: Span, ends: bool, call: str) -> str:
-    """The bracketed line behind a page, or nothing where a page ends the text and needs none."""
+    """Return the bracketed line after a page, or nothing if the page ends the text and needs none."""
     whole_lines = part.endswith("\n")
     last = span.line + part.count("\n") - whole_lines
     where = f"{OURS} {span.line}-{last} of {span.lines}"
@@ -110,5 +113,5 @@ def _ours(part: str, span: Span, ends: bool, call: str) -> str:
 
 
 def _looks_like_ours(part: str) -> bool:
-    """Whether a reader could take the last line of `part`, a file's own, for one of ours."""
+    """Whether a reader could mistake the last line of `part`, which is the file's own, for one of ours."""
     return any(line.lstrip().startswith(OURS) for line in part.rstrip().splitlines()[-1:])

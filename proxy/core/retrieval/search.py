@@ -1,6 +1,6 @@
-"""Finding lines: which files a path or a glob means, and where in them a pattern matches.
+"""Finds lines: which files a path or glob selects, and where a pattern matches in them.
 
-Paths are names in a mapping and nothing else, so no path, however spelled, leads out of it.
+Paths are only names in a mapping, so no spelling of a path leads out of it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ Files = Mapping[str, str]
 """Path → whole text. May be lazy: a text is looked up only when it is read or searched."""
 
 Find = Callable[[bytes, int], int]
-"""Like `bytes.find` over UTF-8: the offset of the first match from a given offset on, or -1. May raise TooSlow.
+"""Like `bytes.find` over UTF-8: takes an offset and returns where the first match at or after it begins, or -1. May
+raise TooSlow.
 
-One that has more to search than it should at once answers `~offset`: no match begins before `offset`, the start of a
-line; ask again from there.
+If there is too much to search in one call, it returns `~offset`: no match begins before `offset`, the start of a line;
+continue from there.
 """
 
 LONG_LINE = 500
-"""Characters. Of longer lines only windows of this size around their matches are shown."""
+"""Characters. Of a longer line, only windows of this size around its matches are shown."""
 
 LEAD = 150
-"""Characters of a window that stand before its match."""
+"""Characters of a window before its match."""
 
 
 class TooSlow(ValueError):
-    """Looking for a pattern takes more time than there is; the text says so, for the pattern's author."""
+    """The search takes more time than is allowed. The text says so, for the pattern's author."""
 
 
 class LineTooLong(TooSlow):
-    """A line is too long for this pattern, which can only be looked for in the whole of it."""
+    """A line is too long for this pattern, which can only be searched for in the whole line at once."""
 
 
 class Line(bytes):
-    """One line's bytes: whoever searches it need not look for its end."""
+    """The bytes of one line: a search in it need not look for the line's end."""
 
 
 class LineMatch(msgspec.Struct, frozen=True):
-    """A line that matches, or one window of a long line. `line` is 1-based, `column` a 0-based character."""
+    """A matching line, or one window of a long line. `line` is 1-based; `column` is a 0-based character."""
 
     path: str
     line: int
@@ -50,7 +51,10 @@ class LineMatch(msgspec.Struct, frozen=True):
 
 
 def named(path: str, paths: Sequence[str]) -> str | None:
-    """The one file that `path` names. Slashes at its ends and leading directories may be missing, if one file fits."""
+    """Return the one file that `path` names, or None.
+
+    The path may lack slashes at its ends and leading directories, as long as exactly one file fits.
+    """
     if path in paths:
         return path
     wanted = _bare(path)
@@ -60,32 +64,32 @@ def named(path: str, paths: Sequence[str]) -> str | None:
 
 
 def below(directory: str, paths: Iterable[str]) -> list[str]:
-    """The files in `directory` and its subdirectories; all of them where it is empty, `.` or `/`."""
+    """Return the files in `directory` and its subdirectories, or all files if it is empty, `.` or `/`."""
     wanted = _bare(directory)
     return [known for known in paths if not wanted or f"/{wanted}/" in f"/{_bare(known)}"]
 
 
 def fitting(glob: str, paths: Iterable[str], directory: str) -> list[str]:
-    """The files whose name fits `glob`; one with a slash is held against the path below `directory`."""
+    """Return the files whose name matches `glob`. A glob with a slash is matched against the path below `directory`."""
     glob = glob.strip().removeprefix("./").removeprefix("**/")
     subjects = ((path, relative(path, directory)) for path in paths)
     return [path for path, subject in subjects if fnmatchcase(subject if "/" in glob else _name(subject), glob)]
 
 
 def relative(path: str, directory: str) -> str:
-    """`path` as seen from `directory`, or whole where it lies elsewhere; no slash in front."""
+    """Return `path` relative to `directory`, or in full if it is elsewhere; without a leading slash."""
     return _bare(path).removeprefix(_bare(directory) + "/")
 
 
 def matches(files: Files, paths: Iterable[str], find: Find) -> Iterator[LineMatch | None]:
-    """Every match in the files of these paths, file by file, line by line; None now and then as in `in_data`."""
+    """Yield every match in these files, file by file and line by line, with a None now and then as in `in_data`."""
     for path in paths:
         yield from in_data(path, files[path].encode("utf-8", "replace"), find)
         yield None
 
 
 def _bare(path: str) -> str:
-    """`path` without what does not tell files apart: space around it, `./`, slashes at its ends."""
+    """Strip a path of what does not tell files apart: white space around it, `./`, and slashes at its ends."""
     bare = path.strip().removeprefix("./").strip("/")
     return "" if bare == "." else bare
 
@@ -95,9 +99,9 @@ def _name(path: str) -> str:
 
 
 def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:
-    """Every match in a file's UTF-8, in one pass; lines that do not match are never looked at one by one.
+    """Yield every match in a file's UTF-8, in one pass that does not visit the lines without a match.
 
-    None stands for a while in which nothing was found: whoever iterates can let others have their turn.
+    Yields None after each part without a match, so that the caller can let others have their turn.
     """
     number, start = 1, 0
     while start < len(data) and (found := find(data, start)) != -1:
@@ -107,7 +111,7 @@ def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:
             continue
         line_start = data.rfind(b"\n", start, found) + 1 or start
         if line_start == len(data):
-            return  # an empty match behind the last line
+            return  # an empty match after the last line
         line_end = data.find(b"\n", found)
         line_end = len(data) if line_end < 0 else line_end
         number += data.count(b"\n", start, line_start)
@@ -116,7 +120,7 @@ def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:
 
 
 def _in_line(path: str, number: int, line: Line, at: int, find: Find) -> Iterator[LineMatch]:
-    """The line of which byte `at` is known to match, or its windows."""
+    """Yield the line, in which a match begins at byte `at`, or the windows around its matches if it is long."""
     text = line.decode()
     if len(text) <= LONG_LINE:
         yield LineMatch(path, number, _length(line[:at]), text.removesuffix("\r"))
@@ -133,7 +137,7 @@ def _in_line(path: str, number: int, line: Line, at: int, find: Find) -> Iterato
 
 
 def _length(data: bytes) -> int:
-    """Characters of `data`, which an empty match may end in the middle of one."""
+    """Count the characters of `data`. An empty match may cut it off within a character."""
     return len(data.decode("utf-8", "ignore"))
 
 

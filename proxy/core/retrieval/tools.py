@@ -1,7 +1,7 @@
-"""The tools that the proxy answers itself: their definitions, and what `grep` and `read_file` say over given texts.
+"""The tools that the proxy answers itself: their definitions, and how `grep` and `read_file` answer from given texts.
 
-Arguments come from a model. Whatever they are, there is an answer, it says what to send instead, and it keeps to its
-budget. No dialect's field names are in here: `definitions` gives name, description and parameters.
+Arguments come from a model. Whatever they are, they get an answer that fits its budget, and an error says what to send
+instead. This module has no dialect's field names: `definitions` gives name, description and parameters.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ Result = Literal["ok", "empty", "refused", "budget"]
 Names = tuple[str, str]
 
 NAMES: Names = ("grep", "read_file")
-"""What our tools are called."""
+"""The names of our tools."""
 
 OTHER_NAMES: Names = ("offload_grep", "offload_read_file")
-"""What they are called where the client has a tool of either name."""
+"""Their names if the client has a tool with either name."""
 
 BUDGET_USED_UP = "budget used up: answer with what you have"
-"""The one answer that is given whatever it costs."""
+"""The only answer that is given even if it exceeds the budget."""
 
 TOO_MANY = "not answered: at most {most} calls are answered at once; send this call again if it is still needed"
-"""The answer to calls beyond those."""
+"""The answer to calls beyond that number."""
 
 DEFAULT_MATCHES = 50
 
 MAX_MATCHES = 1_000
-"""As many are shown, and counted, at most: one pattern over one endless line must not keep a thread for minutes."""
+"""The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
 
 MAX_STRING = 1_000
-"""Characters of an argument: globs and patterns are compiled, and nobody writes longer ones."""
+"""Characters of an argument. Globs and patterns are compiled, and nobody writes longer ones."""
 
 TOKENS_PER_MATCH = 20
-"""First guess."""
+"""The first guess at the size of a match."""
 
 LISTED = (20, 5, 0)
-"""How many of the existing files an answer names, as its budget allows."""
+"""How many of the existing files an answer names: the first of these numbers that its budget allows."""
 
 _ARGUMENTS = {"grep": ("pattern", "path", "glob", "limit"), "read_file": ("path", "offset", "limit", "column")}
 
@@ -64,7 +64,8 @@ _DIGITS = re.compile(r"\s*[0-9]{1,18}\s*")
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
-    """What the model is told. `result`: ok; empty, nothing is there; refused, wrong arguments; budget, no room."""
+    """The answer to the model. `result`: ok; empty, if there is nothing; refused, if the arguments are wrong; budget,
+    if there is no room."""
 
     text: str
     result: Result
@@ -72,7 +73,7 @@ class ToolAnswer(msgspec.Struct, frozen=True):
 
 
 class _Short(Exception):
-    """An answer without content: says why. `listing`: names the files that there are."""
+    """An answer that gives a reason instead of content. `listing`: it also names the existing files."""
 
     def __init__(self, text: str, result: Result = "refused", *, listing: bool = False) -> None:
         super().__init__(text)
@@ -80,7 +81,7 @@ class _Short(Exception):
 
 
 class _Room(msgspec.Struct, frozen=True):
-    """What an answer is made from, and what it may cost."""
+    """The material for an answer, and the most that it may cost."""
 
     names: Names
     files: Files
@@ -102,7 +103,7 @@ def answer(
     matcher: Callable[[str], Find],
     names: Names = NAMES,
 ) -> ToolAnswer:
-    """What `answering` comes to, all at once."""
+    """Run `answering` to its end and return its result."""
     steps = answering(tool, arguments, files, store_dir, budget_tokens, count, matcher, names)
     while True:
         try:
@@ -122,10 +123,10 @@ def answering(
     matcher: Callable[[str], Find],
     names: Names = NAMES,
 ) -> Generator[None, None, ToolAnswer]:
-    """Answer a call with these JSON arguments out of `files`, in at most `budget_tokens` as `count` counts them.
+    """Answer a call with these JSON arguments from `files`, in at most `budget_tokens` as counted by `count`.
 
-    It stops many times on the way, so that others can have their turn. `matcher` compiles a pattern and raises
-    ValueError, with a text, where it refuses one. Never raises for anything that a model or a file's text may contain.
+    It yields often, so that others can have their turn. `matcher` compiles a pattern; if it refuses one, it raises
+    ValueError with a text. Never raises because of anything that a model or a file's text may contain.
     """
     room = _Room(names, files, store_dir, budget_tokens, count)
     result: Result = "ok"
@@ -141,7 +142,7 @@ def answering(
 
 
 def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
-    """The answer to a call beyond the first `most` of a round."""
+    """Return the answer to a call beyond the first `most` of a round."""
     text = TOO_MANY.format(most=most)
     return ToolAnswer(text, "refused", count(text))
 
@@ -170,7 +171,7 @@ def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find])
 
 
 def _found(searching: Iterator[LineMatch | None]) -> Generator[None, None, list[LineMatch]]:
-    """The first matches, up to one more than are counted."""
+    """Return the first matches, up to one more than are counted."""
     found: list[LineMatch] = []
     for match in searching:
         yield
@@ -196,7 +197,7 @@ def _compiled(pattern: str, matcher: Callable[[str], Find]) -> Find:
 
 
 def _searched(path: str, glob: str, room: _Room) -> list[str]:
-    """The files that these arguments of grep mean."""
+    """Return the files that these arguments of grep select."""
     file = named(path, list(room.files))
     paths = [file] if file is not None else below(path, room.files)
     if not paths:
@@ -210,7 +211,7 @@ def _searched(path: str, glob: str, room: _Room) -> list[str]:
 
 
 def _report(found: Sequence[LineMatch], shown: int, limit: int, about: str, store_dir: str) -> str:
-    """The first `shown` matches by file, and how many more there are."""
+    """List the first `shown` matches by file, and say how many more there are."""
     over = "+" if len(found) > MAX_MATCHES else ""
     total = min(len(found), MAX_MATCHES)
     lines = [f"Found {total}{over} {'match' if total == 1 else 'matches'} {about}:"]
@@ -240,7 +241,7 @@ def _read(given: Mapping[str, Any], room: _Room) -> str | None:
 
 
 def _existing(path: str, room: _Room) -> str:
-    """The file that read_file's argument names."""
+    """Return the file that read_file's argument names."""
     if not path:
         raise _Short('"path" is missing: send the path of a file.', listing=True)
     known = named(path, list(room.files))
@@ -252,7 +253,7 @@ def _existing(path: str, room: _Room) -> str:
 
 
 def _past_end(text: str, line: int, column: int) -> str:
-    """Says, in a bracketed line like those of `pages`, why there is nothing to show."""
+    """Explain, in a bracketed line like those of `pages`, why there is nothing to show."""
     lines = pages.line_count(text)
     if not lines:
         return f"{pages.OURS} 0 of 0; the file is empty]"
@@ -262,7 +263,7 @@ def _past_end(text: str, line: int, column: int) -> str:
 
 
 def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> dict[str, Any]:
-    """The arguments as an object that has no other members than the tool knows."""
+    """Parse the arguments as an object that has only members the tool knows."""
     name = names[0] if tool == "grep" else names[1]
     takes = f"{name} takes one JSON object with {', '.join(_ARGUMENTS[tool])}; only {_ARGUMENTS[tool][0]} is required"
     try:
@@ -278,7 +279,7 @@ def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> dict[str, Any]:
 
 
 def _string(given: Mapping[str, Any], key: str) -> str:
-    """A string; empty where there is none."""
+    """Return a string argument, or an empty string if it is missing."""
     value = given.get(key)
     if value is None:
         return ""
@@ -288,7 +289,7 @@ def _string(given: Mapping[str, Any], key: str) -> str:
 
 
 def _number(given: Mapping[str, Any], key: str, default: int, *, least: int = 0) -> int:
-    """A whole number, also as a string, as weaker models write it; `default` where there is none."""
+    """Return a whole number, or `default` if it is missing. Accepts a string too, which weaker models send."""
     value = given.get(key)
     if value is None or value == "":
         return default
@@ -300,7 +301,7 @@ def _number(given: Mapping[str, Any], key: str, default: int, *, least: int = 0)
 
 
 def _wordings(short: _Short, paths: Sequence[str]) -> list[str]:
-    """The answer in all its lengths, the longest first."""
+    """Return the answer in all its lengths, longest first."""
     if not short.listing:
         return [short.text]
     return [f"{short.text} {_listing(paths[:most], len(paths))}" for most in LISTED]
@@ -316,12 +317,12 @@ def _listing(some: Sequence[str], total: int) -> str:
 
 
 def _brief(text: str) -> str:
-    """What a model sent, as far as it is worth repeating to it."""
+    """Shorten a model's own text for repeating it to the model."""
     return text if len(text) <= 200 else text[:200] + "…"
 
 
 def definitions(names: Names, store_dir: str) -> list[bytes]:
-    """Both tools as JSON objects of `name`, `description` and `parameters`; the same bytes for the same arguments."""
+    """Return both tools as JSON objects of `name`, `description` and `parameters`. Equal arguments give equal bytes."""
     grep, read_file = names
     own = f"These paths are for {grep} and {read_file} only: they mean nothing to the user or to any other tool."
     path = f"A file below {store_dir}"
@@ -354,7 +355,7 @@ def definitions(names: Names, store_dir: str) -> list[bytes]:
 
 
 def _definition(name: str, description: str, required: str, **properties: tuple[str, str]) -> bytes:
-    """Plain JSON Schema: `strict` with its nullable unions upsets weaker servers."""
+    """Describe a tool in plain JSON Schema: `strict` with its nullable unions upsets weaker servers."""
     described = {key: {"type": kind, "description": text} for key, (kind, text) in properties.items()}
     parameters = {"type": "object", "properties": described, "required": [required]}
     return msgspec.json.encode({"name": name, "description": description, "parameters": parameters})
