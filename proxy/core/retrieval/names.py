@@ -1,7 +1,7 @@
-"""A caller's paths: names in the caller's own namespace, never paths of a server, and what they are in a store's keys.
+"""A caller's paths, which are names in the caller's own namespace and never paths of a server, and their store keys.
 
-`/workspace/x`, `workspace//x/` and `./workspace/x` are one name: the namespace is all the root that there is. What a
-caller is told is spelled as the caller spelled it; only keys are made of canonical names.
+`/workspace/x`, `workspace//x/` and `./workspace/x` are the same name, because the namespace is the only root. Replies
+keep the caller's spelling; only keys use canonical names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ KEY_BYTES = 255
 """The longest part that a store's key may have (the longest file name of ext4, XFS and APFS)."""
 
 FIRST = "_"
-"""Before every part: a key's part must not begin with a dot, and a name may."""
+"""The first character of every part, because a name may begin with a dot and a key's part must not."""
 
 _SPECIAL = re.compile(rb"[^A-Za-z0-9_-]")
 _ESCAPED = re.compile(r"\.(\.|-|[0-9a-f]{2})")
@@ -21,11 +21,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class BadName(ValueError):
-    """No name: the text says why, for whoever wrote it."""
+    """The path is not a valid name. The text tells the caller why."""
 
 
 def canonical(spelled: str) -> str:
-    """The name that a path means; empty for the namespace itself. Raises BadName."""
+    """Return the name that a path means; empty for the namespace itself. Raises BadName."""
     if _CONTROL.search(spelled):
         raise BadName(f"{_shown(spelled)} has a control character in it")
     try:
@@ -44,17 +44,17 @@ def canonical(spelled: str) -> str:
 
 
 def joined(directory: str, name: str) -> str:
-    """The path of a file in a directory that is spelled like this."""
+    """Return the path of a file in a directory, with the caller's spelling of the directory."""
     return f"{stem(directory)}/{name}"
 
 
 def stem(directory: str) -> str:
-    """A directory as it stands before `/NAME`."""
+    """Return a directory without trailing slashes, so that `/NAME` can follow."""
     return directory.rstrip("/")
 
 
 def key_part(name: str) -> str:
-    """A canonical name as a part of a store's key. Raises BadName where it is too long."""
+    """Return a canonical name as a part of a store's key. Raises BadName if it is too long."""
     part = beginning(name)
     if len(part) > KEY_BYTES:
         raise BadName(f"{_shown(name)} is too long: {len(part)} bytes when stored, of {KEY_BYTES}")
@@ -62,12 +62,12 @@ def key_part(name: str) -> str:
 
 
 def beginning(name: str) -> str:
-    """How the key's part of every name begins that begins with `name`."""
+    """Return the beginning of the key's part of every name that begins with `name`."""
     return FIRST + _SPECIAL.sub(_escaped, name.encode()).decode()
 
 
 def name_of(part: str) -> str | None:
-    """The name that a key's part stands for; None where it is none of ours."""
+    """Return the name that a key's part encodes, or None if it encodes no name."""
     if not part.startswith(FIRST):
         return None
     raw = _ESCAPED.sub(_unescaped, part[len(FIRST) :]).encode("latin-1")
@@ -87,5 +87,5 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 def _shown(text: str) -> str:
-    """A path for a message: readable, on one line, not too long."""
+    """Return a path for a message: printable, on one line, and at most 100 characters of it."""
     return ascii(text if len(text) <= 100 else text[:100] + "…")
