@@ -1,7 +1,7 @@
 """Collects the tool calls of one round, decides which are ours, and returns the parts that the client may see.
 
 Servers differ. Some send the id with the first delta only, others (an old vLLM) send a new one with each. Names come in
-pieces, repeatedly, or after the arguments (SGLang). `index` is missing (Gemini, Mistral), always 0 with a new id
+pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gemini, Mistral), always 0 with a new id
 (Ollama), or changes within a call (Cerebras). This module accepts all of these, and the client sees 0, 1, 2.
 """
 
