@@ -1,6 +1,6 @@
 """Old history → one snapshot: the file of originals, the task for the model, and the check of its answer.
 
-All functions here are pure. A model's answer is hostile input, because the model has read tool results.
+All functions here turn text into text. A model's answer is hostile input, because the model has read tool results.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ description = openapi.description
 
 
 def check_caller(tenant: Tenant) -> None:
-    """Raises Unauthorized for callers without a key, who share a namespace and could read each other's files."""
+    """Raises Unauthorized for callers without a key: they share a namespace and could read each other's files."""
     if tenant.anonymous:
         raise Unauthorized("The operations keep files for you, so they need your key: `Authorization: Bearer KEY`")
 

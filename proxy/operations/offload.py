@@ -1,7 +1,7 @@
 """`/context_offload` and its older names: carries out what `one_shot` decides.
 
-It writes files only after all summaries are made, and replies only after all files are written. Work on the bytes of
-messages is done in a reading thread.
+It writes files only after all summaries are made, and replies only after all files are written. Reading threads do all
+work on the bytes of messages.
 """
 
 from __future__ import annotations

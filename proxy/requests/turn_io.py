@@ -72,7 +72,7 @@ class RequestTurnIO:
         return rewritten(self._services.relay.request(self._client, self._tenant, body), body, dropped)
 
     def headers(self, turn: Turn) -> Sequence[Header]:
-        """Return our headers. Only a reply that is not a stream has the number of hidden rounds, already known then."""
+        """Return our headers. For a reply that is not a stream, they include the number of hidden rounds."""
         whole = not self._history.request.stream
         return [*self._ours(), (b"x-offload-rounds", b"%d" % turn.rounds)] if whole else self._ours()
 
