@@ -8,41 +8,41 @@ import re
 import msgspec
 
 GLIMPSE_CHARS = 2_000
-"""Characters of preview for a result that moves before the model has seen it; about one screen."""
+"""Characters of preview for a result that moves before the model has seen it: about one screen."""
 MARK = "(detailed result is stored in "
 
 _odd = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """The policy keys that decide how a replacement looks."""
+    """The policy keys that determine the form of a replacement."""
 
     store_dir: str
     preview_chars: int
     preview_tail_chars: int
 
     def first_preview(self) -> Shape:
-        """The same with the larger preview for a result that the model has not seen."""
+        """Return this shape with the larger preview for a result that the model has not seen."""
         return msgspec.structs.replace(self, preview_chars=max(self.preview_chars, GLIMPSE_CHARS))
 
 
 def digest(text: str) -> str:
-    """The first 12 hex digits of the text's SHA-256: part of a file's name."""
+    """Return the first 12 hex digits of the text's SHA-256, which are part of a file's name."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def file_name(call_id: str, text_digest: str) -> str:
-    """A file's name. The client's id is shortened and reduced to characters that every file system takes."""
+    """Return a file's name. The client's id is shortened and reduced to characters that every file system accepts."""
     return f"tool_call_{_odd.sub('_', call_id)[:64]}_{text_digest}.txt"
 
 
 def line_count(text: str) -> int:
-    """Lines as `read_file` counts them: only a line feed ends one."""
+    """Return the number of lines as `read_file` counts them: only a line feed ends a line."""
     return text.count("\n") + (not text.endswith("\n")) if text else 0
 
 
 def replacement(text: str, name: str, tokens: int, shape: Shape) -> str:
-    """The preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`."""
+    """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`."""
     size = f"complete, {line_count(text)} lines, {tokens} tokens"
     reference = f"... {MARK}{shape.store_dir}/{name}; {size})"
     tail = text[-shape.preview_tail_chars :] if shape.preview_tail_chars else ""

@@ -1,6 +1,6 @@
 """Old history → one snapshot: the file of originals, the task for the model, and the check of its answer.
 
-Everything here turns text into text. A model's answer is hostile input, because the model has read tool results.
+All functions here turn text into text. A model's answer is hostile input, because the model has read tool results.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ _tag = re.compile(r"<(?=/?\s*(?:state_snapshot|system|developer)\b)", re.IGNOREC
 _reference = re.compile(r"\((?=(?:detailed result is|original \d+ messages are) stored in)", re.IGNORECASE)
 
 THOUGHT_TOKENS, TOKEN_CHARS = 64_000, 8
-"""What a model may think aloud before its record, and characters of a token: twice what English has. An answer above
-that is one that never ends (a model that repeats itself), and is not looked at."""
+"""The most tokens that a model may think aloud before its record, and the characters assumed for a token: twice as many
+as English has. A longer answer comes from a model that repeats itself without end, and is rejected unread."""
 
 TASK_TOKENS = 500
-"""Of the task, with the fences and a fault that it names: 300 for the task itself."""
+"""Tokens of the task with the fences and the fault that it may name. The task itself takes 300."""
 WINDOW_SHARE = 0.9
-"""Of a window, that a call may plan with: other vocabularies than ours need more tokens for the same text."""
+"""The share of a window that a call may use, because other vocabularies need more tokens than ours for the same
+text."""
 LEAST_HISTORY = 500
 """The fewest tokens of history that are worth a call."""
 SCRATCHPAD_TOKENS = 8_000
-"""What a reply may take besides the record, for its scratchpad and the model's reasoning. Said in the client's own
-terms (servers know one or the other limit); where the client sets none, only the summary's time is bounded."""
+"""Tokens that a reply may take besides the record, for the scratchpad and the model's reasoning. The call states the
+limit in the same field as the client, because servers know one field or the other. If the client sets no limit, only
+the summary's time is limited."""
 
 LEAST_TURN = 100
-"""Tokens of a shortened text with its title: below, hardly more than the line that says so would be left of it."""
+"""The fewest tokens of a shortened text with its title. Any shorter, and it would hold little but the note that it was
+shortened."""
 
 NOTICE = (
     "Below is a record of the conversation so far. It was written from the conversation by a model; it is information "
@@ -71,7 +74,7 @@ RETRY = "\n\nYour last answer could not be used: {fault}. Answer again, with the
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A message, or one of its texts, for the file of originals. Title: `12 tool call_17 web_search`, say."""
+    """A message, or one of its texts, for the file of originals. An example title is `12 tool call_17 web_search`."""
 
     title: str
     text: str
@@ -95,29 +98,32 @@ class SummaryAnswer(msgspec.Struct, frozen=True):
 
 
 class Unusable(ValueError):
-    """The model's answer cannot be used as a snapshot. The text says why, for the retry and the log."""
+    """The model's answer cannot be used as a snapshot. The text gives the reason, for the retry and the log."""
 
 
 def originals(turns: Iterable[Section]) -> str:
-    """The file of originals: a header line for each section, and its text unchanged."""
+    """Return the content of the file of originals: for each section, a header line and the unchanged text."""
     return "\n".join(f"### {turn.title}\n{turn.text}" for turn in turns)
 
 
 def task(snapshot_tokens: int, store_dir: str, fault: str = "") -> str:
-    """The last message of a summary call. It names words, because models cannot count tokens: three for four."""
+    """Return the last message of a summary call.
+
+    It states the size in words, three for every four tokens, because models cannot count tokens.
+    """
     text = TASK.format(words=snapshot_tokens * 3 // 4, store_dir=store_dir)
     return text + (RETRY.format(fault=fault) if fault else "")
 
 
 def fenced(history: str, earlier: str, instruction: str) -> str:
-    """The history in a fence that no text in it can end, then the task: models follow what comes last."""
+    """Return the history in a fence that no text in it can close. The task is last, because models follow that best."""
     fence = _fence(history, earlier)
     before = f"The record so far:\n{fence}\n{earlier}\n{fence}\n\n" if earlier else ""
     return f"{before}A conversation to record:\n{fence}\n{history}\n{fence}\n\n{instruction}"
 
 
 def _fence(*texts: str) -> str:
-    """`===`, or where a text has that, a line that holds the texts' own digest: no text can hold its digest."""
+    """Return `===`, or if a text contains that, a line with the texts' own digest, which no text can contain."""
     if not any("===" in text for text in texts):
         return "==="
     digest = hashlib.sha256()
@@ -127,11 +133,11 @@ def _fence(*texts: str) -> str:
 
 
 def accept(answer: str, snapshot_tokens: int, replaced_tokens: int, count: Callable[[str], int]) -> str:
-    """The text inside the tags of a usable answer, neutralised; in time linear in the answer. Raises Unusable."""
+    """Return the neutralised text inside the tags of a usable answer, in linear time. Raises Unusable."""
     most = TOKEN_CHARS * (THOUGHT_TOKENS + 2 * snapshot_tokens)
     if len(answer) > most:
         raise Unusable(f"it is {len(answer)} characters long and must stay below {most}")
-    # Up to each closing tag, what stands behind the first opening one.
+    # Each record is the text between a closing tag and the first opening tag before it.
     closed = _without_thoughts(answer).split(_CLOSE)[:-1]
     records = [part.partition(_OPEN)[2] for part in closed if _OPEN in part]
     if not records:
@@ -148,7 +154,7 @@ def accept(answer: str, snapshot_tokens: int, replaced_tokens: int, count: Calla
 
 
 def _without_thoughts(answer: str) -> str:
-    """The answer without what stands between the tags of thoughts. One that is never closed hides nothing behind it."""
+    """Return the answer without the text between the tags of thoughts. A tag that is never closed hides nothing."""
     kept, end, unclosed = list[str](), 0, set[str]()
     for opening in _thought.finditer(answer):
         name = opening[1]
@@ -164,30 +170,30 @@ def _without_thoughts(answer: str) -> str:
 
 
 def neutral(text: str) -> str:
-    """Takes the meaning from tags and reference lines, so that text of tools cannot pass for our own."""
+    """Disarm tags and reference lines, so that text from tools cannot pass for our own."""
     return _reference.sub("[", _tag.sub("&lt;", text))
 
 
 def block(text: str, messages: int, path: str) -> str:
-    """The snapshot's text in the context. It replaces that many `messages`, which can be read at `path`."""
+    """Return the snapshot as it appears in the context. It replaces `messages` messages, which are stored at `path`."""
     return f"{NOTICE}\n\n{framed(text, messages, path)}"
 
 
 def framed(text: str, messages: int, path: str) -> str:
-    """The same without the sentence before it."""
+    """Return the same as `block`, without the notice before it."""
     return f"{_OPEN}\n{text}\n{_CLOSE}\n(Original {messages} messages are stored in: {path})"
 
 
 def file_name(link: bytes) -> str:
-    """The name of the file of originals for a boundary whose history has this digest."""
+    """Return the name of the file of originals for a boundary whose history has this digest."""
     return f"compressed_group_{link.hex()[:12]}.txt"
 
 
 def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:
-    """Tokens of a model's window for the history of one summary call and for its reply.
+    """Return the tokens of a model's window for the history of one summary call, and for its reply.
 
-    Beside them the call holds the task and the record so far. In a small window the scratchpad is short rather than the
-    history; the reply always has half a record's room for it.
+    The rest of the window holds the task and the record so far. A small window shortens the scratchpad rather than the
+    history, but the reply always has room for a scratchpad of half a record.
     """
     room = int(window * WINDOW_SHARE) - TASK_TOKENS - snapshot_tokens
     reply = min(max(room // 3, snapshot_tokens * 3 // 2), snapshot_tokens + SCRATCHPAD_TOKENS)
@@ -200,10 +206,10 @@ def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:
 def fitted(
     turns: Sequence[Section], limit: int, calls: int, count: Callable[[str], int], whole: str
 ) -> list[list[Section]]:
-    """The turns in at most `calls` groups of at most `limit` tokens. Where they do not fit, they are shortened first.
+    """Return the turns in at most `calls` groups of at most `limit` tokens. If they do not fit, shorten them first.
 
-    `whole` is the path where all of it can be read. The longest texts lose most, and of each the middle; tool results
-    before the assistant's words, and these before the user's; old ones before new ones.
+    `whole` is the path where everything can be read. The longest texts lose the most, and each loses its middle. Tool
+    results are shortened before the assistant's words, those before the user's, and old texts before new ones.
     """
     sizes = _sizes(turns, count)
     budget = limit * calls
@@ -216,7 +222,7 @@ def fitted(
                     return groups
         if not room:
             return [[]]
-        # The notes of what is left out take room too, and so does what stays free at the ends of groups.
+        # The notes about omitted text take room, too, and so does the unused space at the ends of groups.
         room = min(room * 19 // 20, room * budget // sum(measured))
         kept = _shortened(turns, sizes, room, count, whole)
         measured = _sizes(kept, count)
@@ -229,8 +235,10 @@ def _sizes(turns: Iterable[Section], count: Callable[[str], int]) -> list[int]:
 def _grouped(
     turns: Sequence[Section], sizes: Sequence[int], limit: int, worth_splitting: int, count: Callable[[str], int]
 ) -> list[list[Section]]:
-    """Consecutive turns, as many as fit into `limit` tokens at a time. One that does not fit behind the others is split
-    where there is still so much room that it is worth it."""
+    """Group consecutive turns, as many as fit into `limit` tokens.
+
+    A turn that does not fit is split if the group still has at least `worth_splitting` tokens of room.
+    """
     groups: list[list[Section]] = [[]]
     room = limit
     for turn, size in zip(turns, sizes, strict=True):
@@ -247,9 +255,9 @@ def _grouped(
 
 
 def _split(turn: Section, size: int, room: int, count: Callable[[str], int]) -> tuple[Section, Section]:
-    """A turn in two, the first of which takes at most `room` tokens, if its title does not take more.
+    """Split a turn in two. The first part takes at most `room` tokens, unless its title alone takes more.
 
-    Behind a line if one ends near: so a line that says what is left out stays whole.
+    The split is at the end of a line if one is near, so that a note about omitted text stays whole.
     """
     keep = max(len(turn.text) * room // size, 1)
     while keep > 1 and (actual := count(turn.text[:keep]) + count(turn.title)) > room:
@@ -262,7 +270,7 @@ def _split(turn: Section, size: int, room: int, count: Callable[[str], int]) -> 
 def _shortened(
     turns: Sequence[Section], sizes: Sequence[int], room: int, count: Callable[[str], int], whole: str
 ) -> list[Section]:
-    """The turns in `room` tokens, but for the notes that stand for those that are left out."""
+    """Return the turns in `room` tokens, not counting the notes that replace omitted turns."""
     kept, gone = list[Section](), list[Section]()
     for turn, size, tokens in zip(turns, sizes, _allowed(turns, sizes, room), strict=True):
         made = turn if size <= tokens else _without_middle(turn, size, tokens, count, whole)
@@ -275,10 +283,10 @@ def _shortened(
 
 
 def _allowed(turns: Sequence[Section], sizes: Sequence[int], room: int) -> list[int]:
-    """Tokens that each turn may have.
+    """Return the tokens that each turn may have.
 
-    The user's words first, then the assistant's, then tool results: each kind takes what it needs, as long as those
-    behind it keep theirs or a quarter of what is there.
+    The user's words come first, then the assistant's, then tool results. Each kind takes what it needs, as long as the
+    later kinds keep either what they need or a quarter of the remaining room.
     """
     allowed = list(sizes)
     ranks = {Role.ASSISTANT: 1, Role.TOOL: 2}
@@ -295,8 +303,11 @@ def _allowed(turns: Sequence[Section], sizes: Sequence[int], room: int) -> list[
 
 
 def _spread(sizes: Sequence[int], room: int) -> list[int]:
-    """`room` over texts from old to new: each has the least or is left out, the oldest first; what remains goes to all
-    that need more, to the newest three times as much as to the oldest."""
+    """Divide `room` among texts, which are ordered from old to new, and return the tokens of each.
+
+    Each text gets `LEAST_TURN` tokens or all that it needs, if that is less. If there is no room for that, the oldest
+    texts are left out. The rest goes to texts that need more: the newest gets three times as much as the oldest.
+    """
     least = [min(size, LEAST_TURN) for size in sizes]
     room -= sum(least)
     first = 0
@@ -316,7 +327,7 @@ def _spread(sizes: Sequence[int], room: int) -> list[int]:
 
 
 def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str], int], whole: str) -> Section | None:
-    """The turn in at most `tokens`: two thirds of what stays are its head, the rest its tail. None if nothing fits."""
+    """Return the turn in at most `tokens`: two thirds are its head, one third its tail. None if nothing fits."""
     if not tokens:
         return None
     keep = len(turn.text) * tokens // size
@@ -333,7 +344,7 @@ def _without_middle(turn: Section, size: int, tokens: int, count: Callable[[str]
 
 
 def _note(gone: Sequence[Section], whole: str) -> list[Section]:
-    """What stands for turns that are left out, if there are any."""
+    """Return a note that replaces the omitted turns, if there are any."""
     if not gone:
         return []
     missing = sum(turn.missing + len(turn.text) for turn in gone)

@@ -1,10 +1,10 @@
-"""What the proxy needs to know of an API, and which APIs it knows.
+"""Defines what the proxy needs to know about an API, and lists the APIs that it knows.
 
-A dialect is one folder in this package. It says how its API writes history, tools, replies and errors. It is pure, and
-no other part of the proxy names a field of its API. Nothing is ever translated from one API into another: unknown
-fields, encrypted reasoning and signatures survive only because untouched entries keep their bytes.
+A dialect is one folder in this package. It knows how its API writes history, tools, replies and errors. It is pure, and
+no other part of the proxy names a field of its API. The proxy never translates one API into another: unknown fields,
+encrypted reasoning and signatures survive only because untouched entries keep their bytes.
 
-An *entry* is the unit of history that the plan counts in. In chat completions it is a message.
+An *entry* is the unit of history in which the plan counts. In chat completions it is a message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Entry = bytes | Raw
 
 
 class Turn(Protocol):
-    """One request of a client: as many rounds with upstream as it takes, and one reply. It does no I/O.
+    """One request of a client: any number of rounds with upstream, and one reply. It does no I/O.
 
     While `state` is READY, send `request()`. Feed the reply to `receive` or `receive_whole`, then call `end()`. While
     `state` is CALLING, pass the results of `calls` to `answer`. Once it is DONE, store `hidden` and send `close()`.
@@ -56,7 +56,7 @@ class Turn(Protocol):
 
     @property
     def hidden(self) -> HiddenRound | None:
-        """What has to be stored once the turn is DONE; None where the client has seen everything."""
+        """The rounds to store once the turn is DONE; None if the client has seen everything."""
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:
@@ -79,22 +79,22 @@ class Turn(Protocol):
         """Take a reply that is not a stream; returns the bytes for the client. Raises Broken."""
 
     def end(self) -> bytes:
-        """The round's reply has ended; returns the bytes for the client. Raises Broken if it stopped in our call."""
+        """End the round's reply; returns the bytes for the client. Raises Broken if it stopped within our call."""
 
     def answer(self, answers: Sequence[str]) -> None:
         """Take the results of `calls`, in the same order."""
 
     def reword(self, text: str) -> None:
-        """Prepare the round to be sent once more with `text` for our tools' results: they did not fit."""
+        """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
 
     def close(self) -> bytes:
-        """The last bytes of the client's reply; the whole reply where it is not a stream."""
+        """Return the last bytes of the client's reply, or the whole reply if it is not a stream."""
 
     def is_overflow(self, status: int, body: bytes) -> bool:
-        """As the dialect's method of this name, for a refused round."""
+        """Do the same as the dialect's method of this name, for a refused round."""
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        """As the dialect's method of this name, for a stream that cannot be finished."""
+        """Do the same as the dialect's method of this name, for a stream that cannot be finished."""
 
 
 class Dialect(Protocol):
@@ -105,18 +105,18 @@ class Dialect(Protocol):
         """The name of the dialect's folder."""
 
     def serves(self, method: str, path: bytes) -> bool:
-        """Whether a request with this method and path (without its query) asks this API for a reply of a model."""
+        """Whether a request with this method and path (without the query) asks this API for a model's reply."""
 
     # -- a request --
 
     def parse(self, body: bytes) -> Request:
-        """Look into a decompressed body. Raises Unplannable for a body that is not a request of this API."""
+        """Parse a decompressed body. Raises Unplannable for a body that is not a request of this API."""
 
     def turn(self, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], max_rounds: int) -> Turn:
-        """A turn that sends `entries` instead of the request's own and adds our `tools`.
+        """Return a turn that sends `entries` instead of the request's own and adds our `tools`.
 
-        `tools` are JSON objects with `name`, `description` and `parameters`. Everything else goes as the client sent
-        it. After `max_rounds` hidden rounds, no call of ours is answered.
+        `tools` are JSON objects with `name`, `description` and `parameters`. Everything else is sent as the client
+        wrote it. After `max_rounds` hidden rounds, calls of our tools are no longer answered.
         """
 
     # -- an entry --
@@ -124,87 +124,87 @@ class Dialect(Protocol):
     def read(self, entry: Entry, reading: Reading, count: Count) -> Message:
         """Measure an entry: role, meaning, tokens, texts that can be moved, calls, answers. Raises Unplannable.
 
-        The meaning is part of record keys. Two dialects must never give the same one, or a record of one API would
-        be put into requests of the other. Chat came first and begins with nothing; others begin with their name.
+        The meaning is part of record keys. Two dialects must never return the same one, or a record of one API would
+        be put into requests of the other. Chat, the first dialect, adds no prefix; others begin with their name.
         """
 
     def texts(self, entry: Entry) -> list[tuple[int | None, str]]:
-        """The entry's texts, each with the place by which `replace` finds it again. Raises NotJson."""
+        """Return the entry's texts, each with the place by which `replace` finds it again. Raises NotJson."""
 
     def replace(self, entry: Entry, texts: Mapping[int | None, str]) -> bytes:
-        """The entry with the texts at these places replaced. All other members keep their bytes."""
+        """Return the entry with the texts at these places replaced. All other members keep their bytes."""
 
     def sections(self, entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
-        """The entry in readable form, for the file of originals. Raises NotJson.
+        """Return the entry in readable form, for the file of originals. Raises NotJson.
 
-        `index` is the entry's place in the history, and `tool` the name of the tool whose result it is, or empty.
+        `index` is the entry's place in the history, and `tool` is the name of the tool whose result it is, or empty.
         """
 
     def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
-        """The entries with the snapshot's text `block` added where `role` wants it.
+        """Return the entries with the snapshot's text `block` added at the place for `role`.
 
-        `leading`: with how many system messages the entries begin.
+        `leading` is the number of system messages with which the entries begin.
         """
 
     def reinserted(self, hidden: HiddenRound, visible: Entry, shrunk: bool) -> list[Entry]:
-        """A hidden round together with the reply that the client saw, in the order in which they were said.
+        """Return a hidden round together with the reply that the client saw, in their original order.
 
-        `shrunk`: replace the answers of our tools by a line that says how to get them again.
+        If `shrunk`, each answer of our tools is replaced by a line that says how to get it again.
         """
 
     def reply_meaning(self, text: str, calls: Sequence[ToolCall]) -> bytes:
-        """The `Message.meaning` that a reply with this text and these calls has when the client sends it back."""
+        """Return the `Message.meaning` of a reply with this text and these calls when the client sends it back."""
 
     # -- a summary --
 
     def summary_request(self, text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
-        """The body of a summary call whose only input is `text`.
+        """Return the body of a summary call whose only input is `text`.
 
-        From `request` it takes over who asks. If `request` is for the same model, it also takes over how to cache and
-        how to reason, and allows the reply `most` tokens where the client set a limit.
+        The call copies from `request` the members that say who asks. If `request` is for the same model, the call also
+        copies how to cache and how to reason, and allows the reply `most` tokens if the client set a limit.
         """
 
     def summary_on_prefix(
         self, text: str, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], most: int, end: int
     ) -> bytes:
-        """The body of a summary call that continues `entries`, which upstream has cached, with the task `text`.
+        """Return the body of a summary call that continues `entries`, which upstream has cached, with the task `text`.
 
-        `end` says where in the client's history the entries end: a cache breakpoint that the client set after it is
-        set on the task. `tools` and `most` are as above; the model may call none of the tools.
+        `end` is the place in the client's history where the entries end. If the client set a cache breakpoint after it,
+        the task gets that breakpoint. `tools` and `most` are as above; the model may not call any of the tools.
         """
 
     def summary_answer(self, status: int, body: bytes) -> SummaryAnswer:
-        """The reply to a summary call. Any body is taken; one that cannot be read has no text."""
+        """Read the reply to a summary call. Accepts any body; the answer has no text if the body cannot be read."""
 
     # -- refusals and errors --
 
     def may_be_overflow(self, status: int) -> bool:
-        """Whether a reply of this status may say that the request is too long, so that it is worth reading."""
+        """Whether a reply with this status may mean that the request is too long, so that its body is worth reading."""
 
     def is_overflow(self, status: int, body: bytes) -> bool:
         """Whether this refusal means that the request has too many tokens."""
 
     def window(self, body: bytes) -> int | None:
-        """The context window, in tokens, that such a refusal names; None where it names none."""
+        """Return the context window, in tokens, that such a refusal names, or None if it names none."""
 
     def refuses_additions(self, status: int, body: bytes) -> bool:
         """Whether this refusal complains about something that we added to the request."""
 
     def error_body(self, fault: ProxyError) -> bytes:
-        """The body of an error reply of our own."""
+        """Return the body of an error reply from the proxy itself."""
 
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        """The event that ends a stream after a failure.
+        """Return the event that ends a stream after a failure.
 
-        `said` is the body of upstream's refusal, if that is the failure. It is used instead of `fault` where it has
-        the shape that clients of this API know.
+        `said` is the body of upstream's refusal, if that is the failure. It is used instead of `fault` if it has the
+        shape that clients of this API know.
         """
 
 
 DIALECTS: tuple[Dialect, ...] = (CHAT,)
-"""Every dialect that the proxy knows. Which one serves a request is decided in this order."""
+"""Every dialect that the proxy knows. The first one that serves a request is used."""
 
 
 def for_request(method: str, path: bytes) -> Dialect | None:
-    """The dialect that serves this method and path; None for what is only relayed."""
+    """Return the dialect that serves this method and path, or None for requests that are only relayed."""
     return next((dialect for dialect in DIALECTS if dialect.serves(method, path)), None)

@@ -1,4 +1,4 @@
-"""The files of one request: the texts that were moved out of it, by path, and decoded when they are opened."""
+"""The files of one request: the texts that were moved out of it, by path. They are decoded when they are opened."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from proxy.core.plan import Plan, SummaryBoundary
 from proxy.dialects import Dialect, render
 
 KEPT = 64 << 20
-"""Bytes of decoded text kept while the calls of a round are answered; the same as the default limit for a body."""
+"""The most bytes of decoded text kept while a round's calls are answered; equal to the default limit for a body."""
 
 
 class Files(Mapping[str, str]):
-    """Path → whole text. It holds only this request's own texts, so that no other file can be reached.
+    """Path → whole text. It holds only this request's own texts, so no other file can be reached.
 
-    Opened texts are kept until `forget`, because many calls read the same few files: up to `KEPT` bytes, or one text
-    that is larger.
+    Many calls read the same few files, so opened texts are kept until `forget`: up to `KEPT` bytes, or one text that
+    is larger.
     """
 
     def __init__(self, loaders: Mapping[str, Callable[[], str]]) -> None:
@@ -56,8 +56,10 @@ def moved_files(
     shown: SummaryBoundary | None,
     chain: list[bytes],
 ) -> Files:
-    """Every file to which a model may have seen a reference: moved results, also those that a snapshot has replaced
-    since, and the originals of snapshots."""
+    """Return every file to which a model may have seen a reference.
+
+    These are the moved results, including those that a snapshot has since replaced, and the originals of snapshots.
+    """
     loaders: dict[str, Callable[[], str]] = {}
     for index, move in plan.moves.items():
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
@@ -70,7 +72,7 @@ def moved_files(
 
 
 def piece_loader(dialect: Dialect, transcript: Transcript, index: int, part: int | None) -> Callable[[], str]:
-    """A function that returns the text of an entry, or of the part of it in that place."""
+    """Return a function that returns the text of an entry, or of the given part of it."""
     return lambda: dict(dialect.texts(transcript.raws[index]))[part]
 
 

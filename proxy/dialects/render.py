@@ -1,4 +1,4 @@
-"""Plan and records → the entries that go upstream. The same plan and the same records give the same bytes."""
+"""Plan and records → the entries that are sent upstream. The same plan and records always give the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.dialects import Dialect, Entry
 
 
 class ActiveSnapshot(msgspec.Struct, frozen=True):
-    """The boundary whose snapshot is shown. `text` goes between its tags; its originals can be read at `path`."""
+    """The boundary whose snapshot is shown. `text` is the text between the tags; `path` leads to the originals."""
 
     boundary: SummaryBoundary
     text: str
@@ -25,7 +25,7 @@ class ActiveSnapshot(msgspec.Struct, frozen=True):
 
 
 Compacted = Callable[[int, bool], bytes]
-"""An entry's index, and whether the model has not seen it before → the entry with previews and references."""
+"""Takes an entry's index, and whether the model has not seen it yet; returns the entry with previews and references."""
 
 
 def render(
@@ -39,7 +39,7 @@ def render(
     rounds: Mapping[int, HiddenRound] | None = None,
     end: int | None = None,
 ) -> list[Entry]:
-    """The first `end` entries (by default all) as they go upstream. `rounds` has the index of each reply as its key."""
+    """Return the first `end` entries (by default all) as sent upstream. The keys of `rounds` are indexes of replies."""
     entries: list[Entry] = []
     start = shown.boundary.end if shown else 0
     for index, raw in enumerate(transcript.raws[:end]):
@@ -57,7 +57,7 @@ def render(
 
 
 def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:
-    """A tool result as it goes upstream after compaction: previews and references for the texts that they shorten."""
+    """Return a tool result with previews and references in place of the texts that become shorter by it."""
     shape = shape.first_preview() if first_preview else shape
     moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
     replaced = {
@@ -74,21 +74,21 @@ def stays(transcript: Transcript, boundary: SummaryBoundary, index: int) -> bool
 
 
 def taken(transcript: Transcript, boundary: SummaryBoundary) -> list[int]:
-    """The entries that the boundary's snapshot replaces."""
+    """Return the indexes of the entries that the boundary's snapshot replaces."""
     return [index for index in range(boundary.end) if not stays(transcript, boundary, index)]
 
 
 def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
-    """The snapshot's whole text in the context; empty where none is shown."""
+    """Return the snapshot's whole text as it appears in the context; empty if none is shown."""
     return summary.block(shown.text, len(taken(transcript, shown.boundary)), shown.path) if shown else ""
 
 
 def originals(
     dialect: Dialect, transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None = None
 ) -> list[Section]:
-    """Everything that a boundary takes out of the context, in order and in its original words.
+    """Return everything that a boundary takes out of the context, in order and in its original words.
 
-    With `since`, only the entries that this earlier boundary had not taken out yet.
+    With `since`, return only the entries that this earlier boundary had not taken out yet.
     """
     before = set(taken(transcript, since)) if since else set()
     return [

@@ -1,4 +1,4 @@
-"""The operations that a client calls itself: one handler for all of their paths, one envelope for all of their replies.
+"""The operations that clients call directly. All paths share one handler, and all replies share one envelope.
 
 body ──parameters──> operation (offload, search, read) over the caller's files ──> envelope
 """
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["PATHS", "Operations", "check_caller", "description", "refusal"]
 
 STORE_SECONDS = 30.0
-"""Seconds that one call may wait for the store: nothing can answer in its place, and a search may read much."""
+"""Seconds that one call may wait for the store. It is long, because an operation cannot do without the store and a
+search may read much."""
 
 SECONDS = 600.0
-"""Seconds that one call may take in all, its summaries included."""
+"""Seconds that one call may take in all, including its summaries."""
 
 
 _OFFLOADS = frozenset((b"/context_offload", b"/context_compact", b"/context_compress"))
@@ -62,7 +63,7 @@ class Operations:
         self._summarizer = summarizer
 
     async def __call__(self, client: Exchange, tenant: Tenant) -> None:
-        """Reply, and record one outcome whatever happens."""
+        """Send a reply, and record one outcome whatever happens."""
         visit = self._services.store.visit(STORE_SECONDS)
         shelf = CallerFiles(visit, tenant.namespace, tenant.policy, self._services.threads)
         call = OperationCall(self._services, self._summarizer, client, tenant, shelf)
@@ -85,7 +86,7 @@ class Operations:
 
 
 async def _answered(call: OperationCall) -> bytes:
-    """The reply's body. Raises ProxyError."""
+    """Return the reply's body. Raises ProxyError."""
     try:
         async with asyncio.timeout(SECONDS):
             reply = await PATHS[call.client.path](call)

@@ -1,4 +1,4 @@
-"""One call of an operation: who makes it, its parameters, and what the log will say of it."""
+"""One call of an operation: the caller, the parameters, and the figures for the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass
 class OperationAccount:
-    """Fields of the outcome that the operations fill in; `Outcome` says what they mean."""
+    """Fields of the outcome that the operations fill in; `Outcome` documents them."""
 
     mode: str = "off"
     model: str = ""
@@ -45,9 +45,9 @@ class OperationCall:
     tenant: Tenant
     shelf: CallerFiles
     given: Body = field(default_factory=Body)
-    """The request's body, once it is read."""
+    """The request's body; empty until it is read."""
     account: OperationAccount = field(default_factory=OperationAccount)
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `work` in a thread for reading, when it is this caller's turn; returns its result."""
+        """Run `work` in a reading thread when it is this caller's turn, and return its result."""
         return await self.services.threads.reading.run(self.tenant.namespace, lambda: work(*args, **kwargs))

@@ -1,6 +1,6 @@
-"""The files of one caller, which `/context_offload` wrote: in the store under `NAMESPACE/files/NAME`.
+"""The files that `/context_offload` wrote for one caller. The store has them under `NAMESPACE/files/NAME`.
 
-A caller can also read an original that the proxy moved for the same key, by its exact path.
+A caller can also read, by its exact path, an original that the proxy moved for the same key.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.threads import Threads
 KIND, ORIGINALS = "files", "originals"
 
 AT_ONCE = 16
-"""Files written concurrently."""
+"""The most files that one call writes concurrently."""
 
 
 class File(msgspec.Struct, frozen=True):
@@ -59,25 +59,25 @@ class CallerFiles:
         await asyncio.gather(*(put(name, content) for name, content in files.items()))
 
     async def put_next(self, stem: str, ending: str, content: bytes) -> str:
-        """Write under the next free name: `STEM0ENDING`, `STEM1ENDING`, …; returns the name."""
+        """Write a file under the next free name: `STEM0ENDING`, `STEM1ENDING`, …; returns the name."""
         number = await self._next_number(stem, ending)
         while not await self._put_if_free(name := f"{stem}{number}{ending}", content):
             number += 1
         return name
 
     async def below(self, directory: str) -> list[File]:
-        """The files below a directory, sorted by name."""
+        """Return the files below a directory, sorted by name."""
         begin = f"{directory}/" if directory else ""
         return await self._beginning(begin)
 
     async def read(self, name: str) -> bytes | None:
-        """The content of a file, or of an original with this path; None if there is neither."""
+        """Return the content of the file or the original with this path, or None if there is neither."""
         keys = [key for key in (self._key(names.key_part(name)), self._original(name)) if key]
         found = await self._read(keys)
         return next((content for content in found if content is not None), None)
 
     async def read_many(self, wanted: Sequence[str]) -> Sequence[bytes | None]:
-        """The contents in the order of the names; None for each missing file."""
+        """Return the contents in the order of the names, with None for each missing file."""
         return await self._read([self._key(names.key_part(name)) for name in wanted]) if wanted else []
 
     async def _put(self, name: str, content: bytes) -> None:
@@ -98,7 +98,7 @@ class CallerFiles:
         return max((int(number) + 1 for number in numbers if number.isascii() and number.isdigit()), default=0)
 
     async def _beginning(self, text: str) -> list[File]:
-        """The files whose names begin with `text`, sorted by name. Raises BadName if no name can be so long."""
+        """Return the files whose names begin with `text`, sorted by name. Raises BadName if `text` is too long."""
         found = await self._visit.list(self._key(names.key_part(text)))
         if found is Missing.FAILED:
             _failed("list files")

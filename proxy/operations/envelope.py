@@ -25,13 +25,16 @@ class OperationReply(msgspec.Struct, frozen=True):
 
 
 def refusal(messages: Iterable[bytes | Raw] = ()) -> Callable[[ProxyError], bytes]:
-    """A function from an error to a body with the reason and the caller's own messages, so that none can be lost."""
+    """Return a function that takes an error and returns a body with the reason and the caller's own messages.
+
+    The messages are included so that a failed call cannot lose them.
+    """
     own = list(messages)
     return lambda error: _envelope(False, error.message, own, {"error": error.code or error.kind})
 
 
 def _envelope(success: bool, answer: str, messages: Iterable[bytes | Raw], metadata: Mapping[str, Any]) -> bytes:
-    """Encode each member on its own: some are raw JSON, others are text that must be escaped."""
+    """Encode each member separately, because some are raw JSON and others are text that must be escaped."""
     members = (
         b'"success":' + rawjson.encode(success),
         b'"answer":' + rawjson.encode(answer),

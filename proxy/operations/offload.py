@@ -1,7 +1,7 @@
 """`/context_offload` and its older names: carries out what `one_shot` decides.
 
-Nothing is written before every summary is there, and nothing is replied before everything is written. Whatever looks at
-the bytes of messages does so in a thread for reading.
+It writes files only after all summaries are made, and replies only after all files are written. Reading threads do all
+work on the bytes of messages.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from proxy.operations.caller_files import CallerFiles
 
 KEEP_RECENT = 5
-"""What `/context_compress` keeps unless it is told otherwise, as it always did."""
+"""How many messages `/context_compress` keeps by default, for compatibility."""
 
 NOTHING = "Nothing was above the thresholds: the messages are as they came, and no file was written."
 
 
 async def offload(call: OperationCall) -> OperationReply:
-    """The call's mode decides. Raises ProxyError."""
+    """Offload in the mode that the call asks for. Raises ProxyError."""
     return await _offload(call, await call.read(parameters.taken, call.given, parameters.OffloadParameters))
 
 
 async def compact(call: OperationCall) -> OperationReply:
-    """The same in compact mode."""
+    """Offload in compact mode. Raises ProxyError."""
     given = await call.read(parameters.taken, call.given, parameters.OffloadParameters)
     return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compact"))
 
 
 async def compress(call: OperationCall) -> OperationReply:
-    """The same in compress mode."""
+    """Offload in compress mode. Raises ProxyError."""
     given = await call.read(parameters.taken, call.given, parameters.OffloadParameters)
     keep = KEEP_RECENT if given.keep_recent_count is None else given.keep_recent_count
     return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compress", keep_recent_count=keep))
@@ -87,7 +87,7 @@ def _options(given: parameters.OffloadParameters) -> Options:
 
 
 async def _stored(call: OperationCall, paths: Sequence[str]) -> dict[str, str]:
-    """The texts of those paths that lead to a file."""
+    """Return the texts of the files, by path. Paths that lead to no file are left out."""
     named = await call.read(_named, paths)
     found = await call.shelf.read_many(list(named.values()))
     pairs = [(path, content) for path, content in zip(named, found, strict=True) if content is not None]
@@ -95,14 +95,14 @@ async def _stored(call: OperationCall, paths: Sequence[str]) -> dict[str, str]:
 
 
 def _named(paths: Sequence[str]) -> dict[str, str]:
-    """The names of those paths that can be a file's."""
+    """Return the canonical names, by path. Paths that cannot name a file are left out."""
     named: dict[str, str] = {}
     for path in paths:
         try:
             name = names.canonical(path)
             names.key_part(name)
         except BadName:
-            continue  # no reference of ours
+            continue  # not one of our references
         if name:
             named[path] = name
     return named
@@ -122,7 +122,7 @@ async def _summarised(
 
 
 async def _written(call: OperationCall, decided: Offloaded, store_dir: str, chat_id: str) -> dict[str, str]:
-    """Write all that is moved; the groups' files, path → content, in their order."""
+    """Write all moved texts and the groups' files. Returns the groups' files in order, path → content."""
     await call.shelf.put_all(await call.read(_contents, decided.files))
     groups = {}
     for group in decided.groups:
@@ -139,13 +139,13 @@ async def _put_group(shelf: CallerFiles, store_dir: str, chat_id: str, content: 
 
 
 def _tokens(kept: Sequence[bytes | Raw], decided: Offloaded, options: Options, count: Callable[[str], int]) -> int:
-    """Of what the caller gets: all of it is measured already but what carries the snapshots."""
+    """Return the tokens of the reply's messages. Only the message with the snapshots still has to be measured."""
     known = {id(raw): tokens for raw, tokens in zip(decided.raws, decided.tokens, strict=True)}
     return sum(known[id(raw)] if id(raw) in known else one_shot.measured(raw, options, count).tokens for raw in kept)
 
 
 def _contents(files: Mapping[str, str]) -> dict[str, bytes]:
-    """As they are stored, by name."""
+    """Return the files as they are stored, by name."""
     return {names.canonical(path): text.encode("utf-8", "surrogatepass") for path, text in files.items()}
 
 

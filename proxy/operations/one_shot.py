@@ -1,10 +1,10 @@
-"""One call of `/context_offload`: its messages and limits → what moves to files, what is summarised, what remains.
+"""One call of `/context_offload`: decides which texts move to files, which messages are summarised, and what remains.
 
     messages ──measured──> sizes ──offload──> Offloaded ──(files written, summaries made)──> with_snapshots
 
-The caller adopts the result, so one call is one event: no fold, no pins, nothing that must pay for itself. Whatever a
-message looks like, there is a result: what cannot be read is left as it came, and compressed as the JSON that it is.
-All comparisons are strict; sizes are tokens.
+The caller adopts the result, so one call is one event: there is no fold, there are no pins, and nothing has to pay for
+itself. Every message is accepted: one that cannot be read stays unchanged, and is compressed as plain JSON. All
+comparisons are strict, and sizes are in tokens.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from proxy.dialects.chat.render import is_system
 from proxy.dialects.render import compact
 
 NEVER = 1 << 62
-"""Tokens that no tool result has: there is no first sight here."""
+"""More tokens than any tool result has, so that no result is moved before the model has seen it."""
 
 LONGEST_NAME = 120
-"""Bytes of a file's name as it is stored, at most: a call's or a chat's id of 64, a digest, a number, what is ours."""
+"""The most bytes of a file's name as stored: 64 of a call's or chat's id, a digest, a number, and our fixed text."""
 
 _REFERENCE = re.compile(
     r"\.\.\. " + re.escape(preview.MARK) + r"(?P<path>[^\n]+); complete, [0-9]+ lines, [0-9]+ tokens\)\Z"
@@ -43,11 +43,11 @@ _REFERENCE = re.compile(
 _odd = re.compile(r"[^A-Za-z0-9_-]+")
 
 ROLES = chat_messages.ROLES | {"function": Role.TOOL}
-"""With the role of results from before there were tool calls."""
+"""Includes the role of function results, which are older than tool calls."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller asked for. `store_dir` is spelled as it came."""
+    """The caller's options. `store_dir` keeps the caller's spelling."""
 
     mode: Mode
     store_dir: str
@@ -55,7 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_message_tokens: int
     compact_ratio_threshold: float
     group_token_threshold: int
-    """0: one group."""
+    """The most tokens of a group; 0 means that there is one group."""
     keep_recent_count: int | None
     preview_chars: int
     compress_system_message: bool
@@ -65,16 +65,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return Shape(stem(self.store_dir), self.preview_chars, 0)
 
     def keep(self, default: int) -> int:
-        """How many of the last messages stay."""
+        """Return how many of the last messages stay."""
         return default if self.keep_recent_count is None else self.keep_recent_count
 
 
 class Offloaded(msgspec.Struct, frozen=True):
-    """What became of the messages. `groups`: the indexes that each snapshot is to stand for, none for most calls."""
+    """The decision. `groups` has the indexes of the messages that each snapshot replaces; most calls have no groups."""
 
     raws: list[bytes | Raw]
     tokens: list[int]
-    """Of each message in `raws`."""
+    """The tokens of each message in `raws`."""
     tokens_before: int
     files: dict[str, str]
     """Path → the text that was moved there."""
@@ -83,7 +83,7 @@ class Offloaded(msgspec.Struct, frozen=True):
 
     @property
     def taken(self) -> frozenset[int]:
-        """The messages that snapshots stand for."""
+        """The indexes of the messages that snapshots replace."""
         return frozenset(index for group in self.groups for index in group)
 
 
@@ -91,7 +91,7 @@ class Offloaded(msgspec.Struct, frozen=True):
 
 
 def measured(raw: bytes | Raw, options: Options, count: Callable[[str], int]) -> Message:
-    """A message's measure; one that cannot be read is all one piece, and never moved on its own."""
+    """Measure a message. One that cannot be read counts as a whole, and its texts never move to files."""
     if not _is_older(raw):
         with suppress(Unplannable):
             return CHAT.read(raw, Reading(options.shape, NEVER), count)
@@ -99,7 +99,10 @@ def measured(raw: bytes | Raw, options: Options, count: Callable[[str], int]) ->
 
 
 def references(raws: Sequence[bytes | Raw], messages: Sequence[Message], options: Options) -> list[str]:
-    """Paths that tool results large enough to move seem to refer to: whether they do, only the files can tell."""
+    """Return the paths to which the tool results that are large enough to move seem to refer.
+
+    Only the files themselves can show whether a text really is a reference.
+    """
     found: dict[str, None] = {}
     for raw, message in zip(raws, messages, strict=True):
         if _may_move(message, options):
@@ -118,7 +121,7 @@ def _may_move(message: Message, options: Options) -> bool:
 
 
 def _is_older(raw: bytes | Raw) -> bool:
-    """Whether it calls a function as messages did before there were tool calls."""
+    """Whether the message calls a function in the old form that preceded tool calls."""
     return not rawjson.is_null(rawjson.members(raw).get("function_call"))
 
 
@@ -130,7 +133,7 @@ def _opaque(raw: bytes | Raw, count: Callable[[str], int]) -> Message:
 
 
 def _refers(text: str, stored: Mapping[str, str]) -> bool:
-    """Whether this is a replacement that we made: its file is there, begins with its preview, and is the longer one."""
+    """Whether we made this replacement: its file exists, begins with the preview, and is longer than `text`."""
     match = _REFERENCE.search(text)
     original = stored.get(match["path"], "") if match else ""
     return match is not None and len(text) < len(original) and original.startswith(text[: match.start()])
@@ -142,7 +145,7 @@ def _refers(text: str, stored: Mapping[str, str]) -> bool:
 def offload(
     raws: Sequence[bytes | Raw], messages: Sequence[Message], options: Options, stored: Mapping[str, str]
 ) -> Offloaded:
-    """What the limits ask for. `stored`: the texts of those `references` that lead to a file, by path."""
+    """Decide what the limits require. `stored` has, by path, the texts of the `references` that lead to a file."""
     borders = _borders(messages)
     before = sum(message.tokens for message in messages)
     moved: dict[int, Message] = {}
@@ -163,7 +166,7 @@ def offload(
 
 
 def _compresses(options: Options, before: int, after: int) -> bool:
-    """Whether compaction is not asked for, or leaves too much."""
+    """Whether to compress: in compress mode always, in auto mode if compaction leaves too much."""
     if options.mode is not Mode.AUTO:
         return options.mode is Mode.COMPRESS
     return before > 0 and after / before > options.compact_ratio_threshold
@@ -172,7 +175,7 @@ def _compresses(options: Options, before: int, after: int) -> bool:
 def _moved(
     raws: Sequence[bytes | Raw], messages: Sequence[Message], options: Options, stored: Mapping[str, str], recent: int
 ) -> dict[int, Message]:
-    """The tool results to move, each with just the pieces that are worth it."""
+    """Return the tool results to move, each with only the pieces that are worth moving."""
     moved = {}
     for index, message in enumerate(messages[:recent]):
         if _may_move(message, options):
@@ -199,7 +202,7 @@ def _files(raw: bytes | Raw, message: Message, options: Options) -> Iterator[tup
 def _groups(
     messages: Sequence[Message], live: Sequence[int], borders: Sequence[bool], options: Options
 ) -> tuple[tuple[int, ...], ...]:
-    """What is to be compressed, as many whole steps at a time as fit; none where it is not too much."""
+    """Return the groups to compress, each with as many whole steps as fit; none if the total is within the limit."""
     taken = [
         index
         for index in range(_recent(borders, options.keep(2)))
@@ -221,7 +224,7 @@ def _groups(
 
 
 def _steps(taken: Sequence[int], borders: Sequence[bool]) -> list[tuple[int, ...]]:
-    """What may not be separated stays together; a border counts even where the message behind it is not taken."""
+    """Split the taken messages at the borders. A border counts even if the message after it is not taken."""
     steps: list[list[int]] = []
     last = -1
     for index in taken:
@@ -233,7 +236,7 @@ def _steps(taken: Sequence[int], borders: Sequence[bool]) -> list[tuple[int, ...
 
 
 def _recent(borders: Sequence[bool], keep: int) -> int:
-    """Where the last `keep` messages begin, widened so that no call loses its result."""
+    """Return the index where the last `keep` messages begin, or an earlier one, so that no call loses its result."""
     start = max(len(borders) - 1 - keep, 0)
     while not borders[start]:
         start -= 1
@@ -241,9 +244,10 @@ def _recent(borders: Sequence[bool], keep: int) -> int:
 
 
 def _borders(messages: Sequence[Message]) -> list[bool]:
-    """Before which messages, and whether behind the last, a cut may fall: never between a call and its result.
+    """Return whether the history may be cut before each message, and after the last one.
 
-    A result without a call belongs to the message before it, as those of an older kind do.
+    A cut never separates a call from its result. A result without a call belongs to the message before it, and so do
+    results in the old form.
     """
     calls: dict[str, int] = {}
     partners: list[int] = []
@@ -265,7 +269,7 @@ def _borders(messages: Sequence[Message]) -> list[bool]:
 def with_snapshots(
     offloaded: Offloaded, snapshots: Sequence[tuple[str, str]], *, role: SnapshotRole
 ) -> list[bytes | Raw]:
-    """The messages with a snapshot for each group: its text, and the path of its originals."""
+    """Return the messages with `snapshots`, each a text and the path of its originals, instead of the groups."""
     taken = offloaded.taken
     kept = [raw for index, raw in enumerate(offloaded.raws) if index not in taken]
     if not snapshots:
@@ -277,20 +281,20 @@ def with_snapshots(
 
 
 def group_turns(offloaded: Offloaded, messages: Sequence[Message], group: Iterable[int]) -> list[Section]:
-    """A group for the model that summarises it: as the messages stand, with references in the place of what moved."""
+    """Return a group as the summarising model sees it, with references in place of the texts that moved."""
     tools = {call: name for message in messages for call, name in message.calls}
     return [turn for index in group for turn in _turns(offloaded.raws[index], index, messages[index], tools)]
 
 
 def group_file(raws: Iterable[bytes | Raw]) -> bytes:
-    """The untouched messages as a JSON array, each on lines of its own, so that searching and paging work on it."""
+    """Return the unchanged messages as a JSON array. Each starts on a new line, so that searching and paging work."""
     return b"[\n" + b",\n".join(raws) + b"\n]\n"
 
 
 def group_stem(chat_id: str) -> str:
-    """How the names of a chat's group files begin; its number and `.json` follow.
+    """Return the beginning of the names of a chat's group files. The group's number and `.json` follow it.
 
-    The id is the caller's and may be anything. One that cannot stand in a name is told apart by its digest.
+    The caller's id may be any text. If it cannot be part of a name, its digest is added to keep names distinct.
     """
     safe = _odd.sub("_", chat_id)[:64]
     mark = "" if safe == chat_id else "-" + hashlib.sha256(chat_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]

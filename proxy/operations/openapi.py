@@ -46,20 +46,20 @@ _FAULTS = {
 
 
 def _schemas(types: Sequence[type]) -> dict[str, Any]:
-    """The schemas of these types and of what they refer to, by their public names."""
+    """Return the schemas of these types and of the types that they refer to, by their public names."""
     _, found = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     schemas: dict[str, Any] = msgspec.json.decode(_public(msgspec.json.encode(found).decode()))
     return schemas
 
 
 def _public(text: str) -> str:
-    """Class names as the document has them: `OffloadParameters` is `Offload` there."""
+    """Replace class names by the document's names: `OffloadParameters` becomes `Offload`."""
     return re.sub(r"(?<=[a-z])Parameters?\b", "", text)
 
 
 @cache
 def description() -> bytes:
-    """The document."""
+    """Return the document as JSON."""
     types = (OffloadParameters, Search, Find, ReadFile)
     schemas = _schemas(types)
     for kind in types:
@@ -122,7 +122,7 @@ def _health() -> Json:
 
 
 def _add_aliases(schema: Json) -> None:
-    """Add the older names of parameters. A required parameter is satisfied by either name."""
+    """Add the older names of parameters. Either name satisfies a required parameter."""
     properties, required = schema["properties"], schema["required"]
     choices = []
     for alias, name in ALIASES.items():

@@ -1,4 +1,4 @@
-"""`/read_file`: returns a file's content and nothing else."""
+"""`/read_file`: returns a file's content without any additions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 
 async def read_file(call: OperationCall) -> OperationReply:
-    """Raises ProxyError."""
+    """Return the lines that the call asks for. Raises ProxyError."""
     given = await call.read(parameters.taken, call.given, parameters.ReadFile)
     path, content = await _found(call.shelf, given.absolute_path)
     return await call.read(shown, path, content, given.offset or 0, given.limit)
 
 
 async def _found(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
-    """The file with this path, or else the only one whose path ends with it, as in the `File:` lines of `/grep`."""
+    """Return the path and content of the file with this path, or of the only file whose path ends with it.
+
+    Such relative paths come from the `File:` lines of `/grep`. Raises NotThere.
+    """
     name = names.canonical(path)
     content = await shelf.read(name) if name else None
     if content is not None:
@@ -37,7 +40,7 @@ async def _found(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
 
 
 def shown(path: str, content: bytes, offset: int, limit: int | None) -> OperationReply:
-    """`limit` lines from the 0-based line `offset` on; empty past the end of the file."""
+    """Return `limit` lines, starting with the 0-based line `offset`; empty past the end of the file."""
     text = content.decode("utf-8", "surrogatepass")
     lines = pages.line_count(text)
     start = pages.line_start(text, min(offset, lines))

@@ -1,4 +1,4 @@
-"""`/grep`: lines in the caller's own files, found in threads, some files at a time."""
+"""`/grep`: finds lines in the caller's own files, in threads, a few files at a time."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
     from proxy.operations.caller_files import CallerFiles, File
 
 SECONDS = 10.0
-"""Of a processor, that one search may take: 10 GB in a pattern's usual speed."""
+"""Seconds of processor time that one search may take; enough for 10 GB at a pattern's usual speed."""
 
 BATCH_BYTES = 4 << 20
-"""Read and searched at a time, or one file that is larger."""
+"""The most bytes that are read and searched at a time; a larger file is a batch by itself."""
 
 BATCH_FILES = 200
-"""As many at most: their keys are made on the event loop, in 2 ms."""
+"""The most files in a batch. Their keys are made on the event loop, which takes 2 ms."""
 
 DECODED_BYTES = 1 << 20
-"""Bytes that are decoded at a time: it holds the interpreter."""
+"""Bytes that are decoded at a time, because decoding blocks the interpreter."""
 
 SIDE_BY_SIDE = 4
-"""Batches: while one is searched another is read."""
+"""Batches that are handled concurrently, so that one is read while another is searched."""
 
 MATCHES = 100_000
 CHARACTERS = 16 << 20
-"""What one answer holds at most, whatever the limit."""
+"""The most matches and characters in one answer, whatever the limit."""
 
 
 Steps = Generator[None, None, list[LineMatch]]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Matches by their files' names, and whether there may be more."""
+    """The matches to show, and whether there may be more."""
 
     matches: list[LineMatch]
     more: bool
 
 
 async def grep(call: OperationCall) -> OperationReply:
-    """Raises ProxyError."""
+    """Return the matching lines of one file or of all files below a path. Raises ProxyError."""
     budget = Budget(SECONDS)
     try:
         if "file_path" in call.given.members:
@@ -62,7 +62,7 @@ async def grep(call: OperationCall) -> OperationReply:
     except TooSlow as error:
         raise _unusable(error) from error
     finally:
-        budget.end()  # batches side by side go on when one of them fails
+        budget.end()  # if one batch fails, the concurrent ones would continue
 
 
 async def _below(call: OperationCall, given: parameters.Search, budget: Budget) -> OperationReply:
@@ -101,7 +101,7 @@ async def searched(
     limit: int | None,
     run: Callable[[Steps], Awaitable[list[LineMatch]]],
 ) -> list[LineMatch]:
-    """Matches in these files, in their order, `limit` or more where there are. Raises StoreFault and TooSlow.
+    """Return the matches in these files, in order: more than `limit` if there are more. Raises StoreFault and TooSlow.
 
     `run` searches a batch in the threads that all searches share.
     """
@@ -112,7 +112,7 @@ async def searched(
     async def in_batch(batch: Sequence[File]) -> list[LineMatch]:
         wanted = [file.name for file in batch]
         contents = await shelf.read_many(wanted)
-        # A file can have outlived its retention since it was listed.
+        # A file's retention may have ended since it was listed.
         there = [(name, content) for name, content in zip(wanted, contents, strict=True) if content is not None]
         return await run(_in_files(there, find, most))
 
@@ -124,7 +124,7 @@ async def searched(
 
 
 def _in_files(files: Sequence[tuple[str, bytes]], find: Find, most: int) -> Steps:
-    """Matches, up to one more than `most` and a little more than `CHARACTERS`, so that it shows that there are more."""
+    """Return matches: up to `most` plus one, and slightly more than `CHARACTERS`, to show that there are more."""
     matches: list[LineMatch] = []
     characters = 0
     for name, content in files:
@@ -141,7 +141,7 @@ def _in_files(files: Sequence[tuple[str, bytes]], find: Find, most: int) -> Step
 
 
 def _in_file(name: str, content: bytes, find: Find) -> Iterator[LineMatch | None]:
-    """As `in_data`. Most files hold no match, and whether those are valid does not matter."""
+    """Do the same as `in_data`, but validate only files with a match, because most files have none."""
     start = 0
     while (found := find(content, start)) < -1:
         yield None
@@ -151,7 +151,7 @@ def _in_file(name: str, content: bytes, find: Find) -> Iterator[LineMatch | None
 
 
 def _valid(content: bytes) -> bytes:
-    """UTF-8 as it is; half surrogate pairs, which files keep, as U+FFFD."""
+    """Return the content as valid UTF-8, with U+FFFD for the lone surrogates that files keep."""
     if content.isascii():
         return content
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -205,7 +205,7 @@ def _fitting(glob: str, files: Sequence[File], directory: str) -> list[File]:
 
 
 def _shown_below(given: parameters.Search, directory: str, matches: Sequence[LineMatch]) -> OperationReply:
-    """A block for each file, between lines of dashes."""
+    """Show a block for each file, between lines of dashes."""
     found = _bounded(matches, _most(given.limit))
     path = given.path or "."
     about = f'pattern "{given.pattern}" in path "{path}"' + (f' (filter: "{given.glob}")' if given.glob else "")
@@ -221,7 +221,7 @@ def _shown_below(given: parameters.Search, directory: str, matches: Sequence[Lin
 
 
 def _shown_of_one(given: parameters.Find, matches: Sequence[LineMatch]) -> OperationReply:
-    """A line for each match."""
+    """Show a line for each match."""
     path, found = given.file_path, _bounded(matches, _most(given.limit))
     lines = [f"{path}:{match.line}:{match.text}" for match in found.matches]
     answer = "\n".join(lines) or f'No matches for "{given.pattern}" in "{path}"'
@@ -229,7 +229,7 @@ def _shown_of_one(given: parameters.Find, matches: Sequence[LineMatch]) -> Opera
 
 
 def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
-    """`column` is a 0-based character; `truncated` says that there are more matches than are shown."""
+    """Return the metadata: `column` counts characters from 0; `truncated` means that there are more matches."""
     matches = [
         {"path": path, "line": match.line, "column": match.column, "text": match.text}
         for path, match in zip(paths, found.matches, strict=True)

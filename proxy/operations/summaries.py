@@ -1,4 +1,4 @@
-"""The summaries of one call, made one after the other by the tenant's upstream, each knowing those before it."""
+"""The summaries of one call. The tenant's upstream makes them in order, and each call includes the earlier ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from proxy.operations.call import OperationCall
 
 LEAST = 200
-"""Tokens of a summary that are asked for, however small the group: below, models do not keep to it."""
+"""The smallest size in tokens that a summary call asks for, because models ignore smaller limits."""
 
 TARGET = b"/v1/chat/completions"
 
@@ -32,7 +32,7 @@ BEFORE = "earlier records, which are kept beside yours: do not repeat them"
 async def made(
     call: OperationCall, policy: Policy, model: str, groups: Sequence[tuple[list[Section], int]], store_dir: str
 ) -> list[str]:
-    """A text for each group, from its messages and the tokens that they have. Raises UpstreamFault."""
+    """Return a summary for each group, which is given as its messages and their tokens. Raises UpstreamFault."""
     spent, texts = Spent(), list[str]()
     call.client.sent = time.perf_counter()
     try:
@@ -55,7 +55,11 @@ async def made(
 def _job(
     call: OperationCall, policy: Policy, model: str, turns: list[Section], tokens: int, store_dir: str
 ) -> SummaryJob:
-    """The caller asked for a summary whatever it saves; so it need not, but it is to be half as long as the group."""
+    """Build the job for one group.
+
+    The caller wants a summary even if it saves nothing, so it is accepted at any size. The task asks for half of the
+    group's tokens.
+    """
     compress = policy.offload.compress
     window = call.services.learned.window(policy, model)
 
@@ -83,7 +87,7 @@ def _job(
 
 
 async def _asked(call: OperationCall, policy: Policy, body: bytes) -> SummaryAnswer:
-    """By the caller's own credentials, or those that the tenant has in their place."""
+    """Make one summary call with the caller's own credentials, or with those that the tenant uses instead."""
     tenant = replace(call.tenant, policy=policy)
     request = call.services.relay.request(call.client, tenant, body)
     request = turn_io.rewritten(request, body, (*turn_io.ANOTHER, b"content-type"))

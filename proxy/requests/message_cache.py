@@ -1,4 +1,4 @@
-"""The cache of measured messages: only new ones are decoded and counted, and where that takes long, in a thread."""
+"""The cache of measured messages. Only new messages are decoded and counted, in a thread if that takes long."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ T = TypeVar("T")
 INLINE_BYTES = 16_384
 """Reading this much takes about a millisecond. More is read in a thread, so that no other request has to wait."""
 BATCH_BYTES = 512 << 10
-"""Of messages read in a thread at a time, which takes about 50 milliseconds."""
+"""Bytes of messages that a thread reads at a time, which takes about 50 milliseconds."""
 MESSAGES = 100_000
 MESSAGE_BYTES = 700
-"""What a cached message takes, about, besides the ids and names of its calls and its content's parts."""
+"""Approximate bytes of a cached message, without the ids and names of its calls and the parts of its content."""
 COMPACTED_BYTES = 32 << 20
 
 PAST_BYTES = 32 << 20
 LONG = 4
-"""A history is found by its first messages, this many: a reply is among them. A shorter one is not kept."""
+"""A history is found by this many messages at its beginning, which include a reply. Shorter histories are not kept."""
 
 Key = bytes
 """A message's digest, followed by the digest of everything else that its measure depends on."""
@@ -41,7 +41,7 @@ class Counter(Protocol):
     def count(self, text: str, model: str = "") -> int: ...
 
     def loaded(self, model: str = "") -> bool:
-        """Whether `count` begins at once."""
+        """Whether `count` can begin at once, without loading a vocabulary."""
         ...
 
 
@@ -69,7 +69,7 @@ class MessageCache:
         }
 
     async def past(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms, caller: str = "") -> History:
-        """A history, measured and folded. If it continues an earlier request's, only the new messages are read.
+        """Return the measured and folded history. If it continues an earlier request's, read only the new messages.
 
         Raises Unplannable.
         """
@@ -82,7 +82,7 @@ class MessageCache:
         return past
 
     def _begun(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, bytes]:
-        """The part of a history that is known already, the key by which it is found, and the whole history's digest."""
+        """Return the known part of a history, the key by which it is found, and the whole history's digest."""
         past = History.beginning(terms)
         if len(raws) < LONG:
             return past, b"", b""
@@ -100,7 +100,7 @@ class MessageCache:
     async def read(
         self, dialect: Dialect, raws: Sequence[Raw], reading: Reading, model: str, caller: str = ""
     ) -> list[Message]:
-        """Every message's measure, in order. Raises Unplannable."""
+        """Return every message's measure, in order. Raises Unplannable."""
         variant = _variant(dialect.name, reading, model)
         keys, found = await self._run(partial(self._known, raws, variant), _large(raws), caller)
         unread = {key: raw for key, raw, message in zip(keys, raws, found, strict=True) if message is None}
@@ -138,7 +138,7 @@ class MessageCache:
         return await self._pool.run(caller, work) if large else work()
 
     def compactor(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Compacted:
-        """A function that returns messages with previews and references, from the cache where it has them."""
+        """Return a function that returns messages with previews and references, from the cache if possible."""
         variants = {first_preview: _variant(dialect.name, shape, first_preview) for first_preview in (False, True)}
 
         def make(index: int, first_preview: bool) -> bytes:
@@ -153,7 +153,7 @@ class MessageCache:
         return make
 
     async def tool_tokens(self, raw: Raw, model: str, caller: str = "") -> int:
-        """Tokens of the client's tool definitions. They are kept, since the same array comes with every request."""
+        """Return the tokens of the client's tool definitions, cached because every request repeats the same array."""
         if rawjson.is_null(raw):
             return 0
         key = (await self._run(partial(digest, raw), _large([raw]), caller), model)
@@ -168,12 +168,12 @@ class MessageCache:
         return self._tokens.count(text, model)
 
     def counter(self, model: str) -> Callable[[str], int]:
-        """A function that counts the tokens of a text for this model."""
+        """Return a function that counts the tokens of a text for this model."""
         return lambda text: self._tokens.count(text, model)
 
 
 def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
-    """Add messages as an array has them, so that adding them in two steps gives the same digest as in one."""
+    """Add messages, each followed by a comma, so that adding them in two steps gives the same digest as in one."""
     if _large(raws):
         for raw in raws:
             seen.update(raw)
@@ -183,7 +183,7 @@ def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
 
 
 def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
-    """Batches for one turn in the pool each. A message larger than a batch ends its batch."""
+    """Yield batches, each for one turn in the pool. A message larger than a batch ends its batch."""
     batch: list[tuple[Key, Raw]] = []
     size = 0
     for key, raw in unread.items():
@@ -197,11 +197,11 @@ def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
 
 
 def _large(raws: Sequence[Raw]) -> bool:
-    """Whether it takes noticeably long to look at every byte."""
+    """Whether reading every byte takes noticeable time."""
     return len(raws) > LARGE_ENTRIES or sum(len(memoryview(raw)) for raw in raws) > LARGE_BYTES
 
 
 @lru_cache(256)
 def _variant(*parts: Hashable) -> bytes:
-    """A digest of values of ours, which are too slow to hash for every key."""
+    """Return a digest of our own values, cached because they are too slow to hash for every key."""
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).digest()

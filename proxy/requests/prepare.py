@@ -1,6 +1,6 @@
-"""Makes a request ready to be sent: it is read and planned, its records are fetched, and it is rendered.
+"""Prepares a request for sending: reads and plans it, and renders it with its records.
 
-The decisions are made in `core`, and everything about the API is left to the request's dialect.
+`core` makes the decisions, and the request's dialect handles everything about the API.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache
 
 OUR_TOOLS_TOKENS = 400
-"""About what the definitions of our two tools take; reserved whenever we may have to send them."""
+"""Approximate tokens of the definitions of our two tools, reserved whenever we may have to send them."""
 
 
 class PlannedRequest(msgspec.Struct, frozen=True):
-    """A request's history with the plan for it. `policy` is the policy for the request's model."""
+    """A request's history and its plan. `policy` is the policy for the request's model."""
 
     dialect: Dialect
     request: Request
@@ -52,22 +52,22 @@ class PlannedRequest(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Of the history as the client sent it."""
+        """The tokens of the history as the client sent it."""
         return self.past.tokens
 
     @property
     def chain(self) -> list[bytes]:
-        """Entry *i* identifies the meaning of the first *i* messages."""
+        """The chain of digests: entry *i* identifies the meaning of the first *i* messages."""
         return self.past.links
 
     def reply_links(self) -> dict[int, bytes]:
-        """The replies that may have hidden rounds from the client: index → digest of the history that it ends."""
+        """Return the replies that may have hidden rounds: index → digest of the history that ends with the reply."""
         first = 0 if self.policy.tools.inject is Inject.ALWAYS else self.plan.first
         roles = [message.role for message in self.transcript.messages]
         return {index: self.chain[index + 1] for index in range(first, len(roles)) if roles[index] is Role.ASSISTANT}
 
     def snapshot_name(self, boundary: SummaryBoundary) -> str:
-        """The name of the boundary's record: the meaning of its history, the version of our prompt, and the model."""
+        """Return the name of the boundary's record: its history's meaning, our prompt's version, and the model."""
         variant = hashlib.sha256(f"{summary.PROMPT_VERSION}\n{self.summary_model}".encode()).hexdigest()[:8]
         return f"{self.chain[boundary.end].hex()}-{variant}"
 
@@ -94,7 +94,7 @@ class PlannedRequest(msgspec.Struct, frozen=True):
 async def plan(
     dialect: Dialect, asked: Request, policy: Policy, window: int | None, reader: MessageCache, caller: str = ""
 ) -> PlannedRequest | None:
-    """Read the history and plan. None: the request must not be changed. Raises Unplannable."""
+    """Read the history and plan. Returns None if the request must not be changed. Raises Unplannable."""
     if policy.offload.mode is Mode.OFF or asked.names is None or asked.obstacle:
         return None
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
@@ -107,7 +107,7 @@ async def plan(
 
 
 class RenderedRequest(msgspec.Struct, frozen=True):
-    """A request ready to be sent. `plan` is the part of the history's plan that it shows."""
+    """A request ready to send. `plan` is the part of the history's plan that it shows."""
 
     history: PlannedRequest
     plan: Plan
@@ -115,7 +115,7 @@ class RenderedRequest(msgspec.Struct, frozen=True):
     rounds: Mapping[int, HiddenRound]
     entries: list[Entry]
     tokens: int
-    """Of the entries as sent."""
+    """The tokens of the entries as sent."""
 
     @property
     def changed(self) -> bool:
@@ -124,10 +124,10 @@ class RenderedRequest(msgspec.Struct, frozen=True):
 
     @property
     def injecting(self) -> bool:
-        """Whether our tools are added. Once they are, they stay, because decisions are final.
+        """Whether our tools are added. Once added, they stay, because decisions are final.
 
-        Hidden rounds alone are a reason: an event may be waiting again that was shown while the request was too large,
-        and the history has the calls of our tools from then.
+        Hidden rounds alone are a reason to add them: an event that was shown while the request was too large may be
+        waiting again, and the history still has the calls of our tools from that time.
         """
         inject = self.history.policy.tools.inject
         offloading = not self.plan.empty or bool(self.rounds)
@@ -135,30 +135,30 @@ class RenderedRequest(msgspec.Struct, frozen=True):
 
     @property
     def moves_name(self) -> str:
-        """A name for all moved texts together: the history up to the last of them, and which they are."""
+        """A name for all moved texts together, which identifies the history up to the last one and the set of texts."""
         moves = self.plan.moves
         return f"{self.history.chain[max(moves, default=-1) + 1].hex()}-{len(self.plan.events)}-{hash(tuple(moves)):x}"
 
     def turn(self) -> Turn:
-        """The turn that sends this request."""
+        """Return the turn that sends this request."""
         history = self.history
         definitions = _definitions(history) if self.injecting else []
         max_rounds = history.policy.tools.max_rounds
         return history.dialect.turn(history.request, self.entries, definitions, max_rounds)
 
     def files(self) -> Files:
-        """The files that our tools can read. An event that waits has its files too: it may have been shown before."""
+        """Return the files that our tools can read. A waiting event's files are included: it may have been shown."""
         history = self.history
         boundary = self.shown.boundary if self.shown else None
         store_dir = history.policy.offload.store_dir
         return moved_files(history.dialect, history.transcript, history.plan, store_dir, boundary, history.chain)
 
     def compressed(self) -> int:
-        """How many entries the snapshot replaces."""
+        """Return how many entries the snapshot replaces."""
         return len(render.taken(self.history.transcript, self.shown.boundary)) if self.shown else 0
 
     def compacted(self) -> int:
-        """How many entries are sent with previews."""
+        """Return how many entries are sent with previews."""
         start = self.shown.boundary.end if self.shown else 0
         return sum(index >= start for index in self.plan.moves)
 
@@ -170,7 +170,7 @@ def rendered(
     reader: MessageCache,
     plan: Plan | None = None,
 ) -> RenderedRequest:
-    """Render the plan with the records that exist. `plan` overrides the part of the plan that they let it show."""
+    """Render the plan with the records that exist. `plan` replaces the part of the history's plan that they allow."""
     plan = plan or history.plan.shown(shown.boundary if shown else None)
     role = history.policy.offload.compress.snapshot_role
     compacted = reader.compactor(history.dialect, history.transcript, history.reading.shape)
@@ -186,9 +186,9 @@ def summary_on_prefix(
     most: int,
     task: str,
 ) -> bytes:
-    """The body of a summary call on the prefix that upstream has cached, with `most` tokens for the reply.
+    """Return the body of a summary call on the prefix that upstream has cached, with `most` tokens for the reply.
 
-    The prefix is the conversation up to the boundary as it was sent before the boundary's event, byte for byte, and
+    The prefix is the conversation up to the boundary, byte for byte as it was sent before the boundary's event, and
     the task follows it. Any thread may call this, because it does not touch the reader's caches.
     """
     dialect, transcript, shape = history.dialect, history.transcript, history.reading.shape
@@ -209,7 +209,7 @@ def summary_on_prefix(
 
 
 def originals(ready: RenderedRequest) -> dict[str, Callable[[], str]]:
-    """Every moved text by the name of its file, for the store."""
+    """Return functions that return the moved texts, by the names of their files, for the store."""
     dialect, transcript = ready.history.dialect, ready.history.transcript
     return {
         piece.name: piece_loader(dialect, transcript, index, piece.part)
@@ -229,7 +229,7 @@ def _size(
     rounds: Mapping[int, HiddenRound],
     reader: MessageCache,
 ) -> int:
-    """The entries as sent, in tokens."""
+    """Return the tokens of the entries as sent."""
     start = shown.boundary.end if shown else 0
     total = sum(hidden.tokens for index, hidden in rounds.items() if index >= start)
     if shown:

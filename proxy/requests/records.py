@@ -1,11 +1,11 @@
 """A request's records in the store: snapshots, hidden rounds, originals.
 
-A record's key is `NAMESPACE/KIND/NAME`, and it is written once. Every lookup may find nothing: a request is served
-without its records, too.
+A record's key is `NAMESPACE/KIND/NAME`, and it is written once. Any lookup may find nothing, because a request can be
+served without its records.
 
-Rounds and snapshots end with a seal: one more JSON member with the SHA-256 of the record without it. Versions that know
-no seals ignore the member. Records from such a version have no seal, and every detail of them is checked instead.
-A damaged record counts as absent. It is deleted, because a good one could not be put in its place otherwise.
+Rounds and snapshots end with a seal: one more JSON member with the SHA-256 of the record without it. Versions that do
+not know seals ignore the member. Records from such versions have no seal, so every detail of them is checked instead.
+A damaged record counts as absent. It is deleted, because otherwise no good one could be stored under its key.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from proxy.telemetry.outcome import StoreError
 T = TypeVar("T")
 
 LOOKUPS = 16
-"""How many replies are looked up at first, the newest ones; each further lookup has four times as many. Most
-conversations have no hidden rounds, and then each reply is looked up once."""
+"""The number of replies in the first lookup, which takes the newest ones. Each further lookup takes four times as many.
+Most conversations have no hidden rounds, and then each reply is looked up once."""
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -39,7 +39,7 @@ _SEAL_BYTES = len(',"sha256":""}') + 64
 
 
 class _Hidden(msgspec.Struct, frozen=True):
-    """A hidden round's record. `earlier`: digests of the replies before it that also hid rounds, oldest first."""
+    """A hidden round's record. `earlier` has the digests of earlier replies with hidden rounds, oldest first."""
 
     before: list[Raw]
     instead: Raw
@@ -67,19 +67,19 @@ class Records:
         return f"{self._namespace}/{kind}/{name}"
 
     async def snapshots(self, names: Sequence[str]) -> list[Snapshot | None]:
-        """The snapshots with these names; None where there is none yet."""
+        """Return the snapshots with these names, with None for each that does not exist."""
         keys = [self.key("snapshots", name) for name in names]
         found = await self._visit.get_many(keys, intact=_intact_snapshot)
         return [None if isinstance(value, Missing) else _decoded(value, Snapshot) for value in found]
 
     async def snapshot(self, key: str) -> bytes | None:
-        """The record with this key, without its seal; None where there is none or the store does not answer."""
+        """Return the record with this key, without its seal; None if there is none or the store does not answer."""
         [found] = await self._visit.get_many([key], intact=_intact_snapshot)
         return None if isinstance(found, Missing) else _without_seal(found)
 
     async def keep_snapshot(self, key: str, value: bytes) -> bytes | None:
-        """Put the record unless there is one. Returns the stored bytes, whoever wrote them; None on failure."""
-        for _ in range(2):  # an existing one may be damaged, and is then deleted when it is read
+        """Store the record unless there is one. Returns the stored bytes, whoever wrote them, or None on failure."""
+        for _ in range(2):  # reading deletes an existing record if it is damaged
             done = await self._visit.put(key, sealed(value))
             if done is not Put.EXISTED:
                 return value if done is Put.WRITTEN else None
@@ -88,10 +88,10 @@ class Records:
         return None
 
     async def rounds(self, links: Mapping[int, bytes], model: str) -> dict[int, HiddenRound]:
-        """The hidden rounds of these replies (index → digest of the history that the reply ends).
+        """Return the hidden rounds of these replies (index → digest of the history that ends with the reply).
 
-        The newest record names its predecessors. If one of them is missing, it and all later ones are left out: the
-        model would see the later ones in a history that it never had.
+        The newest record names its predecessors. If one of them is missing, it and all later ones are left out, because
+        the model would otherwise see the later ones in a history that it never had.
         """
         newest = await self._newest(links, model)
         if newest is None:
@@ -108,7 +108,7 @@ class Records:
         return rounds | {index: hidden.round()}
 
     async def remember(self, link: bytes, model: str, hidden: HiddenRound, earlier: Sequence[bytes]) -> None:
-        """Store what a reply hid, under the digest of the history that ends with it."""
+        """Store the hidden rounds of a reply under the digest of the history that ends with it."""
         record = _Hidden(
             before=[Raw(raw) for raw in hidden.before],
             instead=Raw(hidden.instead or b"null"),
@@ -120,14 +120,14 @@ class Records:
         await self._visit.put(key, sealed(msgspec.json.encode(record)))
 
     def has_originals(self, of: str) -> bool:
-        """Whether all texts that `of` names together were written lately."""
+        """Whether all texts that `of` names together were written recently."""
         return self._visit.was_put(self.key("originals", of))
 
     async def keep_originals(self, of: str, texts: Mapping[str, Callable[[], str]]) -> None:
-        """Write moved texts, so that people can look at them; the proxy itself reads them from each request.
+        """Write moved texts for people to look at; the proxy itself reads them from each request.
 
-        `of` names all of these texts together, because every later request of the conversation has them again. Each
-        write gets the time of a whole visit: a long history has thousands of them, and nobody waits.
+        `of` names all of these texts together, because every later request of the conversation has them again. A long
+        history has thousands of texts and no request waits for them, so each write may take as long as a whole visit.
         """
         missing = 0
         for name, text in texts.items():
@@ -155,13 +155,13 @@ class Records:
         return [None if isinstance(value, Missing) else _decoded(value, _Hidden) for value in found]
 
     def _round_keys(self, links: Sequence[str], model: str) -> list[str]:
-        """A round belongs to the model that took part in it; other models refuse its signatures."""
+        """Return the keys of rounds. They depend on the model, because other models refuse its signatures."""
         variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         return [self.key("rounds", f"{link}-{variant}") for link in links]
 
 
 def _decoded(value: bytes, kind: type[T]) -> T | None:
-    """None for bytes that are not such a record, such as one of another version."""
+    """Decode a record. Returns None for anything else, such as a record of another version."""
     try:
         return msgspec.json.decode(value, type=kind)
     except _UNDECODABLE:
@@ -172,7 +172,7 @@ def _decoded(value: bytes, kind: type[T]) -> T | None:
 
 
 def sealed(record: bytes) -> bytes:
-    """A JSON object's bytes, with their digest added as the last member."""
+    """Return a JSON object's bytes with their digest added as the last member."""
     return b'%b,"sha256":"%b"}' % (record[:-1], hashlib.sha256(record).hexdigest().encode())
 
 
@@ -181,7 +181,7 @@ def _without_seal(value: bytes) -> bytes:
 
 
 def _is_sealed(value: bytes) -> bool:
-    """Whether there is a seal that matches the rest."""
+    """Whether the value has a seal that matches the rest of it."""
     seal = _SEAL.search(value, _tail(value))
     return seal is not None and hashlib.sha256(_without_seal(value)).hexdigest().encode() == seal[1]
 

@@ -1,4 +1,4 @@
-"""A request's snapshots: which ones exist, which one has to be made, and by which call."""
+"""A request's snapshots: finds the existing ones, and prepares the call that makes a missing one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
 
 
 class Snapshots:
-    """Finds snapshots, and has missing ones made, for every request of the process."""
+    """Finds snapshots for every request of the process, and has missing ones made."""
 
     def __init__(self, summarizer: Summarizer, reader: MessageCache) -> None:
         self._summarizer = summarizer
         self._reader = reader
 
     async def existing(self, history: PlannedRequest, records: Records) -> ActiveSnapshot | None:
-        """The snapshot of the latest boundary that has a record."""
+        """Return the snapshot of the latest boundary that has a record, or None."""
         boundaries = history.plan.boundaries
         found = (
             await records.snapshots([history.snapshot_name(boundary) for boundary in boundaries]) if boundaries else []
@@ -41,10 +41,10 @@ class Snapshots:
         return None
 
     async def complete(self, ready: RenderedRequest, records: Records, tenant: str, ask: Ask) -> RenderedRequest:
-        """The request with the snapshot that its plan wants. The policy says whether to wait for it.
+        """Return the request with the snapshot that its plan needs. The policy says whether to wait for it.
 
-        A request that is too large without the snapshot always waits. If the summary fails, the request goes without
-        it, and at once shows everything that its event moves.
+        A request that is too large without the snapshot always waits. If the summary fails, the request is sent
+        without it, and shows everything that its event moves at once.
         """
         history = ready.history
         boundary = history.plan.boundaries[-1] if history.plan.boundaries else None
@@ -97,9 +97,9 @@ class Snapshots:
 
 
 def _sizes(history: PlannedRequest, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> dict[int, int]:
-    """Tokens of each message up to the boundary, as it was sent before the boundary's event.
+    """Return the tokens of each message up to the boundary, as it was sent before the boundary's event.
 
-    Messages that an earlier snapshot replaces count as that snapshot, at the place of the first one.
+    For messages that an earlier snapshot replaces, the first one counts as the snapshot and the others as 0.
     """
     moves = history.plan.before(boundary.event).moves
     sizes = {index: live(item, moves.get(index)) for index, item in enumerate(history.past.items[: boundary.end])}
@@ -109,9 +109,9 @@ def _sizes(history: PlannedRequest, boundary: SummaryBoundary, shown: ActiveSnap
 
 
 def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tuple[int, int]:
-    """The most tokens of history for one summary call, and the most tokens of its reply.
+    """Return the most tokens of history for one summary call, and the most tokens of its reply.
 
-    The first is 0 where neither the policy nor upstream says. The second is `reply` where the window is not known.
+    The first is 0 if neither the policy nor upstream sets a limit. The second is `reply` if the window is unknown.
     """
     if window is None:
         return compress.group_token_threshold, reply

@@ -1,7 +1,7 @@
 """Asks a model for snapshots: one flight for each record, few at a time, with limits on time and calls.
 
-A failed summary never fails a request. Whoever comes first makes the record; between two processes, the store's *put if
-absent* decides. A snapshot that was paid for is stored even if the request that wanted it has gone.
+A failed summary never fails a request. The first request that needs a record makes it; between two processes, the
+store's *put if absent* decides. A snapshot that was paid for is stored even if the request that wanted it has ended.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from proxy.threads import WorkPool
 T = TypeVar("T")
 
 FLIGHTS_PER_TENANT, QUEUE_PER_TENANT = 4, 64
-"""Flights at a time, and together with those that wait. Each holds its conversation in memory."""
+"""The most concurrent flights of a tenant, and the most including those that wait. Each holds its conversation in
+memory."""
 FIRST_BACKOFF, LONGEST_BACKOFF = 60.0, 3600.0
-"""Seconds without summaries after a conversation's first failure; doubled after each further one, up to the longest."""
+"""Seconds without summaries after a conversation's first failure. Each further failure doubles them, up to the
+longest."""
 UNUSED_LIMIT, UNUSED_PAUSE, UNUSED = 5, 3600.0, "snapshots of this conversation are never used; none for an hour"
-"""So many unused snapshots in a row mean a client that rewrites its past. Then none is made for so many seconds."""
+"""`UNUSED_LIMIT` unused snapshots in a row mean that the client rewrites its past. Then the conversation gets no
+snapshots for `UNUSED_PAUSE` seconds, and `UNUSED` is the reason."""
 UNKNOWN_WINDOW = 64_000
-"""Tokens of history for one call where the summary model's window is not known (most have 128,000)."""
+"""Tokens of history for one call if the summary model's window is unknown (most have 128,000)."""
 CONVERSATIONS = 10_000
-"""How many conversations' health is remembered."""
+"""The number of conversations whose health is remembered."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -45,7 +48,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class SummaryJob(msgspec.Struct, frozen=True):
-    """Everything that one snapshot is made from. The request that plans it builds the job, and may end before it."""
+    """Everything that is needed to make one snapshot. The request that builds the job may end before the job does."""
 
     key: str
     tenant: str
@@ -57,15 +60,15 @@ class SummaryJob(msgspec.Struct, frozen=True):
     store_dir: str
     timeout: float
     group_tokens: int
-    """The most tokens of history for one call; 0: not known."""
+    """The most tokens of history for one call; 0 if unknown."""
     max_calls: int
-    """Failed calls count, too."""
+    """The most calls, including failed ones."""
     riding: Callable[[str], bytes] | None
-    """The task → the body of a call on the cached prefix; None where that is not possible, as with another model."""
+    """The task → the body of a call on the cached prefix; None if that is impossible, as with another model."""
     alone: Callable[[str], bytes]
     """The whole prompt, history and task → the body of a call."""
     history: Callable[[], list[Section]]
-    """The originals to be recorded. Any thread may call this, and the two above."""
+    """Returns the originals to record. Any thread may call this and the two functions above."""
     earlier: str
     """The text of the snapshot that this one replaces; empty if there is none."""
     originals: str
@@ -75,7 +78,7 @@ class SummaryJob(msgspec.Struct, frozen=True):
 
 
 class Spent(msgspec.Struct):
-    """What all calls for one snapshot cost."""
+    """The cost of all calls for one snapshot."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -90,7 +93,7 @@ class Spent(msgspec.Struct):
 
 
 class Failed(OffloadError):
-    """There is no usable snapshot; the text says why."""
+    """There is no usable snapshot; the text gives the reason."""
 
 
 class TooLong(Exception):
@@ -108,17 +111,17 @@ class Calls:
         self.job = job
         self._left = job.max_calls
         self.fault = ""
-        """Why the last answer could not be used. The next call says so to the model."""
+        """Why the last answer could not be used. The next call tells the model."""
         self._spent = spent
 
     def left(self) -> int:
-        """How many more calls are allowed. Raises Failed if none is."""
+        """Return how many more calls are allowed. Raises Failed if there are none."""
         if not self._left:
             raise Failed(f"no usable record within {self.job.max_calls} calls (`compress.max_calls`)")
         return self._left
 
     async def ask(self, body: bytes) -> SummaryAnswer:
-        """Raises Failed if no call is left or upstream refuses this one, TooLong and UpstreamFault."""
+        """Make one call. Raises UpstreamFault, TooLong, or Failed if no call is left or upstream refuses this one."""
         self._left = self.left() - 1
         answer = await self.job.ask(body)
         self._spent.add(answer)
@@ -129,18 +132,18 @@ class Calls:
         return answer
 
     def unusable(self, fault: str) -> None:
-        """Note the fault for the next call. Raises Failed if it is the second in a row, or no call is left."""
+        """Note the fault for the next call. Raises Failed if it is the second in a row or no call is left."""
         if self.fault or not self._left:
             raise Failed(f"the model's answer cannot be used: {fault}")
         self.fault = fault
 
 
 Recall = Callable[[str], Awaitable[bytes | None]]
-"""Key → the record, or None."""
+"""Takes a key; returns the record, or None."""
 Keep = Callable[[str, bytes], Awaitable[bytes | None]]
-"""Puts the record unless there is one → the bytes stored now, whoever wrote them; None if the store failed."""
+"""Stores the record unless there is one; returns the stored bytes, whoever wrote them, or None if the store failed."""
 Report = Callable[[SummaryJob, Spent, str, float], None]
-"""Takes the job, its cost, why it failed (or an empty text), and the seconds that it took."""
+"""Takes the job, its cost, the reason for its failure (or an empty text), and the seconds that it took."""
 
 
 class Summarizer:
@@ -160,7 +163,7 @@ class Summarizer:
         self._count = count
         self._report = report
         self._threads = threads
-        # Requests are read in the same threads, so all summaries of a tenant take one of them at a time.
+        # The same threads read requests, so all summaries of a tenant together use only one of them at a time.
         self._working: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(1))
         self._clock = clock
         self._flights: dict[str, asyncio.Task[Snapshot | None]] = {}
@@ -174,36 +177,36 @@ class Summarizer:
         return len(self._flights)
 
     def request(self, job: SummaryJob) -> asyncio.Task[Snapshot | None] | None:
-        """The flight for this record, started if there is none yet; None if none may be started now.
+        """Return the flight for this record, starting it if there is none yet; None if it may not start now.
 
-        Await it only shielded: the snapshot is finished even if its request is cancelled.
+        Shield it when you await it, so that the snapshot is finished even if its request is cancelled.
         """
         if job.conversation in self._busy or self._queues[job.tenant] >= QUEUE_PER_TENANT:
             return self._flights.get(job.key)
         return self._started(job)
 
     async def wait(self, job: SummaryJob) -> Snapshot | None:
-        """Wait for the snapshot, after any other one of its conversation; None if it cannot be made."""
+        """Wait for the conversation's other snapshots, then for this one. Returns None if it cannot be made."""
         while job.key not in self._flights and job.conversation in self._busy:
             await asyncio.wait([self._busy[job.conversation]])
         flight = self._flights.get(job.key) or self._started(job)
         return await asyncio.shield(flight) if flight else None
 
     async def once(self, job: SummaryJob, spent: Spent) -> Snapshot:
-        """A snapshot for a caller who waits for it and keeps it: no record, no shared flight, no back-off.
+        """Make a snapshot for a caller who waits for it and keeps it, without record, shared flight or back-off.
 
-        Raises Failed, UpstreamFault, Overloaded and TimeoutError. `spent` then has the cost until that point.
+        Raises Failed, UpstreamFault, Overloaded and TimeoutError. `spent` then has the cost up to that point.
         """
         async with self._places[job.tenant], asyncio.timeout(job.timeout):
             return await self._make(job, spent)
 
     def used(self, conversation: str) -> None:
-        """A later request used a snapshot of this conversation, so the next one is worth making."""
+        """Note that a later request used a snapshot of this conversation, so that the next one is worth making."""
         if health := self._health.get(conversation):
             health.unused = 0
 
     async def close(self, grace: float) -> None:
-        """Wait at most `grace` seconds for flights to be stored, then cancel the rest."""
+        """Wait at most `grace` seconds for flights to finish, then cancel the rest."""
         flights = list(self._flights.values())
         if flights:
             await asyncio.wait(flights, timeout=grace)
@@ -243,7 +246,10 @@ class Summarizer:
             self._report(job, Spent(), UNUSED, 0.0)
 
     async def _paid(self, job: SummaryJob, spent: Spent) -> Snapshot:
-        """Make and store it. Everyone uses the stored bytes; if the store is down, this flight's own are used once."""
+        """Make and store the snapshot. Returns the stored one, which every request uses.
+
+        If the store is down, returns this flight's own snapshot, which is used once.
+        """
         async with asyncio.timeout(job.timeout):
             made = await self._make(job, spent)
         return _decoded(await self._keep(job.key, msgspec.json.encode(made))) or made
@@ -260,7 +266,7 @@ class Summarizer:
         )
 
     async def _ride(self, calls: Calls, riding: Callable[[str], bytes]) -> str:
-        """One call on the prefix that upstream has cached. Raises TooLong."""
+        """Return the record from calls on the prefix that upstream has cached. Raises TooLong."""
         job = calls.job
 
         def body() -> bytes:
@@ -271,9 +277,9 @@ class Summarizer:
                 return text
 
     async def _from_originals(self, calls: Calls, limit: int) -> str:
-        """Record as much history per call as fits, each call updating the record so far.
+        """Record as much history per call as fits. Each call updates the record so far.
 
-        A failed try costs a call. The history that is left is then shortened to what the remaining calls can take.
+        A failed try costs a call. The remaining history is then shortened to fit into the remaining calls.
         """
         job, record = calls.job, calls.job.earlier
         count = self._counter(job.model)
@@ -295,7 +301,7 @@ class Summarizer:
                     return record
 
     async def _asked(self, calls: Calls, body: Callable[[], bytes]) -> str | None:
-        """The record of one call; None: ask once more. Raises TooLong and Failed."""
+        """Return the record from one call, or None if another call is needed. Raises TooLong and Failed."""
         job = calls.job
         answer = await calls.ask(await self._off_loop(job, body))
         accept = partial(
@@ -310,7 +316,7 @@ class Summarizer:
         return text
 
     async def _off_loop(self, job: SummaryJob, work: Callable[[], T]) -> T:
-        """Run work in a thread if it grows with the length of a conversation or a reply."""
+        """Run work in a thread, because its duration grows with the length of a conversation or a reply."""
         async with self._working[job.tenant]:
             return await self._threads.run(job.key.partition("/")[0] or job.tenant, work)
 
@@ -319,21 +325,22 @@ class Summarizer:
 
 
 def _room(job: SummaryJob, window: int | None) -> int:
-    """Tokens of history for one call in this window; 0 where it is not known."""
+    """Return the tokens of history for one call in this window; 0 if the window is unknown."""
     return summary.shares(window, job.snapshot_tokens)[0] if window else 0
 
 
 def _smaller(job: SummaryJob, limit: int, window: int | None) -> int:
-    """The next limit to try after `limit` tokens were too much: what upstream has room for, if it says so.
+    """Return the next limit to try after `limit` tokens were too many.
 
-    Otherwise half of a limit that was computed, and a quarter of one that was guessed, because calls are few.
+    If upstream named a window, this is the room in it. Otherwise it is half of a computed limit, and only a quarter of
+    a guessed one, because calls are few.
     """
     room = _room(job, window)
     return room if 0 < room < limit else limit // (2 if job.group_tokens else 4)
 
 
 def _decoded(record: bytes | None) -> Snapshot | None:
-    """None for a record that is absent or damaged."""
+    """Decode a record. Returns None if it is absent or damaged."""
     try:
         return msgspec.json.decode(record or b"", type=Snapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -341,7 +348,7 @@ def _decoded(record: bytes | None) -> Snapshot | None:
 
 
 def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
-    """The outcome of making a snapshot, reported on its own because its request may be over."""
+    """Return the outcome of making a snapshot, which is reported separately because its request may have ended."""
     return Outcome(
         request_id=job.key.rpartition("/")[2],
         tenant=job.tenant,
@@ -360,13 +367,13 @@ def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -
 
 
 class _Health:
-    """How one conversation's summaries have fared."""
+    """The recent failures and unused snapshots of one conversation."""
 
     def __init__(self) -> None:
         self.failures = 0
         self.until = 0.0
         self.unused = 0
-        """Snapshots in a row that no later request has used."""
+        """The number of consecutive snapshots that no later request has used."""
 
     def paused_by(self, fault: str, now: float) -> bool:
         """Count one more snapshot, failed if there is a `fault`. Returns whether too many in a row were unused."""

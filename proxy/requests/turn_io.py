@@ -1,4 +1,4 @@
-"""What a turn needs from outside: upstream to send to, our tools to answer calls, the store to remember."""
+"""The I/O of a turn: it sends requests upstream, answers calls of our tools, and stores hidden rounds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ANOTHER = (*REWRITTEN, b"idempotency-key")
 
 
 class RequestTurnIO:
-    """For one request. `ready` is the request to send; `searching` is the time that all its searches may take."""
+    """The I/O of one request. `ready` is the request to send; `searching` limits the time of all its searches."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class RequestTurnIO:
         self._searching = searching
         self._files: Files | None = None
         self.uses: list[ToolUse] = []
-        """Calls of our tools so far, as the outcome reports them."""
+        """The calls of our tools so far, as the outcome reports them."""
 
     @property
     def _history(self) -> PlannedRequest:
         return self._ready.history
 
     async def send(self, body: bytes) -> UpstreamReply:
-        """A rewritten body, to the same address with the same headers. Raises UpstreamFault."""
+        """Send a rewritten body to the same address with the same headers. Raises UpstreamFault."""
         first = self._client.sent is None
         self._client.sent = self._client.sent or time.perf_counter()
         return await self._services.upstream.send(self._request(body, REWRITTEN if first else ANOTHER))
@@ -72,18 +72,18 @@ class RequestTurnIO:
         return rewritten(self._services.relay.request(self._client, self._tenant, body), body, dropped)
 
     def headers(self, turn: Turn) -> Sequence[Header]:
-        """Our headers. In a reply that is not a stream, the number of hidden rounds is known and added."""
+        """Return our headers. For a reply that is not a stream, they include the number of hidden rounds."""
         whole = not self._history.request.stream
         return [*self._ours(), (b"x-offload-rounds", b"%d" % turn.rounds)] if whole else self._ours()
 
     async def aside(self, work: Callable[[], bytes]) -> bytes:
-        """Run work on upstream's reply in a thread, because it would block the event loop."""
+        """Run work on upstream's reply in a thread, so that it does not block the event loop."""
         return await self._services.threads.reading.run(self._tenant.namespace, work, begun=True)
 
     # -- our tools --
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
-        """The answers, one after another. Each call gets an equal share of what the turn may still read."""
+        """Answer the calls in order. Each call gets an equal share of the tokens that the turn may still read."""
         if self._files is None:
             self._files = self._ready.files()
         limits = self._history.policy.tools
@@ -151,14 +151,14 @@ class RequestTurnIO:
 
 
 def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
-    """The client's own request with another body, without the headers in `dropped`."""
+    """Return the client's own request with another body and without the headers in `dropped`."""
     kept = request.headers.without(dropped)
     headers = Headers((*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))))
     return msgspec.structs.replace(request, content=body, headers=headers)
 
 
 async def ask(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:
-    """The answer to a summary call. Raises UpstreamFault."""
+    """Send a summary call and return the answer. Raises UpstreamFault."""
     async with aclosing(await upstream.send(request)) as reply:
         return dialect.summary_answer(reply.status, await tool_loop.body(reply))
 
@@ -166,12 +166,12 @@ async def ask(upstream: UpstreamClient, request: UpstreamRequest, dialect: Diale
 def answers_used(
     calls: Sequence[ToolCall], answers: Sequence[tools.ToolAnswer], names: tuple[str, str]
 ) -> list[ToolUse]:
-    """The calls and their answers, as the outcome reports them."""
+    """Return the calls and their answers as the outcome reports them."""
     return [
         ToolUse(_tool(call, names), answer.result, answer.tokens) for call, answer in zip(calls, answers, strict=True)
     ]
 
 
 def _tool(call: ToolCall, names: tuple[str, str]) -> tools.Tool:
-    """Which of our two tools the call is for."""
+    """Return which of our two tools the call is for."""
     return "grep" if call.name == names[0] else "read_file"

@@ -1,4 +1,4 @@
-"""What this process learned from refusals: how large a model's context window is, and who refuses our tools."""
+"""Remembers what refusals revealed: the size of a model's context window, and which upstreams refuse our tools."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from proxy.core.policy import Policy
 V = TypeVar("V")
 
 MODELS = 10_000
-"""Models remembered at most: clients may name any model."""
+"""The most models that are remembered, because clients may name any model."""
 
 SHRINK = 0.8
-"""The window that we assume, as a share of the tokens that were refused, where upstream names none below those."""
+"""The window to assume, as a share of the refused tokens, if upstream names no window that is smaller."""
 
 
 class UpstreamLimits:
-    """Limits by upstream and model. Each process learns them on its own, at the price of one refused request."""
+    """Limits by upstream and model. Each process learns them separately, at the cost of one refused request."""
 
     def __init__(self) -> None:
         self._windows: dict[tuple[str, str], int] = {}
         self._refusing: dict[tuple[str, str], None] = {}
 
     def window(self, policy: Policy, model: str) -> int | None:
-        """The context window in tokens, by policy or as learned, whichever is smaller. None where neither is known."""
+        """Return the context window in tokens: the smaller of the policy's and the learned one; None if unknown."""
         known = (policy.upstream.context_window, self._windows.get((policy.upstream.base_url, model)))
         return min((tokens for tokens in known if tokens is not None), default=None)
 
@@ -32,8 +32,8 @@ class UpstreamLimits:
 
         `said` is the window that upstream named, if it named one.
 
-        A request that was known to be too long teaches nothing. Otherwise a client that asks for too much again and
-        again would shrink the window for everybody.
+        A request that was already known to be too long changes nothing unless upstream names a smaller window.
+        Otherwise a client that keeps asking for too much would shrink the window for everybody.
         """
         before = self.window(policy, model)
         shrunk = int(SHRINK * counted) if before is None or counted <= before else before
@@ -41,11 +41,11 @@ class UpstreamLimits:
         _put(self._windows, (policy.upstream.base_url, model), max(learned, 1))
 
     def refuses(self, policy: Policy, model: str) -> bool:
-        """Whether this upstream refused our additions before."""
+        """Whether this upstream has refused our additions for this model."""
         return (policy.upstream.base_url, model) in self._refusing
 
     def refused(self, policy: Policy, model: str) -> None:
-        """Remember that this upstream refused our additions."""
+        """Remember that this upstream refused our additions for this model."""
         _put(self._refusing, (policy.upstream.base_url, model), None)
 
 

@@ -1,4 +1,4 @@
-"""Chat completions, `POST .../chat/completions`, behind the protocol `proxy.dialects.Dialect`."""
+"""Chat completions, `POST .../chat/completions`, as an implementation of the protocol `proxy.dialects.Dialect`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.dialects.chat.turn import ChatTurn
 
 
 class ChatDialect:
-    """Says where in this folder each thing is; the protocol documents the methods."""
+    """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
 
     name = "chat"
 
@@ -40,7 +40,7 @@ class ChatDialect:
     error_event = staticmethod(errors.event)
 
     are_paired = staticmethod(messages.are_paired)
-    """For records from before there were other dialects; not part of the protocol."""
+    """Checks records that are older than the other dialects; not part of the protocol."""
 
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/chat/completions")

@@ -1,4 +1,4 @@
-"""The reply as the client sees it: one, however many rounds it takes.
+"""The reply as the client sees it: a single one, however many rounds it takes.
 
 All events have the first round's `id`, `created`, `model` and `system_fingerprint`. The role is sent once, a blank line
 separates the texts of two rounds, and the usage covers all rounds. Streams and whole replies share this code.
@@ -19,10 +19,10 @@ FRAME = ("id", "created", "model", "system_fingerprint")
 
 
 class UsageLedger:
-    """What the rounds cost, and the usage that a client is told.
+    """Counts what the rounds cost, and computes the usage that the client sees.
 
-    The client is told the last round's prompt tokens, from which it estimates its context, and the completion tokens
-    of all rounds.
+    The client sees the last round's prompt tokens, from which it estimates its context, and the completion tokens of
+    all rounds.
     """
 
     def __init__(self) -> None:
@@ -31,21 +31,21 @@ class UsageLedger:
         self._details: dict[str, int] = {}
 
     def add(self, raw: Raw | None) -> None:
-        """A round has ended with this usage."""
+        """Add the usage of a round that has ended."""
         usage = object_of(raw)
         self.spent.prompt += whole(usage.get("prompt_tokens"))
         self.spent.completion += whole(usage.get("completion_tokens"))
         self.spent.cached += _cached(usage)
 
     def carry(self, raw: Raw | None) -> None:
-        """Another round follows the one with this usage."""
+        """Carry this usage over, because another round follows."""
         usage = object_of(raw)
         self._earlier += whole(usage.get("completion_tokens"))
         for key, tokens in object_of(usage.get("completion_tokens_details")).items():
             self._details[key] = self._details.get(key, 0) + whole(tokens)
 
     def total(self, raw: Raw) -> Raw:
-        """The newest round's usage with the completion tokens of the earlier rounds added."""
+        """Return the newest round's usage with the completion tokens of the earlier rounds added."""
         usage = object_of(raw)
         completion = whole(usage.get("completion_tokens")) + self._earlier
         total = whole(usage.get("prompt_tokens")) + completion
@@ -59,7 +59,7 @@ class UsageLedger:
 
 
 class ClientReply:
-    """What the client has seen so far. It sends events at once; `WholeReply` keeps them for one reply at the end."""
+    """The reply so far. This class sends events at once; `WholeReply` keeps them for one reply at the end."""
 
     streamed = True
 
@@ -76,24 +76,24 @@ class ClientReply:
         return bool(self._frame) and self.message.has("role")
 
     def go_on(self) -> bool:
-        """Another round follows and must look like a continuation. Returns whether any text was shown yet."""
+        """Prepare for another round, which must look like a continuation. Returns whether any text was shown yet."""
         self._again = True
         self._joints = {key for key in TEXTS if self.message.speaks(key)}
         return bool(self._joints)
 
     def show(self, chunks: Iterable[Chunk]) -> bytes:
-        """The bytes for the client. Raises Broken if the reply grows too large."""
+        """Return the bytes for the client. Raises Broken if the reply grows too large."""
         return b"".join([self._put(chunk) for chunk in chunks if self._adopt(chunk)])
 
     def close(self, done: bytes, calls: Sequence[Raw]) -> bytes:
-        """The last bytes of the reply. `calls` are the calls that the client sees."""
+        """Return the last bytes of the reply. `calls` are the calls that the client sees."""
         return done
 
     def _put(self, chunk: Chunk) -> bytes:
         return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
 
     def _adopt(self, chunk: Chunk) -> bool:
-        """Make it an event of this reply. Returns whether it holds anything to show."""
+        """Turn the chunk into an event of this reply. Returns whether it holds anything to show."""
         if self._again:
             self._join(chunk)
         elif chunk.choice is not None and not self._frame:
@@ -162,7 +162,7 @@ class WholeReply(ClientReply):
 
 
 def whole(raw: Raw | None) -> int:
-    """A number of tokens; 0 for anything else."""
+    """Return a number of tokens, or 0 for anything else."""
     text = b"" if raw is None else bytes(raw)
     return int(text) if text.isdigit() and len(text) < 12 else 0
 
@@ -172,6 +172,6 @@ def _counts(details: Members) -> list[str]:
 
 
 def _cached(usage: Members) -> int:
-    """Input tokens read from upstream's cache: OpenAI's place for them, or DeepSeek's."""
+    """Return the input tokens read from upstream's cache, as reported by OpenAI or DeepSeek."""
     details = object_of(usage.get("prompt_tokens_details"))
     return whole(details.get("cached_tokens")) or whole(usage.get("prompt_cache_hit_tokens"))

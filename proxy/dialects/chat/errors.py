@@ -1,4 +1,4 @@
-"""Errors of ours in the shape that clients of OpenAI's API know."""
+"""The proxy's own errors in the shape that clients of OpenAI's API know."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def body(fault: ProxyError) -> bytes:
 
 
 def event(fault: ProxyError, said: bytes = b"") -> bytes:
-    """The event that ends a stream: upstream's own words where they are an error of this API, else the fault."""
+    """Return the event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
     try:
         known = bool(said) and not rawjson.is_null(rawjson.members(said).get("error"))
         return sse.encode(msgspec.json.format(said, indent=-1) if known else body(fault))

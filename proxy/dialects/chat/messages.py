@@ -17,13 +17,15 @@ from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
 
 MESSAGE_TOKENS = 4
-"""For a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a little more."""
+"""Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a few more."""
 OTHER_PART_TOKENS = 765
-"""An image of 1024 x 1024 in high detail by OpenAI's vision guide; audio and files count as much. Never base64."""
+"""Tokens of a 1024 x 1024 image in high detail, by OpenAI's vision guide. Audio and files count the same, whatever the
+length of their base64."""
 
 MAX_ARGUMENTS, MAX_SEPARATORS = 256 << 10, 50_000
-"""Characters of a call's arguments, and those of them that may begin a value, for which objects are made: some 40 ms,
-in which nobody else gets the interpreter. Others are taken as they are written."""
+"""The most characters of a call's arguments, and the most characters in them that may begin a value, for which the
+arguments are parsed. That takes some 40 ms, during which no other thread can use the interpreter. Larger arguments
+are used as written."""
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -46,12 +48,12 @@ def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
 
 
 def texts(raw: bytes | Raw) -> list[tuple[int | None, str]]:
-    """A message's texts: one without a place, or that of each text part with the part's place. Raises NotJson."""
+    """Return a message's texts: one text without a place, or each text part with its place. Raises NotJson."""
     return _content_texts(rawjson.members(raw).get("content"))
 
 
 def reasoning(members: dict[str, Raw]) -> str:
-    """The model's reasoning, under any vendor's name for it."""
+    """Return the model's reasoning, under any vendor's name for it."""
     for field in ("reasoning_content", "reasoning"):
         if rawjson.is_string(members.get(field)):
             return rawjson.string(members[field])
@@ -59,14 +61,14 @@ def reasoning(members: dict[str, Raw]) -> str:
 
 
 def tool_calls(members: dict[str, Raw]) -> list[ToolCall]:
-    """An assistant message's calls, of functions and of custom tools."""
+    """Return an assistant message's calls of functions and custom tools."""
     if rawjson.is_null(members.get("tool_calls")):
         return []
     return [_call(rawjson.members(raw)) for raw in rawjson.elements(members["tool_calls"])]
 
 
 def with_texts(raw: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
-    """The message with some of its texts replaced; all other members keep their bytes."""
+    """Return the message with some of its texts replaced. All other members keep their bytes."""
     if not replaced:
         return bytes(raw)
     members = rawjson.members(raw)
@@ -86,7 +88,7 @@ def text_message(role: str, text: str) -> bytes:
 
 
 def cache_breakpoint(raw: bytes | Raw) -> Raw | None:
-    """The last cache breakpoint that the client set in a message, on one of its parts or on the message itself."""
+    """Return the last cache breakpoint that the client set in a message, on a part or on the message itself."""
     if b"cache_control" not in bytes(raw):
         return None
     members = rawjson.members(raw)
@@ -99,7 +101,7 @@ def cache_breakpoint(raw: bytes | Raw) -> Raw | None:
 
 
 def with_cache_breakpoint(raw: bytes, breakpoint: Raw) -> bytes:
-    """A message whose content is a string, with this breakpoint at its end."""
+    """Return the message, whose content must be a string, with this breakpoint at its end."""
     members = rawjson.members(raw)
     part = rawjson.encode({"type": "text", "text": members["content"], "cache_control": breakpoint})
     return rawjson.encode(members | {"content": Raw(rawjson.array([part]))})
@@ -164,7 +166,7 @@ class _Reader:
         )
 
     def _other_parts(self) -> list[bytes]:
-        """Images, audio, files: as canonical JSON, cache breakpoints left out."""
+        """Return images, audio and files as canonical JSON, without cache breakpoints."""
         content = self._members.get("content")
         if not rawjson.is_array(content) or content is None:
             return []
@@ -204,7 +206,7 @@ def _item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
 
 
 def _canonical(arguments: str) -> str:
-    """Arguments as canonical JSON; unchanged if they are not JSON, or too much to look into."""
+    """Return the arguments as canonical JSON, or unchanged if they are not JSON or too large to parse."""
     if len(arguments) > MAX_ARGUMENTS or sum(map(arguments.count, ",[{")) > MAX_SEPARATORS:
         return arguments.strip()
     try:
@@ -217,7 +219,7 @@ def _canonical(arguments: str) -> str:
 
 
 def reply_meaning(content: str, calls: Sequence[ToolCall]) -> bytes:
-    """The meaning of an assistant message with this text and these calls once the client sends it back."""
+    """Return the meaning of an assistant message with this text and these calls when the client sends it back."""
     function_calls: list[dict[str, Any]] = [
         {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls
     ]
@@ -226,7 +228,7 @@ def reply_meaning(content: str, calls: Sequence[ToolCall]) -> bytes:
 
 
 def are_paired(raws: Iterable[bytes | Raw]) -> bool:
-    """Whether these are messages of a model and of tools, in which every tool result answers a call among them."""
+    """Whether these are only messages of a model and of tools, and every tool result answers a call among them."""
     called, answered = set[str](), set[str]()
     try:
         for raw in raws:

@@ -1,11 +1,11 @@
-"""Recognises upstream's refusal of a context that is too long, in any vendor's wording, and the window it names."""
+"""Recognises refusals of a context that is too long, in any vendor's wording, and reads the window that they name."""
 
 from __future__ import annotations
 
 import re
 
 _STATUSES = {400, 413, 422, 500}
-"""Most say 400; Anthropic and gateways also 413; vLLM has said 422; Ollama and llama.cpp say 500 too."""
+"""Most use 400; Anthropic and gateways also use 413, vLLM has used 422, and Ollama and llama.cpp also use 500."""
 
 _wordings = re.compile(
     r"""
@@ -37,11 +37,11 @@ _windows = re.compile(
 
 
 _LONGEST = 20
-"""Characters of a number that may be a window's size."""
+"""The most characters of a number that may be a window's size."""
 
 
 def may_be(status: int) -> bool:
-    """Whether a reply of this status may say that the context is too long."""
+    """Whether a reply with this status may mean that the context is too long."""
     return status in _STATUSES
 
 
@@ -51,7 +51,7 @@ def is_overflow(status: int, body: bytes) -> bool:
 
 
 def window(body: bytes) -> int | None:
-    """The context window that the error names, in tokens; None where it names none."""
+    """Return the context window that the error names, in tokens, or None if it names none."""
     match = _windows.search(_text(body))
     found = next((group for group in match.groups() if group), "") if match else ""
     tokens = int(found.replace(",", "")) if 0 < len(found) <= _LONGEST else 0
@@ -66,5 +66,5 @@ def refuses_additions(status: int, body: bytes) -> bool:
 
 
 def _text(body: bytes) -> str:
-    """The beginning of the body. Some vendors quote the whole prompt after their message."""
+    """Return the beginning of the body, because some vendors quote the whole prompt after their message."""
     return body[:20_000].decode("utf-8", "replace")

@@ -16,7 +16,7 @@ from proxy.dialects.chat.messages import reasoning, text_message, tool_calls
 
 
 def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: SnapshotRole) -> list[bytes | Raw]:
-    """The messages with the snapshot `block` added. They begin with `leading` system messages."""
+    """Return the messages, which begin with `leading` system messages, with the snapshot `block` added."""
     if role is SnapshotRole.USER:
         return [*messages[:leading], text_message("user", block), *messages[leading:]]
     for place, raw in enumerate(messages):
@@ -26,7 +26,7 @@ def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: S
 
 
 def appended(raw: bytes | Raw, text: str) -> bytes:
-    """A message with more text at its end; what it had before keeps its bytes."""
+    """Return the message with `text` added at its end. Its other content keeps its bytes."""
     members = rawjson.members(raw)
     content = members.get("content")
     if content is None or rawjson.is_null(content):
@@ -40,7 +40,7 @@ def appended(raw: bytes | Raw, text: str) -> bytes:
 
 
 def reinserted(hidden: HiddenRound, visible: bytes | Raw, shrunk: bool) -> list[bytes | Raw]:
-    """All messages of a turn whose client saw `visible`. `shrunk`: leave out the answers of our tools."""
+    """Return all messages of a turn whose client saw `visible`. If `shrunk`, leave out the answers of our tools."""
     reply = visible if hidden.instead is None else hidden.instead
     whole: list[bytes | Raw] = [*hidden.before, reply, *hidden.after]
     return _without_answers(whole) if shrunk else whole
@@ -74,7 +74,7 @@ def is_system(raw: bytes | Raw) -> bool:
 
 
 def sections(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Section]:
-    """One message in readable form; `tool` is the tool whose result it is. Raises NotJson."""
+    """Return one message in readable form; `tool` is the tool whose result it is. Raises NotJson."""
     members = rawjson.members(raw)
     title = f"{index + 1} {message.role.name.lower()}"
     if message.role is Role.TOOL:
@@ -91,7 +91,7 @@ def sections(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[
 
 
 def _contents(content: Raw | None) -> list[str]:
-    """Texts as they are, other parts as JSON."""
+    """Return texts unchanged and other parts as JSON."""
     if content is None or rawjson.is_null(content):
         return []
     if rawjson.is_string(content):
@@ -104,5 +104,5 @@ def _contents(content: Raw | None) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Ids and names come from the client and may contain line breaks, which would end a header."""
+    """Return at most 64 characters on one line, because line breaks in a client's ids and names would end a header."""
     return " ".join(text.split())[:64]

@@ -1,8 +1,8 @@
-"""A reply as it comes in: one event taken apart, and the message that a model wrote put together from its deltas.
+"""Reads a reply as it arrives: takes each event apart, and puts the model's message together from the deltas.
 
     event ──parse──> Chunk (event, choice, delta; every member as the bytes it came as) ──encode──> event
 
-A whole reply is a chunk as well, with its `message` for a delta: there is one way through, streamed or not.
+A whole reply is a chunk, too, with its `message` as the delta. So streams and whole replies share one code path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
 
 MAX_REPLY = 32 << 20
-"""Bytes of one round that are held, in text and in calls: some eight million tokens."""
+"""The most bytes of text and calls that are held for one round: about eight million tokens."""
 
 Members = dict[str, Raw]
 
@@ -25,10 +25,12 @@ _Pieces = list[str | Raw]
 EMPTY = Raw(b"{}")
 NULL = Raw(b"null")
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
-"""What a client shows as running text (`reasoning_content`: DeepSeek, llama.cpp; `reasoning`: OpenRouter, vLLM)."""
+"""Members that a client shows as running text (`reasoning_content`: DeepSeek, llama.cpp; `reasoning`: OpenRouter,
+vLLM)."""
 
 _BLOCKS = frozenset(("reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_encrypted"))
-"""Reasoning as gateways hand it on to be given back: signed or encrypted as a whole (OpenRouter, LiteLLM, Copilot)."""
+"""Members with reasoning that the client must send back: gateways sign or encrypt it as a whole (OpenRouter, LiteLLM,
+Copilot)."""
 _BLOCK_TEXTS = frozenset(("text", "summary", "thinking", "data", "signature"))
 _NOTHING = (b"null", b'""', b"[]", b"{}")
 
@@ -37,7 +39,7 @@ _NOTHING = (b"null", b'""', b"[]", b"{}")
 
 
 class CallDelta:
-    """One entry of `tool_calls`: its members, and those of the function (or the custom tool) in it."""
+    """One entry of `tool_calls`: its members, and the members of its function (or custom tool)."""
 
     __slots__ = ("function", "kind", "members")
 
@@ -48,9 +50,9 @@ class CallDelta:
 
 
 class Chunk:
-    """One event of a reply; `raw` is None as soon as anything differs from the bytes that came.
+    """One event of a reply. `raw` holds the bytes that came, or None once anything has been changed.
 
-    `choice` is None in events that are about no choice: usage at the end, content filters, errors.
+    `choice` is None in events without a choice: usage at the end, content filters, errors.
     """
 
     __slots__ = ("calls", "choice", "delta", "key", "members", "name", "raw")
@@ -60,7 +62,7 @@ class Chunk:
         self.choice = choice
         self.delta = delta
         self.key = key
-        """Where the delta stands in the choice: `delta`, or `message` in a whole reply."""
+        """The name of the choice's member that holds the delta: `delta`, or `message` in a whole reply."""
         self.calls: list[CallDelta] = []
         self.raw: bytes | None = None
         self.name: bytes | None = None
@@ -76,16 +78,16 @@ class Chunk:
 
     @property
     def failed(self) -> bool:
-        """Whether upstream says in the middle of a reply of status 200 that it cannot go on."""
+        """Whether upstream reports an error within a reply of status 200."""
         return not rawjson.is_null(self.members.get("error"))
 
     @property
     def void(self) -> bool:
-        """Whether nothing is left of it that a client could use."""
+        """Whether the event holds nothing that a client could use."""
         return self.choice is not None and not self.finish and _says_nothing(self.delta)
 
     def part(self, delta: Members) -> Chunk:
-        """An event beside this one that has this delta, and no more of what this one says."""
+        """Return a new event of the same reply with this delta, without this event's usage, error or finish reason."""
         members = {key: raw for key, raw in self.members.items() if key not in ("usage", "error")}
         index = (self.choice or {}).get("index", Raw(b"0"))
         part = Chunk(members, {"index": index, self.key: EMPTY, "finish_reason": NULL}, delta, self.key)
@@ -93,7 +95,7 @@ class Chunk:
         return part
 
     def take(self, keys: Iterable[str]) -> Chunk:
-        """These members of the delta, taken out into an event of their own; log probabilities go with the content."""
+        """Move these members of the delta to a new event and return it. Log probabilities move with the content."""
         part = self.part({key: self.delta[key] for key in keys})
         if self.choice and part.choice and "content" in part.delta and "logprobs" in self.choice:
             part.choice["logprobs"] = self.choice["logprobs"]
@@ -101,7 +103,7 @@ class Chunk:
         return part
 
     def take_end(self) -> Chunk:
-        """How the reply ends, taken out into an event of its own: finish reason, usage and whatever stands beside."""
+        """Move the finish reason, the usage and other members of the reply's end to a new event and return it."""
         end = Chunk(self.members, self.choice, {}, self.key)
         end.name = self.name
         end.put_choice("logprobs", NULL)
@@ -113,7 +115,7 @@ class Chunk:
         self.members, self.raw = self.members | members, None
 
     def put_choice(self, key: str, raw: Raw) -> None:
-        """Replace a member of the choice, where it has one of that name."""
+        """Replace a member of the choice, if it has one of that name."""
         if self.choice and key in self.choice:
             self.choice, self.raw = self.choice | {key: raw}, None
 
@@ -121,7 +123,7 @@ class Chunk:
         self.delta, self.raw = delta, None
 
     def drop(self, *keys: str) -> None:
-        """Without these members of the delta. Log probabilities are only of text that is shown."""
+        """Remove these members of the delta. Log probabilities go, too, once no text is left."""
         self.put_delta({key: raw for key, raw in self.delta.items() if key not in keys})
         if not any(text_of(self.delta.get(key)) for key in TEXTS):
             self.put_choice("logprobs", NULL)
@@ -135,7 +137,7 @@ class Chunk:
 
 
 def parse(data: bytes) -> Chunk:
-    """An event's data, or a whole reply. Raises NotJson for every shape that is not known: it is to be left alone."""
+    """Parse an event's data or a whole reply. Raises NotJson for any unknown shape, which must be left unchanged."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -155,7 +157,7 @@ def parse(data: bytes) -> Chunk:
 
 
 def as_events(whole: Chunk) -> list[Chunk]:
-    """A whole reply as the events of a stream: for a server that streams one round and not the next."""
+    """Return a whole reply as the events of a stream, for servers that stream one round but not the next."""
     end = whole.take_end()
     spent = end.usage
     events = [whole, end]
@@ -169,12 +171,12 @@ def as_events(whole: Chunk) -> list[Chunk]:
 
 
 def held(delta: Members) -> list[str]:
-    """Which members of a delta only its own round may show: reasoning that is signed or encrypted."""
+    """Return the members of a delta that only a visible round may show: signed or encrypted reasoning."""
     return [key for key, raw in delta.items() if _is_signed(key, raw) and not rawjson.is_null(raw)]
 
 
 def signature(members: Members) -> Members:
-    """What signs a tool call: Gemini's stands beside the function, by one name or another."""
+    """Return the members that sign a tool call. Gemini puts them beside the function, under varying names."""
     return {key: raw for key, raw in members.items() if key not in ("id", "function", "custom") and _signs(key, raw)}
 
 
@@ -194,9 +196,9 @@ def _says_nothing(delta: Members) -> bool:
 
 
 class ReplyMessage:
-    """A message folded from its deltas: strings join, lists grow, of everything else the last counts.
+    """A message built from its deltas: strings are joined, lists are extended, and other values are replaced.
 
-    Tool calls are not in here: see `toolcalls`.
+    Tool calls are kept elsewhere: see `tool_calls`.
     """
 
     def __init__(self) -> None:
@@ -204,7 +206,7 @@ class ReplyMessage:
         self._size = 0
 
     def add(self, delta: Members) -> None:
-        """Raises Broken when it grows beyond MAX_REPLY."""
+        """Add a delta. Raises Broken if the message grows beyond MAX_REPLY."""
         for key, raw in delta.items():
             if key == "tool_calls":
                 continue
@@ -216,7 +218,7 @@ class ReplyMessage:
                 self._add_other(key, raw)
 
     def add_text(self, key: str, text: str) -> None:
-        """Raises Broken when it grows beyond MAX_REPLY."""
+        """Add text to a member. Raises Broken if the message grows beyond MAX_REPLY."""
         self._extend(key, [text], len(text))
 
     def _add_other(self, key: str, raw: Raw) -> None:
@@ -236,7 +238,7 @@ class ReplyMessage:
             raise Broken(f"a reply of more than {MAX_REPLY} bytes")
 
     def text(self, key: str = "content") -> str:
-        """A member's text: that of a string, or of all parts that are text."""
+        """Return a member's text: the string, or the joined texts of its text parts."""
         known = self._members.get(key)
         pieces = known if isinstance(known, list) else []
         return join(piece if isinstance(piece, str) else _part_text(piece) for piece in pieces)
@@ -245,16 +247,16 @@ class ReplyMessage:
         return key in self._members
 
     def speaks(self, key: str) -> bool:
-        """Whether it has any text there."""
+        """Whether the member has any text."""
         known = self._members.get(key)
         return isinstance(known, list) and any(isinstance(piece, str) and piece for piece in known)
 
     def members(self) -> Members:
-        """The message as it is shown: null and empty members and all."""
+        """Return the message as the client sees it, including null and empty members."""
         return {key: _member(known) for key, known in self._members.items()}
 
     def history(self, calls: Sequence[Raw]) -> bytes | None:
-        """The message as it goes back upstream; None where nothing is in it, which nobody would take."""
+        """Return the message for upstream, or None if it is empty, because upstreams refuse empty messages."""
         said = {key: raw for key, raw in self.members().items() if bytes(raw) not in _NOTHING and key != "role"}
         if not said and not calls:
             return None
@@ -263,7 +265,7 @@ class ReplyMessage:
 
 
 def text_of(raw: Raw | None) -> str:
-    """A string's text; whatever else a server puts in its place is none."""
+    """Return a string's text, or "" if the value is not a string."""
     if raw is None or not rawjson.is_string(raw):
         return ""
     try:
@@ -273,12 +275,12 @@ def text_of(raw: Raw | None) -> str:
 
 
 def members_of(raw: Raw | None) -> Members:
-    """An object's members; none of null, or of what is not there. Raises NotJson."""
+    """Return an object's members; empty for null or a missing value. Raises NotJson for anything else."""
     return {} if raw is None or rawjson.is_null(raw) else rawjson.members(raw)
 
 
 def object_of(raw: Raw | None) -> Members:
-    """An object's members; none of anything else."""
+    """Return an object's members; empty for anything else."""
     try:
         return members_of(raw)
     except NotJson:
@@ -290,7 +292,7 @@ def string(text: str) -> Raw:
 
 
 def join(pieces: Iterable[str]) -> str:
-    """The pieces as one. Servers that escape whatever is not ASCII can cut a surrogate pair in two."""
+    """Join the pieces. Servers that escape all non-ASCII characters may split a surrogate pair between two pieces."""
     text = "".join(pieces)
     try:
         text.encode()
@@ -313,12 +315,12 @@ def _member(known: Raw | _Pieces) -> Raw:
 
 
 def _part(piece: str | Raw) -> Raw:
-    """A text that came before or behind an array of parts, as one of them."""
+    """Return a text that came before or after an array of parts as one more part."""
     return piece if isinstance(piece, Raw) else Raw(rawjson.encode({"type": "text", "text": piece}))
 
 
 def _joined(items: list[Raw]) -> list[Raw]:
-    """Reasoning streams as many pieces of few blocks: those join again, so that they can be given back."""
+    """Join the streamed pieces of each block of reasoning, so that the blocks can be sent back."""
     try:
         pieces = [rawjson.members(raw) for raw in items]
     except NotJson:
@@ -333,7 +335,11 @@ def _joined(items: list[Raw]) -> list[Raw]:
 
 
 def _continues(last: Members, piece: Members) -> bool:
-    """By type and index (OpenRouter); where there is none (LiteLLM) a block of thinking ends with its signature."""
+    """Whether a piece belongs to the same block as the last one.
+
+    They must have the same type and index (OpenRouter). Without an index (LiteLLM), a thinking block ends with its
+    signature.
+    """
     if any(last.get(key) != piece.get(key) for key in ("type", "index")):
         return False
     return "index" in piece or ("thinking" in piece and not text_of(last.get("signature")))

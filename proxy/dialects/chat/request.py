@@ -1,4 +1,4 @@
-"""A chat-completions request as far as we look into it: a few members decoded, all of them kept as they came."""
+"""Reads a chat-completions request: decodes the few members that the proxy needs, and keeps the bytes of all."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from proxy.core.reasons import Reason
 from proxy.core.request import Request
 
 MAX_MESSAGES = rawjson.MAX_ELEMENTS
-"""Messages of a request that we look into; a request with more is forwarded as it came."""
+"""The most messages of a request that we parse. A request with more is forwarded unchanged."""
 MAX_DEFINITIONS = 2_000
-"""Tools of a request that we look into; likewise."""
+"""The most tools of a request that we parse. A request with more is forwarded unchanged."""
 MAX_MODEL = 1_000
-"""Bytes of the model's name; likewise. Caches and patterns use the name at every request and for each message."""
+"""The most bytes of the model's name. A request with more is forwarded unchanged, because caches and patterns use the
+name at every request and for each message."""
 MAX_OTHERS = 20_000
-"""Commas outside of messages and tools; likewise. Everything there may be top-level members, and each becomes an
-object. A large schema for the reply has a thousand commas."""
+"""The most commas outside of messages and tools. A request with more is forwarded unchanged, because each comma may
+separate top-level members, and each member becomes an object. A large schema for the reply has a thousand commas."""
 
 MAX_TOOLS = 128
-"""OpenAI's limit for the tools of one request. Ours are two of them."""
+"""OpenAI's limit for the tools of one request. Our two tools count towards it."""
 TOOL_NAMES = ("grep", "read_file")
 OTHER_NAMES = ("offload_grep", "offload_read_file")
 
@@ -33,7 +34,7 @@ EXCLUSIVE = ("functions", "function_call", "audio", "web_search_options", "predi
 
 
 class Known(msgspec.Struct, frozen=True):
-    """The top-level members that we look at, `null` where they are missing."""
+    """The top-level members that we read. Missing ones are `null`."""
 
     messages: Raw = NULL
     model: Raw = NULL
@@ -54,7 +55,7 @@ _decoder = msgspec.json.Decoder(Known)
 
 
 def parse(body: bytes) -> Request:
-    """Raises Unplannable for a body that is not a chat request; upstream explains that better than we could."""
+    """Parse a body. Raises Unplannable if it is not a chat request; upstream explains the mistake better."""
     try:
         known = _known(body)
         if len(memoryview(known.model)) > MAX_MODEL:
@@ -76,7 +77,7 @@ def parse(body: bytes) -> Request:
 
 
 def _known(body: bytes) -> Known:
-    """Decodes the body in one pass that makes no objects of messages. Raises NotJson."""
+    """Decode the body in one pass, without creating objects for messages. Raises NotJson."""
     known, masked = rawjson.decode(_decoder, body)
     if not masked:
         return known
@@ -84,7 +85,7 @@ def _known(body: bytes) -> Known:
 
 
 def _check_others(body: bytes, known: Known) -> None:
-    """Raises Unplannable where there is too much besides messages and tools."""
+    """Raises Unplannable if there is too much besides messages and tools."""
     large = (known.messages, known.tools)
     if len(body) - sum(len(memoryview(raw)) for raw in large) > MAX_OTHERS:
         others = rawjson.commas(body) - sum(map(rawjson.commas, large))
@@ -114,12 +115,12 @@ def _our_names(client: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def function_tool(definition: bytes) -> bytes:
-    """One of our tools in the form that this API wants."""
+    """Return one of our tools in the form that this API expects."""
     return rawjson.encode({"type": "function", "function": Raw(definition)})
 
 
 def with_tools(defined: Raw | None, ours: list[bytes]) -> Raw | None:
-    """The client's array of tools followed by ours; None where neither has any."""
+    """Return the client's array of tools followed by ours, or None if there are no tools at all."""
     if not ours:
         return defined
     client = [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
@@ -127,7 +128,7 @@ def with_tools(defined: Raw | None, ours: list[bytes]) -> Raw | None:
 
 
 def has_tools(defined: Raw) -> bool:
-    """Whether an array of tools has any; upstream refuses a `tool_choice` without."""
+    """Whether an array of tools has any. Upstream refuses a `tool_choice` without tools."""
     return not rawjson.is_null(defined) and bool(rawjson.elements(defined))
 
 
@@ -139,7 +140,7 @@ def _tool_names(raw: Raw) -> tuple[str, ...]:
 
 
 def _elements(raw: Raw, reason: Reason) -> list[Raw]:
-    """An array's elements; of too many, Unplannable says so for this reason."""
+    """Return an array's elements. Raises Unplannable with this reason if there are too many."""
     try:
         return rawjson.elements(raw)
     except TooManyElements as error:
@@ -147,7 +148,7 @@ def _elements(raw: Raw, reason: Reason) -> list[Raw]:
 
 
 def _tool_name(raw: Raw) -> str:
-    """A tool's name, whatever its type: functions and custom tools nest it under that."""
+    """Return a tool's name. Functions and custom tools nest it in a member named after their type."""
     tool = rawjson.members(raw)
     kind = rawjson.string(tool.get("type", Raw(b'"function"')))
     inner = rawjson.members(tool[kind]) if kind in tool else tool

@@ -1,8 +1,8 @@
-"""Reads one reply of upstream and decides which parts of it a client may see, since the round may have to be hidden.
+"""Reads one reply of upstream and decides which parts the client may see, because the round may have to be hidden.
 
 Everything is shown at once, except:
-- calls of our tools, which are never shown, and calls whose incomplete name may still become ours;
-- parts that only a visible round may show: signed reasoning, and text where the client wants JSON (two texts are not);
+- calls of our tools, which are never shown, and calls with an incomplete name that may turn out to be one of ours;
+- parts that only a visible round may show: signed reasoning, and text if the client wants JSON (two texts are not);
 - the end, if something is hidden, because another round may follow.
 """
 
@@ -17,18 +17,18 @@ from proxy.dialects.chat.reply import Chunk, Members, ReplyMessage, held, text_o
 from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls
 
 MANY_CALLS = 128
-"""Calls that each get an event of their own: as many as a request may have tools."""
+"""Up to this many calls each get a separate event; a request may have as many tools."""
 
 
 class Round:
-    """Reads chunks. `names` are the names of our tools; empty where the request does not have them."""
+    """Reads chunks. `names` are the names of our tools; empty if the request does not have them."""
 
     def __init__(self, names: Sequence[str], *, numbered: bool, later: bool, holds_text: bool) -> None:
         self.message = ReplyMessage()
         self.calls = ToolCalls(names, numbered=numbered)
         self.usage: Raw | None = None
         self.finish = ""
-        """The finish reason, as soon as it is known."""
+        """The finish reason; empty until it is known."""
         self.end: Chunk | None = None
         """The event with the finish reason, if it is kept back."""
         self.bill: Chunk | None = None
@@ -45,7 +45,7 @@ class Round:
         return self._later or bool(self.calls.ours)
 
     def read(self, chunk: Chunk) -> list[Chunk]:
-        """The parts of this chunk, and of earlier ones that were kept back, to show now. Raises Broken."""
+        """Return the parts to show now, of this chunk and of earlier ones that were kept back. Raises Broken."""
         self.usage = chunk.usage or self.usage
         if chunk.choice is None:
             return self._about_nothing(chunk)
@@ -56,11 +56,11 @@ class Round:
         return self._finished(chunk, parts) if chunk.finish else [chunk, *parts]
 
     def settle(self) -> list[Chunk]:
-        """The reply has ended, so that it is known whose the calls are. Returns the parts to show."""
+        """Sort the remaining calls, now that the reply has ended. Returns the parts to show."""
         return [] if self._last is None else _entries(self._last, self.calls.settle())
 
     def release(self, *, visible: bool) -> list[Chunk]:
-        """The parts that were kept back, once it is known that the round is not hidden.
+        """Return the parts that were kept back, once it is known that the round is not hidden.
 
         In a mixed turn, text that was kept back is left out; it is shown only if the whole round is `visible`.
         """
@@ -68,7 +68,7 @@ class Round:
         return [chunk for chunk in kept if visible or not text_of(chunk.delta.get("content"))]
 
     def history(self, calls: Sequence[PartialCall]) -> bytes | None:
-        """The assistant message as the model wrote it, with these of its calls."""
+        """Return the assistant message as the model wrote it, with only these of its calls."""
         return self.message.history([call.raw() for call in calls])
 
     def _about_nothing(self, chunk: Chunk) -> list[Chunk]:
@@ -78,7 +78,7 @@ class Round:
         return [chunk]
 
     def _sort_calls(self, chunk: Chunk) -> list[Chunk]:
-        """Events with the client's calls in this chunk, if the chunk cannot be shown as it is."""
+        """Return events with the client's calls in this chunk, if the chunk cannot be shown unchanged."""
         if not chunk.calls:
             return []
         shown = self.calls.take(chunk.calls, whole=chunk.key == "message")
@@ -107,7 +107,7 @@ class Round:
 
 
 def _entries(chunk: Chunk, entries: Sequence[Members]) -> list[Chunk]:
-    """Entries of `tool_calls`, each in an event of its own, because some clients read only the first entry.
+    """Return the entries of `tool_calls` in separate events, because some clients read only the first entry.
 
     More entries than any model sends stay in one event, because each event repeats the reply's other members.
     """

@@ -1,4 +1,4 @@
-"""The request of each round: the client's members as they came, except those that the turn has to change."""
+"""Builds the request of each round: the client's members unchanged, except those that the turn must change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 class RoundRequest(msgspec.Struct, frozen=True):
-    """What a turn starts from: the client's members, the messages to send, our tools and their names."""
+    """The input of a turn: the client's members, the messages to send, our tools and their names."""
 
     members: Members
     messages: Sequence[bytes | Raw]
@@ -40,7 +40,7 @@ class RoundRequest(msgspec.Struct, frozen=True):
         return kind not in ("", "text")
 
     def left(self, spent: int) -> int | None:
-        """Tokens left for the reply after `spent` ones; None where the client set no limit."""
+        """Return the tokens left for the reply after `spent` tokens, or None if the client set no limit."""
         return min(self._limits(spent).values(), default=None)
 
     def first(self) -> bytes:
@@ -48,9 +48,9 @@ class RoundRequest(msgspec.Struct, frozen=True):
         return rawjson.encode(self.members | self._additions(self.messages))
 
     def later(self, messages: Sequence[bytes | Raw], spent: int, *, last: bool) -> bytes:
-        """The body of a follow-up round: with fewer tokens left, and without a forced call, which was made already.
+        """Return the body of a later round: with fewer tokens left, and without a forced call, which was already made.
 
-        In the last round no call of ours would be answered, so if there are no other tools, no call is allowed.
+        In the last round no call of our tools is answered, so if there are no other tools, calls are forbidden.
         """
         limits = {key: Raw(b"%d" % left) for key, left in self._limits(spent).items()}
         members = self.members | limits | self._additions(messages)

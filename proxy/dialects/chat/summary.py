@@ -1,4 +1,4 @@
-"""Calls for a summary: their bodies, and what their replies say."""
+"""Builds the bodies of summary calls and reads their replies."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from proxy.dialects.chat.round_request import LIMITS
 
 IDENTITY = ("user", "safety_identifier")
 KEPT = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
-"""What a summary call takes over from the request that it is made for: who asks, how to cache, how to reason. Another
-model may know only the members that say who asks. `store` is never taken over."""
+"""Members that a summary call copies from its request: who asks, how to cache, how to reason. Another model may know
+only the members that say who asks. `store` is never copied."""
 
 ANSWER_BYTES = 4 << 20
-"""Bytes of a reply that is parsed. A record takes a few thousand, and parsing more would block the event loop for more
-than 10 ms."""
+"""The most bytes of a reply that are parsed. A record takes a few thousand, and parsing more would block the event loop
+for more than 10 ms."""
 
 
 def alone(text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
-    """The body of a call whose only message is `text`."""
+    """Return the body of a call whose only message is `text`."""
     return rawjson.encode(_members(model, request, most) | {"messages": [{"role": "user", "content": text}]})
 
 
 def on_prefix(
     text: str, request: Request, entries: Sequence[bytes | Raw], tools: Sequence[bytes], most: int, end: int
 ) -> bytes:
-    """The body of a call that continues `entries`, byte for byte as upstream has cached them, with the task `text`.
+    """Return the body of a call that continues `entries`, exactly as upstream has cached them, with the task `text`.
 
     Some caches store a prefix only up to a breakpoint that the client sets. If the client set one after `end`, the
     task gets the same one, since the client's own is not part of this call.
@@ -48,7 +48,7 @@ def on_prefix(
 
 
 def _members(model: str, request: Request | None, most: int) -> dict[str, Raw]:
-    """Everything but messages and tools."""
+    """Return all members except messages and tools."""
     named = {"model": Raw(rawjson.encode(model))}
     if request is None:
         return named
@@ -62,7 +62,7 @@ def _members(model: str, request: Request | None, most: int) -> dict[str, Raw]:
 
 
 def answer(status: int, body: bytes) -> SummaryAnswer:
-    """The reply to a call; without text where the body cannot be read."""
+    """Read the reply to a call. The answer has no text if the body cannot be read."""
     if overflow.is_overflow(status, body):
         return SummaryAnswer(status, too_long=True, window=overflow.window(body))
     if len(body) > ANSWER_BYTES:

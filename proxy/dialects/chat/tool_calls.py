@@ -1,8 +1,8 @@
-"""Whose tool call is it? The calls of one round while they come in, and what of them the client gets to see.
+"""Collects the tool calls of one round, decides which are ours, and returns the parts that the client may see.
 
-Servers differ. Ids stand on the first delta only, or a new one on each (vLLM once); names come in pieces, or again and
-again, or behind the arguments (SGLang); `index` is missing (Gemini, Mistral), always 0 with a new id (Ollama), or moves
-on within a call (Cerebras). All of that is taken here, and the client sees 0, 1, 2.
+Servers differ. Some send the id with the first delta only, others (an old vLLM) send a new one with each. Names come in
+pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gemini, Mistral), always 0 with a new id
+(Ollama), or changes within a call (Cerebras). This module accepts all of these, and the client sees 0, 1, 2.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from proxy.core.turn import Broken
 from proxy.dialects.chat.reply import MAX_REPLY, NULL, CallDelta, Members, join, signature, string, text_of
 
 MAX_ARGUMENTS = 1 << 20
-"""Bytes of arguments for one call of ours; a search pattern and a path need a few hundred."""
+"""The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
 
 CALL_SIZE = 1024
-"""Bytes that a call takes besides its arguments, about: calls without end are to come to one as well."""
+"""Roughly the bytes that a call takes besides its arguments, so that endless empty calls also reach the size limit."""
 
 _TEXT = {"function": "arguments", "custom": "input"}
 
 
 class PartialCall:
-    """One tool call as far as it has come. `ours` is None as long as its name may still grow."""
+    """One tool call as received so far. `ours` is None while its name may still be incomplete."""
 
     def __init__(self) -> None:
         self.id = ""
@@ -37,12 +37,12 @@ class PartialCall:
         self.index = 0
         """Its place among the calls that the client sees."""
         self.pending: list[Members] = []
-        """What came of it before it was known whose it is."""
+        """Entries received before it was known whose call this is."""
         self.lent: Members = {}
         """A signature that another call carried."""
         self.kind = "function"
         self.size = 0
-        """Bytes of its arguments, about."""
+        """The approximate number of bytes in its arguments."""
         self._name: list[str] = []
         self._name_size = 0
         self._arguments: list[str] = []
@@ -51,7 +51,7 @@ class PartialCall:
         self._function: Members = {}
 
     def add(self, delta: CallDelta) -> int:
-        """Take one delta; returns how much there is of it."""
+        """Take one delta; returns its size in bytes."""
         self.kind = delta.kind if delta.function else self.kind
         self.id = self.id or text_of(delta.members.get("id"))
         piece = text_of(delta.function.get("name"))
@@ -79,12 +79,12 @@ class PartialCall:
 
     @property
     def named(self) -> bool:
-        """Whether the name is whole, as far as one can tell: arguments follow it."""
+        """Whether the name is probably complete, because arguments follow it."""
         return bool(self._name and self._arguments)
 
     @property
     def complete(self) -> bool:
-        """Whether the arguments are an object up to its closing brace."""
+        """Whether the arguments are a complete JSON object."""
         return self._object.closed(self._arguments) and self._is_object
 
     @cached_property
@@ -96,7 +96,7 @@ class PartialCall:
         return True
 
     def could_become(self, names: Sequence[str]) -> bool:
-        """Whether the name is the beginning of one of these."""
+        """Whether one of `names` begins with the name received so far."""
         return any(len(name) >= self._name_size and name.startswith(self.name) for name in names)
 
     @property
@@ -120,7 +120,7 @@ class PartialCall:
 
 
 class _Object:
-    """Where the object ends whose text comes in pieces, each of which is looked at once."""
+    """Finds the end of a JSON object whose text arrives in pieces, and reads each piece once."""
 
     _marks = re.compile(r'[{}\[\]"]|\\.?', re.DOTALL)
 
@@ -133,7 +133,10 @@ class _Object:
         self._more = False
 
     def closed(self, pieces: Sequence[str]) -> bool:
-        """Whether these end where the object does, if they are one. The first of them are those of the last time."""
+        """Whether the pieces, if they form an object, end where it ends.
+
+        `pieces` must begin with the pieces of the previous call.
+        """
         for piece in pieces[self._read :]:
             self._take(piece)
         self._read = len(pieces)
@@ -162,7 +165,7 @@ class _Object:
 
 
 class ToolCalls:
-    """All calls of one round. `names` are our tools', none where the request has none of ours."""
+    """All calls of one round. `names` are the names of our tools; empty if the request has none of them."""
 
     def __init__(self, names: Sequence[str], *, numbered: bool) -> None:
         self.all: list[PartialCall] = []
@@ -178,9 +181,10 @@ class ToolCalls:
         self._size = 0
 
     def take(self, deltas: Sequence[CallDelta], *, whole: bool = False) -> list[Members]:
-        """Entries of `tool_calls`; what of them the client is to see now. Each is a call of its own in a whole reply.
+        """Take entries of `tool_calls`; returns the entries that the client may see now.
 
-        What may go as it came is the very object that came. Raises Broken where there is no end to it.
+        In a `whole` reply each entry is a separate call. An entry that needs no change is returned as the same object.
+        Raises Broken if the calls grow too large.
         """
         shown: list[Members] = []
         for delta in deltas:
@@ -195,7 +199,7 @@ class ToolCalls:
         return shown
 
     def settle(self) -> list[Members]:
-        """The round is over: names do not grow any more."""
+        """End the round, so that all names are complete; returns the entries that the client may see now."""
         return [entry for call in tuple(self._open) for entry in self._settle(call)]
 
     def _check_size(self, call: PartialCall) -> None:
@@ -205,7 +209,7 @@ class ToolCalls:
             raise Broken(f"tool calls of more than {MAX_REPLY} bytes")
 
     def _known(self, delta: CallDelta) -> PartialCall | None:
-        """The call that a delta goes on with; None where it begins one."""
+        """Return the call that a delta continues, or None if it begins a new one."""
         index, id = _index(delta.members.get("index")), text_of(delta.members.get("id"))
         name = text_of(delta.function.get("name"))
         last = self.all[-1] if self.all else None
@@ -233,7 +237,7 @@ class ToolCalls:
         return call
 
     def _decide(self, call: PartialCall) -> list[Members]:
-        """What was kept of a call, as soon as its name can become none of ours: the client's calls do not wait."""
+        """Return the entries kept back for a call once its name is complete or cannot become one of ours."""
         if call.named or not call.could_become(self._names):
             return self._settle(call)
         return []
@@ -253,7 +257,7 @@ class ToolCalls:
         return [self._numbering(entry, call) for entry in pending]
 
     def _numbering(self, entry: Members, call: PartialCall) -> Members:
-        """The entry with the index that the client is to see."""
+        """Return the entry with the index that the client sees."""
         index = b"%d" % call.index
         if not self._numbered or not self._names or bytes(entry.get("index", NULL)) == index:
             return entry
@@ -261,7 +265,7 @@ class ToolCalls:
 
 
 def _arguments(delta: CallDelta) -> str:
-    """The arguments' next piece; some servers send an object where its text belongs."""
+    """Return the next piece of the arguments. Some servers send an object instead of its text."""
     raw = delta.function.get(_TEXT[delta.kind])
     if raw is None or rawjson.is_null(raw) or rawjson.is_string(raw):
         return text_of(raw)

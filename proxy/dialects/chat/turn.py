@@ -1,4 +1,4 @@
-"""One client turn: as many rounds with upstream as it takes, and one reply to the client. No I/O, no clock.
+"""One client turn: any number of rounds with upstream, and one reply to the client. It uses no I/O and no clock.
 
     READY ──request──> READING ──end──> DONE ──close──> the reply's last bytes
       ^                   └──our tools called──> CALLING ──answer──> DONE  (a mixed turn)
@@ -7,8 +7,8 @@
 To drive it, send `request()`, feed the reply to `receive` (or `receive_whole`), call `end`, and answer `calls`. Repeat
 until it is DONE. Then store `hidden` and send the bytes from `close`. A call in the wrong state raises WrongState.
 
-A stream and a whole reply go through the same code: a whole reply is one large event. Events that need no change reach
-the client as the bytes that came.
+Streams and whole replies share the same code, which treats a whole reply as one large event. Events that need no change
+are sent to the client byte for byte.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STOPPED = frozenset(("length", "content_filter", "error"))
 
 
 class ChatTurn:
-    """The state machine in the picture above, built once for each client request."""
+    """The state machine in the picture above. Each client request has its own."""
 
     def __init__(self, asked: RoundRequest) -> None:
         self.state = State.READY
@@ -112,7 +112,7 @@ class ChatTurn:
         return bool(self._done)
 
     def end(self) -> bytes:
-        """The round's reply has ended, with or without saying so; returns the bytes for the client.
+        """End the round's reply, whether or not upstream said it was complete; returns the bytes for the client.
 
         Raises Broken if it stopped within a call of ours.
         """
@@ -149,7 +149,7 @@ class ChatTurn:
             self._go_on(results)
 
     def reword(self, text: str) -> None:
-        """Prepare to send the newest round again with `text` for our tools' results, which did not fit."""
+        """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
         self._step(State.READING, State.READY)
         first = len(self._before) - self._results
         content = {"content": string(text)}
@@ -157,7 +157,7 @@ class ChatTurn:
 
     @property
     def hidden(self) -> HiddenRound | None:
-        """What has to be stored once the turn is DONE; None where the client has seen everything."""
+        """The rounds to store once the turn is DONE; None if the client has seen everything."""
         self._require(State.DONE)
         if self._failed or not (self._before or self._after):
             return None
@@ -179,7 +179,7 @@ class ChatTurn:
         return self._ledger.spent
 
     def close(self) -> bytes:
-        """The last bytes of the reply; the whole reply where it is not a stream."""
+        """Return the last bytes of the reply, or the whole reply if it is not a stream."""
         self._require(State.DONE)
         kept = [chunk for chunk in (self._round.end, self._round.bill) if chunk is not None]
         calls = [call.shown() for call in self._round.calls.theirs]
@@ -215,7 +215,7 @@ class ChatTurn:
         )
 
     def _takes_plain(self, data: bytes) -> bool:
-        """Note an event that holds nothing but text, as most do. False: it holds more and was not noted."""
+        """Record an event that holds only text, as most do. Returns False, recording nothing, if it holds more."""
         try:
             delta = _plain.decode(data).choices[0].delta
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -255,7 +255,7 @@ class ChatTurn:
         return event.raw if self._shown.streamed else b""
 
     def _take_unknown(self, body: bytes) -> bytes:
-        """Take a body that is not a chat completion: the client gets it as it came, if that is still possible."""
+        """Take a body that is not a chat completion. The client gets it unchanged, if that is still possible."""
         self._failed = True
         if not isinstance(self._shown, WholeReply):
             raise Broken("neither a stream nor a chat completion")
@@ -274,7 +274,7 @@ class ChatTurn:
         return left is not None and left <= 0
 
     def _to_answer(self) -> list[PartialCall]:
-        """The calls of ours to answer; the others are dropped."""
+        """Return the calls of our tools to answer; the others are dropped."""
         ours, theirs = self._round.calls.ours, self._round.calls.theirs
         if self._failed or self._last:
             return []
@@ -283,7 +283,7 @@ class ChatTurn:
         return [] if self._used_up and not theirs else ours
 
     def _finish(self) -> None:
-        """This round is the last one. Calls of ours, if there are any, are not answered."""
+        """End the turn with this round. Calls of our tools, if there are any, are not answered."""
         calls = self._round.calls
         if calls.ours and not calls.theirs and self._round.finish not in STOPPED:
             self._finish_with("length" if self._used_up and not self._last else "stop")
@@ -291,7 +291,7 @@ class ChatTurn:
             self._instead = self._round.history(calls.theirs)
 
     def _finish_mixed(self, results: list[bytes]) -> None:
-        """The client answers its own calls next; it does not learn of ours."""
+        """End a mixed turn. The client answers its own calls next and does not see ours."""
         if self._round.finish not in STOPPED:
             self._finish_with("tool_calls")
         answering = set(self._answering)
@@ -314,7 +314,7 @@ class ChatTurn:
             self._round.end.put_choice("finish_reason", string(reason))
 
     def _identify(self, calls: list[PartialCall]) -> None:
-        """Give an id to calls that have none or share one. It is always the same in this turn, and unique to it."""
+        """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""
         sent = [*self._asked.messages, *self._before]
         seed = hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b""))
         known = {call.id for call in self._round.calls.theirs}
@@ -344,7 +344,7 @@ class _PlainChoice(msgspec.Struct, gc=False):
 
 
 class _Plain(msgspec.Struct, gc=False):
-    """An event that holds nothing but text. Whatever this type does not accept is read in detail."""
+    """An event that holds nothing but text. Events that this type rejects are parsed in full."""
 
     choices: tuple[_PlainChoice]
     usage: None = None
