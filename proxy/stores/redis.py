@@ -214,7 +214,7 @@ def open_redis(url: str, retention: Retention, damaged: Damaged = lambda key: No
 
 
 def _defaults() -> dict[str, Any]:
-    """Return the default options: timeouts in seconds, and one immediate retry, as a pooled connection may have died."""
+    """Return the default options: timeouts in seconds, and one immediate retry in case a connection died."""
     return {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "retry": Retry(NoBackoff(), 1)}
 
 
