@@ -1,4 +1,4 @@
-"""An ASGI server's side of one request, played by hand."""
+"""Plays an ASGI server's part in one request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ScriptedClient:
-    """Says `pieces` as the request's body, and then nothing until `hang_up`. Keeps what is sent."""
+    """Sends `pieces` as the request's body, then nothing until `hang_up`. Keeps the messages that it receives."""
 
     def __init__(self, *pieces: bytes, headers: Headers | None = None, **scope: Any) -> None:
         self.messages: list[Any] = []

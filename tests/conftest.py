@@ -1,4 +1,4 @@
-"""What every test may ask for: `up`, a strict upstream; `serve` and `spawn`, the real proxy in front of something."""
+"""Fixtures for every test: `up` is a strict upstream, `serve` and `spawn` start the real proxy."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import pytest
 from tests.fake_upstream import StrictUpstream
 from tests.serving import Proxy, served, spawned
 
-# A deadline for one example measures the machine, and CI's is shared.
+# A deadline for one example would measure the machine, and CI's machines are shared.
 hypothesis.settings.register_profile("offload", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("offload")
 
 
 @pytest.fixture
 def up() -> Iterator[StrictUpstream]:
-    """A strict upstream; a request that it refuses fails the test, unless the test sets `expect_refusals`."""
+    """A strict upstream. A request that it refuses fails the test, unless the test sets `expect_refusals`."""
     with StrictUpstream() as upstream:
         yield upstream
 
 
 @pytest.fixture
 def serve(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., Proxy]]:
-    """`serve(policies, …)`: the proxy in this process, until the test ends. Arguments as of `serving.served`.
+    """`serve(policies, …)` runs the proxy in this process until the test ends. It takes `serving.served`'s arguments.
 
-    A bug that it logs fails the test, even where the client got what it wanted.
+    A bug that the proxy logs fails the test, even if the client got the right reply.
     """
     with ExitStack() as held:
         yield lambda *args, **kwargs: held.enter_context(served(*args, **kwargs))
@@ -39,7 +39,7 @@ def serve(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[..., Proxy]]:
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., Proxy]]:
-    """`spawn(policies, …)`: the proxy as a child process, until the test ends. Arguments as of `serving.spawned`."""
+    """`spawn(policies, …)` runs the proxy as a child process for the test. Takes `serving.spawned`'s arguments."""
     running: list[Proxy] = []
     with ExitStack() as held:
 
@@ -53,6 +53,6 @@ def spawn() -> Iterator[Callable[..., Proxy]]:
 
 @pytest.fixture(autouse=True)
 def _no_outgoing_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback is reached directly, whatever the machine's environment says."""
+    """Connect to loopback directly, whatever proxy the machine's environment names."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""A check that work is linear in the size of its input, by CPU time of this thread: other processes do not count."""
+"""Checks that work is linear in the size of its input, by this thread's CPU time, so other processes do not count."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TypeVar
 T = TypeVar("T")
 
 ALLOWED = 2.3
-"""Times the CPU time that twice the input may take."""
+"""How many times the CPU time twice the input may take."""
 NOISE = 0.002
-"""Seconds; differences below this say nothing."""
+"""Differences of fewer seconds than this are ignored as noise."""
 TRIES = 10
 
 
 def assert_linear(work: Callable[[T], object], once: T, twice: T) -> None:
     """Fail if `work(twice)`, on double the input, takes more than 2.3 times the CPU time of `work(once)`.
 
-    The fastest of up to 10 tries counts for each, because other load and cold caches only ever slow work down.
+    The fastest of up to 10 tries counts for each, because other load and cold caches can only slow work down.
     """
     single = double = float("inf")
     for _ in range(TRIES):
@@ -30,7 +30,7 @@ def assert_linear(work: Callable[[T], object], once: T, twice: T) -> None:
 
 
 def cpu(work: Callable[[T], object], given: T) -> float:
-    """CPU seconds that `work(given)` takes in this thread, without the garbage of other tests."""
+    """Return the CPU seconds of `work(given)` in this thread, without collecting other tests' garbage."""
     gc.disable()
     try:
         began = time.thread_time()

@@ -4,7 +4,7 @@
         up.script(calls(("grep", {"pattern": "x"})), text("Done."))
         client = openai.OpenAI(base_url=up.url, api_key="k")
 
-It runs in a thread with an event loop of its own, so sync and async tests use it alike.
+It runs in a thread with its own event loop, so both sync and async tests can use it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from tests.strict import Json, Refused, Rules, Segment, check, parse, prompt_seg
 
 
 class End(Enum):
-    """What a reply's pieces may end in, instead of ending well."""
+    """How a reply can end early."""
 
     HANG = "hang"
-    """Nothing more comes, and the connection stays open."""
+    """Upstream sends nothing more, and the connection stays open."""
     DROP = "drop"
-    """The connection is cut."""
+    """Upstream cuts the connection."""
 
 
 HANG, DROP = End.HANG, End.DROP
 Piece = bytes | float | End
-"""Bytes to send, seconds to wait, or the end. The reply's head goes out with the first bytes, not before."""
+"""Bytes to send, seconds to wait, or the end. The reply's head is sent with the first bytes, not before."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Recorded:
     left: threading.Event = field(default_factory=threading.Event)
     """Set when the peer went away before the reply was complete."""
     done: threading.Event = field(default_factory=threading.Event)
-    """Set when this upstream has nothing more to do with it, however it ended."""
+    """Set when this upstream has finished with the request, however it ended."""
     cached_tokens: int = 0
     prompt_tokens: int = 0
 
@@ -71,7 +71,7 @@ class Recorded:
 
     @cached_property
     def json(self) -> Json:
-        """The body, parsed. Raises `Refused` where it is no object."""
+        """The parsed body. Raises `Refused` if it is not an object."""
         return parse(self.body)
 
     @property
@@ -81,7 +81,7 @@ class Recorded:
 
     @cached_property
     def raw_messages(self) -> list[bytes]:
-        """Every message as the bytes that came."""
+        """Every message as the bytes that arrived."""
         return [bytes(raw) for raw in msgspec.json.decode(self.body, type=_RawBody).messages]
 
     @property
@@ -89,7 +89,7 @@ class Recorded:
         return [tool[tool["type"]]["name"] for tool in self.json.get("tools") or ()]
 
     def header(self, name: str) -> str | None:
-        """The first value of that name."""
+        """Return the first value of this header, or None."""
         wanted = name.lower().encode()
         return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
 
@@ -102,24 +102,24 @@ class _RawBody(msgspec.Struct):
 
 
 Call = tuple[str, Any] | tuple[str, Any, str]
-"""Name and arguments (an object, or a string that goes out as it is), and the id; without one it is made."""
+"""Name, arguments (an object, or a string that is sent as it is) and id. Without an id, one is made up."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """An assistant message, whole or streamed as the request asked. Made by `text`, `calls` and `mixed`."""
+    """An assistant message, sent whole or streamed as the request asks. Made by `text`, `calls` and `mixed`."""
 
     content: str | None = None
     calls: tuple[Call, ...] = ()
     reasoning: str | None = None
     finish: str | None = None
-    """None: what it would be: tool_calls where there are calls, else stop."""
+    """The finish reason. None means tool_calls if there are calls, else stop."""
     split: int = 16
-    """Characters of a delta, in text and arguments."""
+    """Characters in each delta of text or arguments."""
     pause: float = 0.0
     """Seconds between events."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Other members of the message, such as `refusal`; streamed in the first delta."""
+    """Other members of the message, such as `refusal`. A stream has them in its first delta."""
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -134,7 +134,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Cut:
-    """The first `after` events of a streamed message (or bytes of a whole one), and then the end."""
+    """A message cut off after `after` events of a stream, or after so many bytes of a whole reply."""
 
     message: Message
     after: int
@@ -146,51 +146,51 @@ Responder = Callable[[Recorded], Reply]
 
 
 def text(content: str, **options: Any) -> Message:
-    """A reply of text; `options` are `Message`'s other fields."""
+    """Return a reply of text. `options` are `Message`'s other fields."""
     return Message(content, **options)
 
 
 def calls(*made: Call, **options: Any) -> Message:
-    """A reply that only calls tools."""
+    """Return a reply that only calls tools."""
     return Message(None, made, **options)
 
 
 def mixed(content: str, *made: Call, **options: Any) -> Message:
-    """A reply with text and calls."""
+    """Return a reply with text and calls."""
     return Message(content, made, **options)
 
 
 def error(status: int, body: Any = None, headers: Mapping[str, str] | None = None) -> Pieces:
-    """An error reply; without a body one in OpenAI's shape."""
+    """Return an error reply, by default with a body in OpenAI's shape."""
     if body is None:
         body = {"error": {"message": f"scripted {status}", "type": "server_error", "param": None, "code": None}}
     return whole(body, status, headers)
 
 
 def whole(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Pieces:
-    """This JSON, whatever the request asked for. Bytes go out as they are."""
+    """Return a reply of this JSON, even if the request asks for a stream. Bytes are sent as they are."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     described = (("content-type", "application/json"), ("content-length", str(len(raw))))
     return Pieces([raw], status, (*described, *(headers or {}).items()))
 
 
 def pieces(*made: Piece, status: int = 200, headers: Mapping[str, str] | None = None) -> Pieces:
-    """Raw bytes (SSE, unless `headers` say otherwise) with pauses between them, and the end that they have."""
+    """Return a reply of these pieces, as SSE unless `headers` say otherwise."""
     return Pieces(made, status, tuple((headers or {"content-type": "text/event-stream"}).items()))
 
 
 def hang() -> Pieces:
-    """Not even a head."""
+    """Return a reply of which not even the head is sent."""
     return pieces(HANG)
 
 
 def drop() -> Pieces:
-    """The connection is cut before the first byte."""
+    """Return a reply that cuts the connection before the first byte."""
     return pieces(DROP)
 
 
 def endless(piece: bytes | None = None, pause: float = 0.001) -> Pieces:
-    """A stream that never ends; by default of content deltas."""
+    """Return a stream that never ends, by default of content deltas."""
     if piece is None:
         piece = _event(_chunk({"id": "chatcmpl-endless", "created": 0, "model": "endless"}, {"content": "more "}))
     return Pieces(itertools.cycle((piece, pause)))
@@ -202,9 +202,9 @@ def endless(piece: bytes | None = None, pause: float = 0.001) -> Pieces:
 class StrictUpstream:
     """OpenAI's chat completions on a loopback port, scripted. `url` ends in /v1.
 
-    Requests to `…/chat/completions` are checked by `strict`; a refused one is answered 400 and takes nothing from the
-    script. Any other request goes to the responder, or is answered 404. Leaving the block raises where a request was
-    refused (unless `expect_refusals`), where the script ran out, or where the responder raised.
+    `strict` checks requests to `…/chat/completions`. A refused one gets 400 and uses no reply of the script. Any other
+    request goes to the responder, or gets 404 if there is none. Leaving the block raises if a request was refused
+    (unless `expect_refusals`), if the script ran out, or if the responder raised.
     """
 
     def __init__(self, rules: Rules | None = None, *, expect_refusals: bool = False, ssl: Json | None = None) -> None:
@@ -230,12 +230,12 @@ class StrictUpstream:
         self._replies.extend(replies)
 
     def respond(self, responder: Responder) -> None:
-        """Ask this, in the server's thread, when the script is empty and for paths other than chat."""
+        """Call `responder`, in the server's thread, when the script is empty and for paths other than chat."""
         self._responder = responder
 
     @property
     def chats(self) -> list[Recorded]:
-        """The chat requests that were taken."""
+        """The chat requests that were accepted."""
         return [request for request in self.requests if request.is_chat and request.refused is None]
 
     @property
@@ -244,7 +244,7 @@ class StrictUpstream:
 
     @property
     def unused(self) -> int:
-        """Scripted replies that nobody has asked for yet."""
+        """The number of scripted replies not used yet."""
         return len(self._replies)
 
     def __enter__(self) -> Self:
@@ -259,7 +259,7 @@ class StrictUpstream:
             self._raise_faults()
 
     def begin_anew(self) -> None:
-        """For the next test: forget what was asked and what was scripted. Raises as leaving the block does."""
+        """Forget all requests and scripted replies, for the next test. Raises as leaving the block does."""
         self._raise_faults()
         self.requests.clear()
         self._replies.clear()
@@ -373,13 +373,13 @@ class StrictUpstream:
 
 
 class PrefixCache:
-    """Which prompts were seen, as a trie of their segments; what a cache of prefixes would have of the next one."""
+    """Keeps the seen prompts as a trie of segments, and tells how much of the next one a prefix cache would have."""
 
     def __init__(self) -> None:
         self._roots: dict[str, dict[str, Any]] = {}
 
     def visit(self, model: str, segments: Sequence[Segment]) -> int:
-        """Tokens of the longest prefix of `segments` that a request to `model` had before; then remember this one."""
+        """Return the tokens of the longest prefix that an earlier request to `model` had, and remember this one."""
         node = self._roots.setdefault(model, {})
         cached, hitting = 0, True
         for segment in segments:
@@ -391,7 +391,7 @@ class PrefixCache:
 
 
 def _shared(segment: Segment, seen: Iterable[str]) -> int:
-    """Tokens of the part of `segment` that it has in common with the most similar one of `seen`."""
+    """Return the tokens of the longest prefix that `segment` shares with one of `seen`."""
     shared = max((_common(segment.text, other) for other in seen), default=0)
     return segment.tokens * shared // len(segment.text)
 
@@ -405,7 +405,7 @@ def _common(one: str, other: str) -> int:
 
 
 class _Protocol(HttpToolsProtocol):
-    """Shows the application its connection, so that it can cut it: ASGI itself has no word for that."""
+    """Gives the application its connection, so that it can cut it, which ASGI has no message for."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -446,7 +446,7 @@ async def _answer(reply: Pieces, send: Callable[..., Any], transport: asyncio.Tr
 
 
 async def _paced(made: Iterable[Piece]) -> AsyncIterator[bytes | End]:
-    """The bytes and the cut, each in its time; a hang lasts until the reader gives up."""
+    """Yield the bytes and the cut, each at its time. A hang lasts until the reader gives up."""
     for piece in made:
         if isinstance(piece, float | int):
             await asyncio.sleep(piece)

@@ -1,10 +1,10 @@
-"""A process that asks a proxy for /health and for small chats again and again, and tells how long each took.
+"""A process that repeatedly asks a proxy for /health and for small chats, and reports how long each took.
 
     with Probe(port, key="k", interval=0.005) as probe:
         …
     probe.seen.health  # seconds
 
-A process of its own, because the one that attacks is busy and would measure its own stalls. Each kind of request has
+It is a separate process because the attacking one is busy and would measure its own stalls. Each kind of request has
 its own connection.
 """
 
@@ -25,26 +25,26 @@ from typing import Self
 import msgspec
 
 PATIENCE = 120.0
-"""Seconds that one reply is waited for."""
+"""Seconds to wait for one reply."""
 READ = 20_000
-"""Bytes of a chat that is read in a thread: above `reading.INLINE_BYTES`."""
+"""Bytes of a chat that the proxy reads in a thread, because it is above `reading.INLINE_BYTES`."""
 READ_INTERVAL = 0.05
-"""Seconds between two of them, as each takes a millisecond or two of CPU."""
+"""Seconds between two of these chats, because each takes a millisecond or two of CPU time."""
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Seconds of each request, in their order, and what went wrong. The last one may have been cut off by the end."""
+    """The seconds of each request in order, and the failures. The end may have cut off the last request."""
 
     health: list[float] = []
     chat: list[float] = []
-    """Of a few bytes."""
+    """Chats of a few bytes."""
     read: list[float] = []
-    """Of `READ` bytes, never the same: it needs a thread of the proxy's."""
+    """Chats of `READ` bytes, each different, so that each needs one of the proxy's threads."""
     failed: list[str] = []
 
 
 class Probe:
-    """The child process; `seen` is there once the block is left."""
+    """The child process. `seen` is filled in when the block ends."""
 
     def __init__(self, port: int, key: str = "", interval: float = 0.005) -> None:
         self._command = [sys.executable, "-m", "tests.probing", str(port), str(interval), key]
@@ -55,7 +55,7 @@ class Probe:
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]
         )
         assert self._process.stdout
-        self._process.stdout.readline()  # it has begun
+        self._process.stdout.readline()  # the child has started
         return self
 
     def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, _: TracebackType | None) -> None:
@@ -68,7 +68,7 @@ Request = tuple[str, str, bytes | None, dict[str, str]]
 
 
 class _Asking(threading.Thread):
-    """One connection that asks the same again and again."""
+    """Sends the same request repeatedly on one connection."""
 
     def __init__(self, port: int, interval: float, request: Callable[[], Request]) -> None:
         super().__init__(daemon=True)
@@ -96,7 +96,7 @@ class _Asking(threading.Thread):
             time.sleep(self._interval)
 
     def took(self) -> list[float]:
-        """Seconds of all requests; one that is still waiting has waited this long."""
+        """Return the seconds of all requests so far, including the time of one that is still waiting."""
         begun = self._begun
         return [*self._took, time.perf_counter() - begun] if begun else list(self._took)
 

@@ -1,4 +1,4 @@
-"""The real proxy on a free loopback port: `served(…)` in this process (fast), `spawned(…)` as `python -m proxy serve`.
+"""Runs the real proxy on a free port: `served(…)` in this process (fast), `spawned(…)` as `python -m proxy serve`.
 
 with StrictUpstream() as up, served({"default": tight(up.url)}) as proxy:
     client = openai.OpenAI(base_url=proxy.url, api_key="k")
@@ -32,23 +32,23 @@ from proxy.settings import Settings
 
 Json = dict[str, Any]
 Policies = Mapping[str, Json | str]
-"""File name without `.yaml` → what stands in it."""
+"""Maps file names without `.yaml` to the files' contents."""
 
 START = 60.0
-"""Seconds within which a proxy must be up; a machine that has much else to do takes long."""
+"""Seconds within which a proxy must start. A busy machine takes long."""
 
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For httpx's `verify`, as nothing here speaks TLS: by default it reads all certificates for each client, and for each
-call without one, which takes 30 ms of processor time."""
+"""For httpx's `verify`, because no test here uses TLS. By default httpx reads all certificates for each client, and for
+each call without one, which takes 30 ms of CPU time."""
 
 
 @dataclass
 class Proxy:
-    """One that runs. `url` ends in /v1; `policies` and `store` are its directories."""
+    """A running proxy. `url` ends in /v1. `policies` and `store` are its directories."""
 
     port: int
     folder: Path
-    """Its own, gone when it is."""
+    """The proxy's own folder, deleted when it ends."""
     policies: Path | None
     store: Path
     process: subprocess.Popen[bytes] | None = None
@@ -63,22 +63,22 @@ class Proxy:
         return f"{self.root}/v1"
 
     def log(self) -> str:
-        """What a spawned one has written so far, to both outputs."""
+        """Return what a spawned proxy has written to standard output and standard error so far."""
         return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file else ""
 
     def stored(self) -> list[Path]:
-        """Every record file."""
+        """Return the paths of all record files."""
         return sorted(path for path in self.store.rglob("*") if path.is_file())
 
 
 def tight(upstream: str, **sections: Json) -> Json:
-    """A policy under which results above 50 tokens move as soon as 300 lie around; `sections` go over it."""
+    """Return a policy that moves results above 50 tokens once a history has 300. `sections` override it."""
     offload: Json = {
         "mode": "compact",
         "max_total_tokens": 300,
         "max_tool_message_tokens": 50,
         "min_saved_tokens": 100,
-        # An event costs nothing, so it always pays.
+        # With these prices an event costs nothing, so it always pays.
         "cached_read": 1.0,
         "cache_write": 1.0,
     }
@@ -88,13 +88,13 @@ def tight(upstream: str, **sections: Json) -> Json:
 
 @contextmanager
 def served(policies: Policies | None = None, store: Path | None = None, **settings: Any) -> Iterator[Proxy]:
-    """The application under its own server in a thread of this process; `settings` are fields of `Settings`."""
+    """Run the application and its server in a thread of this process. `settings` are fields of `Settings`."""
     with ExitStack() as held:
         listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
         proxy = _prepared(held, listener.getsockname()[1], policies, store)
         made = Settings(port=proxy.port, policies=proxy.policies, store=str(proxy.store), drain_timeout=5)
         made = msgspec.structs.replace(made, **settings)
-        # Not `server.serve`, which takes over the signals and the logging of the process.
+        # Not `server.serve`, which takes over the process' signals and logging.
         server = uvicorn.Server(config(made, build(made)))
         thread = threading.Thread(target=server.run, args=([listener],), name="proxy", daemon=True)
         thread.start()
@@ -111,7 +111,7 @@ def spawned(
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Proxy]:
-    """`python -m proxy serve` as a child process; ended with SIGTERM, and killed if that does not help."""
+    """Run `python -m proxy serve` as a child process. It ends with SIGTERM, or is killed if it ignores that."""
     with ExitStack() as held:
         proxy = _prepared(held, 0, policies, store)
         proxy.log_file = proxy.folder / "proxy.log"
@@ -132,7 +132,7 @@ def spawned(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL after half a minute."""
+    """Send SIGTERM, and after 30 seconds SIGKILL."""
     process.terminate()
     try:
         process.wait(30)
@@ -142,7 +142,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def write_policies(folder: Path, policies: Policies) -> None:
-    """The files of a policies directory; JSON is YAML."""
+    """Write the files of a policies directory. JSON is valid YAML."""
     folder.mkdir(exist_ok=True)
     for name, policy in policies.items():
         text = policy if isinstance(policy, str) else json.dumps(policy)
@@ -167,7 +167,7 @@ def _announced_port(proxy: Proxy, process: subprocess.Popen[bytes]) -> int:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Ours, without what would steer the proxy or send it through somebody else's."""
+    """Return our environment without the variables that configure the proxy or route it through another one."""
     steering = ("OFFLOAD_", "OPENAI_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     return {name: value for name, value in os.environ.items() if not name.upper().startswith(steering)}
 
@@ -185,7 +185,7 @@ def _wait_until_healthy(proxy: Proxy, alive: Callable[[], bool]) -> None:
 
 
 def wait_until(met: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait for something that has to happen, and fail if it does not happen within `seconds`."""
+    """Wait until `met()` is true. Raises AssertionError if that takes more than `seconds`."""
     deadline = time.monotonic() + seconds
     while not met():
         assert time.monotonic() < deadline, f"not within {seconds:g} s"

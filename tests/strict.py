@@ -1,7 +1,7 @@
-"""What OpenAI's chat completions refuse, as a pure function of the request: `check(body, rules)`.
+"""Checks requests as OpenAI's chat completions do, with a pure function of the request: `check(body, rules)`.
 
-Lenient fakes hide the worst bugs of a proxy, so everything here refuses what the real API refuses, in its words where
-they are known (https://platform.openai.com/docs/api-reference/chat/create and the errors that it answers).
+Lenient fakes hide a proxy's worst bugs, so this module refuses what the real API refuses, and in its words if they are
+known (https://platform.openai.com/docs/api-reference/chat/create and the API's error replies).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Json = dict[str, Any]
 
 
 class Refused(Exception):
-    """The request is not one that the API takes; `body()` is the reply, in OpenAI's error shape."""
+    """The API would not accept the request. `body()` returns the reply in OpenAI's error shape."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -78,22 +78,22 @@ class Refused(Exception):
 
 
 def approximate_tokens(text: str) -> int:
-    """Four bytes a token: near enough to compare requests with, and the same everywhere."""
+    """Count four bytes as a token, which is close enough to compare requests and the same on every machine."""
     return (len(text.encode("utf-8", "surrogatepass")) + 3) // 4
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What differs between upstreams. `extra_fields` are taken at the top, in messages, parts, calls and tools."""
+    """How upstreams differ. `extra_fields` are accepted at the top level, in messages, parts, calls and tools."""
 
     extra_fields: Collection[str] = frozenset()
     context_window: int | None = None
-    """Tokens of the request and its `max_tokens` together; None: no limit."""
+    """Most tokens of a request and its `max_tokens` together. None means no limit."""
     count: Callable[[str], int] = approximate_tokens
 
 
 def parse(body: bytes) -> Json:
-    """The body as an object, or the refusal of one that is none."""
+    """Return the body as an object. Raises `Refused` if it is not a JSON object."""
     try:
         parsed = json.loads(body)
     except ValueError as broken:
@@ -105,7 +105,7 @@ def parse(body: bytes) -> Json:
 
 
 def check(body: Json, rules: Rules | None = None) -> None:
-    """Raise `Refused` for the first thing in `body` that the API would not take."""
+    """Raise `Refused` for the first thing in `body` that the API would not accept."""
     rules = rules or Rules()
     _check_parameters(body, rules)
     _check_numbers(body)
@@ -118,14 +118,14 @@ def check(body: Json, rules: Rules | None = None) -> None:
 
 
 class Segment(NamedTuple):
-    """A stretch of the prompt that is either all in the cache or cut by it: its text, and its tokens."""
+    """A part of the prompt that the cache has in full, in part or not at all: its text and its tokens."""
 
     text: str
     tokens: int
 
 
 def prompt_segments(body: Json, count: Callable[[str], int]) -> list[Segment]:
-    """The prompt as upstream lays it out: the tools first, then a segment for each message."""
+    """Return the prompt in upstream's order: a segment for the tools, then one for each message."""
     tools = body.get("tools")
     segments = [_segment(tools, count(json.dumps(tools)))] if tools else []
     return segments + [_segment(message, 4 + count(_text(message))) for message in body["messages"]]
@@ -136,7 +136,7 @@ def _segment(value: Any, tokens: int) -> Segment:
 
 
 def _text(message: Json) -> str:
-    """What of a message is text: its content, reasoning, and its calls' names and arguments."""
+    """Return a message's text: its content, reasoning, and its calls' names and arguments."""
     content = message.get("content") or ""
     parts = [content] if isinstance(content, str) else [part.get(part["type"]) for part in content]
     parts.append(message.get("reasoning_content"))
@@ -256,7 +256,7 @@ def _check_tool_choice(body: Json) -> None:
 
 
 def _chosen(choice: Any) -> list[str]:
-    """The names that a `tool_choice` object speaks of."""
+    """Return the tools' names in a `tool_choice` object."""
     match choice:
         case {"type": "function", "function": {"name": str(name)}} | {"type": "custom", "custom": {"name": str(name)}}:
             return [name]
@@ -358,7 +358,7 @@ def _check_call(call: Any, where: str, rules: Rules) -> None:
 
 
 def _check_pairing(messages: list[Json]) -> None:
-    """Every call is answered once, directly behind the message that made it, and nothing else is answered."""
+    """Check that every call is answered once, directly after its message, and that nothing else is answered."""
     open_calls: list[str] = []
     for index, message in enumerate(messages):
         if message["role"] == "tool":
@@ -388,7 +388,7 @@ def _unanswered(index: int, ids: list[str]) -> Refused:
     return Refused(message, f"messages.[{index}].role")
 
 
-# Words that several checks share
+# Helpers that several checks share
 
 
 def _only(value: Json, fields: Collection[str], where: str, extra: Collection[str]) -> None:
@@ -398,7 +398,7 @@ def _only(value: Json, fields: Collection[str], where: str, extra: Collection[st
 
 
 def _is_a(value: Any, kinds: tuple[type, ...]) -> bool:
-    """As `isinstance`, but JSON's true is no number."""
+    """Return what `isinstance` does, except that JSON's true is not a number."""
     return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
 
 

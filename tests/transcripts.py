@@ -1,6 +1,6 @@
-"""The recorded agent runs that lie beside the repository, never in it: `load()`, `requests_of(run)`, `needed`.
+"""Reads recorded agent runs, which are kept outside the repository: `load()`, `requests_of(run)`, `needed`.
 
-Where they are: OFFLOAD_TRANSCRIPTS, else ../shared/transcripts beside the repository. Absent: `absence()` says so.
+They are in the folder OFFLOAD_TRANSCRIPTS, else in ../shared/transcripts. If they are missing, `absence()` says why.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def absence(folder: Path = FOLDER) -> str:
-    """Why there are no runs to be had, or nothing."""
+    """Return why there are no runs, or an empty string if there are some."""
     return "" if (folder / "manifest.csv").is_file() else f"no recorded runs in {folder} (set OFFLOAD_TRANSCRIPTS)"
 
 
 needed = pytest.mark.skipif(bool(absence()), reason=absence())
-"""The mark of a test that cannot do without them."""
+"""Marks a test that needs the runs."""
 
 
 def load(min_tokens: int = 0, source: str | None = None, folder: Path = FOLDER) -> Iterator[Run]:
-    """The runs above `min_tokens` (of one file, where `source` names it), in the files' order."""
+    """Yield the runs above `min_tokens` in the files' order, of one file only if `source` names it."""
     for file in sorted(folder.glob(f"{source or '*'}.jsonl.gz")):
         name = file.name.removesuffix(".jsonl.gz")
         with gzip.open(file, "rt", encoding="utf-8") as lines:
@@ -56,12 +56,12 @@ def load(min_tokens: int = 0, source: str | None = None, folder: Path = FOLDER) 
 
 
 def names(min_tokens: int = 0) -> list[str]:
-    """The ids of the runs above `min_tokens`, for parametrised tests: cheap, from the manifest alone."""
+    """Return the ids of the runs above `min_tokens` for parametrised tests. Cheap: it reads the manifest only."""
     return [run_id for run_id, tokens in _manifest(FOLDER).items() if tokens > min_tokens]
 
 
 def one(run_id: str) -> Run:
-    """The run of that id. Raises `KeyError`."""
+    """Return the run with this id. Raises `KeyError` if there is none."""
     for run in _all():
         if run.id == run_id:
             return run
@@ -69,7 +69,7 @@ def one(run_id: str) -> Run:
 
 
 def requests_of(run: Run) -> Iterator[tuple[list[Json], Json]]:
-    """What the agent sent before each recorded reply, and that reply: `(messages[:i], messages[i])`."""
+    """Yield the messages before each recorded reply, and that reply: `(messages[:i], messages[i])`."""
     for index, message in enumerate(run.messages):
         if message["role"] == "assistant":
             yield run.messages[:index], message

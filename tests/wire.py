@@ -1,4 +1,4 @@
-"""HTTP by hand over loopback sockets: what a peer really wrote, to the byte, and replies that no library would send."""
+"""HTTP by hand over loopback sockets: shows the exact bytes of a peer, and sends replies that no library would."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodi
 
 @dataclass
 class Message:
-    """A request or a reply as it came: its first line, its headers in order, and its body without chunks' framing."""
+    """A request or a reply as it arrived: first line, headers in order, and the body without chunk framing."""
 
     line: bytes
     headers: list[tuple[bytes, bytes]]
@@ -29,7 +29,7 @@ class Message:
         return int(self.line.split(b" ", 2)[1])
 
     def get(self, name: bytes) -> list[bytes]:
-        """All values of a header; `name` in any case."""
+        """Return all values of a header. The case of `name` does not matter."""
         return [value for key, value in self.headers if key.lower() == name.lower()]
 
 
@@ -41,7 +41,7 @@ async def read_head(reader: asyncio.StreamReader) -> Message:
 
 
 async def chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The chunks of a chunked body. Raises IncompleteReadError where it is cut off."""
+    """Yield the chunks of a chunked body. Raises IncompleteReadError if it is cut off."""
     while size := int(await reader.readuntil(b"\r\n"), 16):
         yield await reader.readexactly(size)
         await reader.readexactly(2)
@@ -85,7 +85,7 @@ class Peer:
             await self.writer.drain()
 
     async def gone(self) -> None:
-        """Returns when the other side has closed."""
+        """Wait until the other side has closed the connection."""
         with suppress(ConnectionError):
             while await self.reader.read(65536):
                 pass
@@ -96,13 +96,13 @@ class Peer:
 
 @dataclass
 class Wire:
-    """An upstream: what it was asked, and how many connections it took for that."""
+    """An upstream, with the requests that it got and the number of connections that carried them."""
 
     port: int = 0
     requests: list[Message] = field(default_factory=list)
     connections: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
-    """For handlers to say that the other side has gone."""
+    """Handlers set this when the other side has closed the connection."""
     faults: list[BaseException] = field(default_factory=list)
 
     @property
@@ -112,7 +112,7 @@ class Wire:
 
 @asynccontextmanager
 async def upstream(handler: Handler, tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[Wire]:
-    """An upstream that runs `handler` for every connection, and closes it when that returns."""
+    """Run an upstream that calls `handler` for each connection, and closes the connection when it returns."""
     wire = Wire()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -144,7 +144,7 @@ async def upstream(handler: Handler, tls: ssl.SSLContext | None = None, port: in
 
 
 def replying(reply: bytes) -> Handler:
-    """Answers every request of a connection with the same bytes."""
+    """Return a handler that answers every request of a connection with the same bytes."""
 
     async def handle(peer: Peer) -> None:
         while True:
@@ -164,7 +164,7 @@ async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asy
 
 
 async def ask(port: int, request: bytes, *, bodiless: bool = False) -> Message:
-    """Send these bytes on a connection of their own, and read the reply."""
+    """Send these bytes on a new connection, and return the reply."""
     async with connection(port) as (reader, writer):
         writer.write(request)
         return await read_message(reader, bodiless=bodiless)

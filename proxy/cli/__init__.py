@@ -1,4 +1,4 @@
-"""`offload-proxy` serve · check · store · demo.
+"""The commands of `offload-proxy`: serve, check, store and demo.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 130 interrupted, 141 broken pipe.
 Each command imports its modules when it runs, so that `--help` is quick.
@@ -49,7 +49,7 @@ With OFFLOAD_ADMIN_TOKEN, callers on other machines can see /metrics and /_offlo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code."""
+    """Run one command and return its exit code."""
     chosen = parser().parse_args(arguments)
     try:
         code: int = chosen.run(chosen)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes standard output again when it exits, which would fail on the broken pipe.
+        # Python flushes standard output again at exit, which would fail on the broken pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return code
@@ -73,7 +73,7 @@ def _complain(error: Exception, code: int) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command line. The `run` of the chosen command executes it."""
+    """Return the parser of the whole command line. The chosen command's `run` executes it."""
     parser = argparse.ArgumentParser(
         prog="offload-proxy",
         description="An OpenAI-compatible reverse proxy that keeps long-running agents inside their context window.",

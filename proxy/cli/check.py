@@ -1,4 +1,4 @@
-"""`check`: says in words what a directory of policies means."""
+"""The `check` command: explains in words what a directory of policies means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 def checked(settings: Settings, directory: str | None) -> tuple[Policies, str]:
-    """The policies of a directory, and what they mean in words. Raises PolicyError if one is bad."""
+    """Return the policies of a directory, and their meaning in words. Raises PolicyError if one is bad."""
     where = Path(directory) if directory is not None else settings.policies or Path("policies")
     policies = load(where, settings.environment, settings.upstream)
     return policies, "".join(f"{line}\n" for line in _lines(where, policies))
@@ -63,6 +63,6 @@ def _offload(policy: Policy) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In the largest unit that is exact."""
+    """Return the duration in the largest unit that is exact."""
     unit, size = next((unit, size) for unit, size in _UNITS if seconds % size == 0)
     return f"{seconds / size:.0f}{unit}"

@@ -1,4 +1,4 @@
-"""`check --live`: asks every upstream of the policies for its models, and says in words what it answered."""
+"""`check --live`: asks every upstream of the policies for its models, and describes each answer in words."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from proxy.settings import Settings
 from proxy.upstream.models import ModelList, ModelsClient
 
 SECONDS = 5.0
-"""For one answer."""
+"""How long to wait for one answer."""
 
 AT_ONCE = 20
-"""Upstreams asked side by side."""
+"""Most upstreams asked at once."""
 
 FEW = 5
-"""Models of a list that is shown whole, as that of a local server is."""
+"""A list of at most so many models, such as a local server's, is shown in full."""
 
 MOST = 20
-"""Models shown of one upstream."""
+"""Most models shown for one upstream."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """One upstream of one policy, and the models (globs) that the policy sends there by name."""
+    """One upstream of one policy, and the model names (globs) that the policy sends there."""
 
     policy: Policy
     upstream: Upstream
@@ -41,11 +41,11 @@ class Answer(msgspec.Struct, frozen=True):
     good: bool
     text: str
     models: tuple[str, ...] = ()
-    """A line for each model that is worth showing."""
+    """One line for each model to show."""
 
 
 def report(settings: Settings, policies: tuple[Policy, ...]) -> tuple[bool, str]:
-    """Whether every upstream answers and takes its key, and the text that says so. Raises UserMistake."""
+    """Return whether every upstream answers and accepts its key, and a text that says so. Raises UserMistake."""
     targets = [target for policy in policies for target in _targets(policy)]
     answers = asyncio.run(_answers(ModelsClient(settings.environment), targets))
     lines = ["", "upstreams, asked now"]
@@ -56,7 +56,7 @@ def report(settings: Settings, policies: tuple[Policy, ...]) -> tuple[bool, str]
 
 
 def _targets(policy: Policy) -> Iterator[Target]:
-    """Each address and key of the policy once."""
+    """Yield a target for each distinct pair of address and key in the policy."""
     named: dict[tuple[str, str | None], tuple[Upstream, list[str]]] = {}
     for rule in (None, *policy.rules):
         part = policy if rule is None else rule
@@ -81,7 +81,7 @@ async def _answers(client: ModelsClient, targets: list[Target]) -> list[Answer]:
 
 
 async def _answer(client: ModelsClient, target: Target) -> Answer:
-    """Ask with the policy's key, in each header that clients use until one is accepted. Raises UpstreamFault."""
+    """Ask with the policy's key, trying each header that clients use until one works. Raises UpstreamFault."""
     upstream, header = target.upstream, b""
     if upstream.api_key is None:
         found = await client.models(upstream.base_url, None, SECONDS)
@@ -97,7 +97,7 @@ async def _answer(client: ModelsClient, target: Target) -> Answer:
 
 
 def verdict(status: int, key_header: str) -> tuple[bool, str]:
-    """Whether this status is good, and what it means. `key_header`: the header that had the policy's key, or empty."""
+    """Return whether this status is good, and its meaning. `key_header` names the policy key's header, or is empty."""
     if 200 <= status < 300:
         accepted = {"": "asks for no key", "authorization": "key accepted"}
         return True, f"reachable, {status}, " + accepted.get(key_header, f"key accepted, but only as `{key_header}`")
@@ -114,7 +114,7 @@ def verdict(status: int, key_header: str) -> tuple[bool, str]:
 
 
 def _windows(target: Target, found: ModelList) -> Iterator[str]:
-    """The context windows of the models that the policy names, or of all if there are few."""
+    """Yield the context windows of the models that the policy names, or of all models if there are few."""
     names = [
         name
         for name in found.windows

@@ -1,4 +1,4 @@
-"""`store`: what the store holds, as text. Each command is made here and then run on an open store."""
+"""The `store` command: shows and cleans up the store. Each function makes a command, which `run` runs on the store."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from proxy.stores.keys import checked, checked_prefix, namespace_of
 T = TypeVar("T")
 
 Command = Callable[[Store], Awaitable[int]]
-"""What to do with a store; the exit code."""
+"""Does something with an open store, and returns the exit code."""
 
 _CONTEXT = 120
-"""Characters shown on either side of a match: records are often one line of JSON."""
+"""Bytes shown on either side of a match, because records are often one line of JSON."""
 
 
 def run(settings: Settings, command: Command) -> int:
     """Run `command` on the store. Raises StoreFault and UserMistake.
 
-    Redis knows how long a record has yet to live and not how old it is: that takes its tenant's retention.
+    Redis knows a record's remaining time to live but not its age, which follows from its tenant's retention.
     """
     _require_folder(settings.store)
     needed = expires_by_itself(settings.store)
@@ -53,14 +53,14 @@ def run(settings: Settings, command: Command) -> int:
 
 
 def _require_folder(url: str) -> None:
-    """Only `serve` makes a store's folder: one that is not there is a slip of the pen. Raises UserMistake."""
+    """Raise UserMistake if the store's folder is missing. Only `serve` makes it, so here the name must be wrong."""
     folder = folder_of(url)
     if folder is not None and not os.path.lexists(folder):
         raise UserMistake(f"there is no folder {folder}; `serve` makes it, or name another with --store")
 
 
 async def _interruptible(work: Coroutine[Any, Any, int]) -> int | None:
-    """The result, or None where Ctrl-C came first: redis-py now and then takes a cancellation for its own time-out."""
+    """Return the result, or None if Ctrl-C came first. redis-py may take a cancellation for its own timeout."""
     interrupted = asyncio.Event()
     with suppress(NotImplementedError):  # not on Windows
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
@@ -75,7 +75,7 @@ async def _interruptible(work: Coroutine[Any, Any, int]) -> int | None:
 
 
 def ls(namespace: str | None) -> Command:
-    """Namespaces with their kinds of records, or the records of one namespace."""
+    """List namespaces with their kinds of records, or the records of one namespace."""
     prefix = _taken(checked_prefix, f"{namespace}/") if namespace else ""
 
     async def command(store: Store) -> int:
@@ -90,7 +90,7 @@ def ls(namespace: str | None) -> Command:
 
 
 def cat(key: str) -> Command:
-    """One record's bytes; 1 if there is none."""
+    """Write one record's bytes. Exits with 1 if there is none."""
     _taken(checked, key)
 
     async def command(store: Store) -> int:
@@ -105,7 +105,7 @@ def cat(key: str) -> Command:
 
 
 def grep(pattern: str, prefix: str) -> Command:
-    """`KEY:LINE:TEXT` for each line that matches; 1 if none does, as grep has it."""
+    """Write `KEY:LINE:TEXT` for each matching line. Exits with 1 if none matches, like grep."""
     find = _taken(regex.compile, pattern)
     _taken(checked_prefix, prefix)
 
@@ -124,7 +124,7 @@ def grep(pattern: str, prefix: str) -> Command:
 
 
 def gc(settings: Settings, older_than: str | None, *, dry_run: bool) -> Command:
-    """Delete what is older than `older_than`, or than its tenant's policy says."""
+    """Delete records older than `older_than`, or else older than their tenant's retention."""
     kept_for = _retention(settings, older_than)
 
     async def command(store: Store) -> int:
@@ -141,7 +141,7 @@ def gc(settings: Settings, older_than: str | None, *, dry_run: bool) -> Command:
 
 
 def _taken(check: Callable[[str], T], text: str) -> T:
-    """`text` as `check` takes it; what it refuses is the user's mistake."""
+    """Return `check(text)`. Raises UserMistake if it raises ValueError."""
     try:
         return check(text)
     except ValueError as error:
@@ -166,7 +166,7 @@ def _outlived(entry: Entry, kept_for: Retention, now: float) -> bool:
 
 
 def _counted(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
-    """A line for each namespace and kind."""
+    """Yield a row for each namespace and kind, after a header."""
     groups = defaultdict(list)
     for entry in entries:
         namespace, kind, _ = entry.key.split("/", 2)
@@ -179,9 +179,9 @@ def _counted(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
 
 
 def _listed(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
-    """A line for each record, the newest last, where a terminal's reader looks first.
+    """Yield a row for each record, after a header. The newest is last, where a terminal's reader looks first.
 
-    `PATH` is how the caller of the operations knows a file.
+    `PATH` is the file's name for callers of the operations.
     """
     now = time.time()
     yield "KIND", "SIZE", "LAST USED", "KEY", "PATH"
@@ -199,7 +199,7 @@ def _table(rows: Iterator[tuple[str, ...]]) -> None:
 
 
 def _matches(find: Callable[[bytes, int], int], value: bytes) -> Iterator[tuple[int, str]]:
-    """The 1-based number and the text of each matching line; long ones around their first match."""
+    """Yield the 1-based number and the text of each matching line. Long lines are cut around their first match."""
     at, number, counted = find(value, 0), 1, 0
     while at != -1 and at < len(value):
         if at < 0:
@@ -213,7 +213,7 @@ def _matches(find: Callable[[bytes, int], int], value: bytes) -> Iterator[tuple[
 
 
 def _shown(text: bytes) -> str:
-    """Text that cannot talk to a terminal: records hold what strangers wrote."""
+    """Return text that cannot control a terminal, because records contain what strangers wrote."""
     return "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in text.decode("utf-8", "replace"))
 
 

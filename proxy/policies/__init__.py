@@ -1,4 +1,4 @@
-"""Loads policies/*.yaml as a whole or not at all, and follows changes. The only package that uses yaml."""
+"""Loads all of policies/*.yaml or none of it, and reloads when files change. The only package that uses yaml."""
 
 from proxy.policies.format import duration, schema
 from proxy.policies.loader import Policies, PolicyLoader, builtin, load

@@ -1,7 +1,7 @@
-"""Reads a YAML text as plain values, each with its line. The only module that uses yaml.
+"""Reads YAML text as plain values, and records the line of each. The only module that uses yaml.
 
-The text is composed to nodes first, because only nodes know lines and repeated keys. `${VAR}` is replaced after
-parsing, value by value, so that a variable's content can never become structure.
+The text is parsed to nodes first, because only nodes have line numbers and show repeated keys. `${VAR}` is replaced
+after parsing, in each value, so that a variable's content can never become structure.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import yaml
 from proxy.errors import PolicyError
 
 Path = tuple[str | int, ...]
-"""The place of a value: keys and 0-based indexes from the top."""
+"""The path to a value: keys and 0-based indexes from the top."""
 
 MOST_VALUES = 100_000
-"""In one document, with aliases expanded: a few lines of aliases can expand to billions of values."""
+"""Most values in one document with its aliases expanded. A few lines of aliases can expand to billions of values."""
 
 LONGEST_PLAIN = 100
-"""Characters of a number or a date, because reading one takes quadratic time."""
+"""Most characters of a number or a date, because parsing one takes quadratic time."""
 
 _TEXT = "tag:yaml.org,2002:str"
 _REFERENCE = re.compile(r"\$\{([^}]*)\}?")
@@ -30,29 +30,29 @@ _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 class Document(msgspec.Struct, frozen=True):
-    """`value` as YAML's plain types; `lines` has the 1-based line of each key and item."""
+    """A parsed file: `value` in YAML's plain types, and in `lines` the 1-based line of each key and item."""
 
     name: str
     value: Any
     lines: Mapping[Path, int]
 
     def place(self, path: Path) -> str:
-        """File and line of `path`, as compilers write them. A path that is not in the file has its parent's line."""
+        """Return the file and line of `path` as `FILE:LINE`. A path that is not in the file gets its parent's line."""
         line = next((self.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.lines), 1)
         return f"{self.name}:{line}"
 
     def error(self, path: Path, text: str) -> PolicyError:
-        """The error that names file, line and key."""
+        """Return an error whose text begins with file, line and key."""
         return PolicyError(": ".join(filter(None, (self.place(path), spelled(path), text))))
 
 
 def spelled(path: Path) -> str:
-    """A path as people write it: `rules[0].offload.mode`."""
+    """Return a path as people write it, such as `rules[0].offload.mode`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def read(text: str, name: str, environment: Mapping[str, str]) -> Document:
-    """Parse one YAML text. `name` is the file's, for errors. Raises PolicyError."""
+    """Parse one YAML text. `name` is the file's name in errors. Raises PolicyError if the text is bad."""
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -63,14 +63,14 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Document:
     except RecursionError as error:
         raise PolicyError(f"{name}:1: nested too deeply") from error
     if root is None:
-        # A file that is just being written is empty for a moment; that must not count as a policy of defaults.
+        # A file is empty for a moment while it is being written. That must not count as a policy of defaults.
         raise PolicyError(f"{name}:1: the file is empty; a policy of defaults only is written {{}}")
     return _Reader(name, loader, environment).document(root)
 
 
 def _malformed(text: str, name: str, error: yaml.MarkedYAMLError) -> PolicyError:
     at = error.problem_mark.line if error.problem_mark else 0
-    # Between braces or brackets YAML reads `${` as the start of a mapping, which its message does not say.
+    # Between braces or brackets, YAML reads `${` as the start of a mapping, but its message does not say so.
     hint = "; write ${NAME} in quotes here" if "${" in "".join(text.splitlines()[at : at + 1]) else ""
     return PolicyError(f"{name}:{at + 1}: not valid YAML: {error.problem or error.context}{hint}")
 

@@ -1,4 +1,4 @@
-"""Translates msgspec's errors into the place of a value and what was expected there, in the terms of YAML."""
+"""Translates msgspec's errors into the path of a value and what was expected there, in YAML's terms."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORDS = {
 
 
 def explained(message: str) -> tuple[Path, str]:
-    """The path that one of msgspec's messages is about, and what was expected there, in the terms of YAML."""
+    """Return the path in one of msgspec's messages, and what was expected there, in YAML's terms."""
     said, _, place = message.partition(" - at `$")
     path: Path = tuple(int(index) if index else key for key, index in re.findall(r"(\w+)|\[(\d+)\]", place))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said, re.DOTALL):
@@ -39,12 +39,12 @@ def explained(message: str) -> tuple[Path, str]:
 
 
 def _in_words(kinds: str) -> str:
-    """`` `int | null` `` → a whole number or nothing."""
+    """Translate `` `int | null` `` to "a whole number or nothing"."""
     return " or ".join(_WORDS.get(f"`{kind}`", kind) for kind in kinds.strip("`").split(" | "))
 
 
 def _about(path: Path) -> Mapping[str, Any]:
-    """The schema of the key at `path`, that of its enumeration included."""
+    """Return the schema of the key at `path`, merged with that of its enumeration."""
     keys = ["", *(part for part in path if isinstance(part, str))]
     if len(keys) < 2:
         return {}
@@ -54,7 +54,7 @@ def _about(path: Path) -> Mapping[str, Any]:
 
 
 def _suggested(key: str, path: Path) -> str:
-    """Advice about an unknown key at `path`."""
+    """Return advice about an unknown key at `path`."""
     here = next((part for part in reversed(path) if isinstance(part, str)), "")
     known = {section: list(definitions()[name]["properties"]) for section, name in SECTIONS.items()}
     elsewhere = [section for section, keys in known.items() if key in keys]

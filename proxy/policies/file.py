@@ -1,6 +1,6 @@
 """Turns one policy file into a `Policy`.
 
-A rule's sections are overlaid when the file is loaded, so that a bad rule is an error then and not at some request.
+A rule's sections are overlaid when the file is loaded, so that a bad rule fails then and not at a later request.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from proxy.policies.error_texts import explained
 from proxy.policies.format import SECTIONS, PolicyFile, duration
 
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools"}
-"""Keys that may be empty, as when everything below a section is commented out."""
+"""Keys that may be empty, for example because everything in a section is commented out."""
 
 
 class PolicySource(msgspec.Struct, frozen=True):
-    """One file: its policy, and the SHA-256 of each of its keys with its place."""
+    """One policy file. `keys` has the SHA-256 of each API key and its path in the file."""
 
     document: Document
     policy: Policy
@@ -34,9 +34,10 @@ class PolicySource(msgspec.Struct, frozen=True):
 
 
 def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_url: str | None = None) -> PolicySource:
-    """Parse one file's text. `name` is for errors, `stem` is the file's name without `.yaml`.
+    """Parse one file's text. `name` is used in errors. `stem` is the file's name without `.yaml`.
 
-    `base_url` is used if the file has none. Raises PolicyError with file, line, key and what was expected.
+    `base_url` is used if the file has none. Raises PolicyError, which names the file, the line, the key and what was
+    expected there.
     """
     document = read(text, name, environment)
     defaults: dict[str, Any] = {"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}
@@ -50,7 +51,7 @@ def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` overridden by `above`: mappings merge key by key, everything else is replaced."""
+    """Return `below` overridden by `above`. Mappings merge key by key, and any other value is replaced."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -63,7 +64,7 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _accepted(value: Any) -> Any:
-    """Undo two surprises of YAML: it reads `off` as false, and a section that is all comments as null."""
+    """Undo two surprises of YAML: it reads `off` as false, and a section with nothing but comments as null."""
     if isinstance(value, list):
         return [_accepted(item) for item in value]
     if not isinstance(value, dict):
@@ -98,7 +99,7 @@ def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
 
 
 def _rule(rule: Mapping[str, Any], value: Mapping[str, Any]) -> Rule:
-    """The rule, overlaid on its policy. Both are valid already, and so is the result."""
+    """Return the rule overlaid on its policy. Both have been validated, so the result is valid too."""
 
     def section(name: str) -> dict[str, Any]:
         return overlay(value.get(name, {}), rule.get(name, {}))

@@ -1,4 +1,4 @@
-"""Loads the directory of policies as a whole or not at all, and follows its changes."""
+"""Loads all policies of a directory or none of them, and reloads them when they change."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from proxy.errors import PolicyError
 from proxy.policies.file import PolicySource, parse
 
 INTERVAL = 0.5
-"""Seconds between two looks at the directory. A change is taken at the second look, within the promised 2 s."""
+"""Seconds between two looks at the directory. A change takes effect at the second look, within the promised 2 s."""
 
 PATIENCE = 30.0
-"""Seconds after which a directory that does not answer counts as a reload that failed, and again each time."""
+"""A failed reload is logged each time the directory has not answered for so many more seconds."""
 
 LARGEST = 1 << 20
-"""Bytes of one policy file. The longest hand-written ones have a few thousand."""
+"""Most bytes of one policy file. The longest hand-written ones have a few thousand."""
 
 T = TypeVar("T")
 
@@ -34,37 +34,38 @@ logger = logging.getLogger(__name__)
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """One set of policies. `default` serves keys that no file names. None: they are refused."""
+    """One set of policies. `default` applies to keys that no file names. If it is None, they are refused."""
 
     default: Policy | None
     named: tuple[Policy, ...]
     by_digest: Mapping[bytes, Policy]
-    """By the SHA-256 of the client's key."""
+    """Policies by the SHA-256 of the client's key."""
 
     def __repr__(self) -> str:
         return f"Policies({', '.join(policy.tenant for policy in self.all())})"
 
     def all(self) -> tuple[Policy, ...]:
-        """Every policy, the default first."""
+        """Return every policy, the default first."""
         return self.named if self.default is None else (self.default, *self.named)
 
     def tenant_for_key(self, key: bytes | None) -> Policy | None:
-        """The policy of this key, else the default policy. None: unknown callers are refused."""
+        """Return the policy of this key, else the default policy. None means that the caller is refused."""
         if key is None:
             return self.default
-        # A table instead of a comparison with each: what a lookup's time can tell is about the digest, which nobody
-        # can steer towards that of a key; and bytes are compared only after a hash seeded at random has matched.
+        # A table lookup is safe without a constant-time comparison. Its timing can only reveal something about the
+        # digest, which no caller can steer towards that of a key. And Python compares bytes only after a hash with a
+        # random seed has matched.
         return self.by_digest.get(hashlib.sha256(key).digest(), self.default)
 
 
 def builtin(base_url: str | None = None) -> Policies:
-    """The policies without a directory: one for everybody, with all defaults and the client's own key."""
+    """Return the policies used without a directory: one for everybody, with all defaults and the client's own key."""
     upstream = Upstream() if base_url is None else Upstream(base_url=base_url)
     return Policies(default=Policy(upstream=upstream), named=(), by_digest={})
 
 
 def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
-    """Every `*.yaml` in `directory`. `base_url` is used if a file has none.
+    """Load every `*.yaml` in `directory`. `base_url` is used if a file has none.
 
     Raises PolicyError with a line for each bad file.
     """
@@ -85,7 +86,7 @@ def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str 
 
 
 class PolicyLoader:
-    """The policies in force. `current` is replaced as a whole; requests keep the set that they began with."""
+    """Holds the policies in force. A reload replaces `current` as a whole. Requests keep the set they began with."""
 
     def __init__(
         self,
@@ -94,9 +95,9 @@ class PolicyLoader:
         base_url: str | None = None,
         told: Callable[[bool], None] = lambda taken: None,
     ) -> None:
-        """Load at once. Without a directory: `builtin`, which never changes. Raises PolicyError.
+        """Load the policies, or without a directory use `builtin`, which never changes. Raises PolicyError.
 
-        `told` is called after every reload, in any thread, with whether it succeeded.
+        `told` is called after every reload, in any thread, with whether the reload succeeded.
         """
         self._directory = directory
         self._environment = environment
@@ -106,13 +107,13 @@ class PolicyLoader:
         self.current = self._load()
 
     def reload(self) -> bool:
-        """Load the directory again. False: it is bad, the old policies stay in force, and the log says why."""
+        """Load the directory again. If it is bad, keep the old policies, log the reason and return False."""
         try:
             self.current = self._load()
         except PolicyError as error:
             return self._failed(error)
         except Exception as error:
-            # A bug in reading one version must not end the watch for the next.
+            # A bug in reading one version must not stop the watch for the next.
             logger.exception("a bug, in reading the policies")
             return self._failed(error)
         self._told(True)
@@ -120,7 +121,7 @@ class PolicyLoader:
         return True
 
     async def watch(self) -> None:
-        """Reload on change and on SIGHUP, until cancelled."""
+        """Reload after every change and on SIGHUP, until cancelled."""
         hangup = asyncio.Event()
         with _on_hangup(hangup.set):
             before = self._seen
@@ -128,14 +129,14 @@ class PolicyLoader:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(hangup.wait(), INTERVAL)
                 now = await self._patiently(lambda: _signature(self._directory))
-                # Wait until nothing changed between two looks: a half-written file is no mistake.
+                # Wait until nothing changes between two looks, because a half-written file is not an error.
                 if hangup.is_set() or (now == before and now != self._seen):
                     hangup.clear()
                     await self._patiently(self.reload)
                 before = now
 
     async def _patiently(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread, and log if it takes long, as on a network disk that is gone."""
+        """Run `work` in a thread, and log an error every `PATIENCE` seconds if it hangs, as on a lost network disk."""
         task = asyncio.ensure_future(asyncio.to_thread(work))
         while not (await asyncio.wait([task], timeout=PATIENCE))[0]:
             self._failed(f"{self._directory} does not answer")
@@ -147,7 +148,7 @@ class PolicyLoader:
         return False
 
     def _load(self) -> Policies:
-        # Taken before reading: a change in between is then noticed next time.
+        # Take this before reading, so that the next look notices a change made during the reading.
         self._seen = _signature(self._directory)
         if self._directory is None:
             return builtin(self._base_url)
@@ -168,13 +169,13 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _visible(directory: pathlib.Path) -> list[pathlib.Path]:
-    """All but hidden files: editors' locks and, in a mounted ConfigMap, the directories that links point to."""
+    """Return all but hidden files: editors' locks and, in a mounted ConfigMap, the directories that links point to."""
     return sorted(path for path in directory.iterdir() if not path.name.startswith("."))
 
 
 def _text(path: pathlib.Path) -> str:
     try:
-        content = regular_files.read(path, LARGEST + 1, follow=True)  # in a mounted ConfigMap all files are links
+        content = regular_files.read(path, LARGEST + 1, follow=True)  # in a mounted ConfigMap, all files are links
         if len(content) > LARGEST:
             raise PolicyError(f"{path}: expected at most {LARGEST:,} bytes")
         return content.decode("utf-8-sig")
@@ -185,7 +186,7 @@ def _text(path: pathlib.Path) -> str:
 
 
 def _collisions(sources: Sequence[PolicySource]) -> Iterator[str]:
-    """Errors between files: one tenant or one key in two places."""
+    """Yield an error for each tenant or key that two places name."""
     tenants: dict[str, str] = {}
     keys: dict[bytes, str] = {}
     for source in sources:
@@ -199,7 +200,7 @@ def _collisions(sources: Sequence[PolicySource]) -> Iterator[str]:
 
 
 def _signature(directory: pathlib.Path | None) -> object:
-    """A value that changes when a policy does. It follows links, so it notices when a ConfigMap's link is swapped."""
+    """Return a value that changes when a policy does. It follows links, so it notices a swapped link of a ConfigMap."""
     try:
         paths = _visible(directory) if directory else []
     except OSError:
@@ -217,7 +218,7 @@ def _stamp(path: pathlib.Path) -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def _on_hangup(callback: Callable[[], None]) -> Iterator[None]:
-    """Call `callback` on SIGHUP, if the system has it and this is the main thread."""
+    """Call `callback` on SIGHUP, if the system has that signal and this is the main thread."""
     if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
         yield
         return

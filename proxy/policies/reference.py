@@ -1,4 +1,4 @@
-"""The schema of policies as a page for people: `offload-proxy check --reference` writes `docs/policies.md`."""
+"""Renders the schema of policies as a page: `offload-proxy check --reference` prints `docs/policies.md`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PATHS = {
 
 
 def reference() -> str:
-    """The page, in Markdown."""
+    """Return the page in Markdown."""
     definitions: dict[str, Definition] = msgspec.json.decode(schema())["$defs"]
     sections = "".join(f"\n{section}" for name in _SECTIONS for section in _section(name, definitions))
     return _TOP + sections
@@ -67,7 +67,7 @@ def _default(member: Definition) -> str:
 
 
 def _meaning(member: Definition, definitions: Mapping[str, Definition]) -> str:
-    """The description, the values of an enumeration, and where a section is described."""
+    """Return the description, with an enumeration's values or the title that describes a section."""
     name = str(member.get("$ref", "")).rpartition("/")[2]
     parts = [str(member.get("description") or "")]
     if name in _SECTIONS:

@@ -1,4 +1,4 @@
-"""Finds the tenant of a request by its headers, and says which paths are open to it. Pure."""
+"""Finds the tenant of a request from its headers, and decides which paths it may use. Does no I/O."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Header = tuple[bytes, bytes]
 _NAMESPACE = b"offload-namespace-v1"
 
 _CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
-"""A namespace's end. No tenant's name ends like this; `proxy.policies` refuses it."""
+"""The end of one caller's namespace. No tenant's name ends like this, because `proxy.policies` rejects it."""
 
 _AUTHORIZATION = b"authorization"
 KEY_HEADERS = (_AUTHORIZATION, b"api-key", b"x-api-key")
-"""The headers that carry a client's key: OpenAI's, Azure's, Anthropic's. In this order."""
+"""The headers that carry a client's key, in order of preference: OpenAI's, Azure's, Anthropic's."""
 
 _PREFIX = rb"(?:/v1|/openai/v1|/openai/deployments/[^/]+)?"
 _INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses)")
@@ -34,11 +34,11 @@ _MODELS = re.compile(_PREFIX + rb"/models")
 CALLERS = 10_000
 
 _DECODINGS = 4
-"""A path that is still percent-encoded after so many decodings is refused. Each decoding costs time."""
+"""A path still percent-encoded after this many decodings is refused, because each decoding costs time."""
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """Whose request it is. `key_header` is the lower-case name of the header that carried the caller's key."""
+    """The tenant and caller of a request. `key_header` is the lower-case name of the header with the caller's key."""
 
     policy: Policy
     namespace: str
@@ -53,15 +53,15 @@ class Tenant(msgspec.Struct, frozen=True):
 
     @property
     def lends_key(self) -> bool:
-        """Whether some of its requests go upstream with the tenant's key, and not with the caller's own."""
+        """Whether some requests go upstream with the tenant's key instead of the caller's own."""
         policy = self.policy
         return policy.upstream.api_key is not None or any(rule.upstream.api_key is not None for rule in policy.rules)
 
     def credential(self, upstream: Upstream) -> Header | None:
-        """The header to put in the place of all the client's credentials; None: the client's own go through.
+        """Return the header that replaces all the client's credentials, or None to pass those on.
 
-        The tenant's key goes where the client's stood: an Azure client knows what an Azure upstream reads.
-        `upstream` is the one of the policy for the request's model.
+        The tenant's key goes into the header that carried the client's key, because an Azure client uses the header
+        that an Azure upstream reads. `upstream` is the policy's upstream for the request's model.
         """
         if upstream.api_key is None:
             return None
@@ -70,18 +70,18 @@ class Tenant(msgspec.Struct, frozen=True):
 
 
 class Callers:
-    """Remembers callers: the same ones come all day, and deriving a namespace takes as long as a plan."""
+    """Remembers callers, because the same ones come all day and deriving a namespace takes as long as a plan."""
 
     def __init__(self) -> None:
         self._policies: Policies | None = None
         self._known: Lru[bytes, Tenant] = Lru(CALLERS)
 
     def identify(self, headers: Sequence[Header], policies: Policies) -> Tenant:
-        """Like the function `identify`, but cached."""
+        """Do the same as the function `identify`, but cached."""
         if policies is not self._policies:
             self._policies, self._known = policies, Lru(CALLERS)
         carried = [header for header in headers if header[0].lower() in KEY_HEADERS]
-        digest = hashlib.sha256(repr(carried).encode()).digest()  # no key itself is kept
+        digest = hashlib.sha256(repr(carried).encode()).digest()  # so that no key is kept
         tenant = self._known.get(digest)
         if tenant is None:
             tenant = identify(carried, policies)
@@ -90,10 +90,10 @@ class Callers:
 
 
 def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
-    """The tenant of a request with these headers (raw, in any case).
+    """Return the tenant of a request with these headers (raw, in any case).
 
-    Of several keys, the first that a policy names counts, else the first. Raises Unauthorized, whose text says what to
-    do.
+    If there are several keys, use the first that a policy names, else the first. Raises Unauthorized, with advice in
+    its text, if no policy applies.
     """
     candidates = [(header, key, policies.tenant_for_key(key)) for header, key in _keys(headers)]
     if not candidates:
@@ -108,7 +108,7 @@ def identify(headers: Iterable[Header], policies: Policies) -> Tenant:
 
 
 def namespace(policy: Policy, key: bytes | None) -> str:
-    """The namespace of a caller's records: the tenant's name, and a digest that only the key's holder can derive."""
+    """Return a caller's namespace for records: the tenant's name and a digest that only the key's holder can derive."""
     if policy.share_namespace:
         return policy.tenant
     caller = hmac.digest(key, _NAMESPACE, "sha256").hex()[:16] if key is not None else "anonymous"
@@ -116,16 +116,17 @@ def namespace(policy: Policy, key: bytes | None) -> str:
 
 
 def retention(namespace: str, policies: Policies) -> float | None:
-    """How many seconds records of `namespace` are kept. None: forever, as for tenants that no longer have a policy."""
+    """Return for how many seconds to keep a namespace's records. None means for ever, also if its policy is gone."""
     owners = {namespace, _CALLER.sub("", namespace)}
     return next((policy.retention for policy in policies.all() if policy.tenant in owners), None)
 
 
 def allowed(path: bytes, policy: Policy, method: str) -> bool:
-    """Whether a request for `path` (raw, without the query) may go upstream.
+    """Return whether a request for `path` (raw, without the query) may go upstream.
 
-    A path with a dot segment may not. With the client's own key every other path may; with the tenant's key only
-    inference, the list of models and the paths in `relay`, because that key also opens other callers' data.
+    A path with a dot segment may not. With the client's own key, every other path may. With the tenant's key, only
+    inference, the list of models and the paths in `relay` may, because that key also gives access to other callers'
+    data.
     """
     if _climbs(path):
         return False
@@ -140,7 +141,7 @@ def allowed(path: bytes, policy: Policy, method: str) -> bool:
 
 
 def _anonymous(policies: Policies) -> Tenant:
-    """A caller without a key, as in front of a local model that asks for none."""
+    """Return the tenant of a caller without a key, for example of a local model that needs none."""
     if policies.default is None:
         raise Unauthorized(
             "This proxy serves known API keys only, and the request has none. "
@@ -150,7 +151,7 @@ def _anonymous(policies: Policies) -> Tenant:
 
 
 def _keys(headers: Iterable[Header]) -> Iterator[Header]:
-    """The header's lower-case name and the key, for every key in the request, in the order of `KEY_HEADERS`."""
+    """Yield the header's lower-case name and the key for every key in the request, in the order of `KEY_HEADERS`."""
     found = [(name.lower(), value.strip()) for name, value in headers]
     for header in KEY_HEADERS:
         for name, value in found:
@@ -159,13 +160,13 @@ def _keys(headers: Iterable[Header]) -> Iterator[Header]:
 
 
 def _bearer(value: bytes) -> bytes:
-    """The token of `Bearer TOKEN`. Any other value identifies the caller as well, so it is used whole."""
+    """Return the token of `Bearer TOKEN`. Any other value also identifies the caller, so it is returned whole."""
     scheme, _, token = value.partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else value
 
 
 def _climbs(path: bytes) -> bool:
-    """Whether some server could read a `.` or `..` segment in this path, having decoded it once or more."""
+    """Return whether a server that decodes this path, once or more, could find a `.` or `..` segment in it."""
     if b"." not in path and b"%" not in path:
         return False
     for _ in range(_DECODINGS):

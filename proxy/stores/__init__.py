@@ -1,4 +1,4 @@
-"""Stores of write-once records. Each engine has one module, which is imported only when it is used."""
+"""Stores of write-once records. Each engine has one module, imported only when it is used."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Entry", "Retention", "Store", "describe", "expires_by_itself", "fold
 
 
 def open_store(url: str, retention: Retention = lambda namespace: None, damaged: Damaged = lambda key: None) -> Store:
-    """The store of a URL or a folder's path. It is not connected yet: the engine may start later.
+    """Return the store at a URL or a folder's path. Nothing connects yet, so the engine may start later.
 
-    A path or `file://…`; `redis://`, `rediss://`, `redis+sentinel://` (`redis.py`); `s3://`, `gs://`, `az://`
-    (`objects.py`). `retention` is called for every put, so it may follow a reload of the policies. Raises UserMistake
-    for a URL that cannot be used and for a client that is not installed.
+    `url` is a path or `file://…` (`local.py`); `redis://`, `rediss://`, `redis+sentinel://` (`redis.py`); or `s3://`,
+    `gs://`, `az://` (`objects.py`). `retention` is called for every put, so it can use reloaded policies. Raises
+    UserMistake if the URL cannot be used or the engine's client library is not installed.
     """
     scheme = _scheme(url)
     if scheme not in _OPENERS:
@@ -27,12 +27,12 @@ def open_store(url: str, retention: Retention = lambda namespace: None, damaged:
 
 
 def expires_by_itself(url: str) -> bool:
-    """Whether the engine itself deletes records after their retention, so that no sweep is needed."""
+    """Return whether the engine itself deletes records after their retention, so that no sweep is needed."""
     return _scheme(url) in _REDIS
 
 
 def describe(url: str) -> str:
-    """The URL without user, password and query, for logs."""
+    """Return the URL without user, password and query, for logs."""
     parts = urlsplit(url)
     if not _scheme(url):
         return url
@@ -44,7 +44,7 @@ def _scheme(url: str) -> str:
 
 
 def folder_of(url: str) -> Path | None:
-    """The store's folder, or None for another engine. Raises UserMistake for a `file:` URL without a folder."""
+    """Return the store's folder, or None for other engines. Raises UserMistake for a `file:` URL without a folder."""
     scheme = _scheme(url)
     if not scheme:
         return Path(url).expanduser()

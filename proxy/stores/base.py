@@ -1,7 +1,7 @@
 """The interface of a store: bytes under a key, written once and never changed.
 
-Keys are `NAMESPACE/KIND/NAME`, of `[A-Za-z0-9._-]` between slashes (`keys.py`; anything else is a ValueError). Every
-method raises `errors.StoreFault` if the engine fails, and nothing else.
+A key is `NAMESPACE/KIND/NAME`, with `[A-Za-z0-9._-]` between the slashes (see `keys.py`). Any other key raises
+ValueError. If the engine fails, every method raises `errors.StoreFault` and nothing else.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Protocol
 import msgspec
 
 Retention = Callable[[str], float | None]
-"""How many seconds a namespace's records are kept after they were last put. None: forever."""
+"""Returns how many seconds to keep a namespace's records after they were last put, or None to keep them forever."""
 
 
 Damaged = Callable[[str], None]
-"""Called with the key of a record that is damaged or is no record at all. May be called in any thread."""
+"""Called, in any thread, with a key whose record is damaged or is not a record at all."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One record as a listing shows it: `size` in bytes, `modified` in seconds since the epoch."""
+    """One record in a listing: `size` is in bytes, `modified` in seconds since the epoch."""
 
     key: str
     size: int
@@ -31,29 +31,30 @@ class Store(Protocol):
     """Write-once records. The first writer wins, in any process on any machine."""
 
     async def put(self, key: str, value: bytes) -> bool:
-        """Store durably if absent. False: the key existed, and its value is unchanged.
+        """Store the value durably if the key is absent. Returns False if the key exists; its value is unchanged.
 
-        Putting an existing record marks it as used: its age counts from now, if the engine can do that cheaply.
+        If the engine can do so cheaply, putting an existing record also marks it as used, so that its age counts from
+        now.
         """
 
     async def get(self, key: str) -> bytes | None:
-        """The value, or None if there is none or something else is in its place."""
+        """Return the value, or None if there is none or if something other than a record is in its place."""
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values in the order of `keys`, None where absent."""
+        """Return the values in the order of `keys`, with None for absent ones."""
 
     def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Every record whose key begins with `prefix`, each once, in the engine's order.
+        """Yield every record whose key begins with `prefix` once, in the engine's order.
 
-        Records put or deleted meanwhile may be missing or included. Anything that is no record is skipped. Close the
-        generator if you leave it early.
+        Records that are put or deleted during the listing may or may not appear. Anything that is not a record is
+        skipped. Close the generator if you stop early.
         """
 
     async def delete(self, key: str) -> None:
-        """Delete the record. A missing key is no error."""
+        """Delete the record. A missing key is not an error."""
 
     async def close(self) -> None:
-        """Finish operations under way and close the engine. The store must not be used afterwards.
+        """Finish running operations and close the engine. Do not use the store afterwards.
 
-        Raises StoreFault, which names what hangs, if something does not end.
+        Raises StoreFault, naming the operations that hang, if some do not finish.
         """

@@ -1,4 +1,4 @@
-"""A circuit breaker: stops calls to a failing engine for a while. No I/O; the clock is passed in.
+"""A circuit breaker: stops calls to a failing engine for some seconds. Does no I/O; takes its clock as an argument.
 
     closed ──── `limit` failures in a row ────▶ open ◀──────────────┐
       ▲                                          │                  │
@@ -6,7 +6,7 @@
       │                                          ▼ through          │ goes by in silence
       └────────────── it succeeds ────────── half-open ─────────────┘
 
-Silence counts as a failure because the probing call may be cancelled.
+A probing call without a result counts as failed, because it may have been cancelled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ State = Literal["closed", "open", "half-open"]
 
 
 class Breaker:
-    """Ask `admit` before every call, and report its result."""
+    """Call `admit` before every call to the engine, then report the result with `succeeded` or `failed`."""
 
     def __init__(
         self, *, limit: int = 5, pause_seconds: float = 5.0, clock: Callable[[], float] = time.monotonic
@@ -34,13 +34,13 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """The present state."""
+        """The current state."""
         if self._closed:
             return "closed"
         return "half-open" if self._probing and self._clock() < self._next_probe else "open"
 
     def admit(self) -> bool:
-        """Whether a call may be made now. If the breaker is open, True makes the call this pause's only probe."""
+        """Return whether a call may be made now. True while the breaker is open makes it this pause's only probe."""
         if self._closed:
             return True
         if self._clock() < self._next_probe:
@@ -50,13 +50,13 @@ class Breaker:
         return True
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """Note that a call was answered, and close the breaker."""
         self._failures = 0
         self._closed = True
         self._probing = False
 
     def failed(self) -> None:
-        """A call failed or was not answered in time."""
+        """Note that a call failed or timed out, and open the breaker after `limit` of these in a row."""
         self._failures += 1
         if self._failures >= self._limit:
             self._closed = False

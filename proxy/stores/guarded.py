@@ -1,4 +1,4 @@
-"""The store for the chat path: it never raises, never makes a request wait long, and remembers what it has read."""
+"""A store for the chat path that never raises, limits how long a request waits for it, and caches what it reads."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Allowance", "Guarded", "Missing", "Put", "Visit"]
 T = TypeVar("T")
 
 PROBE = "health/probe/none"
-"""A key that no record has."""
+"""A key that no record ever has, for checking whether the engine answers."""
 
 
 class Put(Enum):
-    """The result of a put. EXISTED: another writer was first, perhaps with other bytes."""
+    """The result of a put. EXISTED means that another writer was first, perhaps with different bytes."""
 
     WRITTEN = "written"
     EXISTED = "existed"
@@ -36,9 +36,10 @@ class Put(Enum):
 class Guarded:
     """Guards one store in one process, with a memory and a breaker that all requests share.
 
-    `warn(kind, text)` is called for every fault and may log fewer. `budget_seconds` is how long a request waits for
-    the store in total. A put is not repeated within `refresh_seconds`, although that would renew the record's age, or
-    within less if the namespace's `retention` is short. `count_damaged(kind)` is called for every damaged record.
+    `warn(kind, text)` is called for every fault and need not log each one. `budget_seconds` is how long one request may
+    wait for the store in total. A repeated put would renew a record's age, but is skipped within `refresh_seconds` of
+    the last one, or within less if the namespace's `retention` is short. `count_damaged(kind)` is called for every
+    damaged record.
     """
 
     def __init__(
@@ -65,16 +66,16 @@ class Guarded:
 
     @property
     def state(self) -> str:
-        """closed (all is well), open or half-open."""
+        """The breaker's state: closed (the engine works), open or half-open."""
         return self.breaker.state
 
     def visit(self, budget_seconds: float | None = None) -> Visit:
-        """A visit of one request or background task, with its own budget of time."""
+        """Return a visit for one request or background task, with its own time budget."""
         seconds = self._budget if budget_seconds is None else budget_seconds
         return Visit(self, Allowance(seconds, self._clock))
 
     async def check(self, seconds: float) -> str | None:
-        """Ask the engine even if the breaker is open. None if it answers within `seconds`, else the reason."""
+        """Ask the engine, even if the breaker is open. Returns None if it answers within `seconds`, else the reason."""
         try:
             async with asyncio.timeout(seconds):
                 await self.store.get(PROBE)
@@ -86,18 +87,18 @@ class Guarded:
         return None
 
     def failed(self, operation: str, reason: str) -> str:
-        """Note a fault of the engine, and return `reason`."""
+        """Record a fault of the engine, and return `reason`."""
         self.breaker.failed()
         self._warn(f"store {operation}", f"store: {operation}: {reason}")
         return reason
 
     def damaged(self, key: str) -> None:
-        """Note a damaged record, which counts as absent. May be called in any thread."""
+        """Count and log a damaged record, which is treated as absent. May be called in any thread."""
         self._count_damaged(key.split("/")[1])
         self._warn("store damaged", f"store: a damaged record counts as absent: {key}")
 
     async def close(self) -> bool:
-        """Close the store. False: something in it hangs, and the log names it."""
+        """Close the store. Returns False if an operation hangs, which the log then names."""
         try:
             await self.store.close()
         except StoreFault as fault:
@@ -107,7 +108,7 @@ class Guarded:
 
 
 class Visit:
-    """One request's use of the store, in any number of tasks at once. Nothing here raises StoreFault."""
+    """One request's use of the store, from any number of tasks at once. No method raises StoreFault."""
 
     def __init__(self, guarded: Guarded, allowance: Allowance) -> None:
         self._guarded = guarded
@@ -120,24 +121,24 @@ class Visit:
 
     @property
     def errors(self) -> Mapping[StoreError, int]:
-        """Operations that failed so far; for `Outcome.store_errors`."""
+        """How many operations failed so far, by operation and reason, for `Outcome.store_errors`."""
         return dict(self._errors)
 
     def anew(self) -> Visit:
-        """A new visit with a full budget."""
+        """Return a new visit with a full budget."""
         return Visit(self._guarded, self._allowance.anew())
 
     async def get(self, key: str, *, final: bool = False) -> bytes | Missing:
-        """The record. `final`: if it is absent now it always will be, so do not ask again."""
+        """Return the record. `final` means that a record absent now stays absent, so its absence is remembered."""
         [value] = await self.get_many([key], final=final)
         return value
 
     async def get_many(
         self, keys: Sequence[str], *, final: bool = False, intact: Callable[[bytes], bool] = lambda value: True
     ) -> Sequence[bytes | Missing]:
-        """The records in the order of `keys`. Those that are not remembered are fetched together.
+        """Return the records in the order of `keys`, fetching those not in memory together.
 
-        A stored record that is not `intact` counts as absent, and is deleted so that it can be put again.
+        A stored record that is not `intact` counts as absent and is deleted, so that it can be put again.
         """
         known = self._memory.recall(keys)
         unknown = [key for key in dict.fromkeys(keys) if key not in known]
@@ -145,17 +146,18 @@ class Visit:
         return [found[key] for key in keys]
 
     def was_put(self, key: str) -> bool:
-        """Whether this record was put recently, so that another put need not be prepared."""
+        """Return whether this record was put recently, so that the caller need not prepare another put."""
         return self._guarded.memory.was_put(key)
 
     def note_put(self, key: str) -> None:
-        """Remember for a while that this record, or everything that the key represents, was put."""
+        """Remember, until a refresh is due, that this record or everything that the key represents was put."""
         self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
 
     async def put(self, key: str, value: bytes, *, keep: bool = True, sure: bool = False) -> Put:
-        """Write the record unless it exists. `keep`: remember it, because it will be read again; False for originals.
+        """Write the record unless it exists.
 
-        `sure`: ask the engine even after a recent put, because the record may have been deleted since.
+        `keep` remembers the value, because it will be read again; pass False for originals. `sure` asks the engine even
+        after a recent put, because the record may have been deleted since.
         """
         if not sure and self._memory.was_put(key):
             return Put.EXISTED
@@ -168,11 +170,11 @@ class Visit:
         return Put.WRITTEN if written else Put.EXISTED
 
     async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | Literal[Missing.FAILED]:
-        """The engine's present records, None where absent. They are not remembered, so they displace nothing."""
+        """Return the engine's current records, None where absent, without putting them in memory."""
         return await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
 
     async def list(self, prefix: str) -> Sequence[Entry] | Literal[Missing.FAILED]:
-        """Every record whose key begins with `prefix`, in the engine's order."""
+        """Return every record whose key begins with `prefix`, in the engine's order."""
 
         async def collected() -> Sequence[Entry]:
             async with aclosing(self._store.list(prefix)) as entries:
@@ -200,7 +202,7 @@ class Visit:
     async def _discard(self, key: str, value: bytes, final: bool) -> None:
         """Delete a damaged record if a second read returns the same bytes.
 
-        Other bytes mean that the damage happened on the way, or that a good record was put meanwhile.
+        Different bytes mean that the damage happened in transit, or that a good record has been put since.
         """
         self._guarded.damaged(key)
         self._memory.forget(key)
@@ -210,7 +212,7 @@ class Visit:
                 self._memory.keep(key, Missing.ABSENT)
 
     async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | Literal[Missing.FAILED]:
-        """Ask the engine within the rest of the budget, if the breaker admits it. Every call goes through here."""
+        """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this."""
         if self._allowance.left <= 0:
             return self._missed(operation, StoreMiss.BUDGET)
         if not self._breaker.admit():
@@ -229,7 +231,7 @@ class Visit:
         return answer
 
     def _late(self, operation: StoreOperation) -> Literal[Missing.FAILED]:
-        """Only a timeout before the first answer is a fault: later, the request may just be asking for too much."""
+        """Count a timeout. After a first answer it is not a fault of the engine: the request may ask too much."""
         if not self._answered:
             self._guarded.failed(operation, "no answer in time")
         return self._missed(operation, StoreMiss.TIMEOUT)
@@ -240,7 +242,7 @@ class Visit:
 
 
 class Allowance:
-    """Seconds that may be spent waiting. Concurrent waits count once, as they do for the client."""
+    """Seconds that may be spent waiting. Concurrent waits count once, because the client waits only once."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._whole = self._seconds = seconds
@@ -249,17 +251,17 @@ class Allowance:
         self._since = 0.0
 
     def anew(self) -> Allowance:
-        """A full allowance of the same size."""
+        """Return a full allowance of the same size."""
         return Allowance(self._whole, self._clock)
 
     @property
     def left(self) -> float:
-        """Seconds; zero or less if it is spent."""
+        """Seconds left; zero or less if the allowance is spent."""
         return self._seconds - (self._clock() - self._since if self._waiting else 0.0)
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """Count the time inside this block."""
+        """Count the time inside this block as spent."""
         if not self._waiting:
             self._since = self._clock()
         self._waiting += 1

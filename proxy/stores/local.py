@@ -1,14 +1,14 @@
-"""A folder as a store: one file a record, safe for any number of processes that share the folder.
+"""A folder as a store: one file for each record, safe for any number of processes that share the folder.
 
-A record is written whole to a file in `.tmp`, synced, and then *linked* to its name. Of the ways to publish a file only
-`link(2)` fails where the name exists and shows no reader anything but the whole content: `rename(2)` would replace the
-winner's bytes, and `O_EXCL` on the name itself would show an empty file first and leave half a one after a crash. So
-the folder's file system must know hard links, as those of Unix and NFS do.
+The store writes a record in full to a file in `.tmp`, syncs it, and then *links* it to its name. Only `link(2)` both
+fails if the name exists and never shows a reader partial content: `rename(2)` would replace the winner's bytes, and
+`O_EXCL` on the name itself would first show an empty file and leave half a file after a crash. So the folder's file
+system must support hard links, as those of Unix and NFS do.
 
-Folders are 0700, files 0600, whatever the umask. The folder itself keeps the mode it has, if it was there already.
+Folders have mode 0700 and files 0600, whatever the umask. If the store's folder already exists, it keeps its mode.
 
-Only regular files are records. A pipe, a device, a folder or a link in a record's place is never waited for and never
-followed: the record counts as absent.
+Only regular files are records. The store never waits for or follows a pipe, a device, a folder or a link in a record's
+place: the record counts as absent.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from proxy.stores.workers import Workers
 T = TypeVar("T")
 
 CLOSE_SECONDS = 3.0
-"""That closing waits for what is under way: a write takes milliseconds, a disk that hangs takes for ever. Below the
-server's grace for the end of a process."""
+"""How long closing waits for running operations. A write takes milliseconds, a disk that hangs takes for ever. This is
+less than the time that the server allows a process to end."""
 
 LEFTOVER_SECONDS = 3600.0
-"""No put takes that long: a temporary file of this age belongs to a process that died."""
+"""A temporary file older than this belongs to a process that died, because no put takes that long."""
 
 ATTEMPTS = 10
-"""To publish a record while its folders are being removed by deletes."""
+"""Attempts to publish a record while deletes keep removing its folders."""
 
 BATCH = 500
-"""Entries listed in one go in a thread."""
+"""Entries that one call into a thread lists."""
 
 
 class Folder:
-    """The records of a folder, without asyncio: every method blocks and raises OSError."""
+    """The records of a folder, without asyncio: methods block, and raise OSError if the file system fails."""
 
     def __init__(self, root: Path, damaged: Damaged = lambda key: None, clock: Callable[[], float] = time.time) -> None:
         self._root = root
@@ -58,7 +58,7 @@ class Folder:
         self._tidied = 0.0
 
     def put(self, key: str, value: bytes) -> bool:
-        """Publish `value` under `key` if that is free. A record that exists is touched: it is in use."""
+        """Publish `value` if `key` is absent. If it exists, update its file's time, as the record is in use."""
         path = self._root / key
         try:
             os.utime(path, follow_symlinks=False)
@@ -69,7 +69,10 @@ class Folder:
         return False
 
     def get(self, key: str) -> bytes | None:
-        """The value. A missing record is None, a missing folder an error: absence can be final, a lost disk not."""
+        """Return the value, or None if there is no record.
+
+        A missing store folder raises an error instead: a record's absence may be final, but a disk may come back.
+        """
         path = self._root / key
         try:
             return regular_files.read(path)
@@ -81,18 +84,18 @@ class Folder:
         return None
 
     def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values in the order of `keys`."""
+        """Return the values in the order of `keys`."""
         return [self.get(key) for key in keys]
 
     def walk(self, prefix: str) -> Iterator[Entry]:
-        """The records below a prefix; whatever else lies in the folder is passed over."""
+        """Yield the records below a prefix, and skip anything else in the folder."""
         self._prepare()
         for namespace in _within(self._root, "", prefix):
             for kind in _within(self._root / namespace, f"{namespace}/", prefix):
                 yield from _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix)
 
     def delete(self, key: str) -> None:
-        """Remove the record, and its folders where they are empty now: namespaces come and go."""
+        """Remove the record and the folders that this leaves empty, because namespaces come and go."""
         path = self._root / key
         path.unlink(missing_ok=True)
         with suppress(OSError):
@@ -100,9 +103,9 @@ class Folder:
             path.parent.parent.rmdir()
 
     def _prepare(self) -> None:
-        """Make the folder when it is first used, never again: one that vanishes is a fault, not an empty store.
+        """Make the folder at its first use, but never again: if it vanishes, that is a fault and not an empty store.
 
-        Where it cannot be made, whatever is asked for says so itself; a read-only folder can still be read.
+        If this fails, the operation itself reports the error. A read-only folder can still be read.
         """
         with suppress(OSError):
             if not self._made:
@@ -113,7 +116,7 @@ class Folder:
                 self._tidy()
 
     def _tidy(self) -> None:
-        """Remove what processes left that died in the middle of a put."""
+        """Remove the temporary files of processes that died in the middle of a put."""
         for entry in os.scandir(self._temporary):
             with suppress(FileNotFoundError):
                 if self._clock() - entry.stat().st_mtime > LEFTOVER_SECONDS:
@@ -121,7 +124,7 @@ class Folder:
 
     @contextmanager
     def _written(self, value: bytes) -> Iterator[Path]:
-        """A synced file of this content under a temporary name, which is gone afterwards."""
+        """Write a synced file under a temporary name, which is removed afterwards."""
         _make(self._temporary)
         path = self._temporary / uuid.uuid4().hex
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -137,7 +140,7 @@ class Folder:
 
 
 def _published(temporary: Path, path: Path) -> bool:
-    """Give the file its name, durably; False where somebody was first."""
+    """Give the file its name, durably. Returns False if another writer was first."""
     for _ in range(ATTEMPTS):
         try:
             os.link(temporary, path)
@@ -152,14 +155,14 @@ def _published(temporary: Path, path: Path) -> bool:
 
 
 def _make_parents(path: Path) -> None:
-    """The namespace's and the kind's folder. Whoever deletes their last record at the same moment removes them."""
+    """Make the folders of the namespace and the kind. A delete of their last record may remove them again at once."""
     with suppress(FileNotFoundError):
         _make(path.parent.parent)
         _make(path.parent)
 
 
 def _make(folder: Path) -> None:
-    """Make one folder, private and durable, unless it is there."""
+    """Make one folder, private and durable, unless it exists."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -169,7 +172,7 @@ def _make(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make a folder's entries durable: fsync of a file alone does not keep its name."""
+    """Make a folder's entries durable, because fsync of a file does not save its name."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -178,7 +181,7 @@ def _sync(folder: Path) -> None:
 
 
 def _within(folder: Path, above: str, prefix: str) -> list[str]:
-    """The names of subfolders in which keys with this prefix can lie."""
+    """Return the names of the subfolders that can contain keys with this prefix."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if is_part(entry.name) and entry.is_dir())
     except FileNotFoundError:
@@ -189,8 +192,8 @@ def _within(folder: Path, above: str, prefix: str) -> list[str]:
 
 
 def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
-    """One folder's records, by name."""
-    with suppress(FileNotFoundError):  # the folder was emptied and removed since it was listed
+    """Yield one folder's records, sorted by name."""
+    with suppress(FileNotFoundError):  # the folder was removed after it was listed
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if is_part(entry.name) and f"{above}{entry.name}".startswith(prefix):
                 with suppress(FileNotFoundError):
@@ -200,41 +203,41 @@ def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
 
 
 class LocalStore:
-    """`Folder` behind asyncio: blocking work in threads, OSError as StoreFault."""
+    """`Folder` for asyncio: runs its blocking calls in threads, and raises StoreFault for OSError."""
 
     def __init__(self, root: Path, damaged: Damaged = lambda key: None, clock: Callable[[], float] = time.time) -> None:
         self._folder = Folder(root, damaged, clock)
         self._workers = Workers("store")
 
     async def put(self, key: str, value: bytes) -> bool:
-        """Store durably if absent."""
+        """Store the value durably if the key is absent, and return whether it was."""
         checked(key)
         return await self._run(f"put {key}", lambda: self._folder.put(key, value))
 
     async def get(self, key: str) -> bytes | None:
-        """The value, or None."""
+        """Return the value, or None."""
         checked(key)
         return await self._run(f"get {key}", lambda: self._folder.get(key))
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values in the order of `keys`; one thread reads them all."""
+        """Return the values in the order of `keys`. One thread reads them all."""
         wanted = [checked(key) for key in keys]
         return await self._run(f"get {' '.join(wanted[:1])}", lambda: self._folder.get_many(wanted))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Every record whose key begins with `prefix`, sorted within its folder."""
+        """Yield every record whose key begins with `prefix`, sorted within each folder."""
         walk = self._folder.walk(checked_prefix(prefix))
         while batch := await self._run(f"list {prefix}", lambda: tuple(islice(walk, BATCH))):
             for entry in batch:
                 yield entry
 
     async def delete(self, key: str) -> None:
-        """Forget the record."""
+        """Delete the record."""
         checked(key)
         await self._run(f"delete {key}", lambda: self._folder.delete(key))
 
     async def close(self) -> None:
-        """Finish what is being written. StoreFault: it does not end."""
+        """Finish running operations. Raises StoreFault, naming those that hang, after `CLOSE_SECONDS`."""
         if hanging := await self._workers.close(CLOSE_SECONDS):
             raise StoreFault(f"the store's folder hangs: {', '.join(hanging)}")
 

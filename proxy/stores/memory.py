@@ -1,4 +1,4 @@
-"""One process's memory of a store. Records never change, so only damaged ones are forgotten."""
+"""One process's cache of a store. Records never change, so only damaged ones must be forgotten."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Literal
 from proxy.lru import Lru
 
 ENTRY_WEIGHT = 300
-"""Bytes that a remembered record takes besides its value."""
+"""Bytes that a remembered record takes in addition to its value."""
 
 PUTS = 50_000
-"""Keys remembered as recently put."""
+"""Most keys remembered as recently put."""
 
 
 class Missing(Enum):
-    """Why there is no value. ABSENT: the store has none. FAILED: it could not be asked, or did not answer in time."""
+    """Why there is no value: the store has none (ABSENT), or it failed, was not asked or was too slow (FAILED)."""
 
     ABSENT = "absent"
     FAILED = "failed"
@@ -27,7 +27,7 @@ Absent = Literal[Missing.ABSENT]
 
 
 class Memory:
-    """Records that were read or written, final absences, and recent puts."""
+    """Remembers records that were read or written, final absences, and recent puts."""
 
     def __init__(self, limit_bytes: int, refresh_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._refresh = refresh_seconds
@@ -37,11 +37,11 @@ class Memory:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of records, and their bytes."""
+        """The number of remembered records, and the bytes that they take."""
         return len(self._records), self._records.weight
 
     def recall(self, keys: Iterable[str]) -> Mapping[str, bytes | Absent]:
-        """The remembered ones of these keys."""
+        """Return the remembered values of these keys."""
         found = ((key, self._records.get(key)) for key in keys)
         return {key: value for key, value in found if value is not None}
 
@@ -51,18 +51,18 @@ class Memory:
         self._records.put(key, value, size + ENTRY_WEIGHT)
 
     def note_put(self, key: str, retention: float | None = None) -> None:
-        """The record exists, whoever wrote it. `retention`: seconds after which its store deletes it."""
+        """Note that the record exists, whoever wrote it. Its store deletes it after `retention` seconds."""
         fresh = self._refresh if retention is None else min(self._refresh, retention / 3)
         self._puts.put(key, self._clock() + fresh)
         if self._records.get(key) is Missing.ABSENT:
             self._records.discard(key)
 
     def forget(self, key: str) -> None:
-        """Forget a damaged record, so that it is fetched, and may be put, again."""
+        """Forget a damaged record, so that it is fetched again and can be put again."""
         self._records.discard(key)
         self._puts.discard(key)
 
     def was_put(self, key: str) -> bool:
-        """Whether the record was put recently."""
+        """Return whether the record was put recently."""
         until = self._puts.get(key)
         return until is not None and self._clock() < until

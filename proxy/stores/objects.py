@@ -1,14 +1,15 @@
-"""An object store as a store: one object a record, in S3, Google Cloud Storage or Azure. The only home of obstore.
+"""An object store as a store: one object for each record, in S3, Google Cloud Storage or Azure.
 
-`s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`; the prefix is all that the credentials must reach.
-Credentials and endpoints come from their ecosystem's usual variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`,
-`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …); settings that are no secret may stand in the query
-(`?region=eu-central-1&endpoint=http://127.0.0.1:9000`), by obstore's names.
+This is the only module that uses obstore. The URL is `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or
+`az://CONTAINER/PREFIX`. The credentials need access to the prefix only. Credentials and endpoints come from each
+ecosystem's usual variables (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`,
+`AZURE_STORAGE_ACCOUNT_NAME`, …). Settings that are not secret can be in the URL's query under obstore's names
+(`?region=eu-central-1&endpoint=http://127.0.0.1:9000`).
 
-Records are created with `If-None-Match: *` or its like. A server that ignores this, or lets two through at once (some
-imitations of S3 do, SeaweedFS before its pull request 8801 among them), lets the last writer win: do not use it.
-Objects keep no time of use: a record's age counts from its first put. Prefer a lifecycle rule on the prefix to the
-sweep.
+The store creates records with `If-None-Match: *` or its equivalent. Do not use a server that ignores this or accepts
+two puts at once, because the last writer would win there. Some imitations of S3 do, such as SeaweedFS before its pull
+request 8801. Objects have no time of last use, so a record's age counts from its first put. Prefer a lifecycle rule on
+the prefix to the sweep.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CONCURRENCY = 32
-"""Operations at once for each process."""
+"""Most operations at once in one process."""
 
 CLIENT: ClientConfig = {
-    "allow_http": True,  # endpoints are https unless somebody configured one that is not
+    "allow_http": True,  # endpoints use https unless the operator configured another
     "connect_timeout": timedelta(seconds=2),
     "timeout": timedelta(seconds=10),
 }
 RETRY: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
-"""obstore's own default is ten times within three minutes; no request of ours waits that long for a store."""
+"""obstore retries ten times within three minutes by default, but no request waits that long for a store."""
 
 
 class ObjectStore:
     """Records as objects.
 
-    Every operation is a task of its own that outlives a caller who gives up: obstore answers through the event loop,
-    and where that has been closed meanwhile, the interpreter can abort. `close` waits for them, at most as long as
-    `CLIENT` and `RETRY` let an operation take.
+    Every operation is its own task, which continues if its caller is cancelled. obstore answers through the event loop,
+    and if that has been closed, the interpreter can abort. `close` waits for these tasks, at most as long as `CLIENT`
+    and `RETRY` let an operation take.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -61,22 +62,22 @@ class ObjectStore:
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
     async def put(self, key: str, value: bytes) -> bool:
-        """Create the object, in one request however large: a multipart upload would not be conditional."""
+        """Create the object in one request, whatever its size: a multipart upload would not be conditional."""
         return await self._run(self._put(checked(key), value))
 
     async def get(self, key: str) -> bytes | None:
-        """The value, or None."""
+        """Return the value, or None."""
         return await self._run(self._get(checked(key)))
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values in the order of `keys`, each by a request of its own, side by side."""
+        """Return the values in the order of `keys`, fetched by concurrent requests."""
         wanted = [checked(key) for key in keys]
         return await asyncio.gather(*(self.get(key) for key in wanted))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Every record whose key begins with `prefix`.
+        """Yield every record whose key begins with `prefix`.
 
-        The engine lists whole folders only, so an unfinished name is compared here.
+        The engine lists only whole folders, so this method compares the rest of the prefix itself.
         """
         folder = checked_prefix(prefix).rpartition("/")[0]
         pages = obstore.list(self._engine, folder or None, chunk_size=1000)
@@ -86,11 +87,11 @@ class ObjectStore:
                     yield Entry(found["path"], found["size"], found["last_modified"].timestamp())
 
     async def delete(self, key: str) -> None:
-        """Forget the record."""
+        """Delete the record."""
         await self._run(self._delete(checked(key)))
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for running operations."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     async def _put(self, key: str, value: bytes) -> bool:
@@ -110,7 +111,7 @@ class ObjectStore:
     async def _delete(self, key: str) -> None:
         try:
             await obstore.delete_async(self._engine, key)
-        except FileNotFoundError:  # S3 does not mind, the others do
+        except FileNotFoundError:  # S3 reports no error for a missing object, the others do
             return
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -126,10 +127,10 @@ class ObjectStore:
 
 
 async def _next(pages: Any) -> Sequence[Any]:
-    """The next page of a listing, empty at its end."""
+    """Return the next page of a listing, empty at the end."""
     try:
         page: Sequence[Any] = await anext(pages)
-    except StopAsyncIteration:  # `anext` with a default is more than obstore's iterators can take
+    except StopAsyncIteration:  # obstore's iterators do not support `anext` with a default
         return ()
     return page
 
@@ -139,29 +140,29 @@ def _faults() -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        # Not as the cause, whose text a traceback shows: it can hold signed addresses and what we sent.
+        # Not `from error`: a traceback would show its text, which can contain signed addresses and the data we sent.
         raise StoreFault(f"the object store failed: {_reason(error)}") from None
 
 
 _TELLING = re.compile(
     r"status code: (\d{3} ?[A-Za-z ]{0,40})|<Code>(\w{1,60})</Code>|(connection refused|timed out|dns error)", re.I
 )
-"""What of an error's text is the server's or the network's own word, and never ours."""
+"""The parts of an error's text that come from the server or the network and never contain our data."""
 
 
 def _reason(error: Exception) -> str:
-    """The error's class and what its text tells beside our own data, such as `403 Forbidden, SignatureDoesNotMatch`."""
+    """Return the error's class and the safe parts of its text, such as `403 Forbidden, SignatureDoesNotMatch`."""
     told = (next(filter(None, match)).strip() for match in _TELLING.findall(str(error)))
     return ", ".join(dict.fromkeys((type(error).__name__, *told)))
 
 
 def _misconfigured(error: Exception) -> str:
-    """obstore's text without the dump of its insides that follows a blank line, on one line, of bounded length."""
+    """Return obstore's text as one line of bounded length, without the internal dump after its first blank line."""
     return " ".join(str(error).partition("\n\n")[0].split())[:500]
 
 
 def open_objects(url: str) -> ObjectStore:
-    """The store behind a URL; nothing is connected yet. UserMistake where obstore cannot make sense of it."""
+    """Return the store at a URL without connecting. Raises UserMistake if obstore does not understand the URL."""
     parts = urlsplit(url)
     config: Any = dict(parse_qsl(parts.query))
     try:

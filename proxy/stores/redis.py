@@ -1,15 +1,15 @@
-"""Redis as a store: one string a record. The only home of redis-py.
+"""Redis as a store: one string for each record. The only module that uses redis-py.
 
 - `redis://[USER:PASSWORD@]HOST[:PORT][/DB]`, `rediss://…` for TLS
 - `redis+sentinel://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT],…/SERVICE[/DB]`, `rediss+sentinel://…`: the master that the
   sentinels name. `sentinel_username` and `sentinel_password` in the query are for the sentinels themselves.
 
-The query takes redis-py's own options (`socket_timeout=5`, `ssl_ca_certs=…`) and `prefix`, with which every key begins
-(`offload:`): a user whose ACL allows `~offload:*` is enough. Redis Cluster is not spoken.
+The query takes redis-py's own options (`socket_timeout=5`, `ssl_ca_certs=…`) and `prefix`, which begins every key
+(default `offload:`). So a user whose ACL allows `~offload:*` is enough. Redis Cluster is not supported.
 
-Records expire by Redis' own clock, after their tenant's retention. How durable a put is, is Redis' setting
-(`appendonly yes`), and so is what it does when it is full: `noeviction` fails puts, `volatile-ttl` forgets the records
-that are closest to their end.
+Records expire by Redis' own clock, after their tenant's retention. Redis' settings decide how durable a put is
+(`appendonly yes`) and what happens when Redis is full: with `noeviction` puts fail, and with `volatile-ttl` it deletes
+the records that are closest to expiring.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from proxy.stores.base import Damaged, Entry, Retention
 from proxy.stores.keys import checked, checked_prefix, is_key, namespace_of
 
 PREFIX = "offload:"
-"""Before every key, unless the URL says otherwise."""
+"""Begins every key, unless the URL sets another prefix."""
 
 CONNECTIONS = 32
-"""At once for each process: a burst of puts waits for a turn and does not open a connection each."""
+"""Most operations at once in one process, so that a burst of puts does not open a connection for each."""
 
 BATCH = 500
-"""Keys that a listing asks about in one round trip."""
+"""Roughly how many keys a listing covers in one round trip."""
 
 SENTINEL_PORT = 26379
 
 _CODE = re.compile(r"[A-Z]{2,20}")
 
 WRONG_TYPE = "WRONGTYPE"
-"""Redis' word for a key that holds a list or the like."""
+"""Redis' error code for a key whose value is not a string, such as a list."""
 
 GONE = -2
-"""PTTL of a key that is not there."""
+"""The reply of PTTL for a key that does not exist."""
 
 
 class RedisStore:
-    """Records as Redis strings; `others` are clients to close along with `client`."""
+    """Records as Redis strings. `close` also closes the clients in `others`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class RedisStore:
         others: Sequence[Redis] = (),
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._client: Any = client  # its types allow for decoded replies, which nobody asks for here
+        self._client: Any = client  # its types include decoded replies, which this class never requests
         self._retention = retention
         self._damaged = damaged
         self._prefix = prefix
@@ -76,7 +76,7 @@ class RedisStore:
         self._slots = asyncio.Semaphore(CONNECTIONS)
 
     async def put(self, key: str, value: bytes) -> bool:
-        """SET NX, and a fresh time to live for the record that is there now, in one round trip."""
+        """Store the value if the key is absent, and renew the record's time to live, in one round trip."""
         name = self._name(key)
         lifetime = _milliseconds(self._retention(namespace_of(key)))
         async with self._slots:
@@ -84,17 +84,17 @@ class RedisStore:
                 pipe = self._client.pipeline(transaction=False)
                 pipe.set(name, value, nx=True, px=lifetime)
                 pipe.persist(name) if lifetime is None else pipe.pexpire(name, lifetime)
-                # Not with errors raised: redis-py would write the command with all of its content into their texts.
+                # If redis-py raised the errors itself, their texts would contain the command with all its content.
                 created, _ = _answered(await pipe.execute(raise_on_error=False))
         return bool(created)
 
     async def get(self, key: str) -> bytes | None:
-        """The value, or None."""
+        """Return the value, or None."""
         [value] = await self.get_many([key])
         return value
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """The values in the order of `keys`, by one MGET."""
+        """Return the values in the order of `keys`, with one MGET."""
         if not keys:
             return []
         names = [self._name(key) for key in keys]
@@ -104,8 +104,8 @@ class RedisStore:
         return values
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Every record whose key begins with `prefix`, by SCAN, which holds up nobody."""
-        seen: set[bytes] = set()  # SCAN may show a name twice while Redis grows or shrinks its table
+        """Yield every record whose key begins with `prefix`, using SCAN, which does not block other clients."""
+        seen: set[bytes] = set()  # SCAN may return a name twice while Redis resizes its table
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", self._prefix + checked_prefix(prefix)) + "*"
         cursor = None
         while cursor != 0:
@@ -116,7 +116,7 @@ class RedisStore:
             seen.update(names)
 
     async def delete(self, key: str) -> None:
-        """Forget the record."""
+        """Delete the record."""
         with _faults():
             await self._client.unlink(self._name(key))
 
@@ -147,9 +147,10 @@ class RedisStore:
             return [self._entry(name, *_answered(row)) for name, *row in rows if row[1] != GONE]
 
     def _entry(self, name: bytes, size: int, left: int) -> Entry:
-        """Redis keeps no times: when a record was put follows from what is left of its `left` milliseconds to live.
+        """Return the entry of a record with `left` milliseconds to live.
 
-        Where that is not known, it counts as put now, so that nobody deletes it for its age.
+        Redis keeps no time of change, so this is computed from the retention and `left`. If either is unknown, the
+        record counts as put now, so that it is not deleted for its age.
         """
         key = self._key(name)
         retention = self._retention(namespace_of(key))
@@ -159,7 +160,7 @@ class RedisStore:
 
 
 def _answered(answers: Sequence[Any]) -> Sequence[Any]:
-    """The answers of a pipeline. Raises the first that is an error."""
+    """Return the answers of a pipeline, or raise the first one that is an error."""
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -175,12 +176,12 @@ def _faults() -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError) as error:
-        # Nothing of its text, and not as the cause, whose text a traceback shows: it can hold what we sent.
+        # Without the error's text, which can contain the data we sent. `from error` would show it in a traceback.
         raise StoreFault(f"Redis failed: {_reason(error)}") from None
 
 
 def _reason(error: Exception) -> str:
-    """The error's class, and Redis' own word for it or the operating system's, such as `ResponseError WRONGTYPE`."""
+    """Return the error's class and Redis' code or the system's text for it, such as `ResponseError WRONGTYPE`."""
     cause: BaseException | None = error
     while cause and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
@@ -189,7 +190,7 @@ def _reason(error: Exception) -> str:
 
 
 def _code(error: object) -> str:
-    """The word in capitals with which Redis begins an error; empty for anything else."""
+    """Return the word in capitals that begins a Redis error, or an empty string for anything else."""
     if not isinstance(error, RedisError):
         return ""
     code = str(getattr(error, "status_code", None) or str(error).partition(" ")[0])
@@ -197,7 +198,7 @@ def _code(error: object) -> str:
 
 
 def open_redis(url: str, retention: Retention, damaged: Damaged = lambda key: None) -> RedisStore:
-    """The store behind a URL; nothing is connected yet. UserMistake where redis-py cannot make sense of it."""
+    """Return the store at a URL without connecting. Raises UserMistake if redis-py does not understand the URL."""
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     prefix = options.pop("prefix", PREFIX)
@@ -205,7 +206,7 @@ def open_redis(url: str, retention: Retention, damaged: Damaged = lambda key: No
     clients = _sentinel if parts.scheme.endswith("+sentinel") else _single
     try:
         client, *others = clients(plain)
-        # Connects nothing, but refuses unknown options now and not at the first request.
+        # This does not connect, but it rejects unknown options now and not at the first request.
         client.connection_pool.make_connection()  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, RedisError) as error:
         raise UserMistake(f"the store's URL: {error}") from error
@@ -213,7 +214,7 @@ def open_redis(url: str, retention: Retention, damaged: Damaged = lambda key: No
 
 
 def _defaults() -> dict[str, Any]:
-    """Seconds. One retry, at once: a pooled connection may have died since it was used."""
+    """Return the default options: timeouts in seconds, and one immediate retry in case a connection died."""
     return {"socket_timeout": 2.0, "socket_connect_timeout": 2.0, "retry": Retry(NoBackoff(), 1)}
 
 
@@ -222,12 +223,12 @@ def _single(parts: SplitResult) -> list[Redis]:
 
 
 def _sentinel(parts: SplitResult) -> list[Redis]:
-    """The master's client, then those of the sentinels."""
+    """Return the master's client, followed by those of the sentinels. Raises ValueError if the URL has no service."""
     user, _, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError("redis+sentinel:// needs the service's name after the hosts, as in //HOST,HOST/mymaster")
-    # redis-py knows how to read options and passwords, but no URL of this kind: give it one that it knows.
+    # redis-py can parse options and passwords, but not URLs of this kind, so give it one that it knows.
     options = dict(parse_url(f"redis://{user}@sentinel/{database}?{parts.query}"))
     own = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
     del options["host"]

@@ -1,6 +1,6 @@
-"""Deletes records that were not put again within their tenant's retention, in stores that do not expire them.
+"""Deletes records not put again within their tenant's retention, in stores that do not expire records themselves.
 
-Every worker sweeps on its own, at its own moment. Deleting twice does no harm, so no worker has to be elected.
+Every worker sweeps independently, at its own time. Deleting a record twice is harmless, so no leader is needed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from proxy.stores.keys import namespace_of
 EVERY_SECONDS = 3600.0
 
 DELETES = 10_000
-"""Most records that one sweep deletes. The next sweep takes the rest."""
+"""Most records that one sweep deletes. The next sweep deletes the rest."""
 
 BREATH = 200
-"""Entries after which a sweep rests for `REST_SECONDS`, so that requests come first."""
+"""Entries after which a sweep pauses for `REST_SECONDS`, to let requests run first."""
 
 REST_SECONDS = 0.01
 
 
 class Sweeper:
-    """Sweeps a whole store again and again, each namespace by its own retention. `clock`: seconds since the epoch."""
+    """Sweeps a whole store repeatedly, by each namespace's retention. `clock` returns seconds since the epoch."""
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class Sweeper:
         self._clock = clock
 
     async def run(self) -> None:
-        """Sweep until cancelled. The first sweep starts at a random moment, so that workers take turns."""
+        """Sweep until cancelled. The first sweep starts after a random delay, so that workers take turns."""
         await asyncio.sleep(random.uniform(0, self._every))
         while True:
             await self.once()
             await asyncio.sleep(self._every)
 
     async def once(self) -> int:
-        """Sweep once and return how many records were deleted. If the store fails, the next sweep goes on."""
+        """Sweep once and return how many records were deleted. If the store fails, this sweep ends early."""
         now, deleted, seen = self._clock(), 0, 0
         try:
             async with aclosing(self._store.list("")) as entries:

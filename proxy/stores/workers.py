@@ -1,7 +1,7 @@
-"""Threads for calls into the operating system that may never come back, as on a network disk whose server is gone.
+"""Threads for calls into the operating system that may never return, as on a network disk whose server is gone.
 
-They are daemons, so such a call cannot keep the process from ending. Work waits for a free thread on the event loop: a
-caller that gives up before leaves nothing in a queue, however long all threads hang.
+They are daemon threads, so such a call cannot keep the process from ending. Work waits for a free thread on the event
+loop, so a caller that is cancelled before then leaves nothing in a queue, however long all threads hang.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from proxy.errors import StoreFault
 T = TypeVar("T")
 
 THREADS = 8
-"""Our own threads: a disk that hangs must not block the event loop's executor."""
+"""Most threads. They are our own because a disk that hangs must not block the event loop's executor."""
 
 WAITING = 10_000
-"""Most calls that wait for a thread. With more, the disk cannot keep up, and they would only fill the memory."""
+"""Most calls waiting for a thread. If there are more, the disk cannot keep up, and they would only fill memory."""
 
 Item = tuple[Future[Any], Callable[[], Any]]
 
 
 class Workers:
-    """At most `THREADS` threads, started when needed. For one event loop."""
+    """Runs calls for one event loop in at most `threads` threads, which it starts when needed."""
 
     def __init__(self, name: str, threads: int = THREADS, waiting: int = WAITING) -> None:
         self._name = name
@@ -41,10 +41,10 @@ class Workers:
         self._closed = False
 
     async def run(self, what: str, work: Callable[[], T]) -> T:
-        """Return or raise what `work` does. `what` names it in the log if it hangs.
+        """Run `work` in a thread, and return or raise its result. `what` names it in the log if it hangs.
 
-        Raises StoreFault if too many calls wait already. If cancelled while it waits, the work never runs; if cancelled
-        while it runs, it goes on.
+        Raises StoreFault if too many calls are waiting or after `close`. If the caller is cancelled before a thread is
+        free, the work never runs. If it is cancelled while the work runs, the work continues.
         """
         await self._turn()
         future: Future[T] = Future()
@@ -57,7 +57,7 @@ class Workers:
         return await asyncio.wrap_future(future)
 
     async def close(self, seconds: float) -> list[str]:
-        """Take no more work and wait at most so many seconds. Returns what still hangs, and for how long."""
+        """Accept no more work, and wait up to `seconds`. Returns the calls that still hang, and for how long."""
         self._closed = True
         if self._under_way:
             await asyncio.wait([asyncio.wrap_future(future) for future in self._under_way], timeout=seconds)
@@ -97,7 +97,7 @@ def _work(items: SimpleQueue[Item | None]) -> None:
                 future.set_result(work())
             except BaseException as error:  # noqa: BLE001  (the caller of `run` gets it)
                 future.set_exception(error)
-        del item, future, work  # an idle thread would keep the last value
+        del item, future, work  # or an idle thread would keep its last value alive
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:

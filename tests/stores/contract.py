@@ -1,6 +1,6 @@
-"""What every store must do. A store's test module subclasses `StoreContract` and says how to open one.
+"""Tests what every store must do. A store's test module subclasses `StoreContract` and defines `open`.
 
-Every test has a namespace of its own, as the engines are shared.
+Every test has its own namespace, because the engines are shared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def listed(store: Store, prefix: str) -> dict[str, Entry]:
 
 
 async def swept(store: Store, space: str, later: float = 0) -> int:
-    """How many records of `space`, kept for a minute, a sweep so many seconds later deletes."""
+    """Return how many records of `space`, kept for a minute, a sweep `later` seconds from now deletes."""
     sweeper = Sweeper(
         store,
         lambda namespace: 60 if namespace == space else None,
@@ -39,7 +39,7 @@ class StoreContract:
     racers = 30
 
     async def open(self) -> Store:
-        """A store over the engine under test; called in the loop of the test."""
+        """Return a store on the engine under test. Called in the test's event loop."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -165,7 +165,7 @@ class StoreContract:
         assert set(await listed(store, f"{space}/")) == {key}
 
     async def test_a_caller_that_gives_up_harms_nobody(self, store: Store, space: str) -> None:
-        """Cancelled at any moment, no answer ends up with another question."""
+        """A cancellation at any moment must not give one call's answer to another call."""
         keys = [f"{space}/original/{number}" for number in range(50)]
         await asyncio.gather(*(store.put(key, key.encode()) for key in keys))
         for turn in range(30):

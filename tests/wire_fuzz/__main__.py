@@ -1,4 +1,4 @@
-"""`python -m tests.wire_fuzz`: see the package."""
+"""The command line of `python -m tests.wire_fuzz`; see the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attackers write: pure functions of a chance (a seeded `random.Random`), in one table, `KINDS`."""
+"""Makes what attackers write, with pure functions of a seeded `random.Random`, listed in the table `KINDS`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import zstandard
 from tests.wire import chunk
 
 LOUD, ROUGH = "loud-key", "rough-key"
-"""Keys of tenants: one in front of the honest client's upstream, one in front of an upstream that misbehaves."""
+"""Keys of two tenants: the first uses the honest client's upstream, the second an upstream that misbehaves."""
 CHAT = "/v1/chat/completions"
 OPERATIONS = ("/context_offload", "/context_compact", "/context_compress", "/grep", "/read_file")
 
 
 class Act(Enum):
-    """What is done to a socket besides writing and waiting."""
+    """What an attacker does to a socket besides writing and waiting."""
 
     HALF_CLOSE = "half-close"
     RESET = "reset"
@@ -35,17 +35,17 @@ Steps = list[Step]
 
 @dataclass(frozen=True)
 class Case:
-    """One connection of an attacker."""
+    """One attacker's connection."""
 
     number: int
     kind: str
     steps: Steps
     patience: float
-    """Seconds that it reads when all is written."""
+    """Seconds to read after everything is written."""
 
 
 def case(seed: int, number: int) -> Case:
-    """Always the same for the same two numbers."""
+    """Return the case, which is always the same for the same two numbers."""
     chance = random.Random(f"{seed}/{number}")
     kind = chance.choice(sorted(KINDS))
     steps = KINDS[kind](chance, number)
@@ -83,7 +83,7 @@ TOKENS = (
 
 
 def mutated(chance: random.Random, data: bytes) -> bytes:
-    """A few of: a slice removed, repeated, moved or overwritten, a token put in."""
+    """Return `data` with a few mutations: a slice removed, repeated, moved or overwritten, or a token inserted."""
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
         start = chance.randrange(len(data) + 1)
         piece = data[start : start + chance.choice((1, 2, 8, 64, 4096))]
@@ -104,7 +104,7 @@ def mutated(chance: random.Random, data: bytes) -> bytes:
 
 
 def cut(chance: random.Random, steps: Sequence[Step]) -> Steps:
-    """The steps up to somewhere, and then an end or none."""
+    """Return the steps up to a random point, perhaps followed by an end."""
     whole = chance.randrange(len(steps))
     last = steps[whole]
     kept: Steps = list(steps[:whole])
@@ -113,7 +113,7 @@ def cut(chance: random.Random, steps: Sequence[Step]) -> Steps:
 
 
 def dripped(chance: random.Random, data: bytes) -> Steps:
-    """In a few pieces with pauses; heads come byte by byte now and then."""
+    """Return `data` in a few pieces with pauses, and heads sometimes byte by byte."""
     size = chance.choice((1, 3, 17, 1000))
     pieces = [data[at : at + size] for at in range(0, min(len(data), 24 * size), size)]
     rest = data[24 * size :]
@@ -127,7 +127,7 @@ def dripped(chance: random.Random, data: bytes) -> Steps:
 
 
 def head(number: int, method: str, target: str, key: str | None, *fields: bytes) -> bytes:
-    """A head that is right but for what `fields` say; `X-Fuzz` tells upstream which case it is."""
+    """Return a head that is correct except for `fields`. `X-Fuzz` tells upstream the case's number."""
     lines = [f"{method} {target} HTTP/1.1".encode(), b"Host: 127.0.0.1", b"X-Fuzz: %d" % number]
     if key is not None:
         lines.append(b"Authorization: Bearer " + key.encode())
@@ -135,7 +135,7 @@ def head(number: int, method: str, target: str, key: str | None, *fields: bytes)
 
 
 def sized(number: int, target: str, key: str | None, body: bytes, *fields: bytes) -> bytes:
-    """A whole POST."""
+    """Return a whole POST request."""
     json_type = b"Content-Type: application/json"
     return head(number, "POST", target, key, json_type, *fields, b"Content-Length: %d" % len(body)) + body
 
@@ -213,7 +213,7 @@ FIELDS = (
 
 
 def fields(chance: random.Random, number: int) -> Steps:
-    """Fields that contradict each other, and bodies of either framing behind them."""
+    """Send fields that contradict each other, followed by bodies of either framing."""
     chosen = chance.sample(FIELDS, chance.randint(1, 4))
     target = chance.choice((CHAT, CHAT, "/v1/models", "/v1/embeddings", "/health", *OPERATIONS))
     begun = head(number, chance.choice(("POST", "POST", "GET", "PUT")), target, some_key(chance), *chosen)
@@ -266,7 +266,7 @@ def chunked(chance: random.Random, number: int) -> Steps:
 
 
 def pipelined(chance: random.Random, number: int) -> Steps:
-    """Several requests at once, among them ones that end the connection, or should."""
+    """Send several requests at once, some of which end the connection, or should."""
     requests = [
         sized(number, CHAT, LOUD, chat(chance)),
         sized(number, CHAT, "junk-1", chat(chance)),
@@ -286,7 +286,7 @@ def pipelined(chance: random.Random, number: int) -> Steps:
 
 
 def early(chance: random.Random, number: int) -> Steps:
-    """A body that goes on after the proxy has refused it."""
+    """Send a body that continues after the proxy has refused it."""
     refused = [
         head(number, "POST", chance.choice((CHAT, *OPERATIONS)), "junk-9", b"Content-Length: 200000"),
         head(number, "POST", CHAT, LOUD, b"Content-Length: 99000000"),
@@ -307,7 +307,7 @@ def early(chance: random.Random, number: int) -> Steps:
 
 
 def slow(chance: random.Random, number: int) -> Steps:
-    """Head and body drip, or stop."""
+    """Send head and body slowly, or stop partway."""
     return dripped(chance, sized(number, chance.choice((CHAT, "/grep", "/v1/files")), some_key(chance), chat(chance)))
 
 
@@ -334,7 +334,7 @@ RESULT = "".join(f"line {line}: the code is {line * 7919 % 104729}\n" for line i
 
 
 def chat(chance: random.Random) -> bytes:
-    """A chat that is right: short, or with results that are moved."""
+    """Return a valid chat request: a short one, or one with results that the proxy moves."""
     messages: list[Any] = [user(f"question {chance.randrange(1000)}")]
     for turn in range(chance.choice((0, 0, 1, 4))):
         messages += called('{"n": 1}', RESULT * chance.choice((1, 3)), f"call_{turn}")
@@ -348,7 +348,7 @@ DEEP = 5_000
 
 
 def odd_values(chance: random.Random) -> list[bytes]:
-    """JSON values, some of them none."""
+    """Return JSON values, some of them invalid."""
     many = chance.choice((10, 3_000))
     return [
         b"null",
@@ -384,7 +384,7 @@ MEMBERS = (b"messages", b"tools", b"model", b"stream", b"n", b"max_tokens", b"to
 
 
 def odd_json(chance: random.Random, names: Sequence[bytes]) -> bytes:
-    """An object whose members are odd, repeated, or too many; or no object."""
+    """Return an object with odd, repeated or too many members, or a value that is not an object."""
     values = odd_values(chance)
     if chance.random() < 0.1:
         return chance.choice(values)
@@ -431,7 +431,7 @@ def operations(chance: random.Random, number: int) -> Steps:
 
 
 def compressed(chance: random.Random, data: bytes, name: str) -> bytes:
-    """`data` in this coding, by one of the ways there are to write it."""
+    """Return `data` in this coding, written in one of the possible ways."""
     match name:
         case "gzip":
             at = chance.randrange(len(data) + 1)
@@ -449,11 +449,11 @@ def compressed(chance: random.Random, data: bytes, name: str) -> bytes:
 
 CODINGS = ("gzip", "deflate", "br", "zstd")
 BOMB = 12 << 20
-"""Bytes that a bomb unfolds to: three times what the server takes."""
+"""Bytes of a decompressed bomb: three times what the server accepts."""
 
 
 def codings(chance: random.Random, number: int) -> Steps:
-    """Compressed bodies: layered, cut, damaged, with something behind them, or bombs."""
+    """Send compressed bodies: layered, cut, damaged, followed by other bytes, or bombs."""
     data = chance.choice((chat(chance), chat(chance), b"", b"\x00" * BOMB))
     names = chance.choices(CODINGS, k=chance.choice((1, 1, 1, 2, 4, 6)))
     for name in names:
@@ -491,7 +491,7 @@ def health(chance: random.Random, number: int) -> Steps:
 
 
 def replies(chance: random.Random, number: int) -> Steps:
-    """A request that is right, to the upstream that is not."""
+    """Send a valid request to the upstream that misbehaves."""
     extra = chance.choice(((), (b"Accept-Encoding: gzip, br, zstd",), (b"Connection: close",)))
     if chance.random() < 0.2:
         return [head(number, "GET", "/v1/models", ROUGH, *extra)]
@@ -499,7 +499,7 @@ def replies(chance: random.Random, number: int) -> Steps:
 
 
 def leaving(chance: random.Random, number: int) -> Steps:
-    """A request that is right, from a client that is gone before the reply ends."""
+    """Send a valid request, and leave before the reply ends."""
     asked = sized(number, CHAT, chance.choice((LOUD, ROUGH)), chat(chance))
     return [asked, chance.choice((0.0, 0.01, 0.1)), chance.choice((Act.RESET, Act.HALF_CLOSE))]
 
@@ -534,7 +534,7 @@ KINDS: dict[str, Maker] = {
 
 
 def through_a_front(chance: random.Random, number: int) -> Steps:
-    """A request as a front such as nginx passes it on: framed rightly and sent whole, with whatever its body holds."""
+    """Send a request as a front such as nginx passes it on: whole and correctly framed, with any body."""
     key = chance.choice((LOUD, "junk-3", "junk-4", None))
     target = chance.choice((CHAT, CHAT, "/v1/embeddings", *OPERATIONS))
     inside = (b"\r\nupgrade: h2c\r\n", b"\r\n\r\n", head(number, "GET", "/v1/smuggled", LOUD), b"h2c", b"0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""The client that must be served, whatever others do, and the book of what it has asked and what it must be told."""
+"""The client that must be served whatever others do, and the book of its requests and the replies they must get."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.wire_fuzz.attacks import RESULT, called, through_a_front, user
 KEY = "honest-key"
 IDENTITY = b"Bearer " + KEY.encode()
 PATIENCE = 30.0
-"""Seconds that an honest reply is waited for: far above what the proxy owes, so that a loaded machine fails nothing."""
+"""Seconds to wait for an honest reply. That is far above what it should take, so that a busy machine fails nothing."""
 KEPT = 100
-"""Violations whose texts are kept."""
+"""Most violations whose texts are kept."""
 COMMENT = re.compile(rb"(?m)^:[^\n]*\n\n?")
-"""What the proxy may say into a stream while it waits."""
+"""The comments that the proxy may add to a stream while it waits."""
 TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An honest request: what goes out, what has to arrive upstream (in order), and what has to come back.
+    """An honest request: the bytes to send, and what must arrive upstream, in order, and come back.
 
-    `expected`: what arrives and what comes back; None: what did while nobody attacked.
+    `expected` is what must arrive and come back. None means the same as while nobody attacked.
     """
 
     kind: str
@@ -44,21 +44,21 @@ class Asked:
 
 @dataclass
 class Book:
-    """Honest requests under way by number, those done by kind, and what went wrong."""
+    """Running honest requests by number, finished ones by kind, and the violations."""
 
     say: Callable[[str], None] = lambda _: None
-    """Hears of a violation at once."""
+    """Called with each violation at once."""
     violations: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
     shared: int = 0
-    """Of them, those on a connection that an attacker had used before."""
+    """How many of them used a connection that an attacker had used before."""
     arrived: dict[int, list[bytes]] = field(default_factory=dict)
     known: dict[str, tuple[tuple[bytes, ...], bytes]] = field(default_factory=dict)
-    """Kind → bodies upstream and reply, as they were while nobody attacked."""
+    """Maps kinds to the bodies upstream and the reply, as they were while nobody attacked."""
     numbers: int = 0
 
     faults: int = 0
-    """All violations; texts are kept of the first ones."""
+    """The number of all violations. Only the first ones keep their texts."""
 
     def fault(self, text: str) -> None:
         self.faults += 1
@@ -67,7 +67,7 @@ class Book:
             self.say(f"VIOLATION: {text}")
 
     def arrival(self, message: Message) -> None:
-        """A request reached upstream under the honest key."""
+        """Note a request that reached upstream under the honest key."""
         number = message.get(b"x-honest")
         if len(number) != 1 or int(number[0]) not in self.arrived:
             self.fault(
@@ -77,7 +77,7 @@ class Book:
         self.arrived[int(number[0])].append(message.line.rpartition(b" ")[0] + b"\n" + message.body)
 
     def check(self, asked: Asked, reply: Message, where: str = "") -> None:
-        """What came back and what had arrived are what they must be."""
+        """Check that the right reply came back and that the right bodies arrived upstream."""
         name = f"honest {asked.kind} {asked.number}{where}"
         arrived = tuple(self.arrived.pop(asked.number))
         said = COMMENT.sub(b"", reply.body)
@@ -128,7 +128,7 @@ def streamed(number: int) -> Asked:
 
 
 def zipped(number: int) -> Asked:
-    """With nothing to move, the client's bytes go through as they came."""
+    """A chat with nothing to move, so that the client's bytes must go through unchanged."""
     body = gzip.compress(_chat(number), mtime=0)
     return _direct("zipped", number, body, replies.completion(_text(number)), b"Content-Encoding: gzip")
 
@@ -155,7 +155,7 @@ def _same(kind: str, number: int, target: str, body: bytes) -> Asked:
 
 
 def offloaded(number: int) -> Asked:
-    """Results move, and the proxy answers a round of its tools."""
+    """A chat whose results move and in which the proxy answers a round of its tools."""
     return _same("offloaded", number, CHAT, _history())
 
 
@@ -169,7 +169,7 @@ def grep(number: int) -> Asked:
 
 
 def compact(number: int) -> bytes:
-    """What puts files there for `grep`, before anybody attacks."""
+    """Return the request that stores files for `grep`, before anybody attacks."""
     messages = json.loads(_history())["messages"]
     limits = {"max_total_tokens": 0, "max_tool_message_tokens": 0, "keep_recent_count": 0}
     return _post(
@@ -183,7 +183,7 @@ KINDS: tuple[Callable[[int], Asked], ...] = (
 
 
 def answer(message: Message) -> list[replies.Piece]:
-    """What upstream says to it."""
+    """Return upstream's reply to the honest client."""
     number = int(message.get(b"x-honest")[0])
     if message.line.startswith(b"GET"):
         return [replies.whole(replies.completion(_text(number)))]
@@ -205,7 +205,7 @@ def answer(message: Message) -> list[replies.Piece]:
 
 @dataclass
 class Link:
-    """A connection to the proxy that is kept."""
+    """A kept connection to the proxy."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -219,14 +219,14 @@ class Link:
 
 
 class Client:
-    """Asks one thing after the other, on one connection as long as it lasts."""
+    """Sends one request after another, on one connection while it lasts."""
 
     def __init__(self, port: int, book: Book, chance: random.Random) -> None:
         self._port, self._book, self._chance = port, book, chance
         self._link: Link | None = None
 
     async def first(self) -> None:
-        """Everything once while nobody attacks, and twice what is compared with the first time."""
+        """Send everything once while nobody attacks, and twice what is compared with the first time."""
         reply = await self._told(await self._free(), compact(self._next()))
         if reply.status != 200:
             self._book.fault(f"nothing was stored: {reply.line!r} {reply.body[:300]!r}")
@@ -234,16 +234,16 @@ class Client:
         await self.again()
 
     async def again(self) -> None:
-        """Everything once."""
+        """Send every kind of request once."""
         for kind in KINDS:
             await self.ask(kind)
 
     async def ask(self, kind: Callable[[int], Asked] | None = None) -> None:
-        """One request on the connection that it has."""
+        """Send one request on the client's own connection."""
         await self._asking(kind or self._chance.choice(KINDS), await self._free(), behind=None)
 
     async def ask_behind(self, number: int) -> None:
-        """One request on a connection on which an attacker's has just been served, as behind a front."""
+        """Send one request on a connection that has just served an attacker's request, as behind a front."""
         link = await Link.open(self._port)
         try:
             if await self._served(link, number):
@@ -257,14 +257,14 @@ class Client:
             self._link.close()
 
     async def _free(self) -> Link:
-        """The kept connection; a new one where the proxy has closed it in between."""
+        """Return the kept connection, or a new one if the proxy has closed it."""
         if self._link is None or self._link.reader.at_eof() or self._link.writer.is_closing():
             self.close()
             self._link = await Link.open(self._port)
         return self._link
 
     async def _served(self, link: Link, number: int) -> bool:
-        """Pass an attacker's request on, whole; whether the connection may be used again by the reply to it."""
+        """Send an attacker's whole request. Returns whether its reply allows the connection to be used again."""
         with suppress(OSError, asyncio.IncompleteReadError):
             for step in through_a_front(random.Random(f"front/{number}"), number):
                 if isinstance(step, bytes):

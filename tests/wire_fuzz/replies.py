@@ -1,6 +1,6 @@
-"""What upstream says to attackers: well-behaved on the port that the honest client shares, anything on the other.
+"""Upstream's replies to attackers: well-behaved on the port that the honest client shares, anything on the other.
 
-A scripted reply is a list of bytes and pauses; a connection ends behind one whose framing cannot be trusted.
+A scripted reply is a list of bytes and pauses. A connection ends after a reply whose framing cannot be trusted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodi
 
 
 def whole(body: bytes, *fields: bytes, status: bytes = b"200 OK") -> bytes:
-    """A reply with a length."""
+    """Return a reply with a length."""
     lines = [b"HTTP/1.1 " + status, b"Content-Type: application/json", b"Content-Length: %d" % len(body), *fields]
     return b"\r\n".join([*lines, b"", b""]) + body
 
@@ -33,7 +33,7 @@ def completion(message: dict[str, Any]) -> bytes:
 
 
 def events(message: dict[str, Any]) -> list[bytes]:
-    """The same as SSE: text word by word, each call's arguments in pieces."""
+    """Return the message as SSE: text word by word, and each call's arguments in pieces."""
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"content": word + " "} for word in (message.get("content") or "").split()]
     for index, call in enumerate(message.get("tool_calls", ())):
@@ -55,7 +55,7 @@ def call(name: str, arguments: Any, identity: str = "call_ours") -> dict[str, An
 
 
 def asked_of(message: Message) -> dict[str, Any]:
-    """The request's JSON, or an empty object."""
+    """Return the request's JSON, or an empty object."""
     try:
         body = json.loads(message.body)
     except (ValueError, RecursionError):
@@ -64,7 +64,7 @@ def asked_of(message: Message) -> dict[str, Any]:
 
 
 def fitting(message: Message, said: dict[str, Any]) -> list[Piece]:
-    """`said` as the request wants it: whole, or streamed event by event."""
+    """Return `said` as the request wants it: whole, or streamed event by event."""
     if message.line.startswith(b"HEAD "):
         return [whole(completion(said)).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"]
     if asked_of(message).get("stream") is not True:
@@ -73,7 +73,7 @@ def fitting(message: Message, said: dict[str, Any]) -> list[Piece]:
 
 
 def well_behaved(chance: random.Random, message: Message) -> list[Piece]:
-    """Text, now and then slowly, or calls of the proxy's tools where it offers them."""
+    """Return text, sometimes slowly, or calls of the proxy's tools if the request offers them."""
     match asked_of(message).get("messages"):
         case [*_, {"role": "tool"}]:
             answered = True
@@ -86,7 +86,7 @@ def well_behaved(chance: random.Random, message: Message) -> list[Piece]:
 
 
 def odd_calls(chance: random.Random) -> list[dict[str, Any]]:
-    """Calls of grep and read_file as models make them, and as they do not."""
+    """Return calls of grep and read_file, both as models make them and malformed."""
     paths = ("/context_store/a.txt", "/context_store/../x", "", 3, None, "\ud800", "/" * 3000)
     odd = ("", "{", "[]", "null", '{"pattern": ' + "[" * 2000, '{"pattern": "a", "pattern": 3}', "x" * 20_000)
     made = []
@@ -174,7 +174,7 @@ def broken_codings(chance: random.Random) -> list[Piece]:
 
 
 def odd_events(chance: random.Random) -> list[Piece]:
-    """SSE of every shape: ends of lines, comments, giants, cut characters, no end, something behind the end."""
+    """Return SSE of every shape: line ends, comments, giants, cut characters, no end, or bytes after the end."""
     made = events({"content": "a \u2028 b é", "tool_calls": odd_calls(chance)})
     piece = json.dumps({**NAMES, "choices": [{"index": 0, "delta": {"tool_calls": [nameless(chance)]}}]}).encode()
     extra = (
@@ -206,7 +206,7 @@ def odd_events(chance: random.Random) -> list[Piece]:
 
 
 def nameless(chance: random.Random) -> dict[str, Any]:
-    """A piece of a call as some servers send it: without an id, without an index, with the name repeated."""
+    """Return a piece of a call as some servers send it: without an id or an index, or with the name repeated."""
     entry: dict[str, Any] = {"function": {"name": "grep", "arguments": "a"}}
     more: tuple[dict[str, Any], ...] = (
         {},
@@ -260,7 +260,7 @@ ODD: dict[str, Callable[[random.Random], list[Piece]]] = {
 
 
 def misbehaving(chance: random.Random, message: Message) -> list[Piece]:
-    """Any of the odd replies, or the right one with its bytes mutated, cut, or slow."""
+    """Return any of the odd replies, or a correct one that is mutated, cut or slow."""
     kind = chance.choice([*sorted(ODD), "flipped"])
     pieces = flipped(chance, message) if kind == "flipped" else ODD[kind](chance)
     if chance.random() < 0.2:

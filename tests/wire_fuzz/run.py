@@ -1,4 +1,4 @@
-"""Attackers and the honest client at a spawned proxy, for a number of cases or for a time; what came of it."""
+"""Runs attackers and the honest client against a proxy, for some cases or some time, and reports the results."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from tests.wire_fuzz.attacks import CHAT, LOUD, ROUGH, Act, Case, case, chat, he
 
 MIB = 1 << 20
 GROWTH = 384 * MIB
-"""Bytes by which the process may grow at most: bounded caches fill, and eight bombs unfold to the body limit."""
+"""Most bytes by which the process may grow: bounded caches fill, and eight bombs expand to the body limit."""
 DESCRIPTORS = 40
-"""More descriptors than at the start are open when all is over: idle connections to upstreams, and little else."""
+"""How many more descriptors may be open at the end than at the start: mostly idle connections to upstreams."""
 BODY_LIMIT = 4 * MIB
 DRAIN = 3.0
 """Seconds of --drain-timeout."""
 SLACK = 3.0
-"""Seconds that the process may take to end beyond that; an idle one takes a few tenths."""
+"""Seconds beyond `DRAIN` that the process may take to end. An idle one takes a few tenths."""
 STALL = 0.1
-"""Seconds for /health that count as a stall."""
+"""Seconds above which a reply of /health counts as a stall."""
 CASE_SECONDS = 8.0
-"""Seconds after which an attacker gives a connection up, whatever it waits for."""
+"""Seconds after which an attacker abandons a connection, whatever it waits for."""
 HONEST = 2
-"""Honest clients on their own connection, and as many behind the front."""
+"""Number of honest clients on their own connections, and of those behind the front."""
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 LINE = 3_000
-"""Characters of a line of the log that are shown."""
+"""Most characters shown of one log line."""
 BUG = re.compile(r"Traceback|a bug, at request|Task exception was never retrieved|never awaited")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run: so many `cases`, or for `seconds`, or just the cases `only` and those of the `front`."""
+    """What to run: a number of `cases`, cases for `seconds`, or just the cases `only` and those of the `front`."""
 
     seed: int
     cases: int | None = None
@@ -67,21 +67,21 @@ class Plan:
 
 @dataclass
 class Figures:
-    """What came of it."""
+    """The results of a run."""
 
     plan: Plan
     book: honest.Book = field(default_factory=honest.Book)
     cases: Counter[str] = field(default_factory=Counter)
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Replies by kind of case and status; 0 where there was none."""
+    """Replies by kind of case and status. Status 0 counts cases without a reply."""
     seconds: float = 0.0
     rss: list[int] = field(default_factory=list)
-    """Bytes: at the start, the most, at the end."""
+    """Bytes of memory at the start, at most, and at the end."""
     descriptors: list[int] = field(default_factory=list)
-    """The same."""
+    """Open descriptors at the start, at most, and at the end."""
     health: list[float] = field(default_factory=list)
     ended: float = 0.0
-    """Seconds that SIGTERM took."""
+    """Seconds that the process took to end after SIGTERM."""
 
     @property
     def violations(self) -> list[str]:
@@ -105,7 +105,7 @@ class Figures:
 
 
 async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Figures:
-    """The whole of it. `say` gets a line a minute, and every violation as it happens."""
+    """Run the plan and return the figures. `say` gets a line each minute, and every violation as it happens."""
     figures = Figures(plan, honest.Book(say))
     begun = time.monotonic()
     async with _proxy(figures) as proxy:
@@ -129,7 +129,7 @@ async def run(plan: Plan, say: Callable[[str], None] = lambda _: None) -> Figure
     return figures
 
 
-# The server, and what stands behind it
+# The server and its upstreams
 
 
 def _keyed(key: str, policy: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _keyed(key: str, policy: dict[str, Any]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _proxy(figures: Figures) -> AsyncIterator[Proxy]:
-    """A proxy between an upstream that everybody shares and one that misbehaves."""
+    """Run a proxy in front of an upstream that everybody shares and one that misbehaves."""
     seed, book = figures.plan.seed, figures.book
 
     async def shared(peer: Peer) -> None:
@@ -170,7 +170,7 @@ def _chance(seed: int, numbers: list[bytes]) -> random.Random:
 
 
 async def _replying(peer: Peer, book: honest.Book, reply: Callable[[Any], list[replies.Piece]]) -> None:
-    """Answers request after request; what is no well-formed request is the proxy's fault, whoever sent it."""
+    """Answer requests. A malformed one is the proxy's fault, whoever sent it."""
     while True:
         try:
             message = await read_message(peer.reader)
@@ -205,7 +205,7 @@ async def _say(peer: Peer, pieces: list[replies.Piece]) -> None:
 
 
 class Watch:
-    """The proxy's process: its memory, its descriptors and its log, beside the cases that were under way."""
+    """Watches the proxy's process: its memory, descriptors and log, and the cases that are running."""
 
     def __init__(self, proxy: Proxy, figures: Figures) -> None:
         assert proxy.process and proxy.log_file
@@ -217,7 +217,7 @@ class Watch:
         figures.descriptors = [self._descriptors()] * 3
 
     def look(self) -> bool:
-        """Whether it is alive; what is wrong becomes a violation."""
+        """Record anything wrong as a violation. Returns whether the process is alive."""
         for line in self._log.read().splitlines():
             if BUG.search(line):
                 self.fault(f"the log says: {line[:LINE]}")
@@ -234,7 +234,7 @@ class Watch:
         self.figures.book.fault(f"{text}\n  cases of late: {' '.join(map(str, self.recent))}")
 
     async def watching(self) -> None:
-        """Look again and again; returns when the process is dead."""
+        """Look repeatedly, until the process is dead."""
         seen = 0
         while self.look():
             fresh, seen = self.figures.violations[seen:], len(self.figures.violations)
@@ -246,7 +246,7 @@ class Watch:
         self.fault(f"the process ended: {self._process.returncode}")
 
     async def settle(self) -> None:
-        """Once everybody has gone: what is still held."""
+        """After everybody has gone, check what the process still holds."""
         deadline = time.monotonic() + 12
         allowed = self.figures.descriptors[0] + DESCRIPTORS
         while (  # noqa: ASYNC110 - another process closes them
@@ -266,7 +266,7 @@ class Watch:
 
 
 async def _attack(watch: Watch, plan: Plan, say: Callable[[str], None]) -> None:
-    """All cases, with the honest client beside them."""
+    """Run all cases and the honest clients at the same time."""
     numbers = iter(plan.numbers())
     attackers = [asyncio.create_task(_attacking(watch, plan, numbers)) for _ in range(plan.connections)]
     beside = [asyncio.create_task(_asking(watch, plan.seed * HONEST + one)) for one in range(HONEST)]
@@ -294,7 +294,7 @@ async def _attacking(watch: Watch, plan: Plan, numbers: Iterator[int]) -> None:
 
 
 async def _asking(watch: Watch, seed: int) -> None:
-    """By turns on a connection of its own and behind an attacker, until it is cancelled."""
+    """Ask by turns on an own connection and after an attacker on its connection, until cancelled."""
     chance = random.Random(seed)
     client = honest.Client(watch.proxy.port, watch.figures.book, chance)
     for number in itertools.count(seed * 1_000_000):
@@ -314,7 +314,7 @@ async def _reporting(figures: Figures, say: Callable[[str], None]) -> None:
 
 
 async def attacked(port: int, made: Case) -> list[int]:
-    """Run one case; the statuses that came back, or [0]."""
+    """Run one case. Returns the statuses that came back, or [0] if there were none."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -357,7 +357,7 @@ async def _read_into(said: bytearray, reader: asyncio.StreamReader) -> None:
 
 
 def _end(proxy: Proxy, figures: Figures) -> None:
-    """SIGTERM, while some clients are in the middle of a head, a body and a reply."""
+    """Send SIGTERM while clients are in the middle of a head, a body and a reply."""
     process = proxy.process
     assert process
     if process.poll() is not None:
