@@ -100,7 +100,7 @@ class Talk:
         return httpx.post(f"{self._proxy.url}/chat/completions", json=body, headers=headers, timeout=30, verify=PLAIN)
 
     def go(self, turns: int = 1) -> None:
-        """Ask, and add the answer to the conversation, `turns` times."""
+        """Ask, add the answer and append the next question, `turns` times."""
         for _ in range(turns):
             reply = self.post()
             assert reply.status_code == 200, reply.text
