@@ -1,4 +1,4 @@
-"""For tests of the HTTP operations: one proxy a module, a caller of its own for each test."""
+"""Fixtures for tests of the HTTP operations: one proxy for each module, and a new caller for each test."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.acceptance.operations import Caller, World, operated
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """A proxy that has the operations, in front of a model that writes summaries. It must not log any bug."""
+    """A proxy with the operations, in front of a model that writes summaries. A bug in its log fails the test."""
     with operated() as made:
         yield made
 
 
 @pytest.fixture
 def caller(world: World) -> Iterator[Caller]:
-    """Somebody whom the proxy has never seen."""
+    """A caller that the proxy has never seen."""
     with Caller(world.proxy) as one:
         yield one

@@ -1,6 +1,6 @@
-"""What tests of the HTTP operations need: a proxy that has them, callers of it, histories, and what restores them.
+"""Helpers for tests of the HTTP operations: a proxy with them, its callers, histories, and how to restore these.
 
-Callers have keys of their own, and so namespaces of their own: tests share a proxy and never meet.
+Each caller has its own key and so its own namespace, so tests share a proxy without affecting each other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODEL = "gpt-4.1-mini"
 SUMMARY = "<overall_goal>ship it</overall_goal>"
 MEMBERS = {"success": bool, "answer": str, "messages": list, "metadata": dict}
 MESSAGE_TOKENS = 4
-"""What each message costs beside its text."""
+"""Tokens that each message costs in addition to its text."""
 
 REFERENCE = re.compile(r"\.\.\. \(detailed result is stored in ([^;)]+)[;)]")
 ORIGINALS = re.compile(r"\(Original (\d+) messages are stored in: (\S+)\)")
@@ -46,7 +46,7 @@ _TOKENS = Tokens()
 
 @dataclass
 class Reply:
-    """A reply's status, and its envelope."""
+    """A reply's status and envelope."""
 
     status: int
     success: bool
@@ -57,7 +57,7 @@ class Reply:
 
     @property
     def files(self) -> dict[str, str]:
-        """Path → the whole text that an offload says it wrote there."""
+        """Maps each path to the whole text that the offload says it wrote there."""
         files: dict[str, str] = self.metadata["write_file_dict"]
         return files
 
@@ -73,7 +73,7 @@ class Reply:
 
 
 def enveloped(response: httpx.Response) -> Reply:
-    """The reply, which has to be an envelope whatever its status is: four members of four types, and no other."""
+    """Return the reply. Whatever its status, it must be an envelope: four members of four types, and no other."""
     assert response.headers["content-type"].startswith("application/json"), response.text
     body = response.json()
     assert {name: type(value) for name, value in body.items()} == MEMBERS, response.text[:500]
@@ -84,17 +84,17 @@ def enveloped(response: httpx.Response) -> Reply:
 
 
 class Caller:
-    """Somebody with a key of their own, who works with the operations."""
+    """A client of the operations with its own key."""
 
     def __init__(self, proxy: Proxy, key: str | None = None) -> None:
         self.key = key or uuid.uuid4().hex
         self.proxy = proxy
         headers = {"authorization": f"Bearer {self.key}"}
-        # `verify`: reading certificates takes longer than most tests, and here is none to verify.
+        # `verify=False`, as reading certificates takes longer than most tests and there are none to verify.
         self.http = httpx.Client(base_url=proxy.root, headers=headers, timeout=60, trust_env=False, verify=False)
 
     def post(self, path: str, body: Any) -> Reply:
-        """`body` goes out as it is where it is bytes, else as JSON."""
+        """Post `body`, as it is if it is bytes, else as JSON."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return enveloped(self.http.post(path, content=content, headers={"content-type": "application/json"}))
 
@@ -102,12 +102,12 @@ class Caller:
         return self.post("/context_offload", {"messages": messages, "store_dir": STORE, **parameters})
 
     def compact(self, messages: list[Json], **parameters: Any) -> Reply:
-        """Every tool result but the last one, whatever its size, unless `parameters` say otherwise."""
+        """Compact every tool result but the last, whatever its size, unless `parameters` say otherwise."""
         tight = {"context_manage_mode": "compact", "max_total_tokens": 0, "max_tool_message_tokens": 0}
         return self.offload(messages, **{**tight, **parameters})
 
     def compress(self, messages: list[Json], **parameters: Any) -> Reply:
-        """Every message but the last two, unless `parameters` say otherwise."""
+        """Compress every message but the last two, unless `parameters` say otherwise."""
         return self.offload(
             messages, **{"context_manage_mode": "compress", "max_total_tokens": 0, "model": MODEL, **parameters}
         )
@@ -119,13 +119,13 @@ class Caller:
         return self.post("/read_file", {"absolute_path": path, **parameters})
 
     def text(self, path: str) -> str:
-        """The whole file, which has to be there."""
+        """Return the whole file, which must exist."""
         reply = self.read(path)
         assert reply.status == 200, (path, reply.answer)
         return reply.answer
 
     def restored(self, messages: list[Json]) -> list[Json]:
-        """The history that `messages` stand for: groups in the place of their snapshots, results in that of previews.
+        """Return the original history of `messages`, with groups for their snapshots and results for their previews.
 
         Without the texts of system messages, which is where snapshots stand.
         """
@@ -145,7 +145,7 @@ class Caller:
                 yield message
 
     def _whole(self, content: str | list[Json]) -> str | list[Json]:
-        """A tool result's content with the files in the place of their references."""
+        """Return a tool result's content with references replaced by their files."""
         if isinstance(content, list):
             return [{**part, "text": self._whole(part["text"])} if "text" in part else part for part in content]
         found = REFERENCE.findall(content)
@@ -160,7 +160,7 @@ class Caller:
 
 @dataclass
 class Summaries:
-    """An upstream whose model writes a snapshot when it is asked for one: each says which it is."""
+    """An upstream whose model writes a snapshot on request. Each snapshot says which one it is."""
 
     asked: list[Recorded] = field(default_factory=list)
 
@@ -172,7 +172,7 @@ class Summaries:
 
 
 class World(NamedTuple):
-    """A proxy, the model behind it, and the upstream that this is on."""
+    """A proxy, its model, and the upstream that runs the model."""
 
     proxy: Proxy
     model: Summaries
@@ -184,7 +184,7 @@ DEPTH = ("1", "2", "3", "4")
 
 @contextmanager
 def operated(policy: Json | None = None, **settings: Any) -> Iterator[World]:
-    """The proxy for everybody (default.yaml), in front of a model that writes summaries. It must not log any bug."""
+    """Run a proxy for everybody (default.yaml) with a model that writes summaries. Fails if it logs a bug."""
     logged: list[str] = []
     with tempfile.TemporaryDirectory(prefix="offload-test-") as root, StrictUpstream() as up, _errors(logged):
         up.respond(model := Summaries())
@@ -197,9 +197,9 @@ def operated(policy: Json | None = None, **settings: Any) -> Iterator[World]:
 
 
 def strays(proxy: Proxy) -> list[Path]:
-    """Files that an `operated` proxy wrote anywhere but in `STORE/NAMESPACE/files`.
+    """Return files that an `operated` proxy wrote anywhere but in `STORE/NAMESPACE/files`.
 
-    The store lies so deep in a directory of the test's that a path that climbs ends up in there.
+    The store is so deep in the test's directory that a path with `..` still ends inside that directory.
     """
     files = (path for path in proxy.store.parents[len(DEPTH)].rglob("*") if path.is_file())
     return [path for path in files if path.parent.name != "files" or path.parents[2] != proxy.store]
@@ -207,7 +207,7 @@ def strays(proxy: Proxy) -> list[Path]:
 
 @contextmanager
 def _errors(logged: list[str]) -> Iterator[None]:
-    """What the proxy logs as an error, which is to say as a bug of its own."""
+    """Collect what the proxy logs as an error, that is, as a bug of its own."""
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("proxy")
@@ -234,7 +234,7 @@ def assistant(content: str = "Done.") -> Json:
 
 
 def step(call_id: str, *results: Any) -> list[Json]:
-    """An assistant message with as many calls as there are results, and these; the ids of later ones get a suffix."""
+    """Return an assistant message with a call for each result, and the results. Later calls' ids get a suffix."""
     ids = [call_id if number == 0 else f"{call_id}_{number}" for number in range(len(results))]
     made = [{"id": one, "type": "function", "function": {"name": "search", "arguments": "{}"}} for one in ids]
     pairs = zip(ids, results, strict=True)
@@ -243,7 +243,7 @@ def step(call_id: str, *results: Any) -> list[Json]:
 
 
 def research(total: int, result: int = 4_700, label: str = "page") -> list[Json]:
-    """A web agent's history of at least `total` tokens: searches of about `result` tokens, with lines to find."""
+    """Return a web agent's history of at least `total` tokens, with searchable results of about `result` each."""
     messages = [system("You are a research assistant."), user("Find recent papers on context management.")]
     size = sum(map(tokens, messages))
     for number in itertools.count():
@@ -256,7 +256,7 @@ def research(total: int, result: int = 4_700, label: str = "page") -> list[Json]
 
 
 def page(title: str, size: int) -> str:
-    """A text of about `size` tokens, line by line."""
+    """Return a text of about `size` tokens in lines."""
     lines = [f"{title}: a result like any other"]
     while (len(lines) - 1) * 12 < size:
         lines.append(f"{title}, line {len(lines)}: some {len(lines) * 7919 % 1000} words")
@@ -264,14 +264,14 @@ def page(title: str, size: int) -> str:
 
 
 def words(count: int) -> str:
-    """A text of exactly so many tokens."""
+    """Return a text of exactly `count` tokens."""
     made = "a" + " a" * (count - 1)
     assert _TOKENS.count(made) == count
     return made
 
 
 def tokens(message: Json) -> int:
-    """A message's tokens as the design has them: its texts, its calls' names and arguments, and four."""
+    """Return a message's tokens as the design counts them: texts, calls' names and arguments, and four more."""
     calls = [call["function"] for call in message.get("tool_calls") or []]
     content = message.get("content") or ""
     texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]

@@ -1,6 +1,6 @@
-"""What one client may take of the server before it is anybody: heads, bodies, time, and what it leaves unread.
+"""What one unidentified client may use of the server: heads, bodies, time, and replies that it does not read.
 
-Raw sockets against the real server. Bounds of time are made small, and no test measures any.
+The tests use raw sockets against the real server. They set small time limits, but measure no times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer clie
 
 @asynccontextmanager
 async def relay(policy: Json | None = None, handler: Any = None, **settings: Any) -> AsyncIterator[tuple[Wire, Proxy]]:
-    """Everybody is served, unless `policy` says who."""
+    """Run an upstream and a proxy that serves everybody, unless `policy` says otherwise."""
     async with upstream(handler or replying(OK)) as wire:
         made = {"upstream": {"base_url": wire.url + "/v1"}, "offload": {"mode": "off"}, **(policy or {})}
         with served({"acme" if "api_keys" in made else "default": made}, **settings) as proxy:
@@ -53,7 +53,7 @@ CHUNKED = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding
 
 
 async def refused(reader: asyncio.StreamReader) -> Message:
-    """An error of ours, behind which the connection ends."""
+    """Read an error of the proxy, after which the connection must end."""
     reply = await asyncio.wait_for(read_message(reader), 10)
     assert reply.get(b"connection") == [b"close"]
     assert reply.get(b"content-type") == [b"application/json"]
@@ -64,7 +64,7 @@ async def refused(reader: asyncio.StreamReader) -> Message:
 
 
 async def say(writer: asyncio.StreamWriter, *parts: bytes) -> None:
-    """Each part is a segment of its own."""
+    """Send each part as its own segment."""
     writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for part in parts:
         writer.write(part)
@@ -210,7 +210,7 @@ async def test_valid_heads_are_accepted() -> None:
 
 
 def resident(pid: int) -> int:
-    """The most memory that a process has had, in bytes."""
+    """Return the most memory that a process has used, in bytes."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found
     return int(found[1]) * 1024

@@ -1,5 +1,5 @@
 """Compression and auto mode on live traffic: the real proxy in front of the strict upstream, whose model also writes
-the summaries. Every point of what compression must do has its test here.
+the summaries. Each requirement on compression has a test here.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ WORDS = "so many words that nobody needs to read them twice " * 18
 
 
 def policy(up: StrictUpstream, mode: str = "compress", *, compress: Json | None = None, **offload: Any) -> Json:
-    """Cuts as soon as about 300 tokens lie around; requests wait for them unless a test says otherwise."""
+    """Return a policy that cuts above about 300 tokens. Requests wait for summaries unless a test says otherwise."""
     summary = {"wait": "always", "snapshot_tokens": 100, **(compress or {})}
     return tight(up.url, offload={"mode": mode, "pin_user_tokens": 60, "compress": summary, **offload})
 
 
 class Model:
-    """Answers at length, and writes summaries: each with `summary()`, when the gate is open."""
+    """Gives long answers, and writes each summary with `summary()` once the gate is open."""
 
     def __init__(self) -> None:
         self.summary: Callable[[], Reply] = lambda: text(SNAPSHOT)
@@ -100,7 +100,7 @@ class Talk:
         return httpx.post(f"{self._proxy.url}/chat/completions", json=body, headers=headers, timeout=30, verify=PLAIN)
 
     def go(self, turns: int = 1) -> None:
-        """Ask, take the answer, and ask again."""
+        """Ask, add the answer and append the next question, `turns` times."""
         for _ in range(turns):
             reply = self.post()
             assert reply.status_code == 200, reply.text
@@ -108,7 +108,7 @@ class Talk:
             self.messages.append({"role": "user", "content": f"Go on, {len(self.messages)}."})
 
     def step(self, number: int, result: str) -> None:
-        """A tool call that the model has made, and its result."""
+        """Add a tool call that the model has made, and its result."""
         call = {"id": f"c{number}", "type": "function", "function": {"name": "fetch", "arguments": '{"n": 1, "m": 2}'}}
         self.messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         self.messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": result})
@@ -126,7 +126,7 @@ def up(up: StrictUpstream, model: Model) -> StrictUpstream:
 
 
 def settled(up: StrictUpstream, number: int) -> None:
-    """Wait until that many summaries were asked for and are answered."""
+    """Wait until `number` summaries have been requested and answered."""
     until(lambda: len(summaries(up)) >= number and all(request.done.is_set() for request in summaries(up)))
 
 
@@ -138,7 +138,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def metric(proxy: Proxy, name: str, label: str = "") -> float:
-    """The sum over the metric's series that carry this label."""
+    """Return the sum of the metric's series that have this label."""
     page = httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
     series = re.findall(rf"^offload_{name}(\S*) (\S+)$", page, re.MULTILINE)
     return sum(float(value) for labels, value in series if label in labels)
@@ -676,7 +676,7 @@ def test_a_context_overflow_in_a_hidden_round(up: StrictUpstream, model: Model, 
 
 
 def _long(answers: int = 5) -> list[Json]:
-    """A conversation that is due for a cut at once."""
+    """Return a conversation that is due for a cut at once."""
     messages: list[Json] = [SYSTEM, {"role": "user", "content": RULE}]
     for number in range(answers):
         messages.append({"role": "assistant", "content": f"answer {number} {WORDS}"})
@@ -685,7 +685,7 @@ def _long(answers: int = 5) -> list[Json]:
 
 
 def _requests() -> list[list[Json]]:
-    """A session's requests, with tool results small and large among them."""
+    """Return a session's requests, with small and large tool results."""
     messages: list[Json] = [SYSTEM, {"role": "user", "content": RULE}]
     found = []
     for number in range(12):
@@ -702,7 +702,7 @@ def _requests() -> list[list[Json]]:
 
 
 def _sent(up: StrictUpstream, proxy: Proxy, histories: list[list[Json]]) -> list[bytes]:
-    """What goes upstream for each of these."""
+    """Return what goes upstream for each history."""
     bodies = []
     for history in histories:
         assert Talk(proxy, history, tools=[TOOL]).post().status_code == 200

@@ -1,4 +1,4 @@
-"""Records that a disk has damaged, under the real proxy: the conversation goes on, as with the record or as without."""
+"""Records that a disk has damaged: conversations through the real proxy continue, with or without the record."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ DAMAGE: Sequence[Damage] = (
 
 
 class Callers:
-    """A conversation for each damage, and for none and for no record at all, each of a caller of its own."""
+    """One conversation, each with its own caller, for each damage, for an intact record and for a missing one."""
 
     def __init__(self, store: Path, kind: str, damages: Sequence[Damage | None]) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class Callers:
         return set(self._store.glob(f"*/{self._kind}/*"))
 
     def each(self, converse: Callable[[str], object]) -> None:
-        """Hold each conversation, by its caller's key, and note its record."""
+        """Hold each conversation with its caller's key, and remember its record."""
         for number in range(len(self.damages)):
             before = self.records()
             converse(f"key-{number}")

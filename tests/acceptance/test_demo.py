@@ -1,4 +1,4 @@
-"""The demo as a user runs it: what it claims, and that it leaves nothing running."""
+"""Runs the demo as a user does: what it claims is true, and it leaves nothing running."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.serving import Proxy
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "proxy", "demo"]
 LIMIT = 60
-"""Seconds that the demo may take."""
+"""Most seconds that the demo may take."""
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """What leads elsewhere is set: the demo must not be led there. Its folder is made below `tmp_path`."""
+    """Return variables that would mislead the demo, which must ignore them. Its folder is made in `tmp_path`."""
     led = {name: "http://127.0.0.1:9" for name in ("HTTP_PROXY", "http_proxy", "OPENAI_BASE_URL")}
     return {**os.environ, **led, "TMPDIR": str(tmp_path), "COLUMNS": "120", "LINES": "30"}
 
@@ -127,7 +127,7 @@ def test_the_demo_session_runs_in_every_mode(serve: Callable[..., Proxy], mode: 
 
 
 def _read(terminal: int) -> bytes:
-    """What is there; nothing, once the other side is closed."""
+    """Return the available output, or nothing once the other side is closed."""
     try:
         return os.read(terminal, 65_536)
     except OSError:
@@ -135,7 +135,7 @@ def _read(terminal: int) -> bytes:
 
 
 def _gone(group: int) -> bool:
-    """Whether no process of the demo's group is left, within a few seconds."""
+    """Return whether all processes of the demo's group end within a few seconds."""
     for _ in range(100):
         try:
             os.killpg(group, 0)

@@ -1,4 +1,4 @@
-"""The field table, row by row, through the real server: what goes as it came, and what is the same in every round."""
+"""The field table row by row, through the real server: which fields go on unchanged, and which are in each round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BASE: Json = {"model": "m", "tools": [TOOL]}
 
 
 def history(content: Any = "needle " + "line of a large result\n" * 300) -> list[Json]:
-    """Long enough for the tight policy to move the first results."""
+    """Return a history long enough for the tight policy to move its first results."""
     messages: list[Json] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "go"}]
     for number in range(4):
         function = {"name": "fetch", "arguments": "{}"}
@@ -66,7 +66,7 @@ def post(client: httpx.Client, body: bytes | Json, **headers: str) -> httpx.Resp
 
 
 def test_the_common_history_of_these_tests_is_moved(up: StrictUpstream, client: httpx.Client) -> None:
-    """Else the tests below would show nothing."""
+    """Otherwise the tests below would prove nothing."""
     reply = post(client, {**BASE, "messages": history()})
     assert int(reply.headers["x-offload-compacted"]) > 0
     assert up.requests[-1].tool_names == ["fetch", "grep", "read_file"]
@@ -116,7 +116,7 @@ def test_the_header_x_offload_off_switches_the_proxy_off(up: StrictUpstream, cli
 
 
 def test_an_idempotency_key_is_sent_with_one_body_only(up: StrictUpstream, client: httpx.Client) -> None:
-    """A follow-up round is another request: under the same key it would get the first one's reply."""
+    """A follow-up round is a different request, and with the same key it would get the first one's reply."""
     up.script(calls(("grep", {"pattern": "needle"})), text("found"))
     post(client, {**BASE, "messages": history()}, **{"Idempotency-Key": "one"})
     assert [request.header("idempotency-key") for request in up.chats] == ["one", None]
@@ -141,7 +141,7 @@ def test_a_compressed_body_is_planned(up: StrictUpstream, client: httpx.Client) 
 
 
 def test_an_upstream_that_refuses_our_tools_gets_the_clients_bytes(up: StrictUpstream) -> None:
-    """A proxy of its own, for it remembers the refusal."""
+    """This test has its own proxy, because the proxy remembers the refusal."""
     body = json.dumps({**BASE, "messages": history()}).encode()
     up.script(
         error(400, {"error": {"message": "tools: too many", "type": "invalid_request_error"}}), text("ok"), text("ok")
@@ -167,7 +167,7 @@ HOSTILE = (
     ],
 )
 def test_a_models_path_reaches_nothing_but_this_request(up: StrictUpstream, client: httpx.Client, path: str) -> None:
-    """S1, with a tool result that quotes a reference of somebody else's."""
+    """S1, with a tool result that quotes somebody else's reference."""
     up.script(calls(("read_file", {"path": path})), text("ok"))
     assert post(client, {**BASE, "messages": history(HOSTILE + "x" * 5000)}).status_code == 200
     answer = up.chats[-1].messages[-1]["content"]

@@ -1,4 +1,4 @@
-"""What one client or one reply must not do to the others, and clients that leave at every possible point."""
+"""One client or reply must not harm the others, and clients may leave at every possible point."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def post(proxy: Proxy, **fields: Any) -> httpx.Response:
 
 
 def ours(reply: httpx.Response) -> Json:
-    """Our headers: what was done to a request."""
+    """Return the proxy's own headers, which say what it did to a request."""
     return {name: value for name, value in reply.headers.items() if name.startswith("x-offload-")}
 
 
@@ -121,7 +121,7 @@ def test_endless_replies_are_ended(up: StrictUpstream, serve: Callable[..., Prox
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Any]:
-    """The application in this event loop, where its tasks can be counted."""
+    """Run the application in this event loop, where a test can count its tasks."""
     app = build(settings)
     orders: asyncio.Queue[Json] = asyncio.Queue()
     said: asyncio.Queue[Json] = asyncio.Queue()

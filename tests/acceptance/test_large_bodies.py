@@ -1,4 +1,4 @@
-"""Bodies made to cost much: each goes upstream as it came, or gets a clear error, and others are served beside it."""
+"""Costly bodies: each goes upstream unchanged or gets a clear error, while other clients are served."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 class Keeping(BaseHTTPRequestHandler):
-    """An upstream that takes anything, and keeps the last body."""
+    """An upstream that accepts anything, and keeps the last body."""
 
     body = b""
 

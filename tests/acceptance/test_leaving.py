@@ -1,4 +1,4 @@
-"""Clients that close right behind the last byte were served, whatever the proxy still does then; earlier ones left."""
+"""A client that closes right after the last byte counts as served, and one that closes earlier as gone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def request(path: str, body: Json, *headers: str) -> bytes:
 
 
 def whole_reply(caller: socket.socket) -> bytes:
-    """Read to the last byte and not further: nobody waits for the connection's end."""
+    """Read up to the last byte, without waiting for the connection to close."""
     reply = b""
     while True:
         head, end, body = reply.partition(b"\r\n\r\n")
@@ -65,7 +65,7 @@ def whole_reply(caller: socket.socket) -> bytes:
 
 
 def logged(proxy: Proxy, number: int) -> list[Json]:
-    """The lines of so many requests, once they are there."""
+    """Wait for the log lines of `number` requests, and return them."""
     deadline = time.monotonic() + 20
     while True:
         lines = [json.loads(line) for line in proxy.log().splitlines() if line.startswith("{")]

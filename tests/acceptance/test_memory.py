@@ -1,4 +1,4 @@
-"""A request leaves nothing behind: what stands in a cycle keeps megabytes until the garbage collector comes by."""
+"""A request leaves no reference cycles, which would keep megabytes until the garbage collector runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def history(results: int) -> list[Json]:
 
 
 def searching(request: Recorded) -> Reply:
-    """Searches before it replies, where it can."""
+    """Search before the reply, if the request offers the tools."""
     if "grep" in request.tool_names and request.messages[-1].get("tool_call_id", "").startswith("c"):
         return calls(("grep", {"pattern": "1 many"}, "ours"))
     return text("ok")

@@ -37,7 +37,7 @@ def client(proxy: Proxy) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(params=[False, True], ids=["plain", "streamed"])
 def ask(client: openai.OpenAI, request: pytest.FixtureRequest) -> Callable[..., Json]:
-    """The assistant message, its finish reason and usage: the same from both kinds of reply."""
+    """Ask, and return the assistant message, finish reason and usage in one form for both kinds of reply."""
 
     def asking(messages: list[Json], **options: Any) -> Json:
         options = {"model": "m", "messages": messages, "tools": [TOOL], **options}
@@ -84,7 +84,7 @@ def _said(content: str, made: list[Any], finish: Any, usage: Any) -> Json:
 
 
 def history(results: int = 3) -> list[Json]:
-    """A session with so many big results, all of them read by the model, that ends with a question."""
+    """Return a session with `results` big results, all read by the model, that ends with a question."""
     messages: list[Json] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Fetch the logs."}]
     for number in range(results):
         function = {"name": "fetch", "arguments": f'{{"n": {number}}}'}
@@ -99,7 +99,7 @@ def history(results: int = 3) -> list[Json]:
 
 
 def references(request: Recorded) -> list[str]:
-    """The files to which the request's tool results refer."""
+    """Return the files to which the request's tool results refer."""
     results = (str(message["content"]) for message in request.messages if message["role"] == "tool")
     return [found[1] for result in results if (found := REFERENCE.search(result))]
 
@@ -255,7 +255,7 @@ def test_moved_results_are_in_the_store(up: StrictUpstream, ask: Callable[..., J
     ask(messages)
     names = [reference.rpartition("/")[2] for reference in references(up.chats[0])]
     kept: Json = {}
-    for _ in range(100):  # nobody waits for these to be written
+    for _ in range(100):  # the reply does not wait until these are written
         kept = {path.name: path.read_text() for path in proxy.stored() if path.parent.name == "originals"}
         if len(kept) == len(names):
             break
@@ -264,7 +264,7 @@ def test_moved_results_are_in_the_store(up: StrictUpstream, ask: Callable[..., J
 
 
 def _finds_the_code(request: Recorded) -> Message:
-    """Searches what was moved, unless this turn has done so, and answers from what came back."""
+    """Search what was moved, unless this turn has done so, and answer from the results."""
     last = request.messages[-1]
     if last["role"] == "tool":
         found = re.search(r"heliotrope-\d+", str(last["content"]))

@@ -1,4 +1,4 @@
-"""What is no request: the envelope says where and what, the status is 400 or 404, nothing of the caller's is lost."""
+"""Bad requests: the envelope names place and fault, the status is 400 or 404, and the caller loses nothing."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ ALIASES = [
 
 @pytest.mark.parametrize(("name", "alias", "right"), ALIASES)
 def test_both_names_of_a_parameter(caller: Caller, name: str, alias: str, right: Any) -> None:
-    """The newer one counts, but both have to be right."""
+    """The newer name counts, but both values must be valid."""
     for given, place in (({name: right, alias: {}}, alias), ({name: {}, alias: right}, name)):
         reply = caller.compact(HISTORY, **given)
         assert (reply.status, reply.messages) == (400, HISTORY)
@@ -369,7 +369,7 @@ def test_a_body_above_the_limit() -> None:
 
 
 def test_too_many_requests_at_once() -> None:
-    """One that upstream does not answer holds the only place that there is; one that is not whole yet holds none."""
+    """A request that upstream does not answer takes the only place. An unfinished request takes none."""
     head = b"POST /%b HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k\r\ncontent-length: %d\r\n\r\n{"
     with (
         operated({"limits": {"concurrent_requests": 1}}) as (proxy, _, up),

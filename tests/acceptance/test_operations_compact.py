@@ -27,7 +27,7 @@ COMPACTED = re.compile(r"(?s)(.*?)\.\.\. \(detailed result is stored in ([^;)]+)
 
 
 def ids(files: dict[str, str]) -> list[str]:
-    """Whose results these are."""
+    """Return the call ids of these results."""
     return [found[1] for path in files if (found := re.search(r"tool_call_(\w+?)_[0-9a-f]{12}\.txt$", path))]
 
 
@@ -163,7 +163,7 @@ def test_a_replacement_is_never_larger_than_what_it_replaces(caller: Caller) -> 
     ("keep", "moved"), [(0, "abc"), (1, "ab"), (2, "ab"), (3, "a"), (4, "a"), (5, ""), (6, ""), (1_000, "")]
 )
 def test_keep_recent_count_is_widened_to_whole_steps(caller: Caller, keep: int, moved: str) -> None:
-    """The last N messages; where one of them is a result, the call it answers and that call's other results too."""
+    """Keep the last N messages, and for a result among them also its call and that call's other results."""
     pairs = {one: page(one, 300) for one in ("a", "b", "c")}
     history = [user(), *(message for one, result in pairs.items() for message in step(one, result))]
     files = caller.compact(history, keep_recent_count=keep).files

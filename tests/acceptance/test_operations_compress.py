@@ -41,7 +41,7 @@ def model(world: World) -> Summaries:
 
 
 def dialogue(turns: int, size: int) -> list[Json]:
-    """So many messages of exactly `size` tokens each, the user first."""
+    """Return `turns` messages of exactly `size` tokens each, beginning with the user's."""
     roles = (user, assistant)
     return [roles[turn % 2](words(size - 4)) for turn in range(turns)]
 
@@ -213,7 +213,7 @@ def test_the_older_name_of_the_mode(caller: Caller, model: Summaries, mode: str)
 
 
 def test_every_alias_and_every_default_spelled_out(caller: Caller, model: Summaries) -> None:
-    """Twice the same call, once by the older names and once with every default."""
+    """Make the same call twice, once with the older names and once with every default."""
     history = [user(words(20_000)), *step("c", words(3_000)), user(), assistant(), user()]
     old = {"working_summary_mode": "auto", "all_token_threshold": 20_000, "keep_recent": None, "storage_path": STORE}
     new = {
@@ -262,7 +262,7 @@ def test_compaction_needs_no_model(caller: Caller) -> None:
 
 @pytest.mark.parametrize("made", [0, 1, 2])
 def test_a_summary_that_fails_loses_nothing(caller: Caller, world: World, model: Summaries, made: int) -> None:
-    """Whichever group it is for, nothing is written; and adopting what comes back, the caller has its history still."""
+    """Whichever group fails, nothing is written, and a caller that adopts the reply still has its history."""
     history = dialogue(8, 500)
     snapshot = text(f"<state_snapshot>{SUMMARY}</state_snapshot>")
     world.up.script(*[snapshot] * made, error(500))

@@ -1,4 +1,4 @@
-"""Known faults of the original, each with the test that would have caught it; and a store or a process that fails."""
+"""Known faults of the original, each with a test that would have caught it, and failures of store or process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TEXT = page("result", 3_000)
 
 
 def test_fault_auto_mode_threw_the_compaction_away(caller: Caller) -> None:
-    """Where it went on to compress, it began again from the whole messages."""
+    """When the original went on to compress, it started again from the whole messages."""
     history = [user(words(9_000)), assistant(words(9_000)), *step("recent", TEXT), assistant("Read it.")]
     reply = caller.offload(history, context_manage_mode="auto", max_total_tokens=8_000, model=MODEL)
     assert len(reply.groups) == 1, "compaction was not enough"
@@ -140,7 +140,7 @@ def test_fault_null_content_failed_the_call(caller: Caller) -> None:
 
 
 def test_fault_tool_pairs_were_cut(caller: Caller) -> None:
-    """Whatever N is, and also where groups are made, no call is parted from its results."""
+    """No call is separated from its results, whatever N is and also when groups are made."""
     history = [user(words(96))]
     for number in range(4):
         history += step(f"c{number}", words(200), words(150), words(100))
@@ -170,7 +170,7 @@ def test_fault_fields_were_dropped_on_the_way(caller: Caller) -> None:
 
 
 def test_fault_untouched_messages_lost_their_bytes(caller: Caller) -> None:
-    """Numbers' spelling, order of keys, escapes: what is not touched comes back as it was written."""
+    """Untouched messages keep the spelling of numbers, the order of keys and the escapes."""
     odd = rb'{"content":"\u00e9\/","n":[1.0,1e2,12345678901234567890,0.10],  "role":"user" ,"z":{"b":1,"a":2}}'
     moved = json.dumps(step("c", TEXT)).encode()[1:-1]
     body = b'{"store_dir":"/s","max_total_tokens":0,"max_tool_message_tokens":0,"messages":['
@@ -208,7 +208,7 @@ HISTORY = [user(), *step("c", TEXT), user(words(96)), assistant(), user()]
 
 
 def test_the_store_is_down_and_the_messages_come_back() -> None:
-    """A file where its directory was: a disk that is gone."""
+    """A file in place of the store's directory acts as a lost disk."""
     with operated() as (proxy, _, _), Caller(proxy) as caller:
         [path] = caller.compact(HISTORY).files
         shutil.rmtree(proxy.store)
@@ -239,7 +239,7 @@ def test_redis_is_down_and_the_messages_come_back(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_has_kept_everything_it_answered_for(tmp_path: Path) -> None:
-    """Durable before the reply: SIGKILL right behind it, and the next process has all of it."""
+    """Files are durable before the reply: after a SIGKILL right after it, the next process has them all."""
     with StrictUpstream() as up:
         policies = {"default": {"upstream": {"base_url": up.url}}}
         with spawned(policies, tmp_path / "store") as proxy, Caller(proxy, "the key") as caller:

@@ -1,4 +1,4 @@
-"""Fuzz: JSON of the right and of the wrong shape. No 500, no traceback, nothing outside of the store, nothing lost."""
+"""Fuzzes with JSON of right and wrong shape: no 500, no traceback, nothing outside the store, nothing lost."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ids = some.sampled_from(["a", "b", "../../x", "\x00", "é"])
 
 
 def messages_of(*roles: str) -> some.SearchStrategy[Json]:
-    """With a text or parts, and perhaps a field of nobody's."""
+    """Make messages with a text or parts, and perhaps an unknown field."""
     return some.fixed_dictionaries({"role": some.sampled_from(roles), "content": contents}, optional={"x": anything})
 
 
@@ -110,7 +110,7 @@ spoils = some.dictionaries(some.sampled_from(PARAMETERS), values, max_size=2)
 
 @pytest.mark.parametrize("path", ALL)
 def test_random_bodies_of_the_wrong_shape_are_answered(caller: Caller, path: str) -> None:
-    """A right request that is spoiled, members of any kind, or anything at all."""
+    """Send a valid request with a fault, members of any kind, or any JSON at all."""
     spoiled = some.builds(lambda body, changes: {**body, **changes}, RIGHT[path], spoils)
 
     @FUZZ
@@ -127,7 +127,7 @@ def test_random_bodies_of_the_wrong_shape_are_answered(caller: Caller, path: str
 
 
 def test_random_conversations_lose_nothing(caller: Caller) -> None:
-    """Whatever the history is, it is all there afterwards, in the reply or behind its references; twice."""
+    """All of any history is still in the reply or its references, also after a second offload."""
 
     @FUZZ
     @given(offloads)
@@ -146,7 +146,7 @@ def test_random_conversations_lose_nothing(caller: Caller) -> None:
 
 
 def spoken(history: list[Json]) -> list[Json]:
-    """Without what `Caller.restored` does not restore."""
+    """Return the history without what `Caller.restored` does not restore."""
     return [message for message in history if message["role"] not in ("system", "developer")]
 
 

@@ -1,4 +1,4 @@
-"""/grep in both shapes and /read_file: formats to the letter, borders, and whose files they see."""
+"""/grep in both shapes and /read_file: exact formats, borders, and which caller's files they see."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_reading_a_missing_file_is_404(caller: Caller, lines: str, path: str) ->
 
 
 def test_two_callers_never_see_each_others_files(caller: Caller) -> None:
-    """Both on default.yaml, with the same directory, chat and call id."""
+    """Both callers use default.yaml and the same directory, chat and call id."""
     with Caller(caller.proxy) as other:
         never_meet(caller, other)
 
@@ -251,13 +251,13 @@ def test_two_tenants_never_see_each_others_files(up: StrictUpstream, serve: Call
 
 
 def tenant(up: StrictUpstream, name: str, *keys: str) -> Json:
-    """The policy of a tenant with these keys."""
+    """Return the policy of a tenant with these keys."""
     known = [{"sha256": hashlib.sha256(key.encode()).hexdigest()} for key in keys]
     return {"tenant": name, "api_keys": known, "upstream": {"base_url": up.url}}
 
 
 def never_meet(*callers: Caller) -> None:
-    """Each finds and opens what it wrote, and nothing of the others'."""
+    """Check that each caller finds and opens its own files and no others."""
     secrets = dict(zip(callers, ("heliotrope", "chartreuse", "periwinkle"), strict=False))
     for one, secret in secrets.items():
         one.compact([user(), *step("same", page(secret, 300)), user()])
@@ -313,7 +313,7 @@ def test_the_proxys_originals_open_by_exact_path_and_are_never_listed(
 
 
 def opened(caller: Caller, path: str) -> str:
-    """The file, which the proxy writes beside the request and not before it."""
+    """Return the file. It may come late, as the proxy writes it during the request and not before it."""
     deadline = time.monotonic() + 20
     while (reply := caller.read(path)).status != 200:
         assert time.monotonic() < deadline, reply.answer

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ROOT / ".clients" / "llama"
 MODEL = "smollm2"
 WINDOW = 4096
-"""Tokens; the server is started with it."""
+"""The server's context window in tokens."""
 READ_LOG = {
     "type": "function",
     "function": {
@@ -36,7 +36,7 @@ READ_LOG = {
 
 @pytest.fixture(scope="module")
 def llama() -> Iterator[str]:
-    """The server's base URL."""
+    """Run the server, and yield its base URL."""
     if not (ENVIRONMENT / ".installed").exists():
         pytest.skip("llama.cpp is not installed: make test-clients")
     command = [ENVIRONMENT / "bin" / "python", ROOT / "tests" / "clients" / "llama" / "serve.py"]
@@ -72,7 +72,7 @@ def short(**options: Any) -> dict[str, Any]:
 
 
 def after_reading(logs: int, **options: Any) -> dict[str, Any]:
-    """A request behind so many tool results, of about 300 of this model's tokens each."""
+    """Return a request after `logs` tool results of about 300 of this model's tokens each."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Read the logs and say what you saw."}]
     for number in range(logs):
         function = {"name": "read_log", "arguments": f'{{"path": "{number}.log"}}'}

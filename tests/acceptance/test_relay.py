@@ -36,11 +36,11 @@ from tests.wire import (
 Json = dict[str, Any]
 
 PATIENCE = 20.0
-"""Seconds within which happens what has to, on a machine that has much else to do."""
+"""Seconds to wait for something that must happen, even on a busy machine."""
 
 
 class Shared:
-    """A proxy that most tests share, as starting one takes longer than they do."""
+    """A proxy that most tests share, because starting one takes longer than a test."""
 
     def __init__(self, port: int, upstream_port: int) -> None:
         self.port = port
@@ -48,7 +48,7 @@ class Shared:
 
     @asynccontextmanager
     async def relay(self, handler: Handler) -> AsyncIterator[Link]:
-        """The upstream that it stands before, for a while."""
+        """Give the shared proxy this upstream while the block runs."""
         async with upstream(handler, port=self._upstream_port) as wire:
             yield Link(wire, self.port)
 
@@ -64,7 +64,7 @@ def shared() -> Iterator[Shared]:
 
 @asynccontextmanager
 async def relay(handler: Handler, upstream_options: Json | None = None, **settings: Any) -> AsyncIterator[Link]:
-    """An upstream and a proxy of its own before it."""
+    """Run an upstream and a new proxy in front of it."""
     async with upstream(handler) as wire:
         policy = {"upstream": {"base_url": wire.url + "/v1", **(upstream_options or {})}, "offload": {"mode": "off"}}
         with served({"default": policy}, **settings) as proxy:
@@ -285,7 +285,7 @@ async def test_a_replys_head_does_not_wait_for_its_body(shared: Shared) -> None:
 
 
 async def test_an_upload_arrives_as_it_is_sent(shared: Shared) -> None:
-    """One of more than GATHERED bytes; what is smaller is collected first."""
+    """This holds above GATHERED bytes. The proxy collects a smaller body first."""
     arrived = asyncio.Event()
     second = bytes(GATHERED)
 
@@ -317,7 +317,7 @@ async def test_upstream_refuses_an_upload_before_its_end(shared: Shared) -> None
 
 
 def resident(pid: int) -> int:
-    """The most memory that a process has had, in bytes."""
+    """Return the most memory that a process has used, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found
@@ -514,7 +514,7 @@ async def test_websockets_are_refused(shared: Shared) -> None:
 
 
 async def test_other_upgrades_are_ignored(shared: Shared) -> None:
-    """Java's HTTP client offers h2c with every first request."""
+    """Java's HTTP client offers h2c in every first request."""
     offer = [
         "Connection: Upgrade, HTTP2-Settings",
         "Upgrade: h2c",
@@ -553,7 +553,7 @@ async def test_paths_with_dot_segments_are_refused(shared: Shared) -> None:
 
 
 async def test_tenants_are_told_apart_by_key() -> None:
-    """The tenant's key replaces the client's, opens inference only, and strangers are turned away."""
+    """The tenant's key replaces the client's and allows inference only. Strangers are refused."""
     async with upstream(replying(OK)) as wire:
         acme = {
             "tenant": "acme",

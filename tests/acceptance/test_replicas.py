@@ -132,7 +132,7 @@ def up(up: StrictUpstream) -> StrictUpstream:
 
 
 def alone(up: StrictUpstream) -> dict[int, list[bytes]]:
-    """What a single process on a fresh store sends."""
+    """Return what a single process with a new store sends."""
     with served(policies(up)) as proxy:
         for turn in turns():
             assert ask(proxy.url, turn) == (turn.content, turn.calls)
@@ -176,7 +176,7 @@ def test_two_replicas_send_what_one_process_sends(up: StrictUpstream, spawn: Cal
 
 
 class Replica:
-    """One that can be killed at any moment and comes back by itself."""
+    """A replica that can be killed at any moment and restarts by itself."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
@@ -185,14 +185,14 @@ class Replica:
         self.proxy: Proxy = self._held.enter_context(self._start())
 
     def kill(self) -> None:
-        """SIGKILL, and a new process in a thread beside."""
+        """Send SIGKILL, and start a new process in a thread."""
         assert self.proxy.process
         self.proxy.process.kill()
         self._back = threading.Thread(target=self._restart)
         self._back.start()
 
     def wait(self) -> None:
-        """Until it is back."""
+        """Wait until the replica is running again."""
         if self._back:
             self._back.join()
 
@@ -207,7 +207,7 @@ class Replica:
 
 @contextmanager
 def killing(replica: Replica, seconds: float) -> Iterator[None]:
-    """Kill it so many seconds from now, whatever it does then."""
+    """Kill the replica `seconds` from now, whatever it does then."""
     timer = threading.Timer(seconds, replica.kill)
     timer.start()
     try:
@@ -217,7 +217,7 @@ def killing(replica: Replica, seconds: float) -> Iterator[None]:
 
 
 def persist(turn: Turn, replicas: Sequence[Replica]) -> tuple[Any, int]:
-    """The reply, and how often a client had to ask again: at the next replica, as behind any balancer."""
+    """Return the reply and the number of retries, each at the next replica, as with any load balancer."""
     for attempt, replica in enumerate((*replicas, *replicas)):
         try:
             return ask(replica.proxy.url, turn), attempt

@@ -1,4 +1,4 @@
-"""What calls of our tools may cost: nobody else waits for them, and they end with the turn and the process."""
+"""Limits of our tools' calls: nobody else waits for them, and they end with the turn and the process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.serving import PLAIN, Proxy, spawned, tight
 Json = dict[str, Any]
 
 NASTY = "(?:.{0,99}m){9}zq"
-"""RE2 takes microseconds for each byte of a text that is full of m."""
+"""RE2 needs microseconds for each byte of a text that is full of m."""
 
 TOOL = {"type": "function", "function": {"name": "fetch", "parameters": {"type": "object"}}}
 
 
 def history(content: str) -> list[Json]:
-    """One call with this result, and a next question."""
+    """Return one call with this result, and a next question."""
     call = {"id": "call_0", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
     return [
         {"role": "user", "content": "Go."},
@@ -99,7 +99,7 @@ def test_a_search_does_not_outlive_its_process(up: StrictUpstream) -> None:
 
 
 def spent(proxy: Proxy) -> float:
-    """Seconds of processor time that the proxy has taken so far."""
+    """Return the seconds of CPU time that the proxy has used so far."""
     assert proxy.process is not None
     try:
         with open(f"/proc/{proxy.process.pid}/stat", encoding="ascii") as file:

@@ -1,4 +1,4 @@
-"""A Redis that fails, in every way it can, behind the real proxy: clients are served all the same, and soon."""
+"""A Redis that fails in every possible way: the real proxy still serves its clients, and quickly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ASKED = 12
 
 
 class Server:
-    """Redis, and what can be done to it."""
+    """A Redis server, and the faults that a test can give it."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -41,7 +41,7 @@ class Server:
         self._ask("CONFIG SET maxmemory 1")
 
     def locked(self) -> None:
-        # Whoever is connected was let in before and would stay.
+        # Existing connections are authenticated already and would continue to work.
         self._ask("CONFIG SET requirepass another", "CLIENT KILL TYPE normal SKIPME yes")
 
     def _ask(self, *commands: str) -> None:
@@ -72,7 +72,7 @@ def _finds_the_code(request: Recorded) -> Message:
 
 
 def ask(proxy: Proxy, number: int) -> bool:
-    """Whether the answer is right. Each number is a history that nothing is known of."""
+    """Return whether the answer is right. Each number is a history that the proxy has not seen."""
     messages = history()
     messages[1] = {"role": "user", "content": f"Fetch the logs of day {number}."}
     body = {"model": "m", "messages": messages, "tools": [TOOL], "stream": bool(number % 2)}
@@ -89,7 +89,7 @@ def store_errors(proxy: Proxy) -> dict[str, float]:
 
 
 def waits(errors: dict[str, float]) -> float:
-    """Those for which somebody waited: the breaker was closed, and the request had time left."""
+    """Return the errors that a request waited for, with the breaker closed and time left."""
     return sum(times for name, times in errors.items() if name.endswith((":timeout", ":failed")))
 
 

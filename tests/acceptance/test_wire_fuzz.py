@@ -1,6 +1,6 @@
-"""A few hundred of the attacks of `tests.wire_fuzz`, always the same ones, and that a fault would be seen.
+"""Runs a few hundred attacks of `tests.wire_fuzz`, always the same ones, and checks that a fault would be seen.
 
-An hour of it is `python -m tests.wire_fuzz --seconds 3600 --seed N`.
+To run it for an hour, use `python -m tests.wire_fuzz --seconds 3600 --seed N`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The guard over a store in memory that does what the test says: fails, hangs, or counts what it is asked."""
+"""Tests the guard on a store in memory that fails, hangs or counts calls, as the test says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY, OTHER = "acme-1/round/k", "acme-1/round/other"
 
 
 class Scripted:
-    """A store that says `trouble` once it has waited `seconds`, and notes what it was asked."""
+    """A store that waits for `seconds`, then raises `trouble` if it is set, and records its calls."""
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}

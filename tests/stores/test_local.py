@@ -271,7 +271,7 @@ async def test_closing_says_what_hangs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 async def faults(store: Store, says: str) -> None:
-    """Every operation says so, readably, and names no path."""
+    """Check that every operation raises StoreFault with this text, readable and without a path."""
     for operation in (store.put(KEY, b"1"), store.get(KEY), store.get_many([KEY]), listed(store, "")):
         with pytest.raises(StoreFault, match=says) as caught:
             await operation
@@ -315,7 +315,7 @@ def test_a_file_size_limit(tmp_path: Path) -> None:
 
 @contextmanager
 def disk(folder: Path, size: str) -> Iterator[None]:
-    """A disk of so many bytes, where mounting is allowed."""
+    """Mount a disk of this size, if mounting is allowed."""
     folder.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], capture_output=True)
     if made.returncode:

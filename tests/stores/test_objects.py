@@ -33,7 +33,7 @@ class TestContract(StoreContract):
 
 
 class TestContractOfAnEngineThatMindsDeletingNothing(StoreContract):
-    """As Google's and Azure's do. obstore's own in memory, which needs no server."""
+    """Google's and Azure's do. This uses obstore's own store in memory, which needs no server."""
 
     @pytest.fixture(autouse=True)
     def engine(self) -> None:
@@ -112,7 +112,7 @@ async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:
         with pytest.raises(StoreFault, match="object store failed"):
             await store.get("a-1/round/k")
         process.start()
-        for _ in range(100):  # it listens again before all its parts are back
+        for _ in range(100):  # it listens again before all its parts work
             with suppress(StoreFault):
                 if await store.get("a-1/round/k") == b"1":
                     break
@@ -122,7 +122,7 @@ async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_close_waits_for_what_callers_gave_up() -> None:
-    """Else obstore's late answers would find the loop closed. And what was on its way is stored."""
+    """Otherwise obstore's late answers would find the loop closed. The pending writes are stored, too."""
     answered = 0
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -108,7 +108,7 @@ SECRET = "my-password-is-hunter2"
 
 
 async def refused(work: Coroutine[Any, Any, object], *words: str) -> None:
-    """It is a fault that has these words, and nothing that we sent: neither in its text nor in its traceback."""
+    """Check that a StoreFault with these words is raised, with nothing that we sent in its text or traceback."""
     with pytest.raises(StoreFault) as caught:
         await work
     shown = "".join(traceback.format_exception(caught.value))

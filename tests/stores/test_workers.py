@@ -1,4 +1,4 @@
-"""Threads that may hang: what waits, what is bounded, and what is said at the end."""
+"""Threads that may hang: which calls wait, what is bounded, and what `close` reports."""
 
 from __future__ import annotations
 
