@@ -76,6 +76,8 @@ class Exchange:
         self.request_id = f"req_{os.urandom(16).hex()}"
         self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
         """Makes the body of an error of ours: in OpenAI's shape, unless the application sets another."""
+        self.dialect = ""
+        """The name of the request's dialect. The application sets it; empty: it is passed through."""
         self.gone = False
         """Whether the client left before the reply's last byte was sent."""
         self.replied = False
@@ -95,6 +97,10 @@ class Exchange:
         """Bytes of the body, or 0 if the head does not say. The server has checked that it is a number."""
         self._more = self._announced > 0 or b"transfer-encoding" in fields
         self._offers_upgrade = b"upgrade" in fields
+        self.encoded = b"content-encoding" in fields
+        """Whether the body has a content coding."""
+        self.has_wish = b"x-offload" in fields
+        """Whether the client says how this request is to be treated."""
         self._watch_connection = raw["watch"] if raw else None
         self._first_byte: float | None = None
         self._send = send

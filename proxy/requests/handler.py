@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
     from proxy.telemetry.outcome import Outcome
-    from proxy.upstream.headers import Headers
 
 T = TypeVar("T")
 
@@ -107,10 +106,12 @@ class _Request:
 
     async def _parse(self, body: bytes) -> ParsedRequest:
         """Parse the body and choose the policy for its model. Gives a reason instead if we cannot read the body."""
-        tenant, headers = self._tenant, self._client.headers
+        tenant, client = self._tenant, self._client
         limit, threads = self._services.settings.body_limit, self._services.threads
         try:
-            clear = await decoded(body, headers, limit, threads.decoding, tenant.namespace, self._client.hold)
+            clear = body
+            if client.encoded:
+                clear = await decoded(body, client.headers, limit, threads.decoding, tenant.namespace, client.hold)
             chat = await self._run(partial(self._dialect.parse, clear), len(clear) > LARGE_BYTES)
         except ClientFault:
             return _parsed(body, tenant, Reason.ENCODING)
@@ -118,7 +119,7 @@ class _Request:
             return _parsed(body, tenant, error.reason)
         policy = tenant.policy.for_model(chat.model)
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
-        return ParsedRequest(body, tenant, _searching(policy), chat, _held_back(headers, policy))
+        return ParsedRequest(body, tenant, _searching(policy), chat, _held_back(client, policy))
 
     async def _plan(self, parsed: ParsedRequest) -> AsItCame:
         """Return the request with its plan, or with the reason why it has none."""
@@ -243,9 +244,9 @@ def _searching(policy: Policy) -> Budget:
     return Budget(policy.tools.max_search_seconds)
 
 
-def _held_back(headers: Headers, policy: Policy) -> Reason:
+def _held_back(client: Exchange, policy: Policy) -> Reason:
     """Return why the client or the policy wants the request sent as it came, or `Reason.NONE`."""
     if policy.offload.mode is Mode.OFF:
         return Reason.OFF
-    said = {value.strip().lower() for value in headers.get_all(b"x-offload")}
+    said = {value.strip().lower() for value in client.headers.get_all(b"x-offload")} if client.has_wish else ()
     return Reason.HEADER if b"off" in said else Reason.NONE

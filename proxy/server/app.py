@@ -154,7 +154,7 @@ class App:
         if client.path in operations.PATHS:
             client.fault_body = operations.refusal()
         elif dialect := for_request(client.method, client.path):
-            client.fault_body = dialect.error_body
+            client.dialect, client.fault_body = dialect.name, dialect.error_body
         try:
             if client.path in _OURS or client.path.startswith(_RESERVED):
                 await self._serve_own(client)
@@ -198,8 +198,7 @@ class App:
             operations.check_caller(tenant)
             return self._operations
         _check_path(client, tenant.policy)
-        dialect = for_request(client.method, client.path)
-        return self._chats[dialect.name] if dialect else self._relay
+        return self._chats[client.dialect] if client.dialect else self._relay
 
     def _tenant(self, client: Exchange) -> Tenant:
         """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""

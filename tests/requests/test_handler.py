@@ -301,7 +301,7 @@ async def test_unplanned_request_goes_as_it_came_and_says_why(
 @pytest.mark.parametrize(
     ("headers", "body", "reason"),
     [
-        ([(b"X-Offload", b" OFF ")], LONG, "header"),
+        ([(b"x-offload", b" OFF ")], LONG, "header"),
         ([(b"content-encoding", b"rot13")], LONG, "encoding"),
         ([(b"content-encoding", b"gzip")], gzip.compress(b" " * (9 << 20)), "encoding"),
     ],
