@@ -73,10 +73,16 @@ class MessageCache:
 
         Raises Unplannable.
         """
-        past, key, seen = await self._run(partial(self._begun, dialect, raws, terms), _large(raws), caller)
+        if _large(raws):
+            past, key, seen = await self._pool.run(caller, partial(self._begun, dialect, raws, terms))
+        else:
+            past, key, seen = self._begun(dialect, raws, terms)
         new = raws[len(past.messages) :]
         messages = await self.read(dialect, new, Reading.of(terms.offload), terms.model, caller)
-        past = await self._run(partial(past.extended, messages), len(raws) > LARGE_ENTRIES, caller)
+        if len(raws) > LARGE_ENTRIES:
+            past = await self._pool.run(caller, partial(past.extended, messages))
+        else:
+            past = past.extended(messages)
         if key:
             self._pasts.put((key, terms), (seen, past), past.size())
         return past
@@ -102,7 +108,10 @@ class MessageCache:
     ) -> list[Message]:
         """Return every message's measure, in order. Raises Unplannable."""
         variant = _variant(dialect.name, reading, model)
-        keys, found = await self._run(partial(self._known, raws, variant), _large(raws), caller)
+        if _large(raws):
+            keys, found = await self._pool.run(caller, partial(self._known, raws, variant))
+        else:
+            keys, found = self._known(raws, variant)
         unread = {key: raw for key, raw, message in zip(keys, raws, found, strict=True) if message is None}
         if unread:
             read = partial(dialect.read, reading=reading, count=self.counter(model))
@@ -156,7 +165,8 @@ class MessageCache:
         """Return the tokens of the client's tool definitions, cached because every request repeats the same array."""
         if rawjson.is_null(raw):
             return 0
-        key = (await self._run(partial(digest, raw), _large([raw]), caller), model)
+        large = len(memoryview(raw)) > LARGE_BYTES
+        key = (await self._pool.run(caller, partial(digest, raw)) if large else digest(raw), model)
         found = self._tools.get(key)
         if found is None:
             pool = self._large if len(memoryview(raw)) > BATCH_BYTES else self._pool
