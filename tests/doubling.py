@@ -13,16 +13,19 @@ ALLOWED = 2.3
 """How many times the CPU time twice the input may take."""
 NOISE = 0.002
 """Differences of fewer seconds than this are ignored as noise."""
-TRIES = 10
+TRIES = 60
+PAUSE = 0.02
+"""Seconds longer that each try after the fifth waits for the one before: a busy neighbour may be gone by then."""
 
 
 def assert_linear(work: Callable[[T], object], once: T, twice: T) -> None:
     """Fail if `work(twice)`, on double the input, takes more than 2.3 times the CPU time of `work(once)`.
 
-    The fastest of up to 10 tries counts for each, because other load and cold caches can only slow work down.
+    The fastest of many tries counts for each, because other load and cold caches can only slow work down.
     """
     single = double = float("inf")
-    for _ in range(TRIES):
+    for number in range(TRIES):
+        time.sleep(max(0.0, PAUSE * min(number - 5, 20)))
         single, double = min(single, cpu(work, once)), min(double, cpu(work, twice))
         if double <= ALLOWED * single + NOISE:
             return
