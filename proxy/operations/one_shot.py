@@ -27,8 +27,8 @@ from proxy.core.retrieval.names import joined, stem
 from proxy.core.summary import Section
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat import messages as chat_messages
-from proxy.dialects.chat.messages import MESSAGE_TOKENS
 from proxy.dialects.chat.render import is_system
+from proxy.dialects.measuring import MESSAGE_TOKENS
 from proxy.dialects.render import compact
 
 NEVER = 1 << 62

@@ -13,8 +13,9 @@ from proxy.core.history import Unplannable
 from proxy.core.rawjson import MAX_SURROGATES
 from proxy.dialects.chat import overflow
 from proxy.dialects.chat.reply import CallDelta, ReplyMessage
-from proxy.dialects.chat.request import MAX_DEFINITIONS, MAX_MESSAGES, MAX_MODEL, MAX_OTHERS, parse
+from proxy.dialects.chat.request import MAX_MESSAGES, parse
 from proxy.dialects.chat.tool_calls import ToolCalls
+from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
 from tests.doubling import assert_linear
 
 LONE = rb'"\ud83d"'

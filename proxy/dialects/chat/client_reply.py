@@ -11,51 +11,22 @@ from collections.abc import Iterable, Sequence
 from msgspec import Raw
 
 from proxy.core import rawjson, sse
-from proxy.core.turn import Usage
-from proxy.dialects.chat.reply import TEXTS, Chunk, Members, ReplyMessage, object_of, string, text_of
+from proxy.dialects.chat.reply import TEXTS, Chunk, ReplyMessage
+from proxy.dialects.usage import UsageFields, UsageLedger
+from proxy.dialects.values import Members, object_of, string, text_of
 
 FRAME = ("id", "created", "model", "system_fingerprint")
 """Members that all events of a reply share."""
 
-
-class UsageLedger:
-    """Counts what the rounds cost, and computes the usage that the client sees.
-
-    The client sees the last round's prompt tokens, from which it estimates its context, and the completion tokens of
-    all rounds.
-    """
-
-    def __init__(self) -> None:
-        self.spent = Usage()
-        self._earlier = 0
-        self._details: dict[str, int] = {}
-
-    def add(self, raw: Raw | None) -> None:
-        """Add the usage of a round that has ended."""
-        usage = object_of(raw)
-        self.spent.prompt += whole(usage.get("prompt_tokens"))
-        self.spent.completion += whole(usage.get("completion_tokens"))
-        self.spent.cached += _cached(usage)
-
-    def carry(self, raw: Raw | None) -> None:
-        """Carry this usage over, because another round follows."""
-        usage = object_of(raw)
-        self._earlier += whole(usage.get("completion_tokens"))
-        for key, tokens in object_of(usage.get("completion_tokens_details")).items():
-            self._details[key] = self._details.get(key, 0) + whole(tokens)
-
-    def total(self, raw: Raw) -> Raw:
-        """Return the newest round's usage with the completion tokens of the earlier rounds added."""
-        usage = object_of(raw)
-        completion = whole(usage.get("completion_tokens")) + self._earlier
-        total = whole(usage.get("prompt_tokens")) + completion
-        sums = {"completion_tokens": completion, "total_tokens": total}
-        told = usage | {key: Raw(b"%d" % tokens) for key, tokens in sums.items() if key in usage}
-        details = object_of(usage.get("completion_tokens_details"))
-        if details:
-            summed = {key: Raw(b"%d" % (whole(details[key]) + self._details.get(key, 0))) for key in _counts(details)}
-            told["completion_tokens_details"] = Raw(rawjson.encode(details | summed))
-        return Raw(rawjson.encode(told))
+USAGE = UsageFields(
+    prompt="prompt_tokens",
+    completion="completion_tokens",
+    total="total_tokens",
+    prompt_details="prompt_tokens_details",
+    completion_details="completion_tokens_details",
+    cached="prompt_cache_hit_tokens",
+)
+"""`cached` is DeepSeek's name; OpenAI has it among the details."""
 
 
 class ClientReply:
@@ -159,19 +130,3 @@ class WholeReply(ClientReply):
         for key, tokens in logprobs.items():
             if rawjson.is_array(tokens):
                 self._logprobs.setdefault(key, []).extend(rawjson.elements(tokens))
-
-
-def whole(raw: Raw | None) -> int:
-    """Return a number of tokens, or 0 for anything else."""
-    text = b"" if raw is None else bytes(raw)
-    return int(text) if text.isdigit() and len(text) < 12 else 0
-
-
-def _counts(details: Members) -> list[str]:
-    return [key for key, raw in details.items() if bytes(raw).isdigit()]
-
-
-def _cached(usage: Members) -> int:
-    """Return the input tokens read from upstream's cache, as reported by OpenAI or DeepSeek."""
-    details = object_of(usage.get("prompt_tokens_details"))
-    return whole(details.get("cached_tokens")) or whole(usage.get("prompt_cache_hit_tokens"))

@@ -10,22 +10,12 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from proxy.core import preview, rawjson
-from proxy.core.history import Count, Message, Piece, Reading, ToolCall, Unplannable, digest
-from proxy.core.plan import Item, Role
+from proxy.core import rawjson
+from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
+from proxy.core.plan import Role
 from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
-
-MESSAGE_TOKENS = 4
-"""Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a few more."""
-OTHER_PART_TOKENS = 765
-"""Tokens of a 1024 x 1024 image in high detail, by OpenAI's vision guide. Audio and files count the same, whatever the
-length of their base64."""
-
-MAX_ARGUMENTS, MAX_SEPARATORS = 256 << 10, 50_000
-"""The most characters of a call's arguments, and the most characters in them that may begin a value, for which the
-arguments are parsed. That takes some 40 ms, during which no other thread can use the interpreter. Larger arguments
-are used as written."""
+from proxy.dialects.measuring import MESSAGE_TOKENS, OTHER_PART_TOKENS, canonical, item, pieces
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -144,7 +134,7 @@ class _Reader:
         self._role = ROLES[role]
         self._answers = _optional(members.get("tool_call_id"))
         # In canonical form, so that spaces in the arguments influence no decision.
-        self._calls = [(call.id, call.name, _canonical(call.arguments)) for call in tool_calls(members)]
+        self._calls = [(call.id, call.name, canonical(call.arguments)) for call in tool_calls(members)]
         self._texts = _content_texts(members.get("content"))
         self._others = self._other_parts()
 
@@ -153,14 +143,14 @@ class _Reader:
         called = sum(self._count(name) + self._count(arguments) for _, name, arguments in self._calls)
         fixed = OTHER_PART_TOKENS * len(self._others)
         tokens = sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS
-        pieces = self._pieces(sizes) if self._role is Role.TOOL else ()
+        moved = pieces(self._texts, sizes, self._answers, self._reading, self._count) if self._role is Role.TOOL else ()
         return Message(
             digest=digest,
             role=self._role,
             meaning=b"" if self._role is Role.SYSTEM else self._meaning(),
             tokens=tokens,
-            item=_item(self._role, tokens, fixed, pieces),
-            pieces=pieces,
+            item=item(self._role, tokens, fixed, moved),
+            pieces=moved,
             calls=tuple((call_id, name) for call_id, name, _ in self._calls),
             answers=self._answers,
         )
@@ -178,41 +168,6 @@ class _Reader:
         text = "".join(text for _, text in self._texts).strip()
         meant = rawjson.encode([int(self._role), text, self._calls, self._answers])
         return hashlib.sha256(b"\n".join([meant, *self._others])).digest()[:16]
-
-    def _pieces(self, sizes: Sequence[int]) -> tuple[Piece, ...]:
-        texts = zip(self._texts, sizes, strict=True)
-        return tuple(self._piece(place, text, tokens) for (place, text), tokens in texts)
-
-    def _piece(self, place: int | None, text: str, tokens: int) -> Piece:
-        name = preview.file_name(self._answers, preview.digest(text))
-        shape, limit = self._reading.shape, self._reading.max_unseen_tool_tokens
-        return Piece(
-            part=place,
-            name=name,
-            tokens=tokens,
-            preview=self._replaced(text, name, tokens, shape),
-            first_preview=self._replaced(text, name, tokens, shape.first_preview()) if tokens > limit else tokens,
-        )
-
-    def _replaced(self, text: str, name: str, tokens: int, shape: Shape) -> int:
-        replacement = preview.replacement(text, name, tokens, shape)
-        return min(self._count(replacement), tokens) if len(replacement) < len(text) else tokens
-
-
-def _item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
-    preview = tokens - sum(piece.tokens - piece.preview for piece in pieces)
-    first_preview = tokens - sum(piece.tokens - piece.first_preview for piece in pieces)
-    return Item(role, tokens, first_preview, preview, fixed)
-
-
-def _canonical(arguments: str) -> str:
-    """Return the arguments as canonical JSON, or unchanged if they are not JSON or too large to parse."""
-    if len(arguments) > MAX_ARGUMENTS or sum(map(arguments.count, ",[{")) > MAX_SEPARATORS:
-        return arguments.strip()
-    try:
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    except (ValueError, RecursionError):
-        return arguments.strip()
 
 
 # -- the history ------------------------------------------------------------------------------------------------------

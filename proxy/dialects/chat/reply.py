@@ -14,16 +14,13 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
+from proxy.dialects.values import EMPTY, NULL, Members, join, members_of, object_of, string, text_of
 
 MAX_REPLY = 32 << 20
 """The most bytes of text and calls that are held for one round: about eight million tokens."""
 
-Members = dict[str, Raw]
-
 _Pieces = list[str | Raw]
 
-EMPTY = Raw(b"{}")
-NULL = Raw(b"null")
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 """Members that a client shows as running text (`reasoning_content`: DeepSeek, llama.cpp; `reasoning`: OpenRouter,
 vLLM)."""
@@ -262,43 +259,6 @@ class ReplyMessage:
             return None
         message = {"role": Raw(b'"assistant"'), "content": NULL} | said
         return rawjson.encode(message | {"tool_calls": Raw(rawjson.array(calls))} if calls else message)
-
-
-def text_of(raw: Raw | None) -> str:
-    """Return a string's text, or "" if the value is not a string."""
-    if raw is None or not rawjson.is_string(raw):
-        return ""
-    try:
-        return rawjson.string(raw)
-    except NotJson:
-        return ""
-
-
-def members_of(raw: Raw | None) -> Members:
-    """Return an object's members; empty for null or a missing value. Raises NotJson for anything else."""
-    return {} if raw is None or rawjson.is_null(raw) else rawjson.members(raw)
-
-
-def object_of(raw: Raw | None) -> Members:
-    """Return an object's members; empty for anything else."""
-    try:
-        return members_of(raw)
-    except NotJson:
-        return {}
-
-
-def string(text: str) -> Raw:
-    return Raw(rawjson.encode(text))
-
-
-def join(pieces: Iterable[str]) -> str:
-    """Join the pieces. Servers that escape all non-ASCII characters may split a surrogate pair between two pieces."""
-    text = "".join(pieces)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
-    return text
 
 
 def _part_text(raw: Raw) -> str:

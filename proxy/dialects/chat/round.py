@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.dialects.chat.reply import Chunk, Members, ReplyMessage, held, text_of
+from proxy.dialects.chat.reply import Chunk, ReplyMessage, held
 from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls
+from proxy.dialects.values import Members, text_of
 
 MANY_CALLS = 128
 """Up to this many calls each get a separate event; a request may have as many tools."""

@@ -8,9 +8,8 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.dialects.chat.client_reply import whole
-from proxy.dialects.chat.reply import NULL, Members, object_of, text_of
 from proxy.dialects.chat.request import has_tools, with_tools
+from proxy.dialects.values import NULL, Members, object_of, text_of, whole
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 

@@ -17,7 +17,8 @@ from proxy.core import rawjson
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
-from proxy.dialects.chat.reply import MAX_REPLY, NULL, CallDelta, Members, join, signature, string, text_of
+from proxy.dialects.chat.reply import MAX_REPLY, CallDelta, signature
+from proxy.dialects.values import NULL, Members, join, string, text_of
 
 MAX_ARGUMENTS = 1 << 20
 """The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""

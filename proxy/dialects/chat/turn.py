@@ -23,11 +23,13 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken, HiddenRound, State, Usage, WrongState
 from proxy.dialects.chat import errors, overflow
-from proxy.dialects.chat.client_reply import ClientReply, UsageLedger, WholeReply
-from proxy.dialects.chat.reply import Chunk, as_events, parse, string
+from proxy.dialects.chat.client_reply import USAGE, ClientReply, WholeReply
+from proxy.dialects.chat.reply import Chunk, as_events, parse
 from proxy.dialects.chat.round import Round
 from proxy.dialects.chat.round_request import RoundRequest
 from proxy.dialects.chat.tool_calls import PartialCall
+from proxy.dialects.usage import UsageLedger
+from proxy.dialects.values import string
 from proxy.errors import ProxyError
 
 STOPPED = frozenset(("length", "content_filter", "error"))
@@ -43,7 +45,7 @@ class ChatTurn:
         """Hidden rounds so far."""
         self._asked = asked
         self._names = asked.names if asked.tools else ()
-        self._ledger = UsageLedger()
+        self._ledger = UsageLedger(USAGE)
         self._shown = ClientReply(self._ledger)
         self._before: list[bytes] = []
         self._results = 0  # how many of the last entries are the newest answers of our tools

@@ -1,0 +1,80 @@
+"""What the dialects' `parse` functions share: limits on a body's parts, and the names of our tools in a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.history import Unplannable
+from proxy.core.rawjson import TooManyElements
+from proxy.core.reasons import Reason
+from proxy.core.retrieval.tools import NAMES, OTHER_NAMES, Names
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+MAX_DEFINITIONS = 2_000
+"""The most tools of a request that we parse. A request with more is forwarded unchanged."""
+MAX_MODEL = 1_000
+"""The most bytes of the model's name. A request with more is forwarded unchanged, because caches and patterns use the
+name at every request and for each message."""
+MAX_OTHERS = 20_000
+"""The most commas outside of the history and the tools. A request with more is forwarded unchanged, because each comma
+may separate top-level members, and each member becomes an object. A large schema for the reply has a thousand."""
+
+MAX_TOOLS = 128
+"""OpenAI's limit for the tools of one request. Our two tools count towards it."""
+
+
+def known(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode a body's known members, which are all Raw, without creating objects for what they hold. Raises NotJson."""
+    found, masked = rawjson.decode(decoder, body)
+    if not masked:
+        return found
+    return type(found)(*map(rawjson.unmasked, msgspec.structs.astuple(found)))
+
+
+def model(raw: Raw) -> str:
+    """Return the model's name; empty for none. Raises Unplannable for a very long one."""
+    if len(memoryview(raw)) > MAX_MODEL:
+        raise Unplannable(f"the model's name has more than {MAX_MODEL} bytes")
+    return "" if rawjson.is_null(raw) else rawjson.string(raw)
+
+
+def check_others(body: bytes, *large: Raw) -> None:
+    """Raises Unplannable if there is too much besides these `large` members."""
+    if len(body) - sum(len(memoryview(raw)) for raw in large) > MAX_OTHERS:
+        others = rawjson.commas(body) - sum(map(rawjson.commas, large))
+        if others > MAX_OTHERS:
+            raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
+
+
+def elements(raw: Raw, reason: Reason) -> list[Raw]:
+    """Return an array's elements. Raises Unplannable with this reason if there are too many."""
+    try:
+        return rawjson.elements(raw)
+    except TooManyElements as error:
+        raise Unplannable(str(error), reason) from error
+
+
+def our_names(tools: Raw, name: Callable[[Raw], str]) -> Names | None:
+    """Return what our tools are called beside the client's, or None if there is no room for them.
+
+    `name` returns the name of one of the client's definitions. Raises Unplannable if there are too many.
+    """
+    defined = [] if rawjson.is_null(tools) else elements(tools, Reason.TOO_MANY_TOOLS)
+    if len(defined) > MAX_DEFINITIONS:
+        raise Unplannable(f"more than {MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
+    taken = set(map(name, defined))
+    if len(defined) > MAX_TOOLS - len(NAMES):
+        return None
+    return next((names for names in (NAMES, OTHER_NAMES) if not taken.intersection(names)), None)
+
+
+def whole(raw: Raw) -> int:
+    """Return a limit that the client set; 0 for none."""
+    text = bytes(raw)
+    return int(text) if text.isdigit() and len(text) < 10 else 0

@@ -1,0 +1,73 @@
+"""Adds up what the rounds of one reply cost."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.turn import Usage
+from proxy.dialects.values import Members, object_of, whole
+
+
+class UsageFields(msgspec.Struct, frozen=True):
+    """What an API calls the parts of a reply's usage."""
+
+    prompt: str
+    completion: str
+    total: str
+    prompt_details: str
+    """An object whose `cached_tokens` are the input tokens that were read from upstream's cache."""
+    completion_details: str
+    cached: str = ""
+    """Another name for the cached tokens, beside the others."""
+
+
+class UsageLedger:
+    """Counts what the rounds cost, and computes the usage that the client sees.
+
+    The client sees the last round's prompt tokens, from which it estimates its context, and the completion tokens of
+    all rounds.
+    """
+
+    def __init__(self, fields: UsageFields) -> None:
+        self._fields = fields
+        self.spent = Usage()
+        self._earlier = 0
+        self._details: dict[str, int] = {}
+
+    def add(self, raw: Raw | None) -> None:
+        """Add the usage of a round that has ended."""
+        usage = object_of(raw)
+        self.spent.prompt += whole(usage.get(self._fields.prompt))
+        self.spent.completion += whole(usage.get(self._fields.completion))
+        self.spent.cached += self._cached(usage)
+
+    def carry(self, raw: Raw | None) -> None:
+        """Carry this usage over, because another round follows."""
+        usage = object_of(raw)
+        self._earlier += whole(usage.get(self._fields.completion))
+        for key, tokens in object_of(usage.get(self._fields.completion_details)).items():
+            self._details[key] = self._details.get(key, 0) + whole(tokens)
+
+    def total(self, raw: Raw) -> Raw:
+        """Return the newest round's usage with the completion tokens of the earlier rounds added."""
+        usage = object_of(raw)
+        completion = whole(usage.get(self._fields.completion)) + self._earlier
+        total = whole(usage.get(self._fields.prompt)) + completion
+        sums = {self._fields.completion: completion, self._fields.total: total}
+        told = usage | {key: Raw(b"%d" % tokens) for key, tokens in sums.items() if key in usage}
+        details = object_of(usage.get(self._fields.completion_details))
+        if details:
+            summed = {key: Raw(b"%d" % (whole(details[key]) + self._details.get(key, 0))) for key in _counts(details)}
+            told[self._fields.completion_details] = Raw(rawjson.encode(details | summed))
+        return Raw(rawjson.encode(told))
+
+    def _cached(self, usage: Members) -> int:
+        """Return the input tokens read from upstream's cache."""
+        details = object_of(usage.get(self._fields.prompt_details))
+        return whole(details.get("cached_tokens")) or whole(usage.get(self._fields.cached))
+
+
+def _counts(details: Members) -> list[str]:
+    return [key for key, raw in details.items() if bytes(raw).isdigit()]
