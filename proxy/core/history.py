@@ -11,11 +11,13 @@ agents put the time of day there.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw
 
+from proxy.core.pairing import REGULAR, Irregular, Pairing, Place
 from proxy.core.plan import Item, Plan, Role, Room
 from proxy.core.planner import Fold, folded
 from proxy.core.policy import Offload
@@ -26,7 +28,7 @@ Count = Callable[[str], int]
 
 
 class Unplannable(ValueError):
-    """These are not the messages of a valid conversation, or too many. The request goes upstream as it came."""
+    """This is not a request that we can read, or it has too many parts. It goes upstream as it came."""
 
     def __init__(self, message: str, reason: Reason = Reason.INVALID) -> None:
         super().__init__(message)
@@ -74,6 +76,8 @@ class Message(msgspec.Struct, frozen=True):
     """Id and name of each tool call that it makes."""
     answers: str
     """The id of the tool call whose result it is; empty for other messages."""
+    readable: bool = True
+    """Whether we know its role and the form of its content. It stays as it is otherwise."""
 
     def extra(self) -> int:
         """Bytes that it takes beside those of a message with a call or a text or two, about."""
@@ -82,9 +86,18 @@ class Message(msgspec.Struct, frozen=True):
         called = sum(100 + len(id) + len(name) for id, name in self.calls)
         return max(called + len(self.answers) + sum(150 + len(piece.name) for piece in self.pieces) - 300, 0)
 
-    def unmovable(self) -> Item:
-        """The item for the plan if the policy excludes this tool's results."""
-        return msgspec.structs.replace(self.item, first_preview=self.tokens, preview=self.tokens)
+    def item_at(self, place: Place, excluded: bool) -> Item:
+        """The item for the plan. `excluded`: the policy says that this tool's results are never moved."""
+        if place is REGULAR:
+            return self.item
+        movable = place.fits and not excluded
+        return msgspec.structs.replace(
+            self.item,
+            first_preview=self.item.first_preview if movable else self.tokens,
+            preview=self.item.preview if movable else self.tokens,
+            stays=place.stays,
+            stays_before=place.stays_before,
+        )
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -107,24 +120,27 @@ def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
 
 
 class Transcript:
-    """A whole history: the entries, and a `Message` for each. Raises Unplannable if a call lacks its result."""
+    """A whole history: the entries, and a `Message` for each."""
 
     def __init__(
         self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str] | None = None
     ) -> None:
         self.raws = raws
         self.messages = messages
-        self.tools = answered_tools(messages) if tools is None else tools
+        self.tools = [place.tool for place in places(messages, Pairing())] if tools is None else tools
         """Per message, the name of the tool whose result it is."""
 
 
-def items(messages: Sequence[Message], tools: Sequence[str], offload: Offload) -> list[Item]:
+def places(messages: Sequence[Message], pairing: Pairing) -> list[Place]:
+    """The place of each of these messages among calls and results. `pairing` has those of the messages before them."""
+    return [pairing.add(message.role, message.calls, message.answers, message.readable) for message in messages]
+
+
+def items(messages: Sequence[Message], places: Sequence[Place], offload: Offload) -> list[Item]:
     """The items of these messages for the plan."""
-    excluded = {tool for tool in set(tools) if tool and offload.excludes(tool)}
-    if not excluded:
-        return [message.item for message in messages]
-    pairs = zip(messages, tools, strict=True)
-    return [message.unmovable() if tool in excluded else message.item for message, tool in pairs]
+    excluded = {tool for tool in {place.tool for place in places} if tool and offload.excludes(tool)}
+    pairs = zip(messages, places, strict=True)
+    return [message.item_at(place, place.tool in excluded) for message, place in pairs]
 
 
 BEGINNING = bytes(16)
@@ -144,23 +160,6 @@ def links(link: bytes, messages: Sequence[Message]) -> list[bytes]:
 def extend(link: bytes, meaning: bytes) -> bytes:
     """The digest of a history with one more message."""
     return hashlib.sha256(link + meaning).digest()[:16]
-
-
-def answered_tools(messages: Sequence[Message]) -> list[str]:
-    """Per message, the name of the tool whose result it is. Raises Unplannable if a call lacks its result."""
-    tools: list[str] = []
-    open_calls: dict[str, str] = {}
-    for message in messages:
-        if message.role is not Role.TOOL:
-            if open_calls:
-                raise Unplannable("a tool call has no result")
-            open_calls = dict(message.calls)
-        elif message.answers not in open_calls:
-            raise Unplannable("a tool result has no call")
-        tools.append(open_calls.pop(message.answers) if message.role is Role.TOOL else "")
-    if open_calls:
-        raise Unplannable("a tool call has no result")
-    return tools
 
 
 class Terms(msgspec.Struct, frozen=True):
@@ -190,28 +189,32 @@ class History(msgspec.Struct, frozen=True):
     items: list[Item]
     links: list[bytes]
     tokens: int
+    pairing: Pairing
+    """Never changed; `extended` continues a copy."""
     extra: int = 0
     """See `Message.extra`."""
 
     @classmethod
     def beginning(cls, terms: Terms) -> History:
-        return cls(terms, fold=None, messages=[], tools=[], items=[], links=[BEGINNING], tokens=0)
+        return cls(terms, fold=None, messages=[], tools=[], items=[], links=[BEGINNING], tokens=0, pairing=Pairing())
 
     def extended(self, messages: Sequence[Message]) -> History:
-        """The history followed by these messages. Raises Unplannable if a call lacks its result."""
+        """The history followed by these messages."""
         if not messages:
             return self
-        tools = answered_tools(messages)
-        new = items(messages, tools, self.terms.offload)
+        pairing = self.pairing.copy()
+        found = places(messages, pairing)
+        new = items(messages, found, self.terms.offload)
         tokens = self.tokens + sum(message.tokens for message in messages)
         return History(
             terms=self.terms,
             fold=self._folded(new, tokens),
             messages=[*self.messages, *messages],
-            tools=[*self.tools, *tools],
+            tools=[*self.tools, *(place.tool for place in found)],
             items=[*self.items, *new],
             links=[*self.links, *links(self.links[-1], messages)],
             tokens=tokens,
+            pairing=pairing,
             extra=self.extra + sum(message.extra() for message in messages),
         )
 
@@ -226,6 +229,12 @@ class History(msgspec.Struct, frozen=True):
         for item in new:
             fold.add(item)
         return fold
+
+    @property
+    def irregular(self) -> Mapping[Irregular, int]:
+        """How many messages fit into no pair, by the reason."""
+        unanswered = {Irregular.NO_RESULT: 1} if self.pairing.open else {}
+        return self.pairing.irregular + Counter(unanswered)
 
     def size(self) -> int:
         """About how many bytes it takes. It keeps messages that their own cache has evicted."""

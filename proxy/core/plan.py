@@ -35,6 +35,10 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     """After compaction at an event; `tokens` where that would not make it smaller."""
     fixed: int = 0
     """Tokens of images and audio, which cannot cause an event."""
+    stays: bool = False
+    """A cut leaves it in its place, because a call or a result near it fits into no pair; see `pairing`."""
+    stays_before: int = 0
+    """So many messages directly before it turn out to stay as well."""
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
@@ -56,7 +60,10 @@ def live(item: Item, move: Move | None) -> int:
 
 
 class SummaryBoundary(msgspec.Struct, frozen=True):
-    """Everything before message `end` becomes a snapshot, except system messages and the user messages `pins`."""
+    """Everything before message `end` becomes a snapshot, except system messages and `pins`.
+
+    Pins are user messages, and messages that stay because their calls and results do not pair.
+    """
 
     end: int
     pins: frozenset[int]

@@ -13,17 +13,14 @@ All sizes are tokens. Every comparison with a threshold is strict.
 from __future__ import annotations
 
 import copy
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Self
 
+from proxy.core.pins import Pins
 from proxy.core.plan import Item, Move, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.core.policy import Mode, Offload
-
-SUMMARY_REQUEST_TOKENS = 500
-"""About the tokens that the task adds to the conversation in a summary call."""
-OUTPUT_PRICE = 5
-"""An output token in input tokens: 5 at Anthropic's, 4 to 8 at OpenAI's price lists (2025)."""
+from proxy.core.rental import SkiRental
 
 
 class Fold:
@@ -167,7 +164,7 @@ class Fold:
         self._events.append(OffloadEvent(len(messages.items), messages.turn, messages.unanswered))
         self._waited = 0
         for index in moved:
-            self._old.shrunk(messages.shrink(index))
+            self._old.shrunk(index, messages.shrink(index))
             at_first_sight = index in self._moves and self._moves[index].first_preview
             self._moves[index] = Move(first_preview=at_first_sight, event=len(self._events))
         self._old.gains_taken()
@@ -177,6 +174,8 @@ class Fold:
 
     def _summarise(self) -> None:
         """Replace all old history, an earlier snapshot included, by one snapshot; system messages and pins stay."""
+        for index in self.messages.replies_between(sorted(self._old.pins.settle()), self._old.end):
+            self._old.pins.keep(index, self.messages.live[index])
         freed = self._compressible
         pins = self._old.pins.settle()
         self.messages.take(range(self._boundaries[-1].end if self._boundaries else 0, self._old.end), pins, freed)
@@ -199,6 +198,8 @@ class Messages:
         """Where the current user turn begins."""
         self.unanswered = 0
         """Where the messages begin that the model has not answered yet."""
+        self.staying: set[int] = set()
+        """The messages that a cut leaves in their places, because calls and results near them do not pair."""
         self._steps: list[int] = []  # for each message, where its step begins
 
     def append(self, item: Item, live: int) -> None:
@@ -208,6 +209,7 @@ class Messages:
             self.unanswered = index + 1
         elif item.role is Role.USER:
             self.turn = index
+        self.staying.update(range(index - item.stays_before, index + item.stays))
         in_step = item.role is Role.TOOL and index > 0
         self._steps.append(self._steps[-1] if in_step else index)
         self.items.append(item)
@@ -226,6 +228,20 @@ class Messages:
         size = len(self.items)
         start = min(size - min(keep, size), self.unanswered)
         return self._steps[start] if start < size else size
+
+    def replies_between(self, kept: Sequence[int], end: int) -> Iterator[int]:
+        """The replies that have to be kept too if only `kept` and everything from `end` on is left of the history.
+
+        Without them a user message would directly follow tool results, which chat templates refuse. That can only
+        happen to tool results that stay in their places.
+        """
+        for before, after in pairwise([*kept, end]):
+            if self.items[before].role is Role.TOOL and self.items[after].role is Role.USER:
+                reply = after - 1
+                while self.items[reply].role in (Role.USER, Role.SYSTEM):
+                    reply -= 1
+                if self.items[reply].role is Role.ASSISTANT:
+                    yield reply
 
     def shrinkable(self, index: int) -> int:
         """Tokens that moving this message would free."""
@@ -248,6 +264,7 @@ class Messages:
     def copy(self) -> Self:
         other = copy.copy(self)
         other.items, other.live, other._steps = self.items.copy(), self.live.copy(), self._steps.copy()
+        other.staying = self.staying.copy()
         return other
 
 
@@ -295,13 +312,16 @@ class OldHistory:
             return
         self.movable += live
         self._fixed += item.fixed
-        if item.role is Role.USER:
+        if index in messages.staying:
+            self.pins.keep(index, live)
+        elif item.role is Role.USER:
             self.pins.add(index, live)
 
-    def shrunk(self, freed: int) -> None:
-        """A reference has replaced one of the messages, which freed so many tokens."""
+    def shrunk(self, index: int, freed: int) -> None:
+        """A reference has replaced this message, which freed so many tokens."""
         self._tokens -= freed
         self.movable -= freed
+        self.pins.shrunk(index, freed)
 
     def gains_taken(self) -> None:
         """An event has compacted all gains."""
@@ -317,70 +337,6 @@ class OldHistory:
         other = copy.copy(self)
         other.gains, other.pins = self.gains.copy(), self.pins.copy()
         return other
-
-
-class SkiRental:
-    """The ski-rental rule for breaking the prompt cache: rent until the rent paid equals the price of buying.
-
-    The rent is the cost of carrying movable history; the price is that of writing the rest anew, in plain input tokens.
-    The total is at most twice that of the best decision in hindsight (Karlin et al., Competitive snoopy caching, 1988).
-    """
-
-    def __init__(self, offload: Offload) -> None:
-        self.snapshot = offload.compress.snapshot_tokens
-        self.paid = 0.0
-        """Rent paid since the last event."""
-        self._read, self._write = offload.cached_read, offload.cache_write
-
-    def pay(self, carried: int) -> None:
-        """Pay for one more request that carries so many movable tokens."""
-        self.paid += self._read * carried
-
-    def price(self, rewritten: int, summarised: int | None) -> float:
-        """The price of writing so many tokens anew and, unless it is None, of a summary of so many cached ones."""
-        summary = 0.0
-        if summarised is not None:
-            summary = self._read * summarised + SUMMARY_REQUEST_TOKENS + OUTPUT_PRICE * self.snapshot
-        return (self._write - self._read) * rewritten + summary
-
-    def settle(self) -> None:
-        """An event has happened: the rent starts again at 0."""
-        self.paid = 0.0
-
-
-class Pins:
-    """The user messages that a summary leaves alone: the first one, and as many of the newest as the budget allows.
-
-    The first does not count against the budget: it usually states the task, and a long one must not displace the
-    newest. Messages are added as they leave the recent window, each in constant time (amortised).
-    """
-
-    def __init__(self, budget: int) -> None:
-        self._budget = budget
-        self._first: tuple[int, int] | None = None
-        self._others: deque[tuple[int, int]] = deque()
-        self.tokens = 0
-
-    def add(self, index: int, tokens: int) -> None:
-        """Pin message `index`, the newest, and release the oldest ones that no longer fit."""
-        self.tokens += tokens
-        if self._first is None:
-            self._first = (index, tokens)
-            self._budget += tokens
-            return
-        self._others.append((index, tokens))
-        while self.tokens > self._budget:
-            self.tokens -= self._others.popleft()[1]
-
-    def copy(self) -> Self:
-        other = copy.copy(self)
-        other._others = self._others.copy()
-        return other
-
-    def settle(self) -> frozenset[int]:
-        """The indexes of the pinned messages. Released ones become part of the summary and are never pinned again."""
-        first = [] if self._first is None else [self._first]
-        return frozenset(index for index, _ in (*first, *self._others))
 
 
 def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:

@@ -155,6 +155,7 @@ def outcome(attempt: Attempt, client: Exchange, store_errors: Mapping[StoreError
         reason=attempt.reason,
         obstacle=attempt.obstacle,
         messages=messages,
+        left_alone=planned.past.irregular if planned else {},
         tokens_before=planned.tokens if planned else 0,
         tokens_after=attempt.tokens,
         compacted=attempt.compacted,

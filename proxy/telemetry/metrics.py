@@ -91,6 +91,12 @@ class Metrics:
         self._unplanned = self._counter(
             "unplanned_requests", "Chat requests that went upstream without a plan.", "tenant", "reason"
         )
+        self._left_alone = self._counter(
+            "messages_left_alone",
+            "Messages that fit into no pair of call and result, at every request anew.",
+            "tenant",
+            "reason",
+        )
         self._calls = self._counter("tool_calls", "Calls of our tools.", "tenant", "tool", "result")
         self._retrieved = self._counter("retrieved_tokens", "Tokens of our tools' answers.", "tenant", "tool")
         self._store = self._counter("store_errors", "Store operations without an answer.", "operation", "fault")
@@ -120,6 +126,8 @@ class Metrics:
         for series, amount in zip(self._sums_of(tenant), _summed(outcome), strict=True):
             if amount > 0:
                 series.inc(min(amount, MOST))
+        for irregular, times in outcome.left_alone.items():
+            self._left_alone(tenant, irregular).inc(times)
         for use in outcome.tool_uses:
             self._used(tenant, use)
         for error, times in outcome.store_errors.items():

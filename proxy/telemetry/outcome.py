@@ -11,6 +11,7 @@ from typing import Self
 
 import msgspec
 
+from proxy.core.pairing import Irregular
 from proxy.core.reasons import Reason
 from proxy.errors import Fault
 
@@ -118,6 +119,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
     """For an upstream fault: the network's error message, with upstream's address."""
     messages: int = 0
+    left_alone: Mapping[Irregular, int] = {}
+    """Messages whose calls and results do not pair, or that cannot be read, and so stay as they came."""
     tokens_before: int = 0
     tokens_after: int = 0
     compacted: int = 0

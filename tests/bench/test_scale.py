@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.core.history import answered_tools
+from proxy.core.history import places
+from proxy.core.pairing import Pairing
 from proxy.tokens import Tokens
 from tests.bench.metering import Cost, answering, metered
 from tests.bench.replay import measured
@@ -60,7 +61,9 @@ def test_the_tables_show_every_point() -> None:
 def test_benchmark_requests_are_valid_chats(body: bytes) -> None:
     sent = json.loads(body)
     tokens = Tokens()
-    answered_tools([measured(json.dumps(message).encode(), tokens) for message in sent["messages"]])
+    pairing = Pairing()
+    places([measured(json.dumps(message).encode(), tokens) for message in sent["messages"]], pairing)
+    assert not pairing.irregular and not pairing.open
     assert len(sent["messages"]) in (12, 40)
 
 

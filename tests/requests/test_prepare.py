@@ -39,7 +39,7 @@ async def test_some_requests_must_not_be_changed(policy: Policy, members: dict[s
 
 async def test_a_history_that_is_not_valid_cannot_be_planned() -> None:
     with pytest.raises(Unplannable):
-        await planned([{"role": "tool", "tool_call_id": "x", "content": ""}])
+        await planned(["no message"])
 
 
 async def test_a_short_history_does_not_concern_us() -> None:

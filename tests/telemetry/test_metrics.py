@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.core.pairing import Irregular
 from proxy.core.reasons import Reason
 from proxy.errors import Fault
 from proxy.telemetry.metrics import STATUSES, TENANTS, Metrics, prepare_multiprocess
@@ -28,6 +29,7 @@ OUTCOME = Outcome(
     path="/v1/chat/completions",
     model="gpt",
     status=200,
+    left_alone={Irregular.NO_RESULT: 1, Irregular.NO_CALL: 2},
     tokens_before=900,
     tokens_after=120,
     compacted=3,
@@ -93,6 +95,8 @@ def test_outcome_is_counted_by_its_labels(metrics: Metrics) -> None:
         "summary_completion_tokens_total": 28,
     }
     assert {name: value(found, name, tenant="acme") for name in by_tenant} == by_tenant
+    assert value(found, "messages_left_alone_total", tenant="acme", reason="no_result") == 2
+    assert value(found, "messages_left_alone_total", tenant="acme", reason="no_call") == 4
     assert value(found, "tool_calls_total", tenant="acme", tool="grep", result="ok") == 2
     assert value(found, "tool_calls_total", tenant="acme", tool="grep", result="empty") == 2
     assert value(found, "tool_calls_total", tenant="acme", tool="read_file", result="budget") == 2

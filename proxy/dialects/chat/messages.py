@@ -30,11 +30,34 @@ ROLES = {
 
 
 def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
-    """Measure a message. Raises Unplannable."""
+    """Measure a message. Raises Unplannable if it is not a JSON object."""
     try:
-        return _Reader(rawjson.members(raw), reading, count).message(digest(raw))
-    except (NotJson, msgspec.MsgspecError) as error:
+        members = rawjson.members(raw)
+    except NotJson as error:
         raise Unplannable(str(error)) from error
+    try:
+        return _Reader(members, reading, count).message(digest(raw))
+    except (NotJson, msgspec.MsgspecError):
+        return _unreadable(raw, members, count)
+
+
+def _unreadable(raw: bytes | Raw, members: dict[str, Raw], count: Count) -> Message:
+    """Measure a message as a whole, whose role or content we do not know. It counts as a result of its step."""
+    role = ROLES.get(_text(members.get("role")), Role.TOOL)
+    text = bytes(raw).decode("utf-8", "replace")
+    tokens = count(text) + MESSAGE_TOKENS
+    meaning = hashlib.sha256(b"unreadable\n" + canonical(text).encode("utf-8", "surrogatepass")).digest()[:16]
+    return Message(
+        digest=digest(raw),
+        role=role,
+        meaning=b"" if role is Role.SYSTEM else meaning,
+        tokens=tokens,
+        item=item(role, tokens, 0, ()),
+        pieces=(),
+        calls=(),
+        answers="",
+        readable=False,
+    )
 
 
 def texts(raw: bytes | Raw) -> list[tuple[int | None, str]]:
@@ -83,10 +106,11 @@ def cache_breakpoint(raw: bytes | Raw) -> Raw | None:
         return None
     members = rawjson.members(raw)
     content = members.get("content")
-    parts = rawjson.elements(content) if content is not None and rawjson.is_array(content) else []
-    marked = [
-        part for part in (members, *map(rawjson.members, parts)) if not rawjson.is_null(part.get("cache_control"))
-    ]
+    try:
+        parts = [rawjson.members(part) for part in rawjson.elements(content)] if content else []
+    except NotJson:  # one text, or a form that we do not know
+        parts = []
+    marked = [part for part in (members, *parts) if not rawjson.is_null(part.get("cache_control"))]
     return marked[-1]["cache_control"] if marked else None
 
 
@@ -101,11 +125,14 @@ def _call(members: dict[str, Raw]) -> ToolCall:
     kind = "custom" if "custom" in members else "function"
     inner = rawjson.members(members[kind]) if kind in members else members
     arguments = inner.get("input" if kind == "custom" else "arguments")
-    return ToolCall(_optional(members.get("id")), _optional(inner.get("name")), _optional(arguments))
+    return ToolCall(_text(members.get("id")), _text(inner.get("name")), _text(arguments))
 
 
-def _optional(raw: Raw | None) -> str:
-    return "" if raw is None or rawjson.is_null(raw) else rawjson.string(raw)
+def _text(raw: Raw | None) -> str:
+    """Return a string's text, or the JSON of any other value: some clients send arguments as objects."""
+    if raw is None or rawjson.is_null(raw):
+        return ""
+    return rawjson.string(raw) if rawjson.is_string(raw) else bytes(raw).decode("utf-8", "replace")
 
 
 def _content_texts(content: Raw | None) -> list[tuple[int | None, str]]:
@@ -128,11 +155,11 @@ class _Reader:
         self._members = members
         self._reading = reading
         self._count = count
-        role = _optional(members.get("role"))
+        role = _text(members.get("role"))
         if role not in ROLES:
-            raise Unplannable(f"unknown role {role[:40]!r}")
+            raise NotJson(f"unknown role {role[:40]!r}")
         self._role = ROLES[role]
-        self._answers = _optional(members.get("tool_call_id"))
+        self._answers = _text(members.get("tool_call_id"))
         # In canonical form, so that spaces in the arguments influence no decision.
         self._calls = [(call.id, call.name, canonical(call.arguments)) for call in tool_calls(members)]
         self._texts = _content_texts(members.get("content"))
