@@ -207,4 +207,7 @@ DIALECTS: tuple[Dialect, ...] = (CHAT,)
 
 def for_request(method: str, path: bytes) -> Dialect | None:
     """Return the dialect that serves this method and path, or None for requests that are only relayed."""
-    return next((dialect for dialect in DIALECTS if dialect.serves(method, path)), None)
+    for dialect in DIALECTS:
+        if dialect.serves(method, path):
+            return dialect
+    return None

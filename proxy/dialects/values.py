@@ -12,7 +12,7 @@ from proxy.core.rawjson import NotJson
 Members = dict[str, Raw]
 
 EMPTY = Raw(b"{}")
-NULL = Raw(b"null")
+NULL = rawjson.NULL
 
 
 def text_of(raw: Raw | None) -> str:

@@ -126,7 +126,7 @@ class MessageCache:
     async def _fresh(
         self, read: Callable[[Raw], Message], unread: dict[Key, Raw], model: str, caller: str
     ) -> dict[Key, Message]:
-        small = sum(len(memoryview(raw)) for raw in unread.values()) <= INLINE_BYTES
+        small = sum([len(memoryview(raw)) for raw in unread.values()]) <= INLINE_BYTES
         large = not small or not self._tokens.loaded(model)
         fresh: dict[Key, Message] = {}
         for batch in _batches(unread):
@@ -208,7 +208,7 @@ def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
 
 def _large(raws: Sequence[Raw]) -> bool:
     """Whether reading every byte takes noticeable time."""
-    return len(raws) > LARGE_ENTRIES or sum(len(memoryview(raw)) for raw in raws) > LARGE_BYTES
+    return len(raws) > LARGE_ENTRIES or sum([len(memoryview(raw)) for raw in raws]) > LARGE_BYTES
 
 
 @lru_cache(256)

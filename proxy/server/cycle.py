@@ -165,10 +165,13 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError(f"{kind} at the wrong time")
 
     def _start(self, status: int, headers: Any) -> None:
-        lines = [STATUS_LINE[status]]
-        for name, value in self.default_headers + list(headers):
-            if HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
-                raise RuntimeError("a header with characters that no header may have")
+        lines, fields = [STATUS_LINE[status]], self.default_headers + list(headers)
+        # One search for all: both patterns look for single characters, and neither looks for the one that joins them.
+        if HEADER_RE.search(b"".join([name for name, _ in fields])) or HEADER_VALUE_RE.search(
+            b" ".join([value for _, value in fields])
+        ):
+            raise RuntimeError("a header with characters that no header may have")
+        for name, value in fields:
             lower = name.lower()
             if lower == b"content-length" and self.chunked_encoding is None:
                 self.expected_content_length, self.chunked_encoding = int(value), False

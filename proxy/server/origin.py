@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
 from proxy.errors import ForeignSite
@@ -20,6 +21,11 @@ _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_AUTHORITY.pattern}")
 """RFC 6454, 6.2. `null`, the origin of sandboxed frames and local files, does not match."""
 
 
+_TELLING = frozenset((b"host", b"origin", b"sec-fetch-site"))
+"""The headers that reveal a foreign page."""
+
+
+@lru_cache(maxsize=1_000)
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address, as in `--host` or in a URL, is loopback."""
     name = host.lower().removesuffix(".")
@@ -40,7 +46,8 @@ def check(headers: Iterable[Header], target: bytes, allowed: Collection[str]) ->
     without `Host` (HTTP/1.0) comes from no browser. A known `Origin` outweighs `Sec-Fetch-Site`: to a browser,
     `localhost` and `127.0.0.1` are two sites.
     """
-    said = [(name.lower(), value.decode("latin-1").strip().lower()) for name, value in headers]
+    telling = [(lower, value) for name, value in headers if (lower := name.lower()) in _TELLING]
+    said = [(name, value.decode("latin-1").strip().lower()) for name, value in telling]
     hosts = [value for name, value in said if name == b"host"]
     if b"://" in target.partition(b"?")[0]:
         hosts.append(target.decode("latin-1").lower().partition("://")[2].partition("/")[0].partition("?")[0])

@@ -60,7 +60,7 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
     right as long as the body is the client's. If you send another body, remove it with `Headers.without`.
     """
     headers = Headers(headers)
-    dropped = _OURS_TO_SAY | _named_in_connection(headers)
+    dropped = _dropped(_OURS_TO_SAY, headers)
     if credential is not None:
         dropped |= _CREDENTIALS
     kept = Headers(
@@ -78,14 +78,18 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
 def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Headers:
     """Return the headers of upstream's reply that go to the client, then `ours`, which replace any of the same name."""
     headers, ours = Headers(headers), list(ours)
-    kept = headers.without(_HOP_BY_HOP | _named_in_connection(headers) | {name.lower() for name, _ in ours})
+    dropped = _dropped(_HOP_BY_HOP, headers)
+    if ours:
+        dropped = dropped.union([name.lower() for name, _ in ours])
+    kept = headers.without(dropped)
     kept.extend(ours)
     return kept
 
 
-def _named_in_connection(headers: Headers) -> frozenset[bytes]:
-    """Return the lower-case names that `Connection` declares to be for this hop only."""
-    return frozenset(option.strip().lower() for value in headers.get_all(b"connection") for option in value.split(b","))
+def _dropped(always: frozenset[bytes], headers: Headers) -> frozenset[bytes]:
+    """Return these names and those that `Connection` declares to be for this hop only, all in lower case."""
+    values = headers.get_all(b"connection")
+    return always.union(*[[option.strip().lower() for option in value.split(b",")] for value in values])
 
 
 def url_for(base_url: str, target: bytes) -> str:

@@ -63,7 +63,8 @@ def parse(body: bytes) -> Request:
 
 def _obstacle(known: Known) -> str:
     for field in EXCLUSIVE:
-        if not rawjson.is_null(getattr(known, field)):
+        value = getattr(known, field)
+        if value is not NULL and not rawjson.is_null(value):
             return field
     if bytes(known.n) not in (b"1", b"null"):
         return "n"
