@@ -33,6 +33,8 @@ class Usage(msgspec.Struct):
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    largest: int = 0
+    """The prompt of one round, the largest: upstream has shown that it takes so many."""
 
 
 class HiddenRound(msgspec.Struct, frozen=True):

@@ -184,6 +184,10 @@ class Dialect(Protocol):
     def is_overflow(self, status: int, body: bytes) -> bool:
         """Whether this refusal means that the request has too many tokens."""
 
+    def prompt_tokens(self, end: bytes) -> int:
+        """Return the tokens of the prompt, as upstream counted them, from the last bytes of a reply; 0 if they do not
+        say."""
+
     def window(self, body: bytes) -> int | None:
         """Return the context window, in tokens, that such a refusal names, or None if it names none."""
 

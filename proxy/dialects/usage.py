@@ -1,6 +1,8 @@
-"""Adds up what the rounds of one reply cost."""
+"""Reads what replies say about their cost, and adds up what the rounds of one reply cost."""
 
 from __future__ import annotations
+
+import re
 
 import msgspec
 from msgspec import Raw
@@ -8,6 +10,15 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.turn import Usage
 from proxy.dialects.values import Members, object_of, whole
+
+_PROMPT = re.compile(rb'(?<!\\)"(?:prompt|input)_tokens"\s*:\s*(\d{1,11})(?!\d)')
+"""A member of the usage. Within a string of the reply, the quotation marks would be escaped."""
+
+
+def prompt_tokens(end: bytes) -> int:
+    """Return the tokens of the prompt, as upstream counted them, from the last bytes of a reply that is only relayed; 0
+    if they do not say."""
+    return max(map(int, _PROMPT.findall(end)), default=0)
 
 
 class UsageFields(msgspec.Struct, frozen=True):
@@ -39,7 +50,9 @@ class UsageLedger:
     def add(self, raw: Raw | None) -> None:
         """Add the usage of a round that has ended."""
         usage = object_of(raw)
-        self.spent.prompt += whole(usage.get(self._fields.prompt))
+        prompt = whole(usage.get(self._fields.prompt))
+        self.spent.prompt += prompt
+        self.spent.largest = max(self.spent.largest, prompt)
         self.spent.completion += whole(usage.get(self._fields.completion))
         self.spent.cached += self._cached(usage)
 

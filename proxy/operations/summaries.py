@@ -61,7 +61,7 @@ def _job(
     group's tokens.
     """
     compress = policy.offload.compress
-    window = call.services.learned.window(policy, model)
+    window = call.services.learned.window(call.tenant.namespace, policy, model)
 
     async def ask(body: bytes) -> SummaryAnswer:
         return await _asked(call, policy, body)

@@ -28,7 +28,7 @@ from proxy.errors import ClientFault
 from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
 from proxy.requests.attempt import AsItCame, Attempt, ParsedRequest, Rewritten, outcome, rendered_headers
-from proxy.requests.passthrough import served
+from proxy.requests.passthrough import ReplyEnd, served
 from proxy.requests.prepare import RenderedRequest
 from proxy.requests.records import Records
 from proxy.requests.tool_loop import Refusal
@@ -74,6 +74,8 @@ class _Request:
         self._tenant = tenant
         self._records = Records(services.store.visit(), tenant.namespace)
         self._newest: Attempt = AsItCame(_parsed(b"", tenant))
+        self._window: int | None = None
+        """The window for which this request alone is planned, after upstream refused it as too long."""
 
     async def answer(self) -> None:
         """Read and parse the request; then plan, render and send it until upstream takes it or we give up."""
@@ -129,7 +131,8 @@ class _Request:
         if limits.refuses(policy, chat.model):
             return AsItCame(parsed, reason=Reason.TOOLS_REFUSED)
         try:
-            window = limits.window(policy, chat.model)
+            known = limits.window(self._tenant.namespace, policy, chat.model)
+            window = min((tokens for tokens in (known, self._window) if tokens is not None), default=None)
             planned = await prepare.plan(
                 self._dialect, chat, policy, window, self._services.reader, self._tenant.namespace
             )
@@ -172,6 +175,7 @@ class _Request:
             await tool_loop.converse(attempt.turn, self._client, attempt.io, large=attempt.planned.request.large)
         except Refusal as refusal:
             return refusal
+        self._accepted(attempt, attempt.spent.largest)
         return None
 
     async def _send_untouched(self, attempt: AsItCame) -> Refusal | None:
@@ -181,7 +185,10 @@ class _Request:
         async with aclosing(await self._services.upstream.send(request)) as reply:
             if attempt.planned is not None and self._dialect.may_be_overflow(reply.status):
                 return await tool_loop.refusal(reply)
-            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event)
+            end = ReplyEnd()
+            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, end.take)
+            if reply.status == 200:
+                self._accepted(attempt, self._dialect.prompt_tokens(end.last))
             return None
 
     async def _pass_on(self, refusal: Refusal, ours: Sequence[Header]) -> None:
@@ -217,12 +224,20 @@ class _Request:
             return None  # a follow-up round's refusal says nothing about the request that the client sent
         model, policy, said = planned.request.model, parsed.tenant.policy, refusal.said()
         if self._dialect.is_overflow(refusal.status, said):
-            window = self._dialect.window(said)
-            self._services.learned.overflowed(policy, model, window, attempt.tokens + planned.room.aside)
+            counted, named = attempt.tokens + planned.room.aside, self._dialect.window(said)
+            self._window = self._services.learned.overflowed(
+                self._tenant.namespace, policy, model, named, counted, measured=planned.measured
+            )
             return parsed
         if isinstance(attempt, Rewritten) and self._dialect.refuses_additions(refusal.status, said):
             return replace(parsed, reason=Reason.TOOLS_REFUSED)
         return None
+
+    def _accepted(self, attempt: Attempt, tokens: int) -> None:
+        """Learn that upstream took a prompt of so many tokens; 0 if its reply did not say how many."""
+        chat, policy = attempt.parsed.chat, attempt.parsed.tenant.policy
+        if tokens and chat is not None:
+            self._services.learned.accepted(self._tenant.namespace, policy, chat.model, tokens, attempt.tokens)
 
     def _confirm(self, parsed: ParsedRequest) -> None:
         """Remember that upstream refuses our tools. If the request fails without them too, the client is at fault."""

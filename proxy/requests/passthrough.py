@@ -23,6 +23,9 @@ GATHERED = 1 << 20
 """Most bytes of a body that is collected before it goes upstream, so that slow clients occupy no upstream connection.
 Larger bodies, which are uploads, are relayed as they arrive."""
 
+ENDING = 4 << 10
+"""Bytes at the end of a reply that are looked at. Its usage takes less than one KiB, and little follows it."""
+
 Sink = Callable[[Outcome], None]
 """Gets the outcome of every request."""
 
@@ -89,16 +92,34 @@ async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: C
         sink(client.completed(outcome(), fault, detail))
 
 
-async def pass_on(reply: UpstreamReply, client: Exchange, ours: Sequence[Header] = ()) -> None:
-    """Relay upstream's reply as it arrives, with the headers `ours` added. Raises UpstreamFault if it breaks off."""
+async def pass_on(
+    reply: UpstreamReply,
+    client: Exchange,
+    ours: Sequence[Header] = (),
+    watch: Callable[[bytes], None] = lambda chunk: None,
+) -> None:
+    """Relay upstream's reply as it arrives, with the headers `ours` added, and show each chunk to `watch`. Raises
+    UpstreamFault if it breaks off."""
     await client.start(reply.status, reply_headers(reply.headers, ours))
     async with aclosing(reply.chunks()) as chunks:
         async for chunk in chunks:
+            watch(chunk)
             if reply.ended:
                 await client.finish(chunk)
                 return
             await client.write(chunk)
     await client.finish()
+
+
+class ReplyEnd:
+    """Keeps the end of a reply that is relayed, because upstream says there what the request cost."""
+
+    def __init__(self) -> None:
+        self.last = b""
+
+    def take(self, chunk: bytes) -> None:
+        """Take the reply's next chunk."""
+        self.last = (self.last + chunk[-ENDING:])[-ENDING:]
 
 
 async def _report(client: Exchange, error: ProxyError) -> Fault:

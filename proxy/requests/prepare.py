@@ -56,6 +56,11 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         return self.past.tokens
 
     @property
+    def measured(self) -> bool:
+        """Whether every part of the history could be counted, and none is an image, audio or a file."""
+        return not any(item.fixed for item in self.past.items)
+
+    @property
     def chain(self) -> list[bytes]:
         """The chain of digests: entry *i* identifies the meaning of the first *i* messages."""
         return self.past.links

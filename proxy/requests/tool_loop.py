@@ -104,12 +104,16 @@ async def converse(
 
 
 async def pass_on(
-    reply: UpstreamReply, client: Exchange, ours: Sequence[Header], error_event: Callable[[ProxyError], bytes]
+    reply: UpstreamReply,
+    client: Exchange,
+    ours: Sequence[Header],
+    error_event: Callable[[ProxyError], bytes],
+    watch: Callable[[bytes], None] = lambda chunk: None,
 ) -> None:
-    """Relay a reply to the client's own request, byte for byte. Raises UpstreamFault if it breaks off; an uncompressed
-    stream then ends with an error event."""
+    """Relay a reply to the client's own request, byte for byte, and show each chunk to `watch`. Raises UpstreamFault if
+    it breaks off; an uncompressed stream then ends with an error event."""
     try:
-        await passthrough.pass_on(reply, client, ours)
+        await passthrough.pass_on(reply, client, ours, watch)
     except UpstreamFault as fault:
         if client.status and _is_stream(reply, otherwise=False) and not _is_compressed(reply):
             await client.finish(b"\n\n" + error_event(fault))

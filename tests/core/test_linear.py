@@ -11,7 +11,7 @@ import pytest
 from proxy.core import rawjson, sse
 from proxy.core.history import Unplannable
 from proxy.core.rawjson import MAX_SURROGATES
-from proxy.dialects.chat import overflow
+from proxy.dialects import overflow
 from proxy.dialects.chat.reply import CallDelta, ReplyMessage
 from proxy.dialects.chat.request import MAX_MESSAGES, parse
 from proxy.dialects.chat.tool_calls import ToolCalls

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy.core.request import Request
-from proxy.dialects.chat import errors, messages, overflow, render, summary
+from proxy.dialects import overflow, usage
+from proxy.dialects.chat import errors, messages, render, summary
+from proxy.dialects.chat.additions import refuses_additions
 from proxy.dialects.chat.request import function_tool, parse
 from proxy.dialects.chat.round_request import RoundRequest
 from proxy.dialects.chat.turn import ChatTurn
@@ -35,9 +37,11 @@ class ChatDialect:
     may_be_overflow = staticmethod(overflow.may_be)
     is_overflow = staticmethod(overflow.is_overflow)
     window = staticmethod(overflow.window)
-    refuses_additions = staticmethod(overflow.refuses_additions)
+    refuses_additions = staticmethod(refuses_additions)
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
+
+    prompt_tokens = staticmethod(usage.prompt_tokens)
 
     are_paired = staticmethod(messages.are_paired)
     """Checks records that are older than the other dialects; not part of the protocol."""

@@ -10,7 +10,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.core.summary import SummaryAnswer
-from proxy.dialects.chat import overflow
+from proxy.dialects import overflow
 from proxy.dialects.chat.messages import cache_breakpoint, text_message, with_cache_breakpoint
 from proxy.dialects.chat.request import function_tool, has_tools, with_tools
 from proxy.dialects.chat.round_request import LIMITS

@@ -22,7 +22,8 @@ from proxy.core import rawjson, sse
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken, HiddenRound, State, Usage, WrongState
-from proxy.dialects.chat import errors, overflow
+from proxy.dialects import overflow
+from proxy.dialects.chat import errors
 from proxy.dialects.chat.client_reply import USAGE, ClientReply, WholeReply
 from proxy.dialects.chat.reply import Chunk, as_events, parse
 from proxy.dialects.chat.round import Round
