@@ -604,21 +604,21 @@ def test_summaries_are_counted_in_metrics(up: StrictUpstream, serve: Any) -> Non
 # -- upstream says that it is too long --------------------------------------------------------------------------------
 
 WORDINGS = {
-    "openai": (400, {"error": {"message": "This model's maximum context length is 1500 tokens. However, your messages "
-        "resulted in 2400 tokens. Please reduce the length of the messages.", "code": "context_length_exceeded"}}),
-    "azure": (400, {"error": {"message": "This model's maximum context length is 1500 tokens, however you requested "
-        "2400 tokens", "code": "context_length_exceeded", "status": 400}}),
-    "vllm": (400, {"object": "error", "message": "This model's maximum context length is 1500 tokens. However, you "
-        "requested 2400 tokens in the messages. None", "type": "BadRequestError", "code": 400}),
+    "openai": (400, {"error": {"message": "This model's maximum context length is 1800 tokens. However, your messages "
+        "resulted in 3400 tokens. Please reduce the length of the messages.", "code": "context_length_exceeded"}}),
+    "azure": (400, {"error": {"message": "This model's maximum context length is 1800 tokens, however you requested "
+        "3400 tokens", "code": "context_length_exceeded", "status": 400}}),
+    "vllm": (400, {"object": "error", "message": "This model's maximum context length is 1800 tokens. However, you "
+        "requested 3400 tokens in the messages. None", "type": "BadRequestError", "code": 400}),
     "llama.cpp": (400, {"error": {"code": 400, "message": "the request exceeds the available context size, try "
-        "increasing it", "type": "exceed_context_size_error", "n_prompt_tokens": 2400, "n_ctx": 1500}}),
+        "increasing it", "type": "exceed_context_size_error", "n_prompt_tokens": 3400, "n_ctx": 1800}}),
     "ollama": (500, {"error": {"message": "the input length exceeds the context length", "type": "api_error"}}),
-    "openrouter": (400, {"error": {"message": "This endpoint's maximum context length is 1500 tokens. However, you "
-        "requested about 2400 tokens.", "code": 400}}),
-    "deepseek": (400, {"error": {"message": "This model's maximum context length is 1500 tokens. However, you "
-        "requested 2400 tokens (2400 in the messages, 0 in the completion).", "code": "invalid_request_error"}}),
+    "openrouter": (400, {"error": {"message": "This endpoint's maximum context length is 1800 tokens. However, you "
+        "requested about 3400 tokens.", "code": 400}}),
+    "deepseek": (400, {"error": {"message": "This model's maximum context length is 1800 tokens. However, you "
+        "requested 3400 tokens (3400 in the messages, 0 in the completion).", "code": "invalid_request_error"}}),
     "anthropic": (400, {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: "
-        "2400 tokens > 1500 maximum"}}),
+        "3400 tokens > 1800 maximum"}}),
 }  # fmt: skip
 
 
@@ -627,15 +627,15 @@ def test_any_vendors_context_overflow_error_makes_the_proxy_offload_more(
     up: StrictUpstream, model: Model, serve: Any, status: int, body: Json
 ) -> None:
     """Tried again before the client saw anything; later requests do not run into it again."""
-    up.respond(lambda request: error(status, body) if len(request.body) > 7_000 else model(request))
+    up.respond(lambda request: error(status, body) if len(request.body) > 10_000 else model(request))
     talk = Talk(serve({"default": policy(up, "auto", max_total_tokens=100_000)}), tools=[TOOL])
-    for number in range(10):
+    for number in range(14):
         talk.step(number, f"{number} {WORDS}")
     talk.go()
-    refused = sum(len(request.body) > 7_000 for request in turns(up))
+    refused = sum(len(request.body) > 10_000 for request in turns(up))
     assert 1 <= refused <= 2
     talk.go(2)
-    assert sum(len(request.body) > 7_000 for request in turns(up)) == refused
+    assert sum(len(request.body) > 10_000 for request in turns(up)) == refused
 
 
 def test_a_second_context_overflow_error_reaches_the_client(up: StrictUpstream, serve: Any) -> None:
