@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from proxy.core.history import BEGINNING
 from proxy.core.summary import Section, SummaryAnswer
 from proxy.dialects.chat import CHAT
 from proxy.errors import NoSummary, UpstreamSilent
 from proxy.requests import turn_io
+from proxy.requests.lines import Line
+from proxy.requests.snapshot_writer import Failed, Spent, SummaryJob
 from proxy.requests.snapshots import group_limits
-from proxy.requests.summarizer import Failed, Spent, SummaryJob
 from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def _job(
     return SummaryJob(
         key="",
         tenant=call.tenant.name,
-        conversation="",
+        line=Line("", (BEGINNING,), (), 0),
         model=model,
         snapshot_tokens=min(compress.snapshot_tokens, max(tokens // 2, LEAST)),
         replaced_tokens=sys.maxsize,

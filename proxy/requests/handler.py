@@ -145,7 +145,10 @@ class _Request:
     async def _render(self, attempt: AsItCame) -> Attempt:
         """Return the request rewritten to its plan, or as it came if there is no plan or it changes nothing."""
         planned = attempt.planned
-        if planned is None or not planned.concerns_us:
+        if planned is None:
+            return attempt
+        self._services.snapshots.seen(planned, self._records)
+        if not planned.concerns_us:
             return attempt
         reader, snapshots, large = self._services.reader, self._services.snapshots, planned.request.large
         shown, rounds = await asyncio.gather(

@@ -88,13 +88,6 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         """The most tokens that the reply to a summary call may have."""
         return self.policy.offload.compress.snapshot_tokens + summary.SCRATCHPAD_TOKENS
 
-    @property
-    def conversation(self) -> str:
-        """Identifies the beginning of the history, up to and including its first user message."""
-        roles = [message.role for message in self.transcript.messages]
-        first = roles.index(Role.USER) + 1 if Role.USER in roles else 0
-        return self.chain[first].hex()
-
 
 async def plan(
     dialect: Dialect, asked: Request, policy: Policy, window: int | None, reader: MessageCache, caller: str = ""

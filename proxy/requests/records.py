@@ -21,7 +21,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.turn import HiddenRound
 from proxy.dialects.chat import CHAT
-from proxy.requests.summarizer import Snapshot
+from proxy.requests.snapshot_writer import Snapshot
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
 from proxy.telemetry.outcome import StoreError
@@ -79,8 +79,8 @@ class Records:
 
     async def keep_snapshot(self, key: str, value: bytes) -> bytes | None:
         """Store the record unless there is one. Returns the stored bytes, whoever wrote them, or None on failure."""
-        for _ in range(2):  # reading deletes an existing record if it is damaged
-            done = await self._visit.put(key, sealed(value))
+        for again in (False, True):  # reading deletes an existing record if it is damaged; others delete them, too
+            done = await self._visit.put(key, sealed(value), sure=again)
             if done is not Put.EXISTED:
                 return value if done is Put.WRITTEN else None
             if winner := await self.snapshot(key):

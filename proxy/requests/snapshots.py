@@ -11,12 +11,14 @@ from proxy.core.policy import Compress, Source, Wait
 from proxy.core.summary import SummaryAnswer, shares
 from proxy.dialects import render
 from proxy.dialects.render import ActiveSnapshot
+from proxy.requests.lines import Line
 from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, summary_on_prefix
-from proxy.requests.summarizer import Snapshot, Summarizer, SummaryJob
+from proxy.requests.snapshot_writer import Snapshot, SummaryJob
 
 if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.records import Records
+    from proxy.requests.summarizer import Summarizer
 
 Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
 
@@ -28,15 +30,19 @@ class Snapshots:
         self._summarizer = summarizer
         self._reader = reader
 
+    def seen(self, history: PlannedRequest, records: Records) -> None:
+        """Note that the history was sent, whether or not it needs a snapshot now."""
+        self._summarizer.seen(_scope(history, records), history.chain[-1])
+
     async def existing(self, history: PlannedRequest, records: Records) -> ActiveSnapshot | None:
         """Return the snapshot of the latest boundary that has a record, or None."""
         boundaries = history.plan.boundaries
-        found = (
-            await records.snapshots([history.snapshot_name(boundary) for boundary in boundaries]) if boundaries else []
-        )
-        for boundary, snapshot in zip(reversed(boundaries), reversed(found), strict=True):
+        names = [history.snapshot_name(boundary) for boundary in boundaries]
+        found = await records.snapshots(names) if names else []
+        for boundary, name, stored in reversed(list(zip(boundaries, names, found, strict=True))):
+            snapshot = stored or self._summarizer.unstored(records.key("snapshots", name))
             if snapshot is not None:
-                self._summarizer.used(records.key("snapshots", history.conversation))
+                self._summarizer.used(_line(history, boundary, records))
                 return _shown(history, boundary, snapshot)
         return None
 
@@ -77,7 +83,7 @@ class Snapshots:
         return SummaryJob(
             key=records.key("snapshots", history.snapshot_name(boundary)),
             tenant=tenant,
-            conversation=records.key("snapshots", history.conversation),
+            line=_line(history, boundary, records),
             model=history.summary_model,
             snapshot_tokens=snapshot_tokens,
             replaced_tokens=replaced,
@@ -117,6 +123,14 @@ def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tupl
         return compress.group_token_threshold, reply
     history, reply = shares(window, compress.snapshot_tokens)
     return compress.group_token_threshold or history, reply
+
+
+def _scope(history: PlannedRequest, records: Records) -> str:
+    return records.key("snapshots", history.summary_model)
+
+
+def _line(history: PlannedRequest, boundary: SummaryBoundary, records: Records) -> Line:
+    return Line(_scope(history, records), history.chain, history.past.messages, boundary.end)
 
 
 def _shown(history: PlannedRequest, boundary: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:

@@ -34,8 +34,9 @@ from proxy.requests.message_cache import MessageCache
 from proxy.requests.passthrough import GATHERED, Relay
 from proxy.requests.records import Records
 from proxy.requests.services import Services
+from proxy.requests.snapshot_writer import Spent, SummaryJob
 from proxy.requests.snapshots import Snapshots
-from proxy.requests.summarizer import Spent, Summarizer, SummaryJob, summary_outcome
+from proxy.requests.summarizer import Summarizer, summary_outcome
 from proxy.requests.upstream_limits import UpstreamLimits
 from proxy.server import origin
 from proxy.server.health import DeepHealth

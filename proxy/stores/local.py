@@ -71,13 +71,17 @@ class Folder:
     def get(self, key: str) -> bytes | None:
         """Return the value, or None if there is no record.
 
-        A missing store folder raises an error instead: a record's absence may be final, but a disk may come back.
+        If the store's folder has vanished, this raises an error once, because the absence of its records may not be
+        final: a disk may come back. The folder is made again.
         """
         path = self._root / key
         try:
             return regular_files.read(path)
         except FileNotFoundError:
+            vanished = self._made and not self._root.exists()
             self._prepare()
+            if vanished:
+                raise
             self._root.stat()
         except NotRegular:
             self._damaged(key)
@@ -103,12 +107,12 @@ class Folder:
             path.parent.parent.rmdir()
 
     def _prepare(self) -> None:
-        """Make the folder at its first use, but never again: if it vanishes, that is a fault and not an empty store.
+        """Make the folder at its first use, and again if it has vanished.
 
         If this fails, the operation itself reports the error. A read-only folder can still be read.
         """
         with suppress(OSError):
-            if not self._made:
+            if not self._made or not self._root.exists():
                 self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._made = True
             if self._clock() - self._tidied > LEFTOVER_SECONDS:

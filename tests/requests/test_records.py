@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from proxy.core.turn import HiddenRound
 from proxy.requests.records import Records, sealed
-from proxy.requests.summarizer import Snapshot
+from proxy.requests.snapshot_writer import Snapshot
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 

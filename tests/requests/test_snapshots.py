@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from proxy.core.policy import Compress, Policy, Source, Wait
 from proxy.core.summary import SummaryAnswer
+from proxy.requests.lines import Line
 from proxy.requests.prepare import PlannedRequest, rendered
+from proxy.requests.snapshot_writer import Snapshot, SummaryJob
 from proxy.requests.snapshots import Snapshots, group_limits
-from proxy.requests.summarizer import Snapshot, SummaryJob
 from tests.requests.planning import CUT, OFFLOAD, POLICY, planned
 
 RECORD = Snapshot("the record", 10, "m")
@@ -27,7 +28,8 @@ class Scripted:
         self.existing = existing
         self.requested: list[SummaryJob] = []
         self.waited: list[SummaryJob] = []
-        self.noted: list[str] = []
+        self.noted: list[Line] = []
+        self.kept: dict[str, Snapshot] = {}
 
     def request(self, job: SummaryJob) -> asyncio.Task[Snapshot | None] | None:
         self.requested.append(job)
@@ -37,8 +39,11 @@ class Scripted:
         self.waited.append(job)
         return self.made
 
-    def used(self, conversation: str) -> None:
-        self.noted.append(conversation)
+    def used(self, line: Line) -> None:
+        self.noted.append(line)
+
+    def unstored(self, key: str) -> Snapshot | None:
+        return self.kept.get(key)
 
     def key(self, kind: str, name: str) -> str:
         return f"ns/{kind}/{name}"
@@ -69,8 +74,11 @@ async def test_the_latest_existing_snapshot_is_found_and_noted_as_used() -> None
     snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
     shown = await snapshots.existing(history, world)
     assert (shown.boundary, shown.text, shown.path) == (boundary, "the record", history.originals_path(boundary))
-    assert world.noted == [f"ns/snapshots/{history.conversation}"]
+    assert [(line.scope, line.end) for line in world.noted] == [("ns/snapshots/m", boundary.end)]
     assert await snapshots.existing(history, Scripted()) is None
+    unstored = Scripted()
+    unstored.kept[f"ns/snapshots/{history.snapshot_name(boundary)}"] = RECORD
+    assert await Snapshots(unstored, reader).existing(history, unstored) == shown  # type: ignore[arg-type]
 
 
 async def test_without_waiting_the_snapshot_is_requested_and_the_request_goes_as_it_is() -> None:

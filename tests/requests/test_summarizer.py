@@ -16,22 +16,17 @@ import pytest
 from proxy.core.plan import Role
 from proxy.core.summary import Section, SummaryAnswer
 from proxy.errors import UpstreamBroken
+from proxy.requests.lines import FIRST_BACKOFF, LONGEST_BACKOFF, UNUSED, UNUSED_LIMIT, UNUSED_PAUSE
+from proxy.requests.snapshot_writer import Failed, Snapshot, Spent, SummaryJob
 from proxy.requests.summarizer import (
-    FIRST_BACKOFF,
     FLIGHTS_PER_TENANT,
-    LONGEST_BACKOFF,
     QUEUE_PER_TENANT,
-    UNUSED,
-    UNUSED_LIMIT,
-    UNUSED_PAUSE,
-    Failed,
-    Snapshot,
-    Spent,
+    STORE_AGAIN,
     Summarizer,
-    SummaryJob,
     summary_outcome,
 )
 from proxy.threads import WorkPool
+from tests.requests.histories import line
 
 GOOD = SummaryAnswer(200, "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
 TOO_LONG = SummaryAnswer(400, too_long=True)
@@ -82,11 +77,12 @@ class World:
             raise answer
         return answer
 
-    def job(self, key: str = "a", conversation: str = "c", **changes: Any) -> SummaryJob:
+    def job(self, key: str = "a", said: str = "c", **changes: Any) -> SummaryJob:
+        """Return a job for the record `key`, on a line of history in which the model said `said`."""
         fields: dict[str, Any] = {
             "key": f"ns/snapshots/{key}",
             "tenant": "t",
-            "conversation": conversation,
+            "line": line(f"u go on|a {said}"),
             "model": "m",
             "snapshot_tokens": 100,
             "replaced_tokens": 1000,
@@ -138,10 +134,9 @@ async def test_single_flight() -> None:
     world.gate.set()
     assert await waiting
     assert len(flights) == len(world.asked) == 1
-    assert world.summarizer.under_way == 0
 
 
-async def test_one_at_a_time_for_a_conversation_and_who_must_wait_waits() -> None:
+async def test_one_at_a_time_for_a_line_and_who_must_wait_waits() -> None:
     world = World()
     world.gate.clear()
     assert world.summarizer.request(world.job("a"))
@@ -161,7 +156,7 @@ async def test_few_at_a_time_for_a_tenant_and_not_too_many_behind_them() -> None
     assert world.summarizer.request(world.job("x", "x", tenant="other"))
     await until(lambda: world.at_once == FLIGHTS_PER_TENANT + 1)
     world.gate.set()
-    await until(lambda: world.summarizer.under_way == 0)
+    await until(lambda: len(world.stored) == QUEUE_PER_TENANT + 1)
     assert world.most_at_once == FLIGHTS_PER_TENANT + 1
 
 
@@ -186,6 +181,36 @@ async def test_without_a_store_or_with_a_damaged_record_its_own_is_used(stored: 
     assert made and made.text == "the record"
 
 
+async def test_a_snapshot_that_the_store_did_not_take_is_kept_and_stored_later() -> None:
+    world = World()
+    world.broken = True
+    made = await world.made()
+    key = world.job().key
+    assert made and world.summarizer.unstored(key) == made
+    assert await world.made() == made, "a flight finds it too"
+    world.now += STORE_AGAIN
+    assert world.summarizer.unstored(key) == made
+    await asyncio.sleep(0)
+    world.broken = False
+    assert world.summarizer.unstored(key) == made
+    await asyncio.sleep(0)
+    assert not world.stored, "not tried again at once"
+    world.now += STORE_AGAIN
+    assert world.summarizer.unstored(key) == made
+    await until(lambda: key in world.stored)
+    await until(lambda: world.summarizer.unstored(key) is None)
+    assert len(world.asked) == 1
+
+
+async def test_conversations_that_begin_alike_do_not_wait_for_each_other() -> None:
+    world = World()
+    world.gate.clear()
+    many = [asyncio.create_task(world.made(key=str(number), said=str(number))) for number in range(FLIGHTS_PER_TENANT)]
+    await until(lambda: world.at_once == FLIGHTS_PER_TENANT)
+    world.gate.set()
+    assert all(await asyncio.gather(*many))
+
+
 async def test_failures_back_off_longer_each_time() -> None:
     world = World(*[UpstreamBroken("x")] * 20)
     pause = FIRST_BACKOFF
@@ -197,8 +222,8 @@ async def test_failures_back_off_longer_each_time() -> None:
         assert len(world.asked) == number, "not yet"
         world.now += 1
         pause = min(pause * 2, LONGEST_BACKOFF)
-    assert await world.made(conversation="another") is None
-    assert len(world.asked) == 12, "another conversation is not held up"
+    assert await world.made(said="another") is None
+    assert len(world.asked) == 12, "another line is not held up"
     assert all(fault == "x" for _, _, fault in world.reported)
 
 
@@ -225,7 +250,7 @@ async def test_what_is_used_is() -> None:
     world = World()
     for number in range(3 * UNUSED_LIMIT):
         assert await world.made(key=str(number))
-        world.summarizer.used("c" if number % 3 == 0 else "another")
+        world.summarizer.used(line("u go on|a c" if number % 3 == 0 else "u go on|a another"))
 
 
 async def test_bounded_in_time() -> None:
@@ -243,7 +268,7 @@ async def test_once_is_for_its_caller_alone() -> None:
     made = [await world.summarizer.once(job, spent) for _ in range(2)]
     assert made == [Snapshot("the record", 2, "m")] * 2, "no back-off, and nothing is remembered"
     assert spent == Spent(200, 40, 160, 3)
-    assert (world.stored, world.reported, world.summarizer.under_way) == ({}, [], 0)
+    assert (world.stored, world.reported) == ({}, [])
 
 
 async def test_once_is_bounded_in_time() -> None:
@@ -358,9 +383,7 @@ async def test_reading_and_rendering_leave_the_loop_and_one_thread() -> None:
         return [Section("1 user", "word " * 900)]
 
     world = World()
-    made = await asyncio.gather(
-        *(world.made(key=str(n), conversation=str(n), riding=None, history=history) for n in range(4))
-    )
+    made = await asyncio.gather(*(world.made(key=str(n), said=str(n), riding=None, history=history) for n in range(4)))
     assert all(made) and len(most) == 4
     assert max(most) == 1, "one at a time"
 

@@ -289,12 +289,19 @@ async def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     await faults(open_store(str(tmp_path / "file" / "store")), "Not a directory")
 
 
-async def test_a_folder_that_vanishes_is_not_an_empty_store(tmp_path: Path) -> None:
+async def test_a_folder_that_vanishes_is_a_fault_once_and_then_made_again(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"))
     await store.put(KEY, b"1")
     shutil.rmtree(tmp_path / "store")
-    await faults(store, "No such file")
-    assert not (tmp_path / "store").exists()
+    with pytest.raises(StoreFault, match="No such file"):
+        await store.get(KEY)
+    assert await store.get(KEY) is None
+    assert await store.put(KEY, b"2")
+    shutil.rmtree(tmp_path / "store")
+    assert await store.put(KEY, b"3")
+    assert await store.get(KEY) == b"3"
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+    await store.close()
 
 
 async def test_a_folder_that_is_emptied_goes_on(tmp_path: Path) -> None:

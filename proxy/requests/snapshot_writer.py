@@ -1,0 +1,224 @@
+"""Writes one snapshot with a model: the job for it, the calls that it takes, and what they cost.
+
+riding on the cached prefix ──too long, or refused──> from the originals, in as many calls as it takes
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from proxy.core import summary
+from proxy.core.summary import Section, SummaryAnswer, Unusable
+from proxy.errors import OffloadError
+from proxy.requests.lines import Line
+from proxy.threads import WorkPool
+
+T = TypeVar("T")
+
+UNKNOWN_WINDOW = 64_000
+"""Tokens of history for one call if the summary model's window is unknown (most have 128,000)."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The stored record: the text between the tags, its tokens, and the model that wrote it."""
+
+    text: str
+    tokens: int
+    model: str
+
+
+class SummaryJob(msgspec.Struct, frozen=True):
+    """Everything that is needed to make one snapshot. The request that builds the job may end before the job does."""
+
+    key: str
+    tenant: str
+    line: Line
+    """The line of history that the snapshot belongs to; failures back off per line."""
+    model: str
+    snapshot_tokens: int
+    replaced_tokens: int
+    store_dir: str
+    timeout: float
+    group_tokens: int
+    """The most tokens of history for one call; 0 if unknown."""
+    max_calls: int
+    """The most calls, including failed ones."""
+    riding: Callable[[str], bytes] | None
+    """The task → the body of a call on the cached prefix; None if that is impossible, as with another model."""
+    alone: Callable[[str], bytes]
+    """The whole prompt, history and task → the body of a call."""
+    history: Callable[[], list[Section]]
+    """Returns the originals to record. Any thread may call this and the two functions above."""
+    earlier: str
+    """The text of the snapshot that this one replaces; empty if there is none."""
+    originals: str
+    """The path where the whole history can be read."""
+    ask: Callable[[bytes], Awaitable[SummaryAnswer]]
+    """Sends one body to the request's own upstream with its credentials."""
+
+
+class Spent(msgspec.Struct):
+    """The cost of all calls for one snapshot."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    calls: int = 0
+
+    def add(self, answer: SummaryAnswer) -> None:
+        self.calls += 1
+        self.prompt_tokens += answer.prompt_tokens
+        self.completion_tokens += answer.completion_tokens
+        self.cached_tokens += answer.cached_tokens
+
+
+class Failed(OffloadError):
+    """There is no usable snapshot; the text gives the reason."""
+
+
+class TooLong(Exception):
+    """A call has too many tokens. `window` is the context window that upstream named, if it did."""
+
+    def __init__(self, window: int | None) -> None:
+        super().__init__("upstream says that it is too long")
+        self.window = window
+
+
+class Calls:
+    """The calls for one snapshot, counted."""
+
+    def __init__(self, job: SummaryJob, spent: Spent) -> None:
+        self.job = job
+        self._left = job.max_calls
+        self.fault = ""
+        """Why the last answer could not be used. The next call tells the model."""
+        self._spent = spent
+
+    def left(self) -> int:
+        """Return how many more calls are allowed. Raises Failed if there are none."""
+        if not self._left:
+            raise Failed(f"no usable record within {self.job.max_calls} calls (`compress.max_calls`)")
+        return self._left
+
+    async def ask(self, body: bytes) -> SummaryAnswer:
+        """Make one call. Raises UpstreamFault, TooLong, or Failed if no call is left or upstream refuses this one."""
+        self._left = self.left() - 1
+        answer = await self.job.ask(body)
+        self._spent.add(answer)
+        if answer.too_long:
+            raise TooLong(answer.window)
+        if answer.status != 200:
+            raise Failed(f"upstream answered {answer.status}")
+        return answer
+
+    def unusable(self, fault: str) -> None:
+        """Note the fault for the next call. Raises Failed if it is the second in a row or no call is left."""
+        if self.fault or not self._left:
+            raise Failed(f"the model's answer cannot be used: {fault}")
+        self.fault = fault
+
+
+class SnapshotWriter:
+    """Makes the calls for snapshots. The jobs of a tenant share one thread for reading and rendering."""
+
+    def __init__(self, count: Callable[[str, str], int], threads: WorkPool) -> None:
+        self._count = count
+        self._threads = threads
+        # The same threads read requests, so all summaries of a tenant together use only one of them at a time.
+        self._working: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(1))
+
+    async def write(self, job: SummaryJob, spent: Spent) -> Snapshot:
+        """Return the snapshot. Raises Failed, UpstreamFault and Overloaded; `spent` has the cost up to that point."""
+        calls = Calls(job, spent)
+        limit = job.group_tokens or UNKNOWN_WINDOW
+        try:
+            text = await self._ride(calls, job.riding) if job.riding else await self._from_originals(calls, limit)
+        except TooLong as error:  # raised only by `_ride`
+            text = await self._from_originals(calls, min(limit, _room(job, error.window) or limit))
+        return Snapshot(
+            text=text, tokens=await self._off_loop(job, lambda: self._count(text, job.model)), model=job.model
+        )
+
+    async def _ride(self, calls: Calls, riding: Callable[[str], bytes]) -> str:
+        """Return the record from calls on the prefix that upstream has cached. Raises TooLong."""
+        job = calls.job
+
+        def body() -> bytes:
+            return riding(summary.task(job.snapshot_tokens, job.store_dir, calls.fault))
+
+        while True:
+            if (text := await self._asked(calls, body)) is not None:
+                return text
+
+    async def _from_originals(self, calls: Calls, limit: int) -> str:
+        """Record as much history per call as fits. Each call updates the record so far.
+
+        A failed try costs a call. The remaining history is then shortened to fit into the remaining calls.
+        """
+        job, record = calls.job, calls.job.earlier
+        count = self._counter(job.model)
+        rest = await self._off_loop(job, job.history)
+        while True:
+            limit = max(limit, summary.LEAST_HISTORY)
+            fit = partial(summary.fitted, rest, limit, calls.left(), count, job.originals)
+            group, *behind = await self._off_loop(job, fit)
+            try:
+                made = await self._asked(calls, partial(_group_body, job, group, record, calls.fault))
+            except TooLong as error:
+                if limit <= summary.LEAST_HISTORY:
+                    raise Failed(f"{limit} tokens of history are still too long for {job.model}") from error
+                limit = _smaller(job, limit, error.window)
+                continue
+            if made is not None:
+                record, rest = made, [turn for turns in behind for turn in turns]
+                if not rest:
+                    return record
+
+    async def _asked(self, calls: Calls, body: Callable[[], bytes]) -> str | None:
+        """Return the record from one call, or None if another call is needed. Raises TooLong and Failed."""
+        job = calls.job
+        answer = await calls.ask(await self._off_loop(job, body))
+        accept = partial(
+            summary.accept, answer.text, job.snapshot_tokens, job.replaced_tokens, self._counter(job.model)
+        )
+        try:
+            text = await self._off_loop(job, accept)
+        except Unusable as error:
+            calls.unusable(str(error))
+            return None
+        calls.fault = ""
+        return text
+
+    async def _off_loop(self, job: SummaryJob, work: Callable[[], T]) -> T:
+        """Run work in a thread, because its duration grows with the length of a conversation or a reply."""
+        async with self._working[job.tenant]:
+            return await self._threads.run(job.key.partition("/")[0] or job.tenant, work)
+
+    def _counter(self, model: str) -> Callable[[str], int]:
+        return lambda text: self._count(text, model)
+
+
+def _room(job: SummaryJob, window: int | None) -> int:
+    """Return the tokens of history for one call in this window; 0 if the window is unknown."""
+    return summary.shares(window, job.snapshot_tokens)[0] if window else 0
+
+
+def _smaller(job: SummaryJob, limit: int, window: int | None) -> int:
+    """Return the next limit to try after `limit` tokens were too many.
+
+    If upstream named a window, this is the room in it. Otherwise it is half of a computed limit, and only a quarter of
+    a guessed one, because calls are few.
+    """
+    room = _room(job, window)
+    return room if 0 < room < limit else limit // (2 if job.group_tokens else 4)
+
+
+def _group_body(job: SummaryJob, group: list[Section], earlier: str, fault: str) -> bytes:
+    task = summary.task(job.snapshot_tokens, job.store_dir, fault)
+    return job.alone(summary.fenced(summary.originals(group), earlier, task))
