@@ -33,7 +33,7 @@ from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -108,11 +108,7 @@ def _end_with_supervisor() -> None:
 
 def _prepare(settings: Settings) -> None:
     logs.configure(settings.log_format)
-    # At INFO, uvicorn logs only that it starts and stops. It also logs an unfinished reply as a bug, but that is how we
-    # cut off a stream that upstream broke; the request's own log line has the reason.
-    logger = logging.getLogger("uvicorn.error")
-    logger.setLevel(logging.WARNING)
-    logger.addFilter(lambda record: record.msg != "ASGI callable returned without completing response.")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # at INFO, it logs only that it starts and stops
     if hasattr(signal, "SIGHUP"):
         # Ignored until the application handles it: by default it would end the process.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -122,6 +118,7 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
     """Return uvicorn's configuration for an exact relay. `app` is the application, or a function that makes it."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
+        interface="asgi3",
         http=partial(ExactProtocol, inbound=Inbound(settings, logs.Limited(logger))),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
@@ -165,10 +162,12 @@ class _Ending:
         self._seconds = math.ceil(settings.drain_timeout) + _GRACE
         self._begun = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            return await self._app(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] == "lifespan":
+            return self._live(scope, receive, send)
+        return self._app(scope, receive, send)
 
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:
             if message["type"] == "lifespan.shutdown.complete" and self._app.hangs:
                 self._end()  # the store has logged what hangs
