@@ -11,7 +11,6 @@ agents put the time of day there.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -233,8 +232,8 @@ class History(msgspec.Struct, frozen=True):
     @property
     def irregular(self) -> Mapping[Irregular, int]:
         """How many messages fit into no pair, by the reason."""
-        unanswered = {Irregular.NO_RESULT: 1} if self.pairing.open else {}
-        return self.pairing.irregular + Counter(unanswered)
+        found = self.pairing.irregular
+        return found | {Irregular.NO_RESULT: found.get(Irregular.NO_RESULT, 0) + 1} if self.pairing.open else found
 
     def size(self) -> int:
         """About how many bytes it takes. It keeps messages that their own cache has evicted."""

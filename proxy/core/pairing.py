@@ -10,7 +10,7 @@ they hang on, so the plan leaves them as they are, and a cut leaves their whole 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from enum import StrEnum
 from typing import NamedTuple, Self
 
@@ -48,7 +48,7 @@ class Pairing:
     """The calls and results of a history's messages so far. Each message takes constant time (amortised)."""
 
     def __init__(self) -> None:
-        self.irregular: Counter[Irregular] = Counter()
+        self.irregular: dict[Irregular, int] = {}
         """The number of irregular messages so far."""
         self._open: dict[str, deque[str]] = {}  # by id, the tools called in this step that have not answered yet
         self._stays = False  # whether the step so far stays
@@ -63,7 +63,7 @@ class Pairing:
         """Return the place of the history's next message."""
         before = 0
         if self._open and role is not Role.TOOL:  # the step goes on without their results
-            self.irregular[Irregular.NO_RESULT] += 1
+            self._count(Irregular.NO_RESULT)
             before = self._begin_to_stay()
             self._open = {}
         if role is Role.ASSISTANT:
@@ -71,7 +71,7 @@ class Pairing:
         tool = self._called(answers) if role is Role.TOOL and readable else None
         fits = readable and (role is not Role.TOOL or tool is not None)
         if not fits:
-            self.irregular[Irregular.NO_CALL if readable else Irregular.UNREADABLE] += 1
+            self._count(Irregular.NO_CALL if readable else Irregular.UNREADABLE)
             before += self._begin_to_stay()
         for id, name in calls if role is Role.ASSISTANT else ():
             self._open.setdefault(id, deque()).append(name)
@@ -86,6 +86,9 @@ class Pairing:
         other._open = {id: names.copy() for id, names in self._open.items()}
         other._stays, other._loose = self._stays, self._loose
         return other
+
+    def _count(self, irregular: Irregular) -> None:
+        self.irregular[irregular] = self.irregular.get(irregular, 0) + 1
 
     def _called(self, id: str) -> str | None:
         """Take the oldest open call with this id; returns its tool."""
