@@ -14,6 +14,7 @@
       - HeadTooLarge            431
       - BadEncoding             400
       - Unsupported             501
+      - UpgradeRefused          426
     + Overloaded                503
     + UpstreamFault             502  upstream failed
       - UpstreamUnreachable     502
@@ -173,6 +174,16 @@ class Unsupported(ClientFault):
 
     status = 501
     code = "not_implemented"
+
+
+class UpgradeRefused(ClientFault):
+    """An upgrade to WebSocket for an API that we serve over plain HTTP. Clients that know this status go on with it."""
+
+    status = 426
+    code = "upgrade_refused"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"upgrade", b"HTTP/1.1")]
 
 
 class Overloaded(ProxyError):

@@ -42,10 +42,19 @@ IMPURE = {"asyncio", "datetime", "io", "logging", "os", "pathlib", "random", "se
 """What of the standard library waits, reads, writes, or says something else the next time."""
 
 
-FIELDS = re.compile(
-    r"\b(tool_calls|tool_call_id|finish_reason|choices|delta|max_completion_tokens|stream_options|reasoning_content)\b"
-)
-"""Names that only the chat-completions API uses."""
+FIELDS = {
+    "chat": re.compile(
+        r"\b(tool_calls|tool_call_id|finish_reason|choices|max_completion_tokens|stream_options|reasoning_content)\b"
+    ),
+    "responses": re.compile(
+        r"\b(function_call_output|output_index|sequence_number|previous_response_id|max_output_tokens|encrypted_content"
+        r"|output_text|context_management|item_reference|compaction_trigger|output_item)\b"
+    ),
+}
+"""Dialect → names that only its API uses."""
+
+SHARED = re.compile(r"\bdelta\b")
+"""A name that several APIs use, and nothing else."""
 
 SPEAK_CHAT = {"operations", "demo"}
 """The interface of the operations is made of chat messages, and the demo plays a chat client and its upstream."""
@@ -129,10 +138,18 @@ def test_only_settings_reads_the_environment() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "proxy").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_its_dialect_names_the_fields_of_an_api(path: Path) -> None:
     """In code, strings and comments."""
-    name = path.relative_to(ROOT).as_posix()
-    if name.startswith("proxy/dialects/chat/") or name.split("/")[1] in SPEAK_CHAT:
+    name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    if name.split("/")[1] in SPEAK_CHAT:
         return
-    assert set(FIELDS.findall(path.read_text(encoding="utf-8"))) <= CONTRACTS.get(name, set())
+    found = {
+        field
+        for dialect, fields in FIELDS.items()
+        if not name.startswith(f"proxy/dialects/{dialect}/")
+        for field in fields.findall(text)
+    }
+    if not name.startswith("proxy/dialects/"):
+        found |= set(SHARED.findall(text))
+    assert found <= CONTRACTS.get(name, set())
 
 
 def test_a_dialect_is_used_through_the_protocol() -> None:

@@ -30,6 +30,10 @@ class Request(msgspec.Struct, frozen=True, dict=True):
     """What our two tools are called in this request; None where there is no room for them."""
     obstacle: str
     """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
+    preamble: Raw = rawjson.NULL
+    """Text that precedes the history and is no part of it; `null` where there is none."""
+    continues: str = ""
+    """The id of an earlier reply, if upstream keeps the history and the request goes on from there."""
 
     @cached_property
     def members(self) -> dict[str, Raw]:

@@ -37,6 +37,18 @@ class Usage(msgspec.Struct):
     """The prompt of one round, the largest: upstream has shown that it takes so many."""
 
 
+class Continuation(msgspec.Struct, frozen=True):
+    """How a later request goes on from a reply with hidden rounds, if upstream keeps the history.
+
+    The client knows the reply as `shown`, and upstream knows its end as `last`. The entries `after` belong between that
+    end and what the client adds.
+    """
+
+    shown: str
+    last: str
+    after: tuple[bytes, ...]
+
+
 class HiddenRound(msgspec.Struct, frozen=True):
     """What a reply hid from the client, to be put back into the client's next request.
 

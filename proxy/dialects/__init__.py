@@ -19,8 +19,9 @@ from proxy.core.policy import SnapshotRole
 from proxy.core.request import Request
 from proxy.core.sse import ServerSentEvent
 from proxy.core.summary import Section, SummaryAnswer
-from proxy.core.turn import HiddenRound, State, Usage
+from proxy.core.turn import Continuation, HiddenRound, State, Usage
 from proxy.dialects.chat import CHAT
+from proxy.dialects.responses import RESPONSES
 from proxy.errors import ProxyError
 
 Entry = bytes | Raw
@@ -57,6 +58,10 @@ class Turn(Protocol):
     @property
     def hidden(self) -> HiddenRound | None:
         """The rounds to store once the turn is DONE; None if the client has seen everything."""
+
+    @property
+    def continuation(self) -> Continuation | None:
+        """How a request goes on from the DONE turn's hidden rounds; None if upstream does not keep the history."""
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:
@@ -118,6 +123,9 @@ class Dialect(Protocol):
         `tools` are JSON objects with `name`, `description` and `parameters`. Everything else is sent as the client
         wrote it. After `max_rounds` hidden rounds, calls of our tools are no longer answered.
         """
+
+    def continued(self, request: Request, continuation: Continuation) -> bytes:
+        """Return the body of a request that goes on from a reply with hidden rounds, for upstream, which keeps them."""
 
     # -- an entry --
 
@@ -205,7 +213,7 @@ class Dialect(Protocol):
         """
 
 
-DIALECTS: tuple[Dialect, ...] = (CHAT,)
+DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES)
 """Every dialect that the proxy knows. The first one that serves a request is used."""
 
 

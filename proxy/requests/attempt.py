@@ -39,6 +39,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     chat: Request | None = None
     reason: Reason = Reason.NONE
     """Why the request must not be planned."""
+    continued: bytes | None = None
+    """What goes upstream instead of `body`, if the request goes on from a reply with hidden rounds by its id."""
 
 
 class AsItCame(msgspec.Struct, frozen=True):
@@ -65,7 +67,10 @@ class AsItCame(msgspec.Struct, frozen=True):
 
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
-        return offload_headers(self.planned, self.tokens, 0, 0) if self.planned else [(b"x-offload-mode", b"off")]
+        if self.planned:
+            return offload_headers(self.planned, self.tokens, 0, 0)
+        why = (self.obstacle or self.reason.value).encode()
+        return [(b"x-offload-mode", b"off"), *([(b"x-offload-reason", why)] if why else [])]
 
 
 class Rewritten(msgspec.Struct, frozen=True):
@@ -144,6 +149,7 @@ def outcome(attempt: Attempt, client: Exchange, store_errors: Mapping[StoreError
     messages = len(planned.past.items) if planned else 0
     return Outcome(
         request_id=client.request_id,
+        dialect=client.dialect,
         tenant=tenant.name,
         namespace=tenant.namespace,
         kind=attempt.kind,

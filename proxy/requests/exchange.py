@@ -271,6 +271,7 @@ class Exchange:
             kind=kind,
             method=self.method,
             path=self.path.decode("latin-1"),
+            dialect=self.dialect,
         )
 
     def completed(self, outcome: Outcome, fault: Fault = Fault.NONE, detail: str = "") -> Outcome:

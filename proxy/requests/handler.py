@@ -32,7 +32,7 @@ from proxy.requests.passthrough import ReplyEnd, served
 from proxy.requests.prepare import RenderedRequest
 from proxy.requests.records import Records
 from proxy.requests.tool_loop import Refusal
-from proxy.requests.turn_io import RequestTurnIO
+from proxy.requests.turn_io import REWRITTEN, RequestTurnIO, rewritten
 from proxy.telemetry import logs
 from proxy.upstream.content_encoding import decoded
 from proxy.upstream.headers import Header, reply_headers
@@ -121,7 +121,9 @@ class _Request:
             return _parsed(body, tenant, error.reason)
         policy = tenant.policy.for_model(chat.model)
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
-        return ParsedRequest(body, tenant, _searching(policy), chat, _held_back(client, policy))
+        going_on = await self._records.continuation(chat.continues) if chat.continues else None
+        continued = self._dialect.continued(chat, going_on) if going_on else None
+        return ParsedRequest(body, tenant, _searching(policy), chat, _held_back(client, policy), continued)
 
     async def _plan(self, parsed: ParsedRequest) -> AsItCame:
         """Return the request with its plan, or with the reason why it has none."""
@@ -183,7 +185,10 @@ class _Request:
 
     async def _send_untouched(self, attempt: AsItCame) -> Refusal | None:
         """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
-        request = self._services.relay.request(self._client, attempt.parsed.tenant, attempt.parsed.body)
+        parsed = attempt.parsed
+        request = self._services.relay.request(self._client, parsed.tenant, parsed.body)
+        if parsed.continued is not None:
+            request = rewritten(request, parsed.continued, REWRITTEN)
         self._client.sent = self._client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             if attempt.planned is not None and self._dialect.may_be_overflow(reply.status):

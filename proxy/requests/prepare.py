@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from proxy.core import summary
+from proxy.core import rawjson, summary
 from proxy.core.history import History, Reading, Terms, Transcript, moved_pieces
 from proxy.core.plan import Plan, Role, Room, SummaryBoundary, live
 from proxy.core.policy import Inject, Mode, Policy
@@ -96,6 +96,8 @@ async def plan(
     if policy.offload.mode is Mode.OFF or asked.names is None or asked.obstacle:
         return None
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
+    if asked.preamble is not rawjson.NULL:
+        defined += await reader.tool_tokens(asked.preamble, asked.model, caller)
     room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.core.turn import HiddenRound
+from proxy.core.turn import Continuation, HiddenRound
 from proxy.dialects.chat import CHAT
 from proxy.requests.snapshot_writer import Snapshot
 from proxy.stores.guarded import Put, Visit
@@ -50,6 +50,13 @@ class _Hidden(msgspec.Struct, frozen=True):
     def round(self) -> HiddenRound:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
         return HiddenRound(tuple(map(bytes, self.before)), instead, tuple(map(bytes, self.after)), self.tokens)
+
+
+class _Continued(msgspec.Struct, frozen=True):
+    """A continuation's record."""
+
+    last: str
+    after: list[Raw]
 
 
 class Records:
@@ -118,6 +125,21 @@ class Records:
         )
         [key] = self._round_keys([link.hex()], model)
         await self._visit.put(key, sealed(msgspec.json.encode(record)))
+
+    async def continuation(self, shown: str) -> Continuation | None:
+        """Return how to go on from a reply that the client knows by this id; None if upstream knows it by the same."""
+        [found] = await self._visit.get_many([self._continuation_key(shown)], intact=_is_sealed)
+        record = None if isinstance(found, Missing) else _decoded(found, _Continued)
+        return None if record is None else Continuation(shown, record.last, tuple(map(bytes, record.after)))
+
+    async def keep_continuation(self, continuation: Continuation) -> None:
+        """Store how to go on from a reply with hidden rounds."""
+        record = _Continued(last=continuation.last, after=[Raw(raw) for raw in continuation.after])
+        await self._visit.put(self._continuation_key(continuation.shown), sealed(msgspec.json.encode(record)))
+
+    def _continuation_key(self, shown: str) -> str:
+        """Return the record's key, for which upstream's id may have unsuitable characters."""
+        return self.key("continuations", hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()[:32])
 
     def has_originals(self, of: str) -> bool:
         """Whether all texts that `of` names together were written recently."""

@@ -141,6 +141,8 @@ class RequestTurnIO:
         )
         links = self._history.reply_links()
         earlier = [links[index] for index in sorted(self._ready.rounds)]
+        if continuation := turn.continuation:
+            await self._records.keep_continuation(continuation)
         await self._records.remember(link, model, msgspec.structs.replace(hidden, tokens=tokens), earlier)
 
     # -- summaries --

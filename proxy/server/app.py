@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from proxy import operations
 from proxy.dialects import DIALECTS, for_request
-from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported
+from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
 from proxy.policies import PolicyLoader
 from proxy.policies.tenants import Callers, Tenant, allowed, retention
@@ -204,7 +204,7 @@ class App:
     def _tenant(self, client: Exchange) -> Tenant:
         """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""
         if client.wants_upgrade:
-            raise Unsupported("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
+            raise _upgrade_refused(client.path)
         tenant = self._callers.identify(client.headers, self._book.current)
         if self._on_loopback and (tenant.anonymous or tenant.lends_key):
             self._check_origin(client)
@@ -350,13 +350,19 @@ async def _in_openais_shape(request: Request, error: Exception) -> Response:
 
 
 async def _refuse_websocket(scope: Scope, send: Send) -> None:
-    error = Unsupported("WebSockets are not relayed")
+    error = _upgrade_refused(scope.get("raw_path") or scope["path"].encode())
     if "websocket.http.response" not in (scope.get("extensions") or {}):
         await send({"type": "websocket.close"})
         return
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", b"application/json"), *error.headers()]
     await send({"type": "websocket.http.response.start", "status": error.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": error.body()})
+
+
+def _upgrade_refused(path: bytes) -> ClientFault:
+    """Return the error for an upgrade. Codex goes on over HTTP after a 426, and tries again and again after a 501."""
+    refused = UpgradeRefused if for_request("POST", path) else Unsupported
+    return refused("Upgrades such as to WebSocket are not relayed; ask for a stream (SSE) instead")
 
 
 def _check_path(client: Exchange, policy: Policy) -> None:

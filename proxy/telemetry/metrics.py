@@ -86,10 +86,15 @@ class Metrics:
         self._watched: list[Callable[[], None]] = []
         self._next_sample = float("-inf")
         self._tenants: set[str] = set()
-        self._requests = self._counter("requests", "Requests.", "tenant", "status", "kind")
+        self._requests = self._counter("requests", "Requests.", "tenant", "status", "kind", "dialect")
         self._errors = self._counter("request_errors", "Requests that went wrong.", "tenant", "fault")
         self._unplanned = self._counter(
-            "unplanned_requests", "Chat requests that went upstream without a plan.", "tenant", "reason"
+            "unplanned_requests",
+            "Chat requests that went upstream without a plan.",
+            "tenant",
+            "reason",
+            "obstacle",
+            "dialect",
         )
         self._left_alone = self._counter(
             "messages_left_alone",
@@ -118,11 +123,11 @@ class Metrics:
     def record(self, outcome: Outcome) -> None:
         """Count one request."""
         tenant = self._known(outcome.tenant)
-        self._requests(tenant, _status(outcome.status), outcome.kind).inc()
+        self._requests(tenant, _status(outcome.status), outcome.kind, outcome.dialect).inc()
         if outcome.fault:
             self._errors(tenant, outcome.fault).inc()
         if outcome.reason:
-            self._unplanned(tenant, outcome.reason).inc()
+            self._unplanned(tenant, outcome.reason, outcome.obstacle, outcome.dialect).inc()
         for series, amount in zip(self._sums_of(tenant), _summed(outcome), strict=True):
             if amount > 0:
                 series.inc(min(amount, MOST))

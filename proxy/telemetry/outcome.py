@@ -106,6 +106,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     method: str
     path: str
+    dialect: str = ""
+    """The API of a request that asks for a model's reply; empty for others."""
     model: str = ""
     stream: bool = False
     mode: str = "off"

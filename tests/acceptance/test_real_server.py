@@ -165,7 +165,7 @@ def test_a_real_server_has_a_long_conversation_in_auto_mode(llama: str) -> None:
             messages.append({"role": "assistant", "content": reply.choices[0].message.content})
             assert reply.choices[0].finish_reason in ("stop", "length")
         metrics = httpx.get(f"{proxy.root}/metrics").text
-    assert 'offload_requests_total{kind="summary"' in metrics
+    assert 'offload_requests_total{dialect="",kind="summary"' in metrics
     assert 'offload_request_errors_total{fault="summary"' in metrics
 
 

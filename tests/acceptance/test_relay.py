@@ -626,8 +626,8 @@ async def test_every_request_leaves_one_outcome() -> None:
         await link.ask(get("/v1/models"))
         await link.ask(get("/v1/../x"))
         page = (await link.ask(get("/metrics"))).body
-    assert link.metric(page, 'offload_requests_total{kind="relay",status="200",tenant="default"}') == 1
-    assert link.metric(page, 'offload_requests_total{kind="refused",status="403",tenant="default"}') == 1
+    assert link.metric(page, 'offload_requests_total{dialect="",kind="relay",status="200",tenant="default"}') == 1
+    assert link.metric(page, 'offload_requests_total{dialect="",kind="refused",status="403",tenant="default"}') == 1
 
 
 async def test_tenants_do_not_learn_where_upstream_is_and_operators_do() -> None:

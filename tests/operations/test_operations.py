@@ -58,7 +58,7 @@ def test_logs_and_metrics_of_operations_contain_no_content(proxy: Proxy) -> None
     assert compacted["tokens_after"] < 200 < 500 < compacted["tokens_before"]
     assert compressed["model"] == "m" and compressed["compressed"] == 1
     assert SECRET not in proxy.log() and "4711" not in proxy.log()
-    assert 'offload_requests_total{kind="operation",status="200",tenant="acme"} 3.0' in metrics
+    assert 'offload_requests_total{dialect="",kind="operation",status="200",tenant="acme"} 3.0' in metrics
     assert SECRET not in metrics
 
 

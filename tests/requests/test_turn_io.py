@@ -147,7 +147,7 @@ async def test_a_turn_reads_no_more_than_its_policy_allows() -> None:
 async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() -> None:
     one = await world()
     hidden = HiddenRound((b"before",), None, (b"after",))
-    turn: Any = SimpleNamespace(hidden=hidden, visible=("It is 42.", []))
+    turn: Any = SimpleNamespace(hidden=hidden, continuation=None, visible=("It is 42.", []))
     await one.io.remember(turn)
     link = extend(one.ready.history.chain[-1], CHAT.reply_meaning("It is 42.", []))
     assert one.remembered == [(link, "m", replace(hidden, tokens=len("beforeafter")), [])]

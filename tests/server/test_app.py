@@ -65,7 +65,7 @@ async def test_refusals_of_handlers_are_replied_and_recorded(app: App) -> None:
     exchange = ScriptedClient()
     await handled_by(app, strict)(exchange.scope, exchange.receive, exchange.send)
     assert exchange.status == 413
-    assert 'offload_requests_total{kind="refused",status="413",tenant="default"} 1.0' in await metrics(app)
+    assert 'offload_requests_total{dialect="",kind="refused",status="413",tenant="default"} 1.0' in await metrics(app)
 
 
 async def test_requests_cut_off_by_draining_are_recorded(app: App) -> None:

@@ -275,7 +275,7 @@ async def test_workers_share_the_port_and_the_metrics(tmp_path: Path) -> None:
         await asyncio.gather(*(ask(served.port, GET) for _ in range(40)))
         await asyncio.sleep(0.2)  # the other worker writes down its own part, a little later
         page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body
-    assert b'offload_requests_total{kind="relay",status="200",tenant="default"} 40.0' in page
+    assert b'offload_requests_total{dialect="",kind="relay",status="200",tenant="default"} 40.0' in page
 
 
 @contextmanager
@@ -314,7 +314,7 @@ async def test_a_reload_reaches_every_worker_and_every_worker_shows_all_metrics(
         for worker in workers:
             with only(worker, workers):
                 page = (await ask(served.port, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")).body
-            assert b'offload_requests_total{kind="relay",status="200",tenant="default"} 6.0' in page
+            assert b'offload_requests_total{dialect="",kind="relay",status="200",tenant="default"} 6.0' in page
         assert b'offload_store_breakers{state="closed"} 3.0' in page
 
 

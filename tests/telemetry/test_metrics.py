@@ -79,7 +79,7 @@ def test_outcome_is_counted_by_its_labels(metrics: Metrics) -> None:
     metrics.record(OUTCOME)
     metrics.record(OUTCOME)
     found = samples(metrics)
-    assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded") == 2
+    assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") == 2
     by_tenant = {
         "context_tokens_before_total": 1800,
         "context_tokens_after_total": 240,
@@ -119,8 +119,8 @@ def test_request_errors_are_counted_by_fault(metrics: Metrics) -> None:
     metrics.record(replaced(fault=Fault.CLIENT_GONE, status=0, first_byte_seconds=None))
     found = samples(metrics)
     assert value(found, "request_errors_total", tenant="acme", fault="timeout") == 1
-    assert value(found, "requests_total", tenant="acme", status="504", kind="offloaded") == 1
-    assert value(found, "requests_total", tenant="acme", status="none", kind="offloaded") == 1
+    assert value(found, "requests_total", tenant="acme", status="504", kind="offloaded", dialect="") == 1
+    assert value(found, "requests_total", tenant="acme", status="none", kind="offloaded", dialect="") == 1
     assert value(found, "first_byte_seconds_count", kind="offloaded") == 1
 
 
@@ -173,7 +173,7 @@ def test_every_store_operation_and_miss_is_a_store_error() -> None:
 
 def test_request_without_a_tenant_is_counted_under_none(metrics: Metrics) -> None:
     metrics.record(replaced(tenant="", status=401, kind=Kind.REFUSED))
-    assert value(samples(metrics), "requests_total", tenant="none", status="401", kind="refused") == 1
+    assert value(samples(metrics), "requests_total", tenant="none", status="401", kind="refused", dialect="") == 1
 
 
 def test_impossible_token_counts_of_upstream_break_no_counter(metrics: Metrics) -> None:
@@ -221,7 +221,7 @@ def test_watched_caches_and_store_show_their_current_state(metrics: Metrics) -> 
 def test_two_registries_in_one_process_do_not_share_series() -> None:
     one, other = Metrics(), Metrics()
     one.record(OUTCOME)
-    assert value(samples(other), "requests_total", tenant="acme", status="200", kind="offloaded") is None
+    assert value(samples(other), "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") is None
 
 
 def test_recording_an_outcome_costs_at_most_200_counter_increases(metrics: Metrics) -> None:
@@ -283,7 +283,7 @@ def test_every_worker_shows_the_sum_over_all_workers() -> None:
         one.render(), other.render()
         found = one.render()
         assert found == other.render()
-        assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded") == 2
+        assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") == 2
         assert value(found, "added_seconds_count", kind="offloaded") == 2
         assert value(found, "requests_in_flight") == 2
         assert value(found, "cache_bytes", cache="store") == 200
@@ -294,11 +294,13 @@ def test_every_worker_shows_the_sum_over_all_workers() -> None:
         assert value(found, "requests_in_flight") == 1, "a dead worker serves nothing"
         assert value(found, "cache_bytes", cache="store") == 100
         assert value(found, "store_up") == 1
-        assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded") == 2, "but it did count"
+        assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") == 2, (
+            "but it did count"
+        )
 
         third = Worker("up")
         third.render()
-        assert value(one.render(), "requests_total", tenant="acme", status="200", kind="offloaded") == 3
+        assert value(one.render(), "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") == 3
         third.end(signal.SIGTERM)
         one.end(signal.SIGTERM)
         assert folder.is_dir()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy.core.request import Request
+from proxy.core.turn import Continuation
 from proxy.dialects import overflow, usage
 from proxy.dialects.chat import errors, messages, render, summary
 from proxy.dialects.chat.additions import refuses_additions
@@ -48,6 +49,9 @@ class ChatDialect:
 
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/chat/completions")
+
+    def continued(self, request: Request, continuation: Continuation) -> bytes:
+        return request.body  # every request has the whole history
 
     def turn(
         self, request: Request, entries: Sequence[bytes | Raw], tools: Sequence[bytes], max_rounds: int

@@ -167,6 +167,11 @@ class ChatTurn:
         return HiddenRound(tuple(self._before), self._instead, tuple(self._after))
 
     @property
+    def continuation(self) -> None:
+        """Every request of this API has the whole history, so none goes on from a reply by its id."""
+        return None
+
+    @property
     def visible(self) -> tuple[str, list[ToolCall]]:
         """The text and the calls that the client has seen."""
         return self._shown.message.text(), [call.call() for call in self._round.calls.theirs]

@@ -1,0 +1,55 @@
+"""Responses, `POST .../responses`, as an implementation of the protocol `proxy.dialects.Dialect`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Raw
+
+from proxy.core.request import Request
+from proxy.dialects import overflow, usage
+from proxy.dialects.responses import errors, items, refusals, render, request, summary
+from proxy.dialects.responses.round_request import RoundRequest
+from proxy.dialects.responses.turn import ResponsesTurn
+
+
+class ResponsesDialect:
+    """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
+
+    name = "responses"
+
+    parse = staticmethod(request.parse)
+    continued = staticmethod(request.continued)
+
+    read = staticmethod(items.read)
+    texts = staticmethod(items.texts)
+    replace = staticmethod(items.with_texts)
+    reply_meaning = staticmethod(items.reply_meaning)
+    sections = staticmethod(render.sections)
+    with_snapshot = staticmethod(render.with_snapshot)
+    reinserted = staticmethod(render.reinserted)
+
+    summary_request = staticmethod(summary.alone)
+    summary_on_prefix = staticmethod(summary.on_prefix)
+    summary_answer = staticmethod(summary.answer)
+
+    may_be_overflow = staticmethod(overflow.may_be)
+    is_overflow = staticmethod(overflow.is_overflow)
+    window = staticmethod(overflow.window)
+    refuses_additions = staticmethod(refusals.refuses_additions)
+    prompt_tokens = staticmethod(usage.prompt_tokens)
+    error_body = staticmethod(errors.body)
+    error_event = staticmethod(errors.event)
+
+    def serves(self, method: str, path: bytes) -> bool:
+        return method == "POST" and path.endswith(b"/responses")
+
+    def turn(
+        self, request_: Request, entries: Sequence[bytes | Raw], tools: Sequence[bytes], max_rounds: int
+    ) -> ResponsesTurn:
+        ours = [request.function_tool(raw) for raw in tools]
+        asked = RoundRequest(request_.members, entries, ours, request_.names or ("", ""), max_rounds)
+        return ResponsesTurn(asked)
+
+
+RESPONSES = ResponsesDialect()

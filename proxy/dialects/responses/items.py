@@ -1,0 +1,294 @@
+"""Reads entries for the plan, and rewrites the texts of results without changing any other byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
+from proxy.core.plan import Role
+from proxy.core.rawjson import NotJson
+from proxy.dialects.measuring import MESSAGE_TOKENS, OTHER_PART_TOKENS, canonical, item, pieces
+from proxy.dialects.responses.request import COMPACTIONS, OUTPUTS, Kind, items_of, kind, members_of
+from proxy.dialects.values import Members, object_of, text_of
+
+ANSWERED = frozenset(
+    (
+        "function_call",
+        "custom_tool_call",
+        "local_shell_call",
+        "shell_call",
+        "apply_patch_call",
+        "computer_call",
+    )
+)
+"""Calls that the client answers. All others are upstream's own business."""
+
+IMAGE = "image_generation_call"
+"""A call of upstream's own tool, with a whole image in it."""
+
+ENCRYPTED_BYTES = 6
+"""Base64 of encrypted reasoning for each token of it: four characters of text, a third more for base64, and a frame."""
+
+_ARGUMENTS = {"function_call": "arguments", "custom_tool_call": "input"}
+_ROLES = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM, "assistant": Role.ASSISTANT}
+_SERVED = frozenset(("id", "status", "type", "call_id"))
+"""Members that do not belong to what a call asks for."""
+
+Places = list[tuple[int | None, str]]
+
+
+# -- one entry --------------------------------------------------------------------------------------------------------
+
+
+def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
+    """Measure an entry. Raises Unplannable if it does not consist of JSON objects."""
+    try:
+        items = items_of(entry)
+        kinds = [kind(raw) for raw in items]
+    except (NotJson, msgspec.MsgspecError) as error:
+        raise Unplannable(str(error)) from error
+    try:
+        if len(items) != 1 or kinds[0].replies:
+            return _reply(items, digest(entry), count)
+        return _item(members_of(items[0]), kinds[0], digest(entry), reading, count)
+    except (NotJson, msgspec.MsgspecError):
+        return _unreadable(entry, kinds[0], count)
+
+
+def texts(entry: bytes | Raw) -> Places:
+    """Return an entry's texts: one text without a place, or each text part with its place. Raises NotJson."""
+    items = items_of(entry)
+    if len(items) == 1:
+        return _texts(members_of(items[0]))
+    return list(enumerate(text for raw in items for _, text in _texts(rawjson.members(raw))))
+
+
+def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
+    """Return a result with some of its texts replaced. All other members keep their bytes."""
+    if not replaced:
+        return bytes(entry)
+    members = rawjson.members(entry)
+    if None in replaced:
+        return rawjson.encode(members | {"output": Raw(rawjson.encode(replaced[None]))})
+    parts = [rawjson.members(part) for part in rawjson.elements(members["output"])]
+    for place, text in ((place, text) for place, text in replaced.items() if place is not None):
+        number, field = _part(members, place)
+        parts[number] |= {field: Raw(rawjson.encode(text))}
+    return rawjson.encode(members | {"output": Raw(rawjson.array(map(rawjson.encode, parts)))})
+
+
+def text_message(role: str, text: str) -> bytes:
+    return rawjson.encode({"role": role, "content": text})
+
+
+def output(call_id: str, text: str) -> bytes:
+    """Return the result of a function's call."""
+    return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": text})
+
+
+def call_of(members: Members, type: str) -> ToolCall:
+    """Return a call of whatever tool. One of upstream's own tools has no id: clients do not always send it back."""
+    id = (text_of(members.get("call_id")) or text_of(members.get("id"))) if type in ANSWERED else ""
+    if type in _ARGUMENTS:
+        return ToolCall(id, text_of(members.get("name")), _argument(members.get(_ARGUMENTS[type])))
+    asked = {key: members[key] for key in sorted(members) if key not in _SERVED}
+    return ToolCall(id, type, rawjson.encode(asked).decode())
+
+
+def said(items: Sequence[bytes | Raw]) -> tuple[str, list[ToolCall]]:
+    """Return the text and the calls of a reply. Raises NotJson."""
+    spoken: list[str] = []
+    calls: list[ToolCall] = []
+    for raw in items:
+        type, members = kind(raw).type, rawjson.members(raw)
+        if type == "message":
+            spoken += [text for _, text in _texts(members)]
+        elif type != "reasoning":
+            calls.append(call_of(members, type))
+    return "".join(spoken), calls
+
+
+def reply_meaning(text: str, calls: Sequence[ToolCall]) -> bytes:
+    """Return the meaning of a reply with this text and these calls when the client sends it back."""
+    return _meaning(Role.ASSISTANT, text, [(call.id, call.name, canonical(call.arguments)) for call in calls])
+
+
+def reasoning(members: Members) -> str:
+    """Return the readable text of a reasoning item: its summary and, from some servers, its content."""
+    return "\n".join(text for field in ("summary", "content") for _, text in _parts(members.get(field)))
+
+
+def _argument(raw: Raw | None) -> str:
+    return "" if raw is None or rawjson.is_null(raw) else rawjson.string(raw)
+
+
+def _texts(members: Members) -> Places:
+    type = text_of(members.get("type")) or "message"
+    content = members.get("output" if type in OUTPUTS else "content")
+    if content is None or rawjson.is_null(content):
+        return []
+    if rawjson.is_string(content):
+        return [(None, rawjson.string(content))]
+    return list(_shell_texts(content)) if type == "shell_call_output" else list(_parts(content))
+
+
+def _parts(content: Raw | None) -> Iterator[tuple[int | None, str]]:
+    """Yield the text parts of a list; there are none in anything else, such as a screenshot."""
+    for place, part in enumerate(rawjson.elements(content) if content and rawjson.is_array(content) else []):
+        text = object_of(part).get("text")
+        if rawjson.is_string(text) and text is not None:
+            yield place, rawjson.string(text)
+
+
+_STREAMS = ("stdout", "stderr")
+
+
+def _shell_texts(content: Raw) -> Iterator[tuple[int | None, str]]:
+    """Yield what each command wrote. Two texts of one part have two places."""
+    for number, part in enumerate(map(rawjson.members, rawjson.elements(content))):
+        for place, field in enumerate(_STREAMS, len(_STREAMS) * number):
+            if rawjson.is_string(part.get(field)):
+                yield place, rawjson.string(part[field])
+
+
+def _part(members: Members, place: int) -> tuple[int, str]:
+    """Return the number of the part that has this place, and the name of its text."""
+    if text_of(members.get("type")) == "shell_call_output":
+        return place // len(_STREAMS), _STREAMS[place % len(_STREAMS)]
+    return place, "text"
+
+
+def _others(members: Members, content: Raw | None) -> list[bytes]:
+    """Return images and files as canonical JSON."""
+    if content is None or rawjson.is_null(content) or rawjson.is_string(content):
+        return []
+    if text_of(members.get("type")) == "shell_call_output":
+        return []
+    parts = rawjson.elements(content) if rawjson.is_array(content) else [content]
+    others = [part for part in map(rawjson.members, parts) if not rawjson.is_string(part.get("text"))]
+    return [rawjson.encode({key: part[key] for key in sorted(part)}) for part in others]
+
+
+# -- measures ---------------------------------------------------------------------------------------------------------
+
+
+def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: Count) -> Message:
+    """Measure an item of the client's."""
+    if kind.type in COMPACTIONS:
+        return _compaction(members, digest)
+    role = Role.TOOL if kind.type in OUTPUTS else _ROLES.get(kind.role)
+    if role is None:
+        raise NotJson(f"unknown role {kind.role[:40]!r}")
+    answers = (text_of(members.get("call_id")) or text_of(members.get("id"))) if role is Role.TOOL else ""
+    texts = _texts(members)
+    others = _others(members, members.get("output" if role is Role.TOOL else "content"))
+    sizes = [count(text) for _, text in texts]
+    fixed = OTHER_PART_TOKENS * len(others)
+    tokens = sum(sizes) + fixed + MESSAGE_TOKENS
+    moved = pieces(texts, sizes, answers, reading, count) if role is Role.TOOL else ()
+    text = "".join(text for _, text in texts)
+    return Message(
+        digest=digest,
+        role=role,
+        meaning=b"" if role is Role.SYSTEM else _meaning(role, text, [], answers, others),
+        tokens=tokens,
+        item=item(role, tokens, fixed, moved),
+        pieces=moved,
+        calls=(),
+        answers=answers,
+    )
+
+
+def _unreadable(entry: bytes | Raw, kind: Kind, count: Count) -> Message:
+    """Measure an entry as a whole, whose form we do not know. It counts as a result of its step."""
+    role = Role.ASSISTANT if kind.replies else _ROLES.get(kind.role, Role.TOOL)
+    text = bytes(entry).decode("utf-8", "replace")
+    tokens = count(text) + MESSAGE_TOKENS
+    return Message(
+        digest=digest(entry),
+        role=role,
+        meaning=b"" if role is Role.SYSTEM else _meaning(role, "unreadable", [("", "", canonical(text))]),
+        tokens=tokens,
+        item=item(role, tokens, 0, ()),
+        pieces=(),
+        calls=(),
+        answers="",
+        readable=False,
+    )
+
+
+def _compaction(members: Members, digest: bytes) -> Message:
+    """Measure upstream's own summary. It stays where it is, as system messages do, since nobody can summarise it."""
+    tokens = _encrypted(members) + MESSAGE_TOKENS
+    content = bytes(members.get("encrypted_content", b""))
+    return Message(
+        digest=digest,
+        role=Role.SYSTEM,
+        meaning=_meaning(Role.SYSTEM, "", [], "", [content]),
+        tokens=tokens,
+        item=item(Role.SYSTEM, tokens, 0, ()),
+        pieces=(),
+        calls=(),
+        answers="",
+    )
+
+
+def _reply(items: Sequence[Raw], digest: bytes, count: Count) -> Message:
+    """Measure a reply of the model's."""
+    tokens, fixed = MESSAGE_TOKENS, 0
+    answered: list[tuple[str, str]] = []
+    for raw in items:
+        type, members = kind(raw).type, rawjson.members(raw)
+        tokens += _tokens(type, members, count)
+        fixed += _fixed(type, members)
+        if type in ANSWERED:
+            call = call_of(members, type)
+            answered.append((call.id, call.name))
+    text, calls = said(items)
+    return Message(
+        digest=digest,
+        role=Role.ASSISTANT,
+        meaning=reply_meaning(text, calls),
+        tokens=tokens + fixed,
+        item=item(Role.ASSISTANT, tokens + fixed, fixed, ()),
+        pieces=(),
+        calls=tuple(answered),
+        answers="",
+    )
+
+
+def _tokens(type: str, members: Members, count: Count) -> int:
+    """Count the tokens of an item of a reply, without images and files."""
+    if type == "message":
+        return sum(count(text) for _, text in _texts(members))
+    if type == "reasoning":
+        return count(reasoning(members)) + _encrypted(members)
+    if type == IMAGE:
+        return 0
+    call = call_of(members, type)
+    return count(call.name) + count(canonical(call.arguments))
+
+
+def _fixed(type: str, members: Members) -> int:
+    """Return the tokens of an item's images and files."""
+    if type == IMAGE:
+        return OTHER_PART_TOKENS
+    return OTHER_PART_TOKENS * len(_others(members, members.get("content"))) if type == "message" else 0
+
+
+def _encrypted(members: Members) -> int:
+    raw = members.get("encrypted_content")
+    return 0 if rawjson.is_null(raw) or raw is None else len(memoryview(raw)) // ENCRYPTED_BYTES
+
+
+def _meaning(
+    role: Role, text: str, calls: Sequence[tuple[str, str, str]], answers: str = "", others: Sequence[bytes] = ()
+) -> bytes:
+    """The dialect's name is part of it, so that no record of another API is ever found here."""
+    meant = rawjson.encode(["responses", int(role), text.strip(), calls, answers])
+    return hashlib.sha256(b"\n".join([meant, *others])).digest()[:16]

@@ -1,0 +1,105 @@
+"""Entries for upstream and for readers: a snapshot added, a hidden round put back, an entry as readable sections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.history import Message, ToolCall
+from proxy.core.plan import Role
+from proxy.core.policy import SnapshotRole
+from proxy.core.summary import Section
+from proxy.core.turn import HiddenRound
+from proxy.dialects.responses.items import call_of, output, reasoning, text_message, texts
+from proxy.dialects.responses.request import items_of, kind, members_of
+
+Entry = bytes | Raw
+
+
+def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
+    """Return the entries, which begin with `leading` system messages, with the snapshot `block` added.
+
+    `instructions` are not touched: they come before all entries, so an item at their beginning is just as good.
+    """
+    if role is SnapshotRole.USER:
+        return [*entries[:leading], text_message("user", block), *entries[leading:]]
+    if leading and kind(entries[0]).type == "message":
+        return [appended(entries[0], "\n\n" + block), *entries[1:]]
+    return [*entries[:leading], text_message("developer", block), *entries[leading:]]
+
+
+def appended(entry: Entry, text: str) -> bytes:
+    """Return the message with `text` added at its end. Its other content keeps its bytes."""
+    members = rawjson.members(entry)
+    content = members.get("content")
+    if content is None or rawjson.is_null(content):
+        grown = rawjson.encode(text)
+    elif rawjson.is_string(content):
+        grown = bytes(content)[:-1] + rawjson.encode(text)[1:]
+    else:
+        part = rawjson.encode({"type": "input_text", "text": text})
+        grown = rawjson.array([*rawjson.elements(content), part])
+    return rawjson.encode(members | {"content": Raw(grown)})
+
+
+def reinserted(hidden: HiddenRound, visible: Entry, shrunk: bool) -> list[Entry]:
+    """Return all entries of a turn whose client saw `visible`. If `shrunk`, leave out the answers of our tools.
+
+    A record's `instead` is one JSON value, so it is an array of the reply's items.
+    """
+    reply = visible if hidden.instead is None else hidden.instead.strip()[1:-1]
+    whole: list[Entry] = [*hidden.before, *([reply] if bytes(reply) else []), *hidden.after]
+    return _without_answers(whole) if shrunk else whole
+
+
+def _without_answers(entries: Sequence[Entry]) -> list[Entry]:
+    calls: dict[str, ToolCall] = {}
+    kept: list[Entry] = []
+    for entry in entries:
+        for item in items_of(entry):
+            type, members = kind(item).type, rawjson.members(item)
+            if type == "function_call":
+                call = call_of(members, type)
+                calls[call.id] = call
+            answered = calls.get(rawjson.string(members["call_id"])) if type == "function_call_output" else None
+            kept.append(_pointer(answered, item) if answered else item)
+    return kept
+
+
+def _pointer(call: ToolCall, item: Raw) -> Entry:
+    line = (
+        f"(this answer was shown before and is left out now; to have it again call {call.name} with {call.arguments})"
+    )
+    shorter = output(call.id, line)
+    return shorter if len(shorter) < len(bytes(item)) else item
+
+
+# -- for readers ------------------------------------------------------------------------------------------------------
+
+
+def sections(entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
+    """Return one entry in readable form; `tool` is the tool whose result it is. Raises NotJson."""
+    title = f"{index + 1} {message.role.name.lower()}"
+    if message.role is Role.TOOL:
+        title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
+    made = [section for item in items_of(entry) for section in _sections(item, title, message.role)]
+    return made or [Section(title, "", message.role)]
+
+
+def _sections(item: Raw, title: str, role: Role) -> list[Section]:
+    type, members = kind(item).type, members_of(item)
+    if type == "reasoning":
+        thought = reasoning(members)
+        return [Section(f"{title} reasoning", thought, role)] if thought else []
+    if type == "message" or role is Role.TOOL:
+        said = [Section(title, text, role) for _, text in texts(rawjson.encode(members))]
+        return said or [Section(title, bytes(item).decode("utf-8", "replace"), role)]
+    call = call_of(members, type)
+    return [Section(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, role)]
+
+
+def _one_line(text: str) -> str:
+    """Return at most 64 characters on one line, because line breaks in a client's ids and names would end a header."""
+    return " ".join(text.split())[:64]

@@ -1,0 +1,327 @@
+"""Reads one reply of upstream and decides which items the client may see, because the round may have to be hidden.
+
+Everything is shown at once, except:
+- calls of our tools, which are never shown, and calls without a name, which may turn out to be one of ours;
+- what only a visible round may show: reasoning, until an item of the client's follows it, because a client that sends
+  it back without the call after it is refused; and text if the client wants JSON (two texts are not);
+- the end, if something is hidden, because another round may follow.
+
+A whole reply is read as the events of a stream, so both share one code path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.history import ToolCall
+from proxy.core.rawjson import NotJson
+from proxy.core.turn import Broken
+from proxy.dialects.responses.items import ANSWERED, call_of
+from proxy.dialects.values import NULL, Members, object_of, string, text_of
+
+MAX_REPLY = 32 << 20
+"""The most bytes that are held for one round: about eight million tokens."""
+MAX_ARGUMENTS = 1 << 20
+"""The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
+
+BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
+ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
+"""The events that end a stream, and the status of the reply."""
+ADDED, DONE = "response.output_item.added", "response.output_item.done"
+
+
+class _Head(msgspec.Struct, frozen=True):
+    type: str
+    sequence_number: Raw = NULL
+    output_index: Raw = NULL
+    item_id: Raw = NULL
+    item: Raw = NULL
+    response: Raw = NULL
+
+
+_head = msgspec.json.Decoder(_Head)
+
+
+class Event:
+    """One event of a reply. `raw` holds the bytes that came."""
+
+    def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
+        """Raises NotJson for anything that is no event of this API; it must be left unchanged."""
+        head, masked = rawjson.decode(_head, data)
+        self.data, self.raw, self.name = data, raw, name
+        self.type = head.type
+        self.number = head.sequence_number
+        self.index = head.output_index
+        self.item_id = text_of(head.item_id)
+        self.item = rawjson.unmasked(head.item) if masked else head.item
+        self.response = rawjson.unmasked(head.response) if masked else head.response
+
+
+class OutputItem:
+    """One item of a reply. `ours` is None while its name is not known."""
+
+    def __init__(self, index: int, raw: Raw) -> None:
+        self.members = object_of(raw)
+        self.index = index
+        """Its place among upstream's items."""
+        self.shown: int | None = None
+        """Its place among the items that the client sees."""
+        self.final: Raw | None = None
+        """The complete item."""
+        self.ours: bool | None = None
+        self.released = False
+        """Whether its events are shown as they arrive."""
+        self.kept: list[Event] = []
+
+    @property
+    def type(self) -> str:
+        return text_of(self.members.get("type"))
+
+    @property
+    def id(self) -> str:
+        return text_of(self.members.get("id"))
+
+    def complete(self, raw: Raw) -> None:
+        """Take the item as it is at its end."""
+        self.final, self.members = raw, object_of(raw)
+
+    def decide(self, names: Sequence[str], *, sure: bool) -> None:
+        """Decide whether it is a call of our tools. `sure`: its name is complete."""
+        name = text_of(self.members.get("name"))
+        if self.ours is None and (name or sure or self.type != "function_call"):
+            self.ours = self.type == "function_call" and name in names
+
+    @property
+    def whole(self) -> bool:
+        """Whether this call is complete: an item that upstream stopped within says so, or has no end."""
+        return self.final is not None and text_of(self.members.get("status")) in ("", "completed")
+
+    def call(self) -> ToolCall:
+        return call_of(self.members, self.type)
+
+    def identify(self, id: str) -> None:
+        """Give the call this id."""
+        self.complete(Raw(rawjson.encode(self.members | {"call_id": string(id)})))
+
+
+Part = tuple[Event, OutputItem | None]
+"""An event for the client, and the item that it is about."""
+
+
+class Round:
+    """Reads events. `names` are the names of our tools; empty if the request does not have them."""
+
+    def __init__(self, names: Sequence[str], *, later: bool, last: bool, holds_text: bool) -> None:
+        self.items: list[OutputItem] = []
+        self.status = ""
+        """How the reply ended; empty until it is known."""
+        self.usage: Raw | None = None
+        self.id = ""
+        self.end: Event | None = None
+        """The event at the reply's end, if it is kept back."""
+        self._has_ours = False
+        self._names = names
+        self._later = later
+        self._holds = bool(names) and not last
+        self._holds_text = holds_text
+        self._by_index: dict[int, OutputItem] = {}
+        self._by_id: dict[str, OutputItem] = {}
+        self._reasoning: list[OutputItem] = []  # what is held until an item of the client's follows
+        self._size = 0
+
+    @property
+    def ours(self) -> list[OutputItem]:
+        return [item for item in self.items if item.ours]
+
+    @property
+    def theirs(self) -> list[OutputItem]:
+        """The calls that the client answers."""
+        return [item for item in self.items if item.ours is False and item.type in ANSWERED]
+
+    @property
+    def failed(self) -> bool:
+        return self.status == "failed"
+
+    @property
+    def hides(self) -> bool:
+        """Whether this turn has anything that the client does not see."""
+        return self._later or self._has_ours
+
+    def read(self, event: Event) -> list[Part]:
+        """Return the events to show now: this one, and earlier ones that were kept back. Raises Broken."""
+        if event.type in BEGINNINGS:
+            self.id = text_of(object_of(event.response).get("id"))
+            return [] if self._later else [(event, None)]
+        if event.type in ENDINGS:
+            return self._ended(event)
+        if event.type == "error":
+            self.status = "failed"
+            return [(event, None)]
+        item = self._item(event)
+        return [(event, None)] if item is None else self._about(item, event)
+
+    def settle(self) -> list[Part]:
+        """Decide about the remaining items, now that the reply has ended. Returns the events to show."""
+        shown: list[Part] = []
+        for item in self.items:
+            if item.ours is None:
+                self._decide(item, sure=True)
+                shown += [] if item.ours or self._waits(item) else self._release(item)
+        return shown
+
+    def release(self, *, visible: bool) -> list[Part]:
+        """Return the events that were kept back, once it is known that the round is not hidden.
+
+        In a mixed turn, text that was kept back is left out; it is shown only if the whole round is `visible`.
+        """
+        shown: list[Part] = []
+        for item in self.items:
+            if not item.ours and (visible or item.type != "message"):
+                shown += self._flushed(item)
+        return shown
+
+    def _item(self, event: Event) -> OutputItem | None:
+        """Return the item that an event is about. Some servers announce none and send each only at its end."""
+        index = _index(event.index)
+        if index is None:
+            return self._by_id.get(event.item_id)
+        item = self._by_index.get(index)
+        if item is None and event.type in (ADDED, DONE):
+            item = self._begin(index, event.item)
+        return item
+
+    def _begin(self, index: int, raw: Raw) -> OutputItem:
+        item = self._by_index[index] = OutputItem(index, raw)
+        self.items.append(item)
+        if item.id:
+            self._by_id[item.id] = item
+        return item
+
+    def _about(self, item: OutputItem, event: Event) -> list[Part]:
+        if event.type == DONE:
+            item.complete(event.item)
+        self._decide(item, sure=event.type == DONE)
+        if item.ours:
+            self._grow(len(event.raw), item)
+            return []
+        item.kept.append(event)
+        if self._waits(item):
+            self._grow(len(event.raw), item)
+            return []
+        return self._release(item)
+
+    def _decide(self, item: OutputItem, *, sure: bool) -> None:
+        """Decide whether an item is a call of our tools. `sure`: its name is complete."""
+        if item.ours is not None:
+            return
+        item.decide(self._names, sure=sure)
+        if item.ours:
+            self._has_ours = True
+            item.kept.clear()
+        elif item.type == "reasoning":
+            self._reasoning.append(item)
+
+    def _grow(self, size: int, item: OutputItem) -> None:
+        self._size += size
+        if self._size > MAX_REPLY:
+            raise Broken(f"more than {MAX_REPLY} bytes of a reply, the last of them in a {item.type[:64]}")
+
+    def _waits(self, item: OutputItem) -> bool:
+        if item.ours is None:
+            return True
+        if item.released or not self._holds:
+            return False
+        return item.type == "reasoning" or (item.type == "message" and self._holds_text)
+
+    def _release(self, item: OutputItem) -> list[Part]:
+        """Return the item's events, and before them those of the reasoning that belongs to it."""
+        if item.released:
+            return self._flushed(item)
+        item.released = True
+        belonging, self._reasoning = self._reasoning, []
+        return [part for one in (*belonging, item) for part in self._flushed(one)]
+
+    def _flushed(self, item: OutputItem) -> list[Part]:
+        item.released = True
+        kept, item.kept = item.kept, []
+        return [(event, item) for event in kept]
+
+    def _ended(self, event: Event) -> list[Part]:
+        self.status = ENDINGS[event.type]
+        response = object_of(event.response)
+        self.usage = response.get("usage")
+        self.id = text_of(response.get("id")) or self.id
+        self._complete(response)
+        shown = self.settle()
+        if self.hides and not self.failed:
+            self.end = event
+            return shown
+        return [*shown, *self.release(visible=True), (event, None)]
+
+    def _complete(self, response: Members) -> None:
+        """Take the reply's items as they are listed at its end, for servers that sent no events for some of them."""
+        try:
+            listed = rawjson.elements(response["output"]) if rawjson.is_array(response.get("output")) else []
+        except NotJson:
+            return
+        for index, raw in enumerate(listed):
+            id = text_of(object_of(raw).get("id"))
+            item = self._by_id.get(id) or self._by_index.get(index) or self._begin(index, raw)
+            if item.final is None:
+                item.complete(raw)
+
+
+def as_events(members: Members) -> Iterator[Event]:
+    """Return a whole reply as the events of a stream."""
+    status = text_of(members.get("status")) or "completed"
+    begun = members | {"status": string("in_progress"), "output": Raw(b"[]"), "usage": NULL}
+    yield _made("response.created", response=begun)
+    for index, raw in enumerate(rawjson.elements(members["output"])):
+        item = object_of(raw)
+        about = {"output_index": index, "item_id": item.get("id", NULL)}
+        yield _made(ADDED, output_index=index, item=_begun(item))
+        for event in _contents(item):
+            yield _made(**event, **about)
+        yield _made(DONE, output_index=index, item=raw)
+    ending = next((type for type, ends in ENDINGS.items() if ends == status), "response.completed")
+    yield _made(ending, response=members)
+
+
+def _begun(item: Members) -> Members:
+    """Return an item as it is announced: without what its other events will bring."""
+    type = text_of(item.get("type"))
+    empty = {"message": {"content": Raw(b"[]")}, "function_call": {"arguments": Raw(b'""')}}.get(type, {})
+    return item | empty | ({"status": string("in_progress")} if "status" in item else {})
+
+
+def _contents(item: Members) -> Iterator[dict[str, object]]:
+    """Yield the members of the events between an item's beginning and its end."""
+    type = text_of(item.get("type"))
+    if type == "function_call":
+        arguments = item.get("arguments", NULL)
+        yield {"type": "response.function_call_arguments.delta", "delta": arguments}
+        yield {"type": "response.function_call_arguments.done", "arguments": arguments, "name": item.get("name", NULL)}
+    if type == "message" and rawjson.is_array(item.get("content")):
+        for place, part in enumerate(map(object_of, rawjson.elements(item["content"]))):
+            kind = "refusal" if "refusal" in part else "text"
+            named = "refusal" if kind == "refusal" else "output_text"
+            text, about = part.get(kind, NULL), {"content_index": place}
+            more: dict[str, object] = {} if kind == "refusal" else {"logprobs": []}
+            yield {"type": "response.content_part.added", "part": part | {kind: Raw(b'""')}, **about}
+            yield {"type": f"response.{named}.delta", "delta": text, **about, **more}
+            yield {"type": f"response.{named}.done", kind: text, **about, **more}
+            yield {"type": "response.content_part.done", "part": part, **about}
+
+
+def _made(type: object, **members: object) -> Event:
+    """Return an event of ours. Its number is set when it is shown."""
+    return Event(rawjson.encode({"type": type, "sequence_number": 0, **members}), name=str(type).encode())
+
+
+def _index(raw: Raw) -> int | None:
+    text = bytes(raw)
+    return int(text) if text.isdigit() and len(text) < 10 else None

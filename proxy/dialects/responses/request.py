@@ -1,0 +1,203 @@
+"""Reads a Responses request: decodes the few members that the proxy needs, and groups the input into entries.
+
+An entry is what one party said at a time: an item of the client's, or everything that the model sent in one reply. The
+items of a reply stay together (a `reasoning` item is worthless without the call after it, and a call without its
+reasoning is refused), so they are one entry: their bytes, joined by commas. An `input` that is a string is one entry,
+too, and keeps that form as long as it is alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.history import Unplannable
+from proxy.core.rawjson import NotJson
+from proxy.core.reasons import Reason
+from proxy.core.request import Request
+from proxy.core.turn import Continuation
+from proxy.dialects import parsing
+from proxy.dialects.values import NULL, Members, text_of
+
+OUTPUTS = frozenset(
+    (
+        "function_call_output",
+        "custom_tool_call_output",
+        "local_shell_call_output",
+        "shell_call_output",
+        "apply_patch_call_output",
+        "computer_call_output",
+    )
+)
+"""Results of calls that the client answers. Every other item with such a name belongs to the model's reply."""
+
+COMPACTIONS = frozenset(("compaction", "compaction_summary"))
+"""Upstream's own encrypted summaries, which nobody else can read."""
+
+TRIGGER = "compaction_trigger"
+"""An item by which the client has upstream compact the history."""
+
+OBSTACLES = ("previous_response_id", "conversation", "prompt", "context_management")
+"""Members with which part of the history, or its compaction, is upstream's."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The top-level members that we read. Missing ones are `null`."""
+
+    input: Raw = NULL
+    model: Raw = NULL
+    stream: Raw = NULL
+    tools: Raw = NULL
+    instructions: Raw = NULL
+    max_output_tokens: Raw = NULL
+    background: Raw = NULL
+    previous_response_id: Raw = NULL
+    conversation: Raw = NULL
+    prompt: Raw = NULL
+    context_management: Raw = NULL
+
+
+class Kind(msgspec.Struct, frozen=True, gc=False):
+    """What an item is. Messages need no type."""
+
+    type: str = "message"
+    role: str = ""
+
+    @property
+    def replies(self) -> bool:
+        """Whether the item belongs to a reply of the model, as unknown ones do: they keep their places in it."""
+        if self.type == "message":
+            return self.role == "assistant"
+        return self.type not in OUTPUTS and self.type not in COMPACTIONS
+
+
+_decoder = msgspec.json.Decoder(Known)
+_kind = msgspec.json.Decoder(Kind)
+
+
+def parse(body: bytes) -> Request:
+    """Parse a body. Raises Unplannable if it is not a Responses request; upstream explains the mistake better."""
+    try:
+        known = parsing.known(_decoder, body)
+        model = parsing.model(known.model)
+        parsing.check_others(body, known.input, known.tools, known.instructions)
+        names = parsing.our_names(known.tools, _tool_name)
+        items = _items(known.input)
+        kinds = [kind(raw) for raw in items]
+        return Request(
+            body=body,
+            entries=list(_entries(items, kinds)),
+            model=model,
+            stream=bytes(known.stream) == b"true",
+            tools=known.tools,
+            preamble=known.instructions,
+            reply_tokens=parsing.whole(known.max_output_tokens),
+            names=names,
+            obstacle=_obstacle(known, kinds) or ("" if names else "tools"),
+            continues=text_of(known.previous_response_id),
+        )
+    except (NotJson, msgspec.MsgspecError) as error:
+        raise Unplannable(str(error)) from error
+
+
+def continued(request: Request, continuation: Continuation) -> bytes:
+    """Return the body of a request that goes on from the last of several rounds, with our outputs before its input."""
+    given = request.members.get("input", NULL)
+    items = [] if rawjson.is_null(given) else [given] if rawjson.is_string(given) else rawjson.elements(given)
+    members = request.members | {"previous_response_id": Raw(rawjson.encode(continuation.last))}
+    if continuation.after:
+        members["input"] = joined([*continuation.after, *items])
+    return rawjson.encode(members)
+
+
+def kind(item: bytes | Raw) -> Kind:
+    """Return what an item is. Raises NotJson for anything but an object, or the string that stands for a message."""
+    if rawjson.is_string(Raw(item)):
+        return Kind(role="user")
+    return rawjson.decode(_kind, item)[0]
+
+
+def _items(given: Raw) -> list[Raw]:
+    if rawjson.is_null(given):
+        return []
+    return [given] if rawjson.is_string(given) else parsing.elements(given, Reason.TOO_MANY_MESSAGES)
+
+
+def _entries(items: Iterable[Raw], kinds: Iterable[Kind]) -> Iterator[Raw]:
+    reply: list[Raw] = []
+    for item, kind in zip(items, kinds, strict=True):
+        if kind.replies:
+            reply.append(item)
+            continue
+        if reply:
+            yield entry(reply)
+            reply = []
+        yield item
+    if reply:
+        yield entry(reply)
+
+
+def _obstacle(known: Known, kinds: Sequence[Kind]) -> str:
+    if bytes(known.background) == b"true":
+        return "background"
+    for field in OBSTACLES:
+        if not rawjson.is_null(getattr(known, field)):
+            return field
+    return TRIGGER if any(kind.type == TRIGGER for kind in kinds) else ""
+
+
+# -- entries ----------------------------------------------------------------------------------------------------------
+
+
+def entry(items: Sequence[bytes | Raw]) -> Raw:
+    """Return the entry that these items of one reply form."""
+    return Raw(items[0] if len(items) == 1 else b",".join(items))
+
+
+def items_of(entry: bytes | Raw) -> list[Raw]:
+    """Return an entry's items. Raises NotJson."""
+    return rawjson.elements(b"[%b]" % bytes(entry))
+
+
+def members_of(item: Raw) -> Members:
+    """Return an item's members; a string stands for a user's message. Raises NotJson."""
+    return {"role": Raw(b'"user"'), "content": item} if rawjson.is_string(item) else rawjson.members(item)
+
+
+def joined(entries: Sequence[bytes | Raw]) -> Raw:
+    """Return the `input` that consists of these entries. A string stays one if nothing else is there."""
+    if len(entries) == 1 and rawjson.is_string(Raw(entries[0])):
+        return Raw(entries[0])
+    return Raw(rawjson.array(_object(one) for one in entries))
+
+
+def _object(entry: bytes | Raw) -> bytes | Raw:
+    return rawjson.encode(members_of(Raw(entry))) if rawjson.is_string(Raw(entry)) else entry
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def function_tool(definition: bytes) -> bytes:
+    """Return one of our tools in the form that this API expects. Schemas are strict here unless they say otherwise."""
+    return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
+
+
+def with_tools(defined: Raw | None, ours: list[bytes]) -> Raw | None:
+    """Return the client's array of tools followed by ours, or None if there are no tools at all."""
+    if not ours:
+        return defined
+    client = [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
+    return Raw(rawjson.array([*client, *ours]))
+
+
+def has_tools(defined: Raw | None) -> bool:
+    """Whether an array of tools has any."""
+    return defined is not None and not rawjson.is_null(defined) and bool(rawjson.elements(defined))
+
+
+def _tool_name(raw: Raw) -> str:
+    return text_of(rawjson.members(raw).get("name"))

@@ -1,0 +1,103 @@
+"""Builds the bodies of summary calls and reads their replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.request import Request
+from proxy.core.summary import SummaryAnswer
+from proxy.dialects import overflow
+from proxy.dialects.responses.items import text_message
+from proxy.dialects.responses.request import function_tool, has_tools, joined, with_tools
+from proxy.dialects.values import Members
+
+IDENTITY = ("user", "safety_identifier")
+KEPT = (*IDENTITY, "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier", "reasoning")
+"""Members that a summary call copies from its request: who asks, how to cache, how to reason. Another model may know
+only the members that say who asks."""
+LIMIT = "max_output_tokens"
+
+ANSWER_BYTES = 4 << 20
+"""The most bytes of a reply that are parsed. A record takes a few thousand, and parsing more would block the event loop
+for more than 10 ms."""
+
+
+def alone(text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
+    """Return the body of a call whose only input is `text`."""
+    return rawjson.encode(_members(model, request, most) | {"input": text})
+
+
+def on_prefix(
+    text: str, request: Request, entries: Sequence[bytes | Raw], tools: Sequence[bytes], most: int, end: int
+) -> bytes:
+    """Return the body of a call that continues `entries`, exactly as upstream has cached them, with the task `text`.
+
+    The instructions and the tools are part of what is cached.
+    """
+    members = _members(request.model, request, most)
+    if "instructions" in request.members:
+        members["instructions"] = request.members["instructions"]
+    defined = with_tools(request.members.get("tools"), [function_tool(raw) for raw in tools])
+    if defined is not None and has_tools(defined):
+        members |= {"tools": defined, "tool_choice": Raw(b'"none"')}
+    return rawjson.encode(members | {"input": joined([*entries, text_message("user", text)])})
+
+
+def _members(model: str, request: Request | None, most: int) -> Members:
+    """Return all members except input, instructions and tools. Upstream stores nothing of a call."""
+    named = {"model": Raw(rawjson.encode(model)), "store": Raw(b"false")}
+    if request is None:
+        return named
+    own, members = model == request.model, request.members
+    kept = {name: members[name] for name in (KEPT if own else IDENTITY) if name in members}
+    limit = {LIMIT: Raw(b"%d" % most)} if own and LIMIT in members else {}
+    return {**named, **kept, **limit}
+
+
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+def answer(status: int, body: bytes) -> SummaryAnswer:
+    """Read the reply to a call. The answer has no text if the body cannot be read."""
+    if overflow.is_overflow(status, body):
+        return SummaryAnswer(status, too_long=True, window=overflow.window(body))
+    if len(body) > ANSWER_BYTES:
+        return SummaryAnswer(status)
+    try:
+        reply = msgspec.json.decode(body, type=_Reply)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return SummaryAnswer(status)
+    text = "".join(part.text or "" for item in reply.output if item.type == "message" for part in item.content or [])
+    usage = reply.usage or _Usage()
+    cached = (usage.input_tokens_details or _Details()).cached_tokens or 0
+    return SummaryAnswer(status, text, usage.input_tokens, usage.output_tokens, cached)
+
+
+class _Reply(msgspec.Struct):
+    """The members of a reply that matter here; any of them may be missing."""
+
+    output: list[_Item] = []
+    usage: _Usage | None = None
+
+
+class _Item(msgspec.Struct):
+    type: str = ""
+    content: list[_Part] | None = None
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _Details | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = 0

@@ -1,0 +1,297 @@
+"""One client turn: any number of rounds with upstream, and one reply to the client. It uses no I/O and no clock.
+
+The states are those of `proxy.dialects.Turn`. `reply` reads a round and decides what may be shown, and `client_reply`
+makes one reply of all rounds. Events that need no change are sent to the client byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from msgspec import Raw
+
+from proxy.core import rawjson, sse
+from proxy.core.history import ToolCall
+from proxy.core.rawjson import NotJson
+from proxy.core.turn import Broken, Continuation, HiddenRound, State, Usage, WrongState
+from proxy.dialects import overflow
+from proxy.dialects.responses import errors
+from proxy.dialects.responses.client_reply import USAGE, ClientReply, WholeReply
+from proxy.dialects.responses.items import output, said
+from proxy.dialects.responses.reply import MAX_ARGUMENTS, Event, OutputItem, Round, as_events
+from proxy.dialects.responses.request import entry
+from proxy.dialects.responses.round_request import RoundRequest
+from proxy.dialects.usage import UsageLedger
+from proxy.dialects.values import string, text_of
+from proxy.errors import ProxyError
+
+
+class ResponsesTurn:
+    """A turn of the Responses API. Each client request has its own."""
+
+    def __init__(self, asked: RoundRequest) -> None:
+        self.state = State.READY
+        self.rounds = 0
+        """Hidden rounds so far."""
+        self._asked = asked
+        self._names = asked.names if asked.tools else ()
+        self._ledger = UsageLedger(USAGE)
+        self._shown = ClientReply(self._ledger, self._names)
+        self._before: list[bytes] = []
+        self._results = 0  # how many of the last entries are the newest answers of our tools
+        self._after: list[bytes] = []
+        self._answering: list[OutputItem] = []
+        self._instead: bytes | None = None
+        self._spoke = False  # whether earlier rounds showed any item
+        self._done = b""
+        self._begin_round()
+
+    # -- what the driver calls --
+
+    def request(self) -> bytes:
+        """The body of the next round."""
+        self._step(State.READY, State.READING)
+        self._done = b""
+        self._begin_round()
+        if not self.rounds:
+            return self._asked.first()
+        return self._asked.later([*self._asked.entries, *self._before], self.spent.completion, last=self._last)
+
+    def receive(self, event: sse.ServerSentEvent) -> bytes:
+        """Take one event of a stream; returns the bytes for the client. Raises Broken."""
+        self._require(State.READING)
+        if self._done:
+            return b""
+        if event.data is None:
+            return self._as_it_came(event)
+        if event.data.strip() == sse.DONE:
+            self._done = event.raw
+            return b""
+        try:
+            parsed = Event(event.data, event.raw, event.name)
+        except NotJson:
+            return self._as_it_came(event)
+        return self._take(parsed)
+
+    def receive_whole(self, body: bytes) -> bytes:
+        """Take a reply that is not a stream; returns the bytes for the client. Raises Broken.
+
+        If the first reply is not a stream, the client gets no stream either, and `close` returns its whole reply.
+        """
+        self._require(State.READING)
+        if not self.rounds:
+            self._shown = WholeReply(self._ledger, self._names)
+        try:
+            events = list(as_events(rawjson.members(body)))
+        except (NotJson, KeyError):
+            return self._take_unknown(body)
+        if isinstance(self._shown, WholeReply):
+            self._shown.take(body)
+        return b"".join(map(self._take, events))
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client asked for a stream."""
+        return self._asked.streams
+
+    @property
+    def over(self) -> bool:
+        """Whether the round's reply has said that it is complete, so that nothing more needs to be received."""
+        return bool(self._done) or self._round.end is not None
+
+    def end(self) -> bytes:
+        """End the round's reply, whether or not upstream said it was complete; returns the bytes for the client.
+
+        Raises Broken if it stopped within a call of ours.
+        """
+        self._require(State.READING)
+        parts = self._round.settle()
+        if self._round.ours and not (self._round.status or self._done):
+            raise Broken("the reply stopped within a tool call")
+        self._ledger.add(self._round.usage)
+        self._answering = self._to_answer()
+        if not self._answering:
+            self.state = State.DONE
+            parts += self._round.release(visible=True)
+        else:
+            self.state = State.CALLING
+            self._identify(self._answering)
+            if self._round.theirs:
+                parts += self._round.release(visible=False)
+        return self._finish(parts)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls to answer now."""
+        self._require(State.CALLING)
+        return [item.call() for item in self._answering]
+
+    def answer(self, answers: Sequence[str]) -> None:
+        """Take the results of `calls`, in the same order."""
+        self._require(State.CALLING)
+        results = [output(item.call().id, text) for item, text in zip(self._answering, answers, strict=True)]
+        if self._round.theirs:
+            answering = set(self._answering)
+            answered = [item for item in self._round.items if not item.ours or item in answering]
+            self._instead, self._after = rawjson.array(self._kept(answered)), results
+            self.state = State.DONE
+        else:
+            self._go_on(results)
+
+    def reword(self, text: str) -> None:
+        """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
+        self._step(State.READING, State.READY)
+        first = len(self._before) - self._results
+        written = {"output": string(text)}
+        self._before[first:] = [rawjson.encode(rawjson.members(raw) | written) for raw in self._before[first:]]
+
+    @property
+    def hidden(self) -> HiddenRound | None:
+        """The rounds to store once the turn is DONE; None if the client has seen everything."""
+        self._require(State.DONE)
+        if self._round.failed or not (self._before or self._after):
+            return None
+        return HiddenRound(tuple(self._before), self._instead, tuple(self._after))
+
+    @property
+    def continuation(self) -> Continuation | None:
+        """How a request goes on that names the id that the client saw, after hidden rounds that upstream has stored."""
+        if self.hidden is None or not (self._asked.stores and self._shown.id and self._round.id):
+            return None
+        return Continuation(self._shown.id, self._round.id, tuple(self._after))
+
+    @property
+    def visible(self) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that the client has seen."""
+        return said(self._shown.finals())
+
+    @property
+    def mixed(self) -> bool:
+        """Whether calls of ours were answered beside calls that the client answers."""
+        return bool(self._after)
+
+    @property
+    def spent(self) -> Usage:
+        """Tokens over all rounds."""
+        return self._ledger.spent
+
+    def close(self) -> bytes:
+        """Return the last bytes of the reply, or the whole reply if it is not a stream."""
+        self._require(State.DONE)
+        kept = [] if self._round.end is None else [(self._ending(self._round.end), None)]
+        return self._shown.show(kept) + self._shown.close(self._done)
+
+    def is_overflow(self, status: int, body: bytes) -> bool:
+        """Whether this refusal of a round means that it has too many tokens."""
+        return overflow.is_overflow(status, body)
+
+    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
+        """The event that ends a stream after a failure: upstream's refusal `said`, if it is usable, or `fault`."""
+        return errors.event(fault, said, self._shown.next_number)
+
+    # -- states --
+
+    def _require(self, state: State) -> None:
+        if self.state is not state:
+            raise WrongState(f"{self.state.name} instead of {state.name}")
+
+    def _step(self, source: State, target: State) -> None:
+        self._require(source)
+        self.state = target
+
+    # -- one event --
+
+    def _begin_round(self) -> None:
+        self._round = Round(self._names, later=self.rounds > 0, last=self._last, holds_text=self._asked.wants_json)
+
+    def _take(self, event: Event) -> bytes:
+        parts = self._round.read(event)
+        self._shown.hides |= self._round.hides
+        return self._shown.show(parts)
+
+    def _as_it_came(self, event: sse.ServerSentEvent) -> bytes:
+        return event.raw if self._shown.streamed else b""
+
+    def _take_unknown(self, body: bytes) -> bytes:
+        """Take a body that is not a response. The client gets it unchanged, if that is still possible."""
+        self._round.status = "failed"
+        if not isinstance(self._shown, WholeReply):
+            raise Broken("neither a stream nor a response")
+        self._shown.verbatim(body)
+        return b""
+
+    # -- the end of a round --
+
+    @property
+    def _last(self) -> bool:
+        return self.rounds >= self._asked.max_rounds
+
+    def _to_answer(self) -> list[OutputItem]:
+        """Return the calls of our tools to answer; the others are dropped. Raises Broken for an endless one."""
+        ours, theirs = self._round.ours, self._round.theirs
+        if self._round.failed or self._last:
+            return []
+        if any(len(item.call().arguments) > MAX_ARGUMENTS for item in ours):
+            raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for a call")
+        if self._round.status == "incomplete":
+            return [item for item in ours if item.whole] if theirs else []
+        return [] if self._asked.used_up(self.spent.completion) and not theirs else ours
+
+    def _finish(self, parts: list[tuple[Event, OutputItem | None]]) -> bytes:
+        """Show the last parts of a round. Items for which no events came are shown at the reply's end."""
+        self._shown.hides |= self._round.hides
+        out = self._shown.show(parts)
+        for item in self._round.items:
+            if not item.ours and not item.kept and self._is_shown(item):
+                self._shown.adopt(item)
+        if self.state is State.DONE and self._spoke:
+            self._instead = rawjson.array(self._kept([item for item in self._round.items if not item.ours]))
+        return out
+
+    def _is_shown(self, item: OutputItem) -> bool:
+        return self.state is State.DONE or (bool(self._round.theirs) and (item.released or item.type != "message"))
+
+    def _ending(self, event: Event) -> Event:
+        """Return the reply's last event. Without tokens for another round, our calls end it as a limit does."""
+        stopped = self._round.ours and not (self._round.theirs or self._last or self._answering)
+        if not stopped or self._round.status != "completed":
+            return event
+        reason = rawjson.encode({"reason": "max_output_tokens"})
+        changed = {"status": string("incomplete"), "incomplete_details": Raw(reason)}
+        response = rawjson.encode(rawjson.members(event.response) | changed)
+        kind = "response.incomplete"
+        members = rawjson.members(event.data) | {"type": string(kind), "response": Raw(response)}
+        return Event(rawjson.encode(members), name=kind.encode() if event.name else None)
+
+    def _go_on(self, results: list[bytes]) -> None:
+        reply = self._kept(self._round.items)
+        self._before += [bytes(entry(reply)), *results]
+        self._results = len(results)
+        self._ledger.carry(self._round.usage)
+        self._spoke = bool(self._shown.items)
+        self.rounds += 1
+        self.state = State.READY
+
+    def _kept(self, items: Sequence[OutputItem]) -> list[Raw]:
+        """Return the items as they go back upstream. Where it stores nothing, no item is found by its id, and reasoning
+        that is not in the item itself is lost."""
+        raws = [item.final for item in items if item.final is not None]
+        if self._asked.stores:
+            return raws
+        found = [rawjson.members(raw) for raw in raws]
+        return [
+            Raw(rawjson.encode({key: raw for key, raw in members.items() if key != "id"}))
+            for members in found
+            if text_of(members.get("type")) != "reasoning" or text_of(members.get("encrypted_content"))
+        ]
+
+    def _identify(self, calls: list[OutputItem]) -> None:
+        """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""
+        sent = [*self._asked.entries, *self._before]
+        seed = hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b"")).hexdigest()[:16]
+        known = {item.call().id for item in self._round.theirs}
+        for number, item in enumerate(calls):
+            if not text_of(item.members.get("call_id")) or item.call().id in known:
+                item.identify(f"call_{seed}_{number}")
+            known.add(item.call().id)

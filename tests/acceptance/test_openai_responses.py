@@ -1,0 +1,186 @@
+"""The real `openai` client's Responses API, streamed and plain, through the real proxy in front of a strict upstream.
+
+The policy is tight enough that compaction, hidden rounds and mixed turns happen in a short session.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
+from tests.fake_upstream import StrictUpstream
+from tests.serving import Proxy, tight
+
+Json = dict[str, Any]
+
+TOOL = {"type": "function", "name": "fetch", "parameters": {"type": "object"}, "strict": False}
+BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(60)) + "the code is heliotrope-7291\n"
+REFERENCE = re.compile(r"\(detailed result is stored in (/context_store/\S+?)[;)]")
+
+
+@pytest.fixture
+def api(up: StrictUpstream) -> ResponsesApi:
+    made = ResponsesApi()
+    up.respond(made)
+    return made
+
+
+@pytest.fixture
+def proxy(up: StrictUpstream, serve: Callable[..., Proxy]) -> Proxy:
+    return serve({"default": tight(up.url)})
+
+
+@pytest.fixture
+def client(proxy: Proxy) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=10) as made:
+        yield made
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "streamed"])
+def ask(client: openai.OpenAI, request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Ask, and return the response as the SDK makes it."""
+
+    def asking(items: list[Json] | str, **options: Any) -> Any:
+        options = {"model": "m", "input": items, "tools": [TOOL], **options}
+        if not request.param:
+            return client.responses.create(**options)
+        with client.responses.stream(**options) as stream:
+            return stream.get_final_response() if not options.get("events") else list(stream)
+
+    return asking
+
+
+def history(response: Any) -> list[Json]:
+    """What the client sends back of a response: its items as they are."""
+    return [item.model_dump(exclude_none=True, exclude={"parsed_arguments", "parsed"}) for item in response.output]
+
+
+def replayed(response: Any) -> list[Json]:
+    items = history(response)
+    for item in items:
+        for part in item.get("content", []):
+            part.pop("parsed", None)
+    return items
+
+
+def outputs(items: list[Json], text: str) -> list[Json]:
+    called = [item for item in items if item["type"] == "function_call"]
+    return [{"type": "function_call_output", "call_id": item["call_id"], "output": text} for item in called]
+
+
+def begun(ask: Callable[..., Any], api: ResponsesApi, **options: Any) -> list[Json]:
+    """A history with a large result, after which two more steps were made, so that the result is old."""
+    items: list[Json] = [{"role": "user", "content": "Read the log."}]
+    for text in (BIG, "small", "small"):
+        api.script([reasoning("I need it."), call("fetch", {"url": text[:5]})])
+        said = replayed(ask(items, **options))
+        items += [*said, *outputs(said, text)]
+    return items
+
+
+def test_a_moved_result_is_read_back_in_a_hidden_round(ask: Callable[..., Any], api: ResponsesApi) -> None:
+    items = begun(ask, api)
+    api.script(
+        [reasoning("I must look."), say("Let me look."), call("grep", {"pattern": "code is"})],
+        [reasoning("There."), say("It is heliotrope-7291.")],
+    )
+    response = ask(items)
+    assert response.output_text == "Let me look.It is heliotrope-7291."
+    assert [item.type for item in response.output] == ["reasoning", "message", "reasoning", "message"]
+    assert response.status == "completed"
+    [moved] = [item for item in api.asked[-1]["input"] if REFERENCE.search(str(item.get("output")))]
+    assert len(moved["output"]) < len(BIG)
+    assert "heliotrope-7291" in api.asked[-1]["input"][-1]["output"]
+    assert [tool["name"] for tool in api.asked[-1]["tools"]] == ["fetch", "grep", "read_file"]
+    assert [tool.name for tool in response.tools] == ["fetch"]
+
+    api.script([say("You are welcome.")])
+    later = [*items, *replayed(response), {"role": "user", "content": "Thanks"}]
+    before = api.asked[-1]["input"]
+    assert ask(later).output_text == "You are welcome."
+    assert api.asked[-1]["input"][: len(before)] == before
+    assert api.refused == []
+
+
+def test_a_mixed_turn_answers_ours_and_leaves_theirs(ask: Callable[..., Any], api: ResponsesApi) -> None:
+    items = begun(ask, api)
+    api.script([reasoning("Both."), call("grep", {"pattern": "code is"}), call("fetch", {"url": "more"})])
+    response = ask(items)
+    assert [item.name for item in response.output if item.type == "function_call"] == ["fetch"]
+    said = replayed(response)
+    api.script([say("Done.")])
+    assert ask([*items, *said, *outputs(said, "more")]).output_text == "Done."
+    tail = api.asked[-1]["input"][-5:]
+    assert [item["type"] for item in tail] == ["reasoning", *["function_call"] * 2, *["function_call_output"] * 2]
+    assert api.refused == []
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_stored_response_goes_on_by_the_id_that_the_client_saw(
+    ask: Callable[..., Any], api: ResponsesApi, mixed: bool
+) -> None:
+    items = begun(ask, api)
+    looked = [reasoning("I look."), call("grep", {"pattern": "code is"})]
+    api.script(*([[*looked, call("fetch", {"url": "x"})]] if mixed else [looked, [call("fetch", {"url": "x"})]]))
+    response = ask(items)
+    api.script([say("Done.")])
+    after = ask(outputs(replayed(response), "got it"), previous_response_id=response.id)
+    assert after.output_text == "Done."
+    assert api.refused == []
+
+
+def test_nothing_stored_means_no_ids_of_what_is_put_back(ask: Callable[..., Any], api: ResponsesApi) -> None:
+    options = {"store": False, "include": ["reasoning.encrypted_content"]}
+    items = begun(ask, api, **options)
+    api.script([reasoning("I look."), call("grep", {"pattern": "code is"})], [reasoning(), say("Found.")])
+    response = ask(items, **options)
+    api.script([say("Done.")])
+    assert ask([*items, *replayed(response), {"role": "user", "content": "?"}], **options).output_text == "Done."
+    put_back = [item for item in api.asked[-1]["input"] if item.get("name") == "grep"]
+    assert put_back
+    assert "id" not in put_back[0]
+    assert api.refused == []
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ({"previous_response_id": "resp_unknown"}, b"previous_response_id"),
+        ({"background": True}, b"background"),
+        ({"context_management": [{"type": "compaction"}]}, b"context_management"),
+        ({"conversation": "conv_1"}, b"conversation"),
+    ],
+)
+def test_what_cannot_be_planned_goes_through_and_says_why(
+    proxy: Proxy, api: ResponsesApi, up: StrictUpstream, members: Json, reason: bytes
+) -> None:
+    body = json.dumps({"model": "m", "input": "hi", **members}).encode()
+    api.script([say("ok")])
+    with httpx.Client(trust_env=False) as http:
+        reply = http.post(f"{proxy.url}/responses", content=body, headers={"authorization": "Bearer k"})
+        assert reply.headers["x-offload-reason"].encode() == reason
+        metrics = http.get(f"{proxy.root}/metrics").text
+    assert up.requests[-1].body == body
+    assert re.search(rf'unplanned_requests_total{{[^}}]*dialect="responses"[^}}]*obstacle="{reason.decode()}"', metrics)
+    api.refused.clear()
+
+
+def test_a_websocket_is_refused_with_426(proxy: Proxy) -> None:
+    offer = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "eA==",
+    }
+    with httpx.Client(trust_env=False) as http:
+        reply = http.get(f"{proxy.url}/responses", headers=offer)
+        assert reply.status_code == 426
+        assert reply.json()["error"]["code"] == "upgrade_refused"
+        assert http.get(f"{proxy.url}/realtime", headers=offer).status_code == 501
