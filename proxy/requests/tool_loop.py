@@ -186,7 +186,8 @@ class _Conversation:
             self._status, self._headers = reply.status, reply.headers
             await self._read(reply)
         while self._turn.state is not State.DONE:
-            self._turn.answer(await self._io.resolve(self._turn.calls))
+            if self._turn.state is State.CALLING:
+                self._turn.answer(await self._io.resolve(self._turn.calls))
             if self._turn.state is State.READY:
                 async with aclosing(await self._ask_again()) as reply:
                     await self._read(reply)

@@ -243,6 +243,10 @@ class ReplyMessage:
     def has(self, key: str) -> bool:
         return key in self._members
 
+    def forget(self, key: str) -> None:
+        """Remove a member that turned out to be something else."""
+        self._members.pop(key, None)
+
     def speaks(self, key: str) -> bool:
         """Whether the member has any text."""
         known = self._members.get(key)

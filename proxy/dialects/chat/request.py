@@ -92,6 +92,11 @@ def has_tools(defined: Raw) -> bool:
     return not rawjson.is_null(defined) and bool(rawjson.elements(defined))
 
 
+def tool_names(defined: Raw) -> frozenset[str]:
+    """Return the names of an array of tools that `parse` has accepted."""
+    return frozenset() if rawjson.is_null(defined) else frozenset(map(_tool_name, rawjson.elements(defined)))
+
+
 def _tool_name(raw: Raw) -> str:
     """Return a tool's name. Functions and custom tools nest it in a member named after their type."""
     tool = rawjson.members(raw)

@@ -2,20 +2,22 @@
 
 Everything is shown at once, except:
 - calls of our tools, which are never shown, and calls with an incomplete name that may turn out to be one of ours;
+- text that may turn out to be a call of our tools (see `text_calls`);
 - parts that only a visible round may show: signed reasoning, and text if the client wants JSON (two texts are not);
 - the end, if something is hidden, because another round may follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import Raw
 
 from proxy.core import rawjson
+from proxy.dialects.chat import text_calls
 from proxy.dialects.chat.reply import Chunk, ReplyMessage, held
 from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls
-from proxy.dialects.values import Members, text_of
+from proxy.dialects.values import Members, string, text_of
 
 MANY_CALLS = 128
 """Up to this many calls each get a separate event; a request may have as many tools."""
@@ -24,9 +26,11 @@ MANY_CALLS = 128
 class Round:
     """Reads chunks. `names` are the names of our tools; empty if the request does not have them."""
 
-    def __init__(self, names: Sequence[str], *, numbered: bool, later: bool, holds_text: bool) -> None:
+    def __init__(
+        self, names: Sequence[str], *, numbered: bool, later: bool, holds_text: bool, theirs: Collection[str] = ()
+    ) -> None:
         self.message = ReplyMessage()
-        self.calls = ToolCalls(names, numbered=numbered)
+        self.calls = ToolCalls(names, numbered=numbered, theirs=theirs)
         self.usage: Raw | None = None
         self.finish = ""
         """The finish reason; empty until it is known."""
@@ -39,6 +43,10 @@ class Round:
         self._holds_text = holds_text
         self._kept: list[Chunk] = []
         self._last: Chunk | None = None
+        self.undecided = bool(names)
+        """Whether the text may still turn out to be a call of ours."""
+        self._beginning = ""
+        self._texts: list[Chunk] = []  # kept back for that reason
 
     @property
     def hides(self) -> bool:
@@ -53,12 +61,25 @@ class Round:
         self._last = chunk
         self.message.add(chunk.delta)
         parts = self._sort_calls(chunk)
+        texts = self._hold_text(chunk)
         self._keep_back(chunk)
-        return self._finished(chunk, parts) if chunk.finish else [chunk, *parts]
+        return texts + (self._finished(chunk, parts) if chunk.finish else [chunk, *parts])
 
     def settle(self) -> list[Chunk]:
         """Sort the remaining calls, now that the reply has ended. Returns the parts to show."""
-        return [] if self._last is None else _entries(self._last, self.calls.settle())
+        if self._last is None:
+            return []
+        return [*self._decide_text(), *_entries(self._last, self.calls.settle())]
+
+    @property
+    def empty(self) -> bool:
+        """Whether the model said nothing and called nothing of the client's, although it ended its reply."""
+        said = any(self.message.text(key).strip() for key in ("content", "refusal"))
+        return self._last is not None and not said and not self.calls.theirs
+
+    def say(self, text: str) -> list[Chunk]:
+        """Return a part with this text, which is ours and not the model's."""
+        return [] if self._last is None else [self._last.part({"content": string(text)})]
 
     def release(self, *, visible: bool) -> list[Chunk]:
         """Return the parts that were kept back, once it is known that the round is not hidden.
@@ -89,6 +110,41 @@ class Round:
             return []
         chunk.drop("tool_calls")
         return _entries(chunk, shown)
+
+    def _hold_text(self, chunk: Chunk) -> list[Chunk]:
+        """Keep text back that may be a call of ours. Returns what was kept back before and turned out to be none."""
+        if not self.undecided or rawjson.is_null(chunk.delta.get("content")):
+            return self._decide_text(chunk) if chunk.finish else []
+        named = text_calls.is_named(self._beginning)
+        if not named:
+            self._beginning += text_of(chunk.delta["content"])
+        if not (named or text_calls.could_be_call(self._beginning, self.calls.names)):
+            self.undecided = False
+            texts, self._texts = self._texts, []
+            return texts
+        if chunk.finish:
+            return self._decide_text(chunk)
+        if self._beginning.strip() and not self._holds_text:
+            self._texts.append(chunk.take(["content"]))
+        return []
+
+    def _decide_text(self, chunk: Chunk | None = None) -> list[Chunk]:
+        """Take a text that consists of calls of ours for these calls. Returns the parts to show if it does not.
+
+        `chunk` has the end of the text, if that is not kept back.
+        """
+        texts, self._texts = self._texts, []
+        calls = text_calls.calls_in(self.message.text(), self.calls.names) if self.undecided else []
+        self.undecided = False
+        if not calls:
+            return texts
+        for name, arguments in calls:
+            self.calls.adopt(name, arguments)
+        self.message.forget("content")
+        self._kept = [kept for kept in self._kept if not text_of(kept.delta.get("content"))]
+        if chunk is not None and "content" in chunk.delta:
+            chunk.drop("content")
+        return []
 
     def _keep_back(self, chunk: Chunk) -> None:
         if not self._injected:

@@ -8,10 +8,13 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.dialects.chat.request import has_tools, with_tools
-from proxy.dialects.values import NULL, Members, object_of, text_of, whole
+from proxy.dialects.chat.request import has_tools, tool_names, with_tools
+from proxy.dialects.values import NULL, Members, object_of, text_of
 
 LIMITS = ("max_tokens", "max_completion_tokens")
+"""Members that limit a reply. Each round gets the client's own, so that hidden rounds take nothing from its answer."""
+WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+"""Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
 
 
 class RoundRequest(msgspec.Struct, frozen=True):
@@ -38,30 +41,34 @@ class RoundRequest(msgspec.Struct, frozen=True):
         kind = text_of(object_of(self.members.get("response_format")).get("type"))
         return kind not in ("", "text")
 
-    def left(self, spent: int) -> int | None:
-        """Return the tokens left for the reply after `spent` tokens, or None if the client set no limit."""
-        return min(self._limits(spent).values(), default=None)
+    @property
+    def theirs(self) -> frozenset[str]:
+        """The names of the client's own tools."""
+        return tool_names(self.members.get("tools", NULL))
 
     def first(self) -> bytes:
         """The body of the first round."""
         return rawjson.encode(self.members | self._additions(self.messages))
 
-    def later(self, messages: Sequence[bytes | Raw], spent: int, *, last: bool) -> bytes:
-        """Return the body of a later round: with fewer tokens left, and without a forced call, which was already made.
+    def later(self, messages: Sequence[bytes | Raw], *, last: bool, bare: bool = False) -> bytes:
+        """Return the body of a later round, without a forced call, which was already made.
 
-        In the last round no call of our tools is answered, so if there are no other tools, calls are forbidden.
+        In the last round no call of our tools is answered. So ours are left out of it, or if there are no others, calls
+        are forbidden. If `bare`, ours are left out in any case, because some servers call what is forbidden.
         """
-        limits = {key: Raw(b"%d" % left) for key, left in self._limits(spent).items()}
-        members = self.members | limits | self._additions(messages)
+        others = has_tools(self.members.get("tools", NULL))
+        members = self.members | self._additions(messages, ours=not (bare or (last and others)))
         if _names_a_tool(members.get("tool_choice")):
             del members["tool_choice"]
-        if last and not has_tools(self.members.get("tools", NULL)):
+        if bare and not others:
+            members = {key: raw for key, raw in members.items() if key not in WITH_TOOLS}
+        elif last and not others:
             members["tool_choice"] = Raw(b'"none"')
         return rawjson.encode(members)
 
-    def _additions(self, messages: Sequence[bytes | Raw]) -> Members:
+    def _additions(self, messages: Sequence[bytes | Raw], *, ours: bool = True) -> Members:
         additions = {"messages": Raw(rawjson.array(messages))}
-        tools = with_tools(self.members.get("tools"), self.tools)
+        tools = with_tools(self.members.get("tools"), self.tools if ours else [])
         if tools is not None:
             additions["tools"] = tools
         if self.streams and not self.wants_usage:
@@ -73,10 +80,6 @@ class RoundRequest(msgspec.Struct, frozen=True):
         if not rawjson.is_null(options) and not bytes(options or b"").startswith(b"{"):
             return {}  # upstream will report the mistake
         return {"stream_options": Raw(rawjson.encode(object_of(options) | {"include_usage": Raw(b"true")}))}
-
-    def _limits(self, spent: int) -> dict[str, int]:
-        limits = {key: whole(self.members.get(key)) for key in LIMITS}
-        return {key: limit - spent for key, limit in limits.items() if limit}
 
 
 def _names_a_tool(choice: Raw | None) -> bool:

@@ -8,7 +8,7 @@ pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gem
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from msgspec import Raw
@@ -18,6 +18,7 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
 from proxy.dialects.chat.reply import MAX_REPLY, CallDelta, signature
+from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import NULL, Members, join, string, text_of
 
 MAX_ARGUMENTS = 1 << 20
@@ -96,9 +97,9 @@ class PartialCall:
             return False
         return True
 
-    def could_become(self, names: Sequence[str]) -> bool:
-        """Whether one of `names` begins with the name received so far."""
-        return any(len(name) >= self._name_size and name.startswith(self.name) for name in names)
+    def rename(self, name: str) -> None:
+        """Use this name from now on, in place of the one that the model wrote."""
+        self._name, self._name_size = [name], len(name)
 
     @property
     def signature(self) -> Members:
@@ -166,14 +167,17 @@ class _Object:
 
 
 class ToolCalls:
-    """All calls of one round. `names` are the names of our tools; empty if the request has none of them."""
+    """All calls of one round.
 
-    def __init__(self, names: Sequence[str], *, numbered: bool) -> None:
+    `names` are the names of our tools; empty if the request has none of them. `theirs` are those of the client's.
+    """
+
+    def __init__(self, names: Sequence[str], *, numbered: bool, theirs: Collection[str] = ()) -> None:
         self.all: list[PartialCall] = []
         self.ours: list[PartialCall] = []
         self.theirs: list[PartialCall] = []
         """In the order in which the client sees them."""
-        self._names = names
+        self.names = ToolNames(names, theirs)
         self._numbered = numbered
         """Whether the client reads a stream, where calls have an index."""
         self._open: dict[PartialCall, None] = {}
@@ -198,6 +202,15 @@ class ToolCalls:
                 shown.append(self._numbering(delta.members, call))
             self._check_size(call)
         return shown
+
+    def adopt(self, name: str, arguments: str) -> None:
+        """Add a call of one of our tools that came as text."""
+        function = Raw(rawjson.encode({"name": name, "arguments": arguments}))
+        call = PartialCall()
+        call.add(CallDelta({"function": function}))
+        call.ours = True
+        self.all.append(call)
+        self.ours.append(call)
 
     def settle(self) -> list[Members]:
         """End the round, so that all names are complete; returns the entries that the client may see now."""
@@ -239,15 +252,17 @@ class ToolCalls:
 
     def _decide(self, call: PartialCall) -> list[Members]:
         """Return the entries kept back for a call once its name is complete or cannot become one of ours."""
-        if call.named or not call.could_become(self._names):
+        if call.named or not self.names.could_become(call.name):
             return self._settle(call)
         return []
 
     def _settle(self, call: PartialCall) -> list[Members]:
         del self._open[call]
-        call.ours = call.kind == "function" and call.name in self._names
+        ours = self.names.recognised(call.name) if call.kind == "function" else ""
+        call.ours = bool(ours)
         pending, call.pending = call.pending, []
-        if call.ours:
+        if ours:
+            call.rename(ours)
             self.ours.append(call)
             return []
         call.index = len(self.theirs)
@@ -260,7 +275,7 @@ class ToolCalls:
     def _numbering(self, entry: Members, call: PartialCall) -> Members:
         """Return the entry with the index that the client sees."""
         index = b"%d" % call.index
-        if not self._numbered or not self._names or bytes(entry.get("index", NULL)) == index:
+        if not self._numbered or not self.names or bytes(entry.get("index", NULL)) == index:
             return entry
         return {"index": Raw(index)} | entry | {"index": Raw(index)}
 

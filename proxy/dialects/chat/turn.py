@@ -36,6 +36,14 @@ from proxy.errors import ProxyError
 STOPPED = frozenset(("length", "content_filter", "error"))
 """Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""
 
+NO_MORE = "({} and {} cannot be called again in this turn: answer now, with what you have.)"
+"""The last line of the answers before the last round."""
+SAID_NOTHING = (
+    "[offload-proxy: the model ended its turn without an answer, even when it was asked again without the tools {} and"
+    " {}. Please ask again, or for less at once.]"
+)
+"""The reply if the model gives none. Agents take an empty reply for a finished task."""
+
 
 class ChatTurn:
     """The state machine in the picture above. Each client request has its own."""
@@ -46,6 +54,7 @@ class ChatTurn:
         """Hidden rounds so far."""
         self._asked = asked
         self._names = asked.names if asked.tools else ()
+        self._theirs = asked.theirs if asked.tools else frozenset()
         self._ledger = UsageLedger(USAGE)
         self._shown = ClientReply(self._ledger)
         self._before: list[bytes] = []
@@ -55,6 +64,7 @@ class ChatTurn:
         self._instead: bytes | None = None
         self._spoke = False  # whether earlier rounds showed any text
         self._failed = False  # upstream said so in the reply itself
+        self._pressed = False  # whether it was asked once more, without our tools
         self._done = b""
         self._begin_round()
 
@@ -67,7 +77,7 @@ class ChatTurn:
         self._begin_round()
         if not self.rounds:
             return self._asked.first()
-        return self._asked.later([*self._asked.messages, *self._before], self.spent.completion, last=self._last)
+        return self._asked.later([*self._asked.messages, *self._before], last=self._last, bare=self._pressed)
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         """Take one event of a stream; returns the bytes for the client. Raises Broken."""
@@ -125,15 +135,16 @@ class ChatTurn:
             raise Broken("the reply stopped within a tool call")
         self._ledger.add(self._round.usage)
         self._answering = self._to_answer()
-        if not self._answering:
-            self.state = State.DONE
-            self._finish()
-            parts += self._round.release(visible=True)
-        else:
+        if self._answering:
             self.state = State.CALLING
             self._identify(self._answering)
             if self._round.calls.theirs:
                 parts += self._round.release(visible=False)
+        elif self._mute and not self._pressed:
+            self._press()
+        else:
+            self.state = State.DONE
+            parts += self._finish()
         return self._shown.show(parts)
 
     @property
@@ -145,17 +156,17 @@ class ChatTurn:
     def answer(self, answers: Sequence[str]) -> None:
         """Take the results of `calls`, in the same order."""
         self._require(State.CALLING)
-        results = [_result(call, text) for call, text in zip(self._answering, answers, strict=True)]
         if self._round.calls.theirs:
-            self._finish_mixed(results)
+            self._finish_mixed(self._results_of(answers))
         else:
-            self._go_on(results)
+            self.rounds += 1
+            self._go_on(self._results_of(answers))
 
     def reword(self, text: str) -> None:
         """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
         self._step(State.READING, State.READY)
         first = len(self._before) - self._results
-        content = {"content": string(text)}
+        content = {"content": string(self._told(text))}
         self._before[first:] = [rawjson.encode(rawjson.members(raw) | content) for raw in self._before[first:]]
 
     @property
@@ -220,6 +231,7 @@ class ChatTurn:
             numbered=self._shown.streamed,
             later=self.rounds > 0,
             holds_text=self._asked.wants_json,
+            theirs=self._theirs,
         )
 
     def _takes_plain(self, data: bytes) -> bool:
@@ -246,7 +258,9 @@ class ChatTurn:
             return self._as_it_came(event)
         chunk.raw, chunk.name = event.raw, event.name
         out = self._take(chunk)
-        self._quick = self._shown.started and not self.rounds and not self._asked.wants_json
+        self._quick = (
+            self._shown.started and not self.rounds and not self._asked.wants_json and not self._round.undecided
+        )
         return out
 
     def _take(self, chunk: Chunk) -> bytes:
@@ -277,9 +291,17 @@ class ChatTurn:
         return self.rounds >= self._asked.max_rounds
 
     @property
-    def _used_up(self) -> bool:
-        left = self._asked.left(self.spent.completion)
-        return left is not None and left <= 0
+    def _mute(self) -> bool:
+        """Whether the turn would end without an answer: the model only called our tools, or said nothing after it."""
+        if self._failed or self._round.finish in STOPPED or not (self._round.finish or self._done):
+            return False
+        only_ours = bool(self._round.calls.ours) and not self._round.calls.theirs
+        return only_ours or (self.rounds > 0 and self._silent)
+
+    @property
+    def _silent(self) -> bool:
+        """Whether the client has got nothing that it could use."""
+        return self._round.empty and not self._shown.message.text().strip()
 
     def _to_answer(self) -> list[PartialCall]:
         """Return the calls of our tools to answer; the others are dropped."""
@@ -288,15 +310,26 @@ class ChatTurn:
             return []
         if self._round.finish in STOPPED:
             return [call for call in ours if call.complete] if theirs else []
-        return [] if self._used_up and not theirs else ours
+        return ours
 
-    def _finish(self) -> None:
-        """End the turn with this round. Calls of our tools, if there are any, are not answered."""
-        calls = self._round.calls
-        if calls.ours and not calls.theirs and self._round.finish not in STOPPED:
-            self._finish_with("length" if self._used_up and not self._last else "stop")
-        if self._spoke:
-            self._instead = self._round.history(calls.theirs)
+    def _press(self) -> None:
+        """Have the model asked once more, without our tools. Calls of them get an answer that says so."""
+        self._answering = self._round.calls.ours
+        self._identify(self._answering)
+        self.rounds += 1
+        self._pressed = True
+        self._go_on(self._results_of([""] * len(self._answering)))
+
+    def _finish(self) -> list[Chunk]:
+        """End the turn with this round; returns the parts to show. Calls of our tools are not answered."""
+        parts = self._round.release(visible=True)
+        if self._mute:
+            self._finish_with("stop")
+        if self._mute and self._silent:
+            parts += self._round.say(SAID_NOTHING.format(*self._asked.names))
+        elif self._spoke:
+            self._instead = self._round.history(self._round.calls.theirs)
+        return parts
 
     def _finish_mixed(self, results: list[bytes]) -> None:
         """End a mixed turn. The client answers its own calls next and does not see ours."""
@@ -309,13 +342,22 @@ class ChatTurn:
 
     def _go_on(self, results: list[bytes]) -> None:
         message = self._round.history(self._round.calls.all)
-        assert message is not None  # it has calls
-        self._before += [message, *results]
+        if message is not None and results:
+            self._before += [message, *results]
         self._results = len(results)
         self._ledger.carry(self._round.usage)
         self._spoke = self._shown.go_on()
-        self.rounds += 1
         self.state = State.READY
+
+    def _told(self, answer: str) -> str:
+        """Return the newest answer, with a line that says so if the next round is the last."""
+        return f"{answer}\n\n{NO_MORE.format(*self._asked.names)}".lstrip() if self._last else answer
+
+    def _results_of(self, answers: Sequence[str]) -> list[bytes]:
+        calls = self._answering
+        if not self._round.calls.theirs:
+            answers = [*answers[:-1], *map(self._told, answers[-1:])]
+        return [_result(call, text) for call, text in zip(calls, answers, strict=True)]
 
     def _finish_with(self, reason: str) -> None:
         if self._round.end is not None:

@@ -18,8 +18,8 @@ def first(asked: RoundRequest) -> dict[str, Any]:
     return body
 
 
-def later(asked: RoundRequest, spent: int = 0, last: bool = False) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(asked.later(asked.messages, spent, last=last))
+def later(asked: RoundRequest, last: bool = False, bare: bool = False) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(asked.later(asked.messages, last=last, bare=bare))
     return body
 
 
@@ -90,26 +90,21 @@ def test_in_the_last_round_nothing_can_be_called_where_all_tools_are_ours(tools:
     assert later(request, last=True)["tool_choice"] == "none"
 
 
-@pytest.mark.parametrize(
-    ("limits", "spent", "sent", "left"),
-    [
-        ({"max_tokens": 50}, 10, {"max_tokens": 40}, 40),
-        ({"max_tokens": 50, "max_completion_tokens": 20}, 20, {"max_tokens": 30, "max_completion_tokens": 0}, 0),
-        ({}, 10, {}, None),
-        ({"max_tokens": 0}, 10, {"max_tokens": 0}, None),
-        (
-            {"max_tokens": "50", "max_completion_tokens": -1},
-            10,
-            {"max_tokens": "50", "max_completion_tokens": -1},
-            None,
-        ),
-    ],
-)
-def test_what_was_written_is_not_there_to_write(limits: Any, spent: int, sent: Any, left: int | None) -> None:
+@pytest.mark.parametrize("tools", [None, [], [SEARCH]])
+def test_our_tools_are_left_out_where_others_remain_or_the_model_calls_what_is_forbidden(tools: Any) -> None:
+    request = asked(tools=tools, tool_choice="auto", parallel_tool_calls=False)
+    assert later(request)["tools"] == [*(tools or []), GREP, READ]
+    assert later(request, last=True)["tools"] == (tools or [GREP, READ])
+    bare = later(request, last=True, bare=True)
+    members = ("tools", "tool_choice", "parallel_tool_calls")
+    assert [bare.get(key) for key in members] == ([tools, "auto", False] if tools else [None, None, None])
+
+
+def test_every_round_gets_the_clients_own_limits() -> None:
+    limits = {"max_tokens": 50, "max_completion_tokens": 20}
     request = asked(**limits)
-    assert {key: first(request)[key] for key in limits} == limits
-    assert {key: later(request, spent)[key] for key in limits} == sent
-    assert request.left(spent) == left
+    for body in (first(request), later(request), later(request, last=True), later(request, last=True, bare=True)):
+        assert {key: body[key] for key in limits} == limits
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ from msgspec import Raw
 from proxy.core import sse
 from proxy.core.turn import Broken, State, WrongState
 from proxy.dialects.chat.round_request import RoundRequest
-from proxy.dialects.chat.turn import ChatTurn
+from proxy.dialects.chat.turn import NO_MORE, SAID_NOTHING, ChatTurn
 from tests.dialects.chat.turns import (
     ANSWER,
     DONE,
     MIXED,
     OURS,
     ROLE,
+    SEARCH,
     SILENT,
     Json,
     asked,
@@ -248,14 +249,58 @@ def test_calls_with_the_same_id_are_told_apart() -> None:
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
-def test_in_the_last_round_our_calls_are_dropped() -> None:
+def told(request: Json) -> str:
+    """The newest answer of our tools in a request."""
+    return next(one["content"] for one in reversed(request["messages"]) if one["role"] == "tool")
+
+
+def test_the_answer_before_the_last_round_says_that_it_is_the_last() -> None:
+    note = NO_MORE.format("grep", "read_file")
+    _, requests = run(ChatTurn(asked(max_rounds=2)), OURS, OURS, ANSWER)
+    assert [told(request) for request in requests[1:]] == ["found", f"found\n\n{note}"]
     turn = ChatTurn(asked(max_rounds=1))
-    out, requests = run(turn, OURS, OURS.replace(b"Let me look.", b"Once more."))
-    assert "tool_choice" not in requests[1]
+    run(turn, MIXED)
+    assert turn.hidden is not None and json.loads(turn.hidden.after[0])["content"] == "found"
+
+
+def test_a_last_round_with_only_our_calls_is_asked_again_without_our_tools() -> None:
+    turn = ChatTurn(asked(max_rounds=1))
+    out, requests = run(turn, OURS, OURS.replace(b"Let me look.", b"Once more."), ANSWER)
+    assert [[tool["function"]["name"] for tool in request["tools"]] for request in requests] == [
+        ["search", "grep", "read_file"],
+        ["search"],
+        ["search"],
+    ]
+    assert told(requests[2]) == NO_MORE.format("grep", "read_file")
     reply = folded(out)
-    assert (text(reply), reply["finish"], made(reply)) == ("Let me look.\n\nOnce more.", "stop", [])
-    assert turn.hidden is not None
-    assert json.loads(turn.hidden.instead or b"") == {"role": "assistant", "content": "Once more."}
+    assert (text(reply), reply["finish"], made(reply)) == ("Let me look.\n\nOnce more.\n\nIt is 42.", "stop", [])
+    assert turn.hidden is not None and turn.rounds == 2
+    assert [json.loads(raw)["role"] for raw in turn.hidden.before] == ["assistant", "tool"] * 2
+    assert json.loads(turn.hidden.instead or b"") == {"role": "assistant", "content": "It is 42."}
+
+
+EMPTY = stream(ROLE, chunk({"content": " "}), chunk({}, "stop"), DONE)
+CALL_IN_TEXT = stream(
+    ROLE, chunk({"content": '{"name": "grep", "argu'}), chunk({"content": 'ments": {}}'}, "stop"), DONE
+)
+
+
+@pytest.mark.parametrize("last", [SILENT, EMPTY, CALL_IN_TEXT])
+@pytest.mark.parametrize("tools", [None, [SEARCH]])
+def test_a_model_that_gives_no_answer_at_all_gets_one_from_us(last: bytes, tools: Any) -> None:
+    turn = ChatTurn(asked(max_rounds=1, tools=tools))
+    out, requests = run(turn, SILENT, last, last)
+    reply = folded(out)
+    assert (text(reply), reply["finish"], made(reply)) == (SAID_NOTHING.format("grep", "read_file"), "stop", [])
+    assert requests[2].get("tools") == tools
+    assert turn.hidden is not None and turn.hidden.instead is None
+    for raw in turn.hidden.before:
+        assert json.loads(raw).get("content") or json.loads(raw).get("tool_calls")
+
+
+def test_an_empty_reply_without_hidden_rounds_is_the_models_own() -> None:
+    out, _ = run(ChatTurn(asked()), EMPTY)
+    assert out == EMPTY
 
 
 def test_in_the_last_round_the_clients_calls_stay() -> None:
@@ -265,12 +310,6 @@ def test_in_the_last_round_the_clients_calls_stay() -> None:
     assert folded(out)["finish"] == "tool_calls"
     assert turn.hidden is not None and turn.hidden.after == ()
     assert [call["id"] for call in json.loads(turn.hidden.instead or b"")["tool_calls"]] == ["a", "c"]
-
-
-def test_an_empty_message_is_never_put_into_the_history() -> None:
-    turn = ChatTurn(asked(max_rounds=1))
-    run(turn, OURS, SILENT)
-    assert turn.hidden is not None and turn.hidden.instead is None
 
 
 @pytest.mark.parametrize("finish", ["length", "content_filter", "error"])
@@ -303,21 +342,6 @@ def test_a_stopped_mixed_round_with_nothing_complete_of_ours() -> None:
     assert turn.hidden is None
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_what_earlier_rounds_used_is_gone(field: str) -> None:
-    limit: Json = {field: 50}
-    _, requests = run(ChatTurn(asked(**limit)), OURS, OURS, ANSWER)
-    assert [request[field] for request in requests] == [50, 40, 30]
-    limit = {field: 10, "stream_options": SHOW_USAGE}
-    turn = ChatTurn(asked(**limit))
-    out, _ = run(turn, OURS)
-    reply = folded(out)
-    assert (text(reply), made(reply), reply["finish"]) == ("Let me look.", [], "length")
-    assert reply["usage"] == usage(100, 10)
-    assert events(out)[-1] == DONE
-    assert turn.hidden is None
-
-
 def test_a_round_that_nobody_said_was_over() -> None:
     """[DONE] is enough of an end, and so is a finish reason."""
     call = chunk(calls(called("grep")))
@@ -341,7 +365,8 @@ def test_a_reply_that_stops_within_our_call_is_broken(delta: Json) -> None:
 
 
 def test_what_had_no_finish_reason_gets_none() -> None:
-    out, _ = run(ChatTurn(asked(max_rounds=1)), SILENT, stream(ROLE, chunk(calls(called("grep"))), DONE))
+    silent = stream(ROLE, chunk(calls(called("grep"))), DONE)
+    out, _ = run(ChatTurn(asked(max_rounds=1)), SILENT, silent, silent)
     assert folded(out)["finish"] is None and events(out)[-1] == DONE
 
 
@@ -555,7 +580,7 @@ def test_structured_output_is_shown_only_of_the_visible_round() -> None:
     out, _ = run(turn, MIXED.replace(b'"content": ""', b'"content": "Hm"'))
     assert text(folded(out)) == ""
     assert turn.hidden is not None and json.loads(turn.hidden.instead or b"")["content"] == "Hm"
-    out, _ = run(ChatTurn(asked(response_format=wanted, max_rounds=1)), OURS, OURS)
+    out, _ = run(ChatTurn(asked(response_format=wanted, max_rounds=1)), OURS, OURS, OURS)
     assert text(folded(out)) == "Let me look."
     out, _ = run(ChatTurn(asked(response_format={"type": "text"})), OURS, ANSWER)
     assert text(folded(out)) == "Let me look.\n\nIt is 42."
