@@ -60,4 +60,13 @@ class HiddenRound(msgspec.Struct, frozen=True):
     instead: bytes | None
     after: tuple[bytes, ...]
     tokens: int = 0
-    """About how many tokens putting it back adds, before it is shortened. 0 as long as nobody counted."""
+    """About how many tokens putting it back adds. 0 as long as nobody counted."""
+    sizes: tuple[int, ...] = ()
+    """The tokens of each entry in `before` and `after`; empty where only their sum is known."""
+
+    def sizes_of_each(self) -> list[int]:
+        """Return `sizes`, or else estimates: the sum in proportion to the bytes."""
+        lengths = [len(raw) for raw in (*self.before, *self.after)]
+        if len(self.sizes) == len(lengths):
+            return list(self.sizes)
+        return [self.tokens * length // (sum(lengths) or 1) for length in lengths]

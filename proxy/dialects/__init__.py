@@ -154,11 +154,11 @@ class Dialect(Protocol):
         `leading` is the number of system messages with which the entries begin.
         """
 
-    def reinserted(self, hidden: HiddenRound, visible: Entry, shrunk: bool) -> list[Entry]:
-        """Return a hidden round together with the reply that the client saw, in their original order.
+    def reinserted(self, hidden: HiddenRound, visible: Entry) -> list[Entry]:
+        """Return a hidden round together with the reply that the client saw, in their original order."""
 
-        If `shrunk`, each answer of our tools is replaced by a line that says how to get it again.
-        """
+    def shrunk(self, hidden: HiddenRound, least: int) -> HiddenRound:
+        """Return the round with a line in place of each answer above `least` tokens that says how to get it again."""
 
     def reply_meaning(self, text: str, calls: Sequence[ToolCall]) -> bytes:
         """Return the `Message.meaning` of a reply with this text and these calls when the client sends it back."""

@@ -51,9 +51,15 @@ def render(
         if hidden is None:
             entries.append(entry)
         else:
-            entries += dialect.reinserted(hidden, entry, shrunk=index < plan.turn)
+            entries += dialect.reinserted(hidden, entry)
     block = shown_block(transcript, shown)
     return dialect.with_snapshot(entries, _leading_systems(transcript), block, role) if block else entries
+
+
+def shrunk(dialect: Dialect, plan: Plan, rounds: Mapping[int, HiddenRound], least: int) -> dict[int, HiddenRound]:
+    """Return the hidden rounds as they are sent. Before the newest event's user turn, answers above `least` tokens are
+    replaced by lines."""
+    return {index: dialect.shrunk(hidden, least) if index < plan.turn else hidden for index, hidden in rounds.items()}
 
 
 def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:

@@ -161,8 +161,7 @@ class _Request:
         ask = self._turn_io(attempt.parsed, rendered).ask
         rendered = await snapshots.complete(rendered, self._records, self._tenant.name, ask)
         if rounds and not planned.room.holds(rendered.tokens):
-            without = partial(prepare.rendered, planned, rendered.shown, {}, reader, rendered.plan)
-            rendered = await self._run(without, large)
+            rendered = await self._run(partial(prepare.fitting, rendered, reader), large)
         if not rendered.changed:
             return attempt
         turn = await self._run(rendered.turn, large)

@@ -113,9 +113,12 @@ class RenderedRequest(msgspec.Struct, frozen=True):
     plan: Plan
     shown: ActiveSnapshot | None
     rounds: Mapping[int, HiddenRound]
+    """The hidden rounds as they are sent, by the index of the reply that hid them."""
     entries: list[Entry]
     tokens: int
     """The tokens of the entries as sent."""
+    found: Mapping[int, HiddenRound]
+    """The hidden rounds that have records, whether or not there is room for them."""
 
     @property
     def changed(self) -> bool:
@@ -174,8 +177,25 @@ def rendered(
     plan = plan or history.plan.shown(shown.boundary if shown else None)
     role = history.policy.offload.compress.snapshot_role
     compacted = reader.compactor(history.dialect, history.transcript, history.reading.shape)
-    entries = render.render(history.dialect, history.transcript, plan, compacted, shown=shown, role=role, rounds=rounds)
-    return RenderedRequest(history, plan, shown, rounds, entries, _size(history, plan, shown, rounds, reader))
+    sent = _shrunk(history, plan, rounds)
+    entries = render.render(history.dialect, history.transcript, plan, compacted, shown=shown, role=role, rounds=sent)
+    return RenderedRequest(history, plan, shown, sent, entries, _size(history, plan, shown, sent, reader), rounds)
+
+
+def fitting(ready: RenderedRequest, reader: MessageCache) -> RenderedRequest:
+    """Return the request without the hidden rounds that do not fit the window. The oldest are left out first."""
+    history, rounds = ready.history, dict(ready.found)
+    tokens = ready.tokens
+    start = ready.shown.boundary.end if ready.shown else 0
+    for index in sorted(rounds):
+        if history.room.holds(tokens):
+            break
+        del rounds[index]
+        tokens -= ready.rounds[index].tokens if index >= start else 0
+    if len(rounds) == len(ready.found):
+        return ready
+    fewer = rendered(history, ready.shown, rounds, reader, ready.plan)
+    return msgspec.structs.replace(fewer, found=ready.found)
 
 
 def summary_on_prefix(
@@ -201,7 +221,14 @@ def summary_on_prefix(
     before = history.plan.before(boundary.event)
     role = history.policy.offload.compress.snapshot_role
     entries = render.render(
-        dialect, transcript, before, compacted, shown=shown, role=role, rounds=rounds, end=boundary.end
+        dialect,
+        transcript,
+        before,
+        compacted,
+        shown=shown,
+        role=role,
+        rounds=_shrunk(history, before, rounds),
+        end=boundary.end,
     )
     offered = not before.empty or history.policy.tools.inject is Inject.ALWAYS
     definitions = _definitions(history) if offered else []
@@ -216,6 +243,10 @@ def originals(ready: RenderedRequest) -> dict[str, Callable[[], str]]:
         for index, move in ready.plan.moves.items()
         for piece in moved_pieces(transcript.messages[index], move.event == 0)
     }
+
+
+def _shrunk(history: PlannedRequest, plan: Plan, rounds: Mapping[int, HiddenRound]) -> dict[int, HiddenRound]:
+    return render.shrunk(history.dialect, plan, rounds, history.policy.offload.max_tool_message_tokens)
 
 
 def _definitions(history: PlannedRequest) -> list[bytes]:

@@ -46,10 +46,12 @@ class _Hidden(msgspec.Struct, frozen=True):
     after: list[Raw]
     tokens: int
     earlier: list[str]
+    sizes: list[int] = []
 
     def round(self) -> HiddenRound:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
-        return HiddenRound(tuple(map(bytes, self.before)), instead, tuple(map(bytes, self.after)), self.tokens)
+        before, after = tuple(map(bytes, self.before)), tuple(map(bytes, self.after))
+        return HiddenRound(before, instead, after, self.tokens, tuple(self.sizes))
 
 
 class _Continued(msgspec.Struct, frozen=True):
@@ -122,6 +124,7 @@ class Records:
             after=[Raw(raw) for raw in hidden.after],
             tokens=hidden.tokens,
             earlier=[one.hex() for one in earlier],
+            sizes=list(hidden.sizes),
         )
         [key] = self._round_keys([link.hex()], model)
         await self._visit.put(key, sealed(msgspec.json.encode(record)))

@@ -62,8 +62,8 @@ class Snapshots:
             return ready
         snapshot = await self._summarizer.wait(job)
         if snapshot is None:
-            return rendered(history, ready.shown, ready.rounds, self._reader, history.plan)
-        return rendered(history, _shown(history, boundary, snapshot), ready.rounds, self._reader)
+            return rendered(history, ready.shown, ready.found, self._reader, history.plan)
+        return rendered(history, _shown(history, boundary, snapshot), ready.found, self._reader)
 
     def _job(
         self, ready: RenderedRequest, boundary: SummaryBoundary, records: Records, tenant: str, ask: Ask
@@ -78,7 +78,7 @@ class Snapshots:
         if window:
             left = history.room.left(sum(sizes.values()))
         rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
-        riding = partial(summary_on_prefix, history, boundary, shown, ready.rounds, min(left, history.summary_limit))
+        riding = partial(summary_on_prefix, history, boundary, shown, ready.found, min(left, history.summary_limit))
         model, asked, most = history.summary_model, history.request, min(reply, history.summary_limit)
         return SummaryJob(
             key=records.key("snapshots", history.snapshot_name(boundary)),

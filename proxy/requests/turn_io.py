@@ -136,14 +136,15 @@ class RequestTurnIO:
         link = extend(self._history.chain[-1], self._history.dialect.reply_meaning(*turn.visible))
         raws = [*hidden.before, *hidden.after]
         count = self._services.reader.count
-        tokens = await self._services.threads.reading.run(
-            self._tenant.namespace, lambda: count(b"".join(raws).decode("utf-8", "replace"), model)
+        sizes = await self._services.threads.reading.run(
+            self._tenant.namespace, lambda: tuple(count(raw.decode("utf-8", "replace"), model) for raw in raws)
         )
         links = self._history.reply_links()
-        earlier = [links[index] for index in sorted(self._ready.rounds)]
+        earlier = [links[index] for index in sorted(self._ready.found)]
         if continuation := turn.continuation:
             await self._records.keep_continuation(continuation)
-        await self._records.remember(link, model, msgspec.structs.replace(hidden, tokens=tokens), earlier)
+        counted = msgspec.structs.replace(hidden, tokens=sum(sizes), sizes=sizes)
+        await self._records.remember(link, model, counted, earlier)
 
     # -- summaries --
 

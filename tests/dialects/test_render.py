@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,7 +69,8 @@ class Case:
         boundary = self.plan.boundaries[-1]
         return ActiveSnapshot(boundary, text, f"/store/{summary.file_name(self.chain[boundary.end])}")
 
-    def render(self, **how: Any) -> list[bytes]:
+    def render(self, rounds: dict[int, HiddenRound] | None = None, **how: Any) -> list[bytes]:
+        how["rounds"] = render.shrunk(CHAT, self.plan, rounds or {}, self.offload.max_tool_message_tokens)
         return [bytes(one) for one in render.render(CHAT, self.transcript, self.plan, self.compacted, **how)]
 
 
@@ -166,8 +168,20 @@ def test_older_than_the_newest_events_user_turn_answers_shrink_to_a_line() -> No
     assert first == HIDDEN.before[0]
     assert json.loads(second)["content"].count("read_file") == 1
     assert '{"path":"/store/x"}' in json.loads(second)["content"]
+    small = msgspec.structs.replace(HIDDEN, sizes=(200, OFFLOAD.max_tool_message_tokens))
+    assert case.render(rounds={2: small})[2:4] == list(HIDDEN.before)
     within = Case(SYSTEM, USER, *step(1, 10), *step(2, 10, 5000), *step(3, 10))
     assert within.plan.events == () or within.render(rounds={2: HIDDEN})[3] == HIDDEN.before[1]
+
+
+def test_a_shrunk_round_counts_as_what_it_became() -> None:
+    shrunk = CHAT.shrunk(msgspec.structs.replace(HIDDEN, tokens=450, sizes=(40, 410)), 300)
+    assert shrunk.before[0] == HIDDEN.before[0] and len(shrunk.before[1]) < 250
+    assert shrunk.sizes == (40, len(shrunk.before[1]) // 4) and shrunk.tokens == sum(shrunk.sizes)
+    mixed = CHAT.shrunk(MIXED, 300)
+    assert (mixed.instead, mixed.before) == (MIXED.instead, ()) and mixed.after == shrunk.before[1:]
+    unknown = HiddenRound((raw("tool", "z" * 500, tool_call_id="other"),), None, (), 500)
+    assert CHAT.shrunk(unknown, 300).before == unknown.before
 
 
 def test_rounds_before_the_cut_are_gone_with_it() -> None:

@@ -150,7 +150,7 @@ async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() 
     turn: Any = SimpleNamespace(hidden=hidden, continuation=None, visible=("It is 42.", []))
     await one.io.remember(turn)
     link = extend(one.ready.history.chain[-1], CHAT.reply_meaning("It is 42.", []))
-    assert one.remembered == [(link, "m", replace(hidden, tokens=len("beforeafter")), [])]
+    assert one.remembered == [(link, "m", replace(hidden, tokens=len("beforeafter"), sizes=(6, 5)), [])]
     await one.io.remember(SimpleNamespace(hidden=None, spent=Usage()))
     assert len(one.remembered) == 1
 

@@ -9,7 +9,7 @@ from msgspec import Raw
 from proxy.core.request import Request
 from proxy.core.turn import Continuation
 from proxy.dialects import overflow, usage
-from proxy.dialects.chat import errors, messages, render, summary
+from proxy.dialects.chat import errors, hidden, messages, render, summary
 from proxy.dialects.chat.additions import refuses_additions
 from proxy.dialects.chat.request import function_tool, parse
 from proxy.dialects.chat.round_request import RoundRequest
@@ -29,7 +29,8 @@ class ChatDialect:
     reply_meaning = staticmethod(messages.reply_meaning)
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
-    reinserted = staticmethod(render.reinserted)
+    reinserted = staticmethod(hidden.reinserted)
+    shrunk = staticmethod(hidden.shrunk)
 
     summary_request = staticmethod(summary.alone)
     summary_on_prefix = staticmethod(summary.on_prefix)

@@ -1,17 +1,14 @@
-"""Messages for upstream and for readers: a snapshot added, a hidden round put back, a message as readable sections."""
+"""Messages for upstream and for readers: a snapshot added, a message as readable sections."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.core.history import Message, ToolCall
+from proxy.core.history import Message
 from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
 from proxy.core.summary import Section
-from proxy.core.turn import HiddenRound
 from proxy.dialects.chat.messages import reasoning, text_message, tool_calls
 
 
@@ -37,32 +34,6 @@ def appended(raw: bytes | Raw, text: str) -> bytes:
         part = rawjson.encode({"type": "text", "text": text})
         grown = rawjson.array([*rawjson.elements(content), part])
     return rawjson.encode(members | {"content": Raw(grown)})
-
-
-def reinserted(hidden: HiddenRound, visible: bytes | Raw, shrunk: bool) -> list[bytes | Raw]:
-    """Return all messages of a turn whose client saw `visible`. If `shrunk`, leave out the answers of our tools."""
-    reply = visible if hidden.instead is None else hidden.instead
-    whole: list[bytes | Raw] = [*hidden.before, reply, *hidden.after]
-    return _without_answers(whole) if shrunk else whole
-
-
-def _without_answers(messages: Sequence[bytes | Raw]) -> list[bytes | Raw]:
-    calls: dict[str, ToolCall] = {}
-    kept: list[bytes | Raw] = []
-    for raw in messages:
-        members = rawjson.members(raw)
-        calls |= {call.id: call for call in tool_calls(members)}
-        call = calls.get(rawjson.string(members["tool_call_id"])) if "tool_call_id" in members else None
-        kept.append(_pointer(members, call, raw) if call else raw)
-    return kept
-
-
-def _pointer(members: dict[str, Raw], call: ToolCall, raw: bytes | Raw) -> bytes | Raw:
-    line = (
-        f"(this answer was shown before and is left out now; to have it again call {call.name} with {call.arguments})"
-    )
-    shorter = rawjson.encode(members | {"content": line})
-    return shorter if len(shorter) < len(bytes(raw)) else raw
 
 
 def is_system(raw: bytes | Raw) -> bool:

@@ -16,8 +16,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-import msgspec
-
 from proxy.core import rawjson, sse
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
@@ -25,6 +23,7 @@ from proxy.core.turn import Broken, HiddenRound, State, Usage, WrongState
 from proxy.dialects import overflow
 from proxy.dialects.chat import errors
 from proxy.dialects.chat.client_reply import USAGE, ClientReply, WholeReply
+from proxy.dialects.chat.plain import plain_delta
 from proxy.dialects.chat.reply import Chunk, as_events, parse
 from proxy.dialects.chat.round import Round
 from proxy.dialects.chat.round_request import RoundRequest
@@ -236,9 +235,8 @@ class ChatTurn:
 
     def _takes_plain(self, data: bytes) -> bool:
         """Record an event that holds only text, as most do. Returns False, recording nothing, if it holds more."""
-        try:
-            delta = _plain.decode(data).choices[0].delta
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        delta = plain_delta(data)
+        if delta is None:
             return False
         for message in (self._round.message, self._shown.message):
             if delta.content:
@@ -376,29 +374,3 @@ class ChatTurn:
 
 def _result(call: PartialCall, text: str) -> bytes:
     return rawjson.encode({"role": "tool", "tool_call_id": call.id, "content": text})
-
-
-class _PlainDelta(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    role: str | None = None
-    content: str | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: None = None
-    function_call: None = None
-
-
-class _PlainChoice(msgspec.Struct, gc=False):
-    delta: _PlainDelta
-    finish_reason: None = None
-
-
-class _Plain(msgspec.Struct, gc=False):
-    """An event that holds nothing but text. Events that this type rejects are parsed in full."""
-
-    choices: tuple[_PlainChoice]
-    usage: None = None
-    error: None = None
-
-
-_plain = msgspec.json.Decoder(_Plain)

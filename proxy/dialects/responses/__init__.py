@@ -28,6 +28,7 @@ class ResponsesDialect:
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
     reinserted = staticmethod(render.reinserted)
+    shrunk = staticmethod(render.shrunk)
 
     summary_request = staticmethod(summary.alone)
     summary_on_prefix = staticmethod(summary.on_prefix)

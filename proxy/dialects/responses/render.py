@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from msgspec import Raw
 
@@ -12,8 +12,10 @@ from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
 from proxy.core.summary import Section
 from proxy.core.turn import HiddenRound
+from proxy.dialects import shrinking
 from proxy.dialects.responses.items import call_of, output, reasoning, text_message, texts
 from proxy.dialects.responses.request import items_of, kind, members_of
+from proxy.dialects.values import text_of
 
 Entry = bytes | Raw
 
@@ -44,36 +46,31 @@ def appended(entry: Entry, text: str) -> bytes:
     return rawjson.encode(members | {"content": Raw(grown)})
 
 
-def reinserted(hidden: HiddenRound, visible: Entry, shrunk: bool) -> list[Entry]:
-    """Return all entries of a turn whose client saw `visible`. If `shrunk`, leave out the answers of our tools.
+def reinserted(hidden: HiddenRound, visible: Entry) -> list[Entry]:
+    """Return all entries of a turn whose client saw `visible`.
 
     A record's `instead` is one JSON value, so it is an array of the reply's items.
     """
     reply = visible if hidden.instead is None else hidden.instead.strip()[1:-1]
-    whole: list[Entry] = [*hidden.before, *([reply] if bytes(reply) else []), *hidden.after]
-    return _without_answers(whole) if shrunk else whole
+    return [*hidden.before, *([reply] if bytes(reply) else []), *hidden.after]
 
 
-def _without_answers(entries: Sequence[Entry]) -> list[Entry]:
-    calls: dict[str, ToolCall] = {}
-    kept: list[Entry] = []
-    for entry in entries:
-        for item in items_of(entry):
-            type, members = kind(item).type, rawjson.members(item)
-            if type == "function_call":
-                call = call_of(members, type)
-                calls[call.id] = call
-            answered = calls.get(rawjson.string(members["call_id"])) if type == "function_call_output" else None
-            kept.append(_pointer(answered, item) if answered else item)
-    return kept
+def _calls(entry: bytes) -> list[ToolCall]:
+    items = rawjson.elements(entry) if rawjson.is_array(Raw(entry)) else items_of(entry)
+    return [call_of(rawjson.members(item), "function_call") for item in items if kind(item).type == "function_call"]
 
 
-def _pointer(call: ToolCall, item: Raw) -> Entry:
-    line = (
-        f"(this answer was shown before and is left out now; to have it again call {call.name} with {call.arguments})"
-    )
-    shorter = output(call.id, line)
-    return shorter if len(shorter) < len(bytes(item)) else item
+def _answered(entry: bytes) -> str:
+    items = items_of(entry)
+    answers = len(items) == 1 and kind(items[0]).type == "function_call_output"
+    return text_of(rawjson.members(items[0]).get("call_id")) if answers else ""
+
+
+def _replaced(entry: bytes, text: str) -> bytes:
+    return output(_answered(entry), text)
+
+
+shrunk = partial(shrinking.shrunk, calls=_calls, answered=_answered, replaced=_replaced)
 
 
 # -- for readers ------------------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ def test_a_model_that_gives_no_answer_at_all_gets_one_from_us(last: bytes, tools
     turn = ChatTurn(asked(max_rounds=1, tools=tools))
     out, requests = run(turn, SILENT, last, last)
     reply = folded(out)
-    assert (text(reply), reply["finish"], made(reply)) == (SAID_NOTHING.format("grep", "read_file"), "stop", [])
+    assert (text(reply).strip(), reply["finish"], made(reply)) == (SAID_NOTHING.format("grep", "read_file"), "stop", [])
     assert requests[2].get("tools") == tools
     assert turn.hidden is not None and turn.hidden.instead is None
     for raw in turn.hidden.before:
