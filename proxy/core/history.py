@@ -4,8 +4,8 @@ A dialect reads an entry into a `Message`, which depends only on the entry's byt
 continues an earlier request's history, only the new messages have to be read.
 
 The *history digest* covers the meaning of messages and not their bytes, so that a client is still recognised if it
-serialises anew on every turn, moves cache breakpoints or adds annotations. System messages are not part of it, because
-agents put the time of day there.
+serialises anew on every turn, moves cache breakpoints or adds annotations. The leading system messages are not part of
+it, because agents put the time of day there. Later ones are, because some clients send results as system messages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec import Raw
 
+from proxy.core.opening import START, Opening
 from proxy.core.pairing import REGULAR, Irregular, Pairing, Place
 from proxy.core.plan import Item, Plan, Role, Room
 from proxy.core.planner import Fold, folded
 from proxy.core.policy import Offload
 from proxy.core.preview import Shape
 from proxy.core.reasons import Reason
+from proxy.core.results import Carries, ResultRule
 
 Count = Callable[[str], int]
 
@@ -58,6 +60,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """Tokens of its replacement at an event; `tokens` where that would not be smaller."""
     first_preview: int
     """The same for a text that the model has not seen yet."""
+    kept: int = 0
+    """The first characters of it that stay in any case: they tell the client's model that a result follows."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -77,6 +81,8 @@ class Message(msgspec.Struct, frozen=True):
     """The id of the tool call whose result it is; empty for other messages."""
     readable: bool = True
     """Whether we know its role and the form of its content. It stays as it is otherwise."""
+    carries: Carries = Carries.NO
+    """Whether the policy's `results` name it, as far as that does not depend on its place."""
 
     def extra(self) -> int:
         """Bytes that it takes beside those of a message with a call or a text or two, about."""
@@ -85,30 +91,34 @@ class Message(msgspec.Struct, frozen=True):
         called = sum(100 + len(id) + len(name) for id, name in self.calls)
         return max(called + len(self.answers) + sum(150 + len(piece.name) for piece in self.pieces) - 300, 0)
 
-    def item_at(self, place: Place, excluded: bool) -> Item:
-        """The item for the plan. `excluded`: the policy says that this tool's results are never moved."""
-        if place is REGULAR:
+    def item_at(self, place: Place, part: Role, movable: bool) -> Item:
+        """The item for the plan, in which the message plays this part."""
+        movable = movable and place.fits
+        stays = place.stays or self.role is Role.SEALED
+        if not stays and place is REGULAR and part is self.role and (movable or not self.pieces):
             return self.item
-        movable = place.fits and not excluded
         return msgspec.structs.replace(
             self.item,
+            role=part,
             first_preview=self.item.first_preview if movable else self.tokens,
             preview=self.item.preview if movable else self.tokens,
-            stays=place.stays,
+            stays=stays,
             stays_before=place.stays_before,
         )
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a `Message` depends on besides the bytes: the shape of replacements, and the limit for unseen results."""
+    """What a `Message` depends on besides the bytes: the shape of replacements, the limit for unseen results, and the
+    rules that name messages with results."""
 
     shape: Shape
     max_unseen_tool_tokens: int
+    results: tuple[ResultRule, ...] = ()
 
     @classmethod
     def of(cls, offload: Offload) -> Reading:
         shape = Shape(offload.store_dir, offload.preview_chars, offload.preview_tail_chars)
-        return cls(shape, offload.max_unseen_tool_tokens)
+        return cls(shape, offload.max_unseen_tool_tokens, offload.result_rules())
 
 
 def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
@@ -128,6 +138,8 @@ class Transcript:
         self.messages = messages
         self.tools = [place.tool for place in places(messages, Pairing())] if tools is None else tools
         """Per message, the name of the tool whose result it is."""
+        self.leading = START.after(message.role for message in messages).leading
+        """The number of system messages at the beginning."""
 
 
 def places(messages: Sequence[Message], pairing: Pairing) -> list[Place]:
@@ -135,24 +147,31 @@ def places(messages: Sequence[Message], pairing: Pairing) -> list[Place]:
     return [pairing.add(message.role, message.calls, message.answers, message.readable) for message in messages]
 
 
-def items(messages: Sequence[Message], places: Sequence[Place], offload: Offload) -> list[Item]:
-    """The items of these messages for the plan."""
+def items(
+    messages: Sequence[Message], places: Sequence[Place], offload: Offload, opening: Opening = START
+) -> list[Item]:
+    """The items of these messages for the plan, after a history with this opening."""
     excluded = {tool for tool in {place.tool for place in places} if tool and offload.excludes(tool)}
-    pairs = zip(messages, places, strict=True)
-    return [message.item_at(place, place.tool in excluded) for message, place in pairs]
+    found: list[Item] = []
+    for message, place in zip(messages, places, strict=True):
+        part, movable = opening.part(message.role, message.tokens, message.carries, offload)
+        found.append(message.item_at(place, part, movable and place.tool not in excluded))
+        opening = opening.then(message.role)
+    return found
 
 
 BEGINNING = bytes(16)
 """The digest of a history without messages."""
 
 
-def links(link: bytes, messages: Sequence[Message]) -> list[bytes]:
-    """The history's digest after each of these messages. Before them it is `link`."""
+def links(link: bytes, messages: Sequence[Message], opening: Opening = START) -> list[bytes]:
+    """The history's digest after each of these messages. The history before them has the digest `link`."""
     found: list[bytes] = []
     for message in messages:
-        if message.meaning:
+        if not opening.leads(message.role):
             link = extend(link, message.meaning)
         found.append(link)
+        opening = opening.then(message.role)
     return found
 
 
@@ -169,11 +188,11 @@ class Terms(msgspec.Struct, frozen=True):
     room: Room
     tool_definition_tokens: int
 
-    def leave_alone(self, tokens: int) -> bool:
-        """Whether a history of so few tokens never needs a plan."""
-        return tokens <= min(self.offload.max_total_tokens, self.offload.max_unseen_tool_tokens) and self.room.holds(
-            tokens
-        )
+    def leave_alone(self, tokens: int, leading: int) -> bool:
+        """Whether a history of so few tokens, `leading` of them in leading system messages, never needs a plan."""
+        if tokens > min(self.offload.max_total_tokens, self.offload.max_unseen_tool_tokens):
+            return False
+        return self.room.holds(tokens - leading + self.room.reserved(leading))
 
 
 class History(msgspec.Struct, frozen=True):
@@ -190,6 +209,7 @@ class History(msgspec.Struct, frozen=True):
     tokens: int
     pairing: Pairing
     """Never changed; `extended` continues a copy."""
+    opening: Opening = START
     extra: int = 0
     """See `Message.extra`."""
 
@@ -203,22 +223,26 @@ class History(msgspec.Struct, frozen=True):
             return self
         pairing = self.pairing.copy()
         found = places(messages, pairing)
-        new = items(messages, found, self.terms.offload)
+        new = items(messages, found, self.terms.offload, self.opening)
+        opening = self.opening.after(message.role for message in messages)
+        known = [*self.messages, *messages]
+        leading = sum(message.tokens for message in known[: opening.leading])
         tokens = self.tokens + sum(message.tokens for message in messages)
         return History(
             terms=self.terms,
-            fold=self._folded(new, tokens),
-            messages=[*self.messages, *messages],
+            fold=self._folded(new, tokens, leading),
+            messages=known,
             tools=[*self.tools, *(place.tool for place in found)],
             items=[*self.items, *new],
-            links=[*self.links, *links(self.links[-1], messages)],
+            links=[*self.links, *links(self.links[-1], messages, self.opening)],
             tokens=tokens,
             pairing=pairing,
+            opening=opening,
             extra=self.extra + sum(message.extra() for message in messages),
         )
 
-    def _folded(self, new: Sequence[Item], tokens: int) -> Fold | None:
-        if self.fold is None and self.terms.leave_alone(tokens):
+    def _folded(self, new: Sequence[Item], tokens: int, leading: int) -> Fold | None:
+        if self.fold is None and self.terms.leave_alone(tokens, leading):
             return None
         fold = (
             self.fold.copy()

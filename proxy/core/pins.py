@@ -8,49 +8,66 @@ from typing import Self
 
 
 class Pins:
-    """The user messages that a summary leaves alone: the first one, and as many of the newest as the budget allows.
+    """Messages that a summary leaves alone: the recent ones, and as many of the newest others as the budget allows.
 
-    The first does not count against the budget: it usually states the task, and a long one must not displace the
-    newest. Neither do the messages that are kept because they stay in their places. Messages are added as they leave
-    the recent window, each in constant time (amortised).
+    With `keeps_first`, the first message is always kept and does not count against the budget: the user's first
+    message usually states the task, and a long one must not displace the newest. A large message counts as its preview,
+    for the same reason. Messages that are kept because they stay in their places do not count either. Messages are
+    added as they leave the recent window, each in constant time (amortised).
     """
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, *, keeps_first: bool = False) -> None:
         self._budget = budget
-        self._first: tuple[int, int] | None = None
-        self._others: deque[tuple[int, int]] = deque()
+        self._keeps_first = keeps_first
+        self._first: int | None = None
+        self._others: deque[tuple[int, int]] = deque()  # each index, and the tokens that count against the budget
+        self._counted = 0
+        self._large: deque[tuple[int, int]] = deque()  # large ones that are recent: index, tokens that moving frees
         self._kept: set[int] = set()
         self.tokens = 0
+        """What the pinned messages take once all large ones are moved that may be."""
 
-    def add(self, index: int, tokens: int) -> None:
-        """Pin message `index`, the newest, and release the oldest ones that no longer fit."""
+    def add(self, index: int, tokens: int, preview: int) -> bool:
+        """Pin message `index`, the newest. Whether it is large, so that only its preview stays once it is released."""
         self.tokens += tokens
-        if self._first is None:
-            self._first = (index, tokens)
-            self._budget += tokens
-            return
-        self._others.append((index, tokens))
-        while self.tokens > self._budget:
-            self.tokens -= self._others.popleft()[1]
+        if self._keeps_first and self._first is None:
+            self._first = index
+            return False
+        self._others.append((index, preview))
+        self._counted += preview
+        if preview < tokens:
+            self._large.append((index, tokens - preview))
+        return preview < tokens
 
     def keep(self, index: int, tokens: int) -> None:
         """Pin message `index` for good, whatever its role."""
         self._kept.add(index)
-        self._budget += tokens
         self.tokens += tokens
 
     def shrunk(self, index: int, freed: int) -> None:
         """A reference has replaced this message, which may be one that is kept."""
         if index in self._kept:
-            self._budget -= freed
             self.tokens -= freed
+
+    def release(self, recent: int) -> list[int]:
+        """Release what no longer fits, but nothing from `recent` on. Returns the large messages that may move now."""
+        moving = list[int]()
+        while self._large and self._large[0][0] < recent:
+            index, freed = self._large.popleft()
+            self.tokens -= freed
+            moving.append(index)
+        while self._counted > self._budget and self._others[0][0] < recent:
+            tokens = self._others.popleft()[1]
+            self.tokens -= tokens
+            self._counted -= tokens
+        return moving
+
+    def settle(self) -> frozenset[int]:
+        """The indexes of the pinned messages."""
+        first = [] if self._first is None else [self._first]
+        return frozenset(self._kept).union(first, (index for index, _ in self._others))
 
     def copy(self) -> Self:
         other = copy.copy(self)
-        other._others, other._kept = self._others.copy(), self._kept.copy()
+        other._others, other._large, other._kept = self._others.copy(), self._large.copy(), self._kept.copy()
         return other
-
-    def settle(self) -> frozenset[int]:
-        """The indexes of the pinned messages. Released ones become part of the summary and are never pinned again."""
-        first = [] if self._first is None else [self._first]
-        return frozenset(self._kept).union(index for index, _ in (*first, *self._others))

@@ -14,6 +14,8 @@ PATIENCE = 8
 that waits carries the old content once more, but breaking the prefix a second time costs about ten times as much."""
 WINDOW_MARGIN = 0.05
 """Upstream counts a few per cent more tokens than we do, because of chat templates and other vocabularies."""
+LEADING_SHARES = 8
+"""The window's parts in which the planner counts leading system messages."""
 
 
 class Role(IntEnum):
@@ -21,12 +23,15 @@ class Role(IntEnum):
     USER = 1
     ASSISTANT = 2
     TOOL = 3
+    SEALED = 4
+    """What only upstream can read, such as its own summary. It always stays where it is."""
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """One message as the plan sees it."""
+    """One message as the plan sees it. Only messages that may ever be moved have previews that are smaller."""
 
     role: Role
+    """The part that it plays: TOOL for every message that carries a result, whatever its role in the API."""
     tokens: int
     """As the client sent it."""
     first_preview: int
@@ -42,7 +47,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
 
 class Move(msgspec.Struct, frozen=True, gc=False):
-    """A tool result whose text has moved out of the context.
+    """A message whose text has moved out of the context: a result, or a large user message.
 
     `first_preview`: it was too large to be sent even once. `event`: the ordinal (from 1) of the event that left only a
     reference to it; 0 where no event has yet.
@@ -60,9 +65,10 @@ def live(item: Item, move: Move | None) -> int:
 
 
 class SummaryBoundary(msgspec.Struct, frozen=True):
-    """Everything before message `end` becomes a snapshot, except system messages and `pins`.
+    """Everything before message `end` becomes a snapshot, except the leading system messages and the `pins`.
 
-    Pins are user messages, and messages that stay because their calls and results do not pair.
+    Pins are user messages, small later system messages, and messages that stay because their calls and results do not
+    pair.
     """
 
     end: int
@@ -147,6 +153,10 @@ class Room(msgspec.Struct, frozen=True):
 
     window: int | None = None
     aside: int = 0
+    reply: int = 0
+    """The part of `aside` that is kept free for the reply."""
+    preamble: int = 0
+    """Tokens of text that precedes the history and is no part of it. It counts like leading system messages."""
 
     def holds(self, live: int) -> bool:
         return self.window is None or self.left(live) >= 0
@@ -154,4 +164,13 @@ class Room(msgspec.Struct, frozen=True):
     def left(self, live: int) -> int:
         """Tokens left beside `live` tokens of messages. The window must be known."""
         assert self.window is not None
-        return int(self.window * (1 - WINDOW_MARGIN)) - self.aside - live
+        return int(self.window * (1 - WINDOW_MARGIN)) - self.aside - self.preamble - live
+
+    def reserved(self, leading: int) -> int:
+        """The tokens to plan with for leading system messages of `leading` tokens: whole eighths of the window.
+
+        Many agents rewrite their system prompt on every turn. As long as it stays within the same eighth, its size
+        changes no decision about the past.
+        """
+        share = max((self.window or 0) // LEADING_SHARES, 1)
+        return max(-(-(self.preamble + leading) // share), 1) * share - self.preamble

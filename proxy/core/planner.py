@@ -13,11 +13,10 @@ All sizes are tokens. Every comparison with a threshold is strict.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable
 from typing import Self
 
-from proxy.core.pins import Pins
+from proxy.core.context import Messages, OldHistory
 from proxy.core.plan import Item, Move, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.core.policy import Mode, Offload
 from proxy.core.rental import SkiRental
@@ -76,12 +75,13 @@ class Fold:
         return other
 
     def _decided(self) -> Plan:
+        live = self.messages.leading_tokens + self.messages.total
         return Plan(
             moves=dict(self._moves),
             boundaries=tuple(self._boundaries),
             events=tuple(self._events),
-            live=self.messages.total,
-            fits=self._room.holds(self.messages.total),
+            live=live,
+            fits=self._room.holds(live),
             waited=self._waited if self._events else 0,
         )
 
@@ -90,21 +90,26 @@ class Fold:
         self._waited += 1
         self._old.advance(self.messages, self.messages.window(self._keep))
         self._rental.pay(self._removable())
-        if not self._room.holds(self.messages.total):
+        if not self._holds(self.messages.total):
             self._fit()
         elif self._old.offloadable > self._offload.max_total_tokens:
             self._consider()
 
+    def _holds(self, live: int) -> bool:
+        """Whether upstream has room for so many tokens behind the leading system messages."""
+        return self._room.holds(self._room.reserved(self.messages.leading_tokens) + live)
+
     def _removable(self) -> int:
         """Tokens that an event would free now. Carrying them is the rent that finally pays for the event."""
-        if self._offload.mode is Mode.COMPACT or self._old.gain >= self._enough:
+        mode = self._offload.mode
+        if mode is Mode.COMPACT or (mode is Mode.AUTO and self._old.gain >= self._enough):
             return self._old.gain
         return max(self._compressible, 0)
 
     @property
     def _compressible(self) -> int:
         """Tokens that a summary here would free. An earlier snapshot makes room for the new one."""
-        return self._old.movable - self._old.pins.tokens - (0 if self._boundaries else self._rental.snapshot)
+        return self._old.movable - self._old.pinned - (0 if self._boundaries else self._rental.snapshot)
 
     def _consider(self) -> None:
         """Have an event if it frees enough and the rent paid so far covers the cost of breaking the prefix."""
@@ -134,17 +139,17 @@ class Fold:
         if self._tool_definition_tokens and not self._moves and not self._boundaries:
             rewritten = left + self._tool_definition_tokens
         else:
-            rewritten = max(left - (self.messages.head if boundary else self._old.gain_from), 0)
+            rewritten = max(left - (0 if boundary else self._old.gain_from), 0)
         return self._rental.price(rewritten, summarised=total if boundary else None)
 
     def _fit(self) -> None:
         """The request exceeds the window: move every seen result, then summarise everything before the unseen ones."""
         unseen = self.messages.window(0)
-        moved = [index for index in range(self._fitted, unseen) if self.messages.shrinkable(index) > 0]
-        freed = sum(map(self.messages.shrinkable, moved))
         self._old.advance(self.messages, unseen)
+        moved = sorted({*self._old.gains, *filter(self.messages.movable, range(self._fitted, unseen))})
+        freed = sum(map(self.messages.shrinkable, moved))
         self._fitted = unseen
-        boundary = not self._room.holds(self.messages.total - freed) and self._summary_helps(freed)
+        boundary = not self._holds(self.messages.total - freed) and self._summary_helps(freed)
         if moved or boundary:
             self._event(moved, boundary)
 
@@ -155,7 +160,7 @@ class Fold:
         """
         if self._offload.mode is Mode.COMPACT:
             return False
-        fits = self._room.holds(self.messages.total - self._compressible)
+        fits = self._holds(self.messages.total - self._compressible)
         return self._compressible - freed >= (1 if fits else self._enough)
 
     def _event(self, moved: Iterable[int], boundary: bool) -> None:
@@ -173,170 +178,14 @@ class Fold:
             self._summarise()
 
     def _summarise(self) -> None:
-        """Replace all old history, an earlier snapshot included, by one snapshot; system messages and pins stay."""
-        for index in self.messages.replies_between(sorted(self._old.pins.settle()), self._old.end):
-            self._old.pins.keep(index, self.messages.live[index])
+        """Replace all old history, an earlier snapshot included, by one snapshot; leading messages and pins stay."""
+        for index in self.messages.replies_between(sorted(self._old.settle()), self._old.end):
+            self._old.keep(index, self.messages.live[index])
         freed = self._compressible
-        pins = self._old.pins.settle()
+        pins = self._old.settle()
         self.messages.take(range(self._boundaries[-1].end if self._boundaries else 0, self._old.end), pins, freed)
-        self._old.taken(self.messages, pins, freed)
+        self._old.taken(self.messages, pins, self._rental.snapshot)
         self._boundaries.append(SummaryBoundary(end=self._old.end, pins=pins, event=len(self._events)))
-
-
-class Messages:
-    """The messages so far: the tokens of each after the decisions so far, and where steps and turns begin."""
-
-    def __init__(self) -> None:
-        self.items: list[Item] = []
-        self.live: list[int] = []
-        """Tokens of each message; 0 for one that a snapshot has replaced."""
-        self.total = 0
-        """The sum of `live`, plus the snapshot."""
-        self.head = 0
-        """Live tokens up to the end of the first system message, after which a snapshot goes."""
-        self.turn = 0
-        """Where the current user turn begins."""
-        self.unanswered = 0
-        """Where the messages begin that the model has not answered yet."""
-        self.staying: set[int] = set()
-        """The messages that a cut leaves in their places, because calls and results near them do not pair."""
-        self._steps: list[int] = []  # for each message, where its step begins
-
-    def append(self, item: Item, live: int) -> None:
-        """Add the next message, with its live tokens."""
-        index = len(self.items)
-        if item.role is Role.ASSISTANT:
-            self.unanswered = index + 1
-        elif item.role is Role.USER:
-            self.turn = index
-        self.staying.update(range(index - item.stays_before, index + item.stays))
-        in_step = item.role is Role.TOOL and index > 0
-        self._steps.append(self._steps[-1] if in_step else index)
-        self.items.append(item)
-        self.live.append(live)
-        self.total += live
-        if item.role is Role.SYSTEM and not self.head:
-            self.head = self.total
-
-    @property
-    def answered(self) -> bool:
-        """Whether no message waits for an answer: the last one is the assistant's, or there is none."""
-        return not self.items or self.items[-1].role is Role.ASSISTANT
-
-    def window(self, keep: int) -> int:
-        """Where the recent window begins: the last `keep` messages or all unanswered ones, widened to whole steps."""
-        size = len(self.items)
-        start = min(size - min(keep, size), self.unanswered)
-        return self._steps[start] if start < size else size
-
-    def replies_between(self, kept: Sequence[int], end: int) -> Iterator[int]:
-        """The replies that have to be kept too if only `kept` and everything from `end` on is left of the history.
-
-        Without them a user message would directly follow tool results, which chat templates refuse. That can only
-        happen to tool results that stay in their places.
-        """
-        for before, after in pairwise([*kept, end]):
-            if self.items[before].role is Role.TOOL and self.items[after].role is Role.USER:
-                reply = after - 1
-                while self.items[reply].role in (Role.USER, Role.SYSTEM):
-                    reply -= 1
-                if self.items[reply].role is Role.ASSISTANT:
-                    yield reply
-
-    def shrinkable(self, index: int) -> int:
-        """Tokens that moving this message would free."""
-        return self.live[index] - self.items[index].preview
-
-    def shrink(self, index: int) -> int:
-        """Replace this message by a reference; returns the freed tokens."""
-        freed = self.shrinkable(index)
-        self.live[index] -= freed
-        self.total -= freed
-        return freed
-
-    def take(self, indexes: Iterable[int], pins: frozenset[int], freed: int) -> None:
-        """Replace these messages, except system messages and pins, by a snapshot, which frees so many tokens."""
-        for index in indexes:
-            if self.items[index].role is not Role.SYSTEM and index not in pins:
-                self.live[index] = 0
-        self.total -= freed
-
-    def copy(self) -> Self:
-        other = copy.copy(self)
-        other.items, other.live, other._steps = self.items.copy(), self.live.copy(), self._steps.copy()
-        other.staying = self.staying.copy()
-        return other
-
-
-class OldHistory:
-    """The messages before the recent window, the only ones that can be moved, and sums over them.
-
-    A *gain* is a result that an event would compact; `gain` is the sum of the tokens that this would free.
-    """
-
-    def __init__(self, offload: Offload) -> None:
-        self.end = 0
-        """Where the recent window begins."""
-        self.movable = 0
-        """Live tokens, without system messages but with the snapshot."""
-        self.gains: list[int] = []
-        """The messages that an event would compact now."""
-        self.gain = 0
-        self.gain_from = 0
-        """Live tokens before the first gain."""
-        self.pins = Pins(offload.pin_user_tokens)
-        self._tokens = 0  # live tokens of all old messages
-        self._fixed = 0  # tokens of images and audio within `movable`
-        self._compacts = offload.mode is not Mode.COMPRESS
-        self._least = offload.max_tool_message_tokens
-
-    @property
-    def offloadable(self) -> int:
-        """The tokens that count against `max_total_tokens`."""
-        return self.movable - self._fixed - self.pins.tokens
-
-    def advance(self, messages: Messages, end: int) -> None:
-        """Let the recent window begin at `end`; it never moves back."""
-        for index in range(self.end, end):
-            self._add(messages, index)
-        self.end = max(self.end, end)
-
-    def _add(self, messages: Messages, index: int) -> None:
-        item, live, freed = messages.items[index], messages.live[index], messages.shrinkable(index)
-        if self._compacts and item.role is Role.TOOL and item.tokens > self._least and freed > 0:
-            self.gain_from = self.gain_from if self.gains else self._tokens
-            self.gain += freed
-            self.gains.append(index)
-        self._tokens += live
-        if item.role is Role.SYSTEM:
-            return
-        self.movable += live
-        self._fixed += item.fixed
-        if index in messages.staying:
-            self.pins.keep(index, live)
-        elif item.role is Role.USER:
-            self.pins.add(index, live)
-
-    def shrunk(self, index: int, freed: int) -> None:
-        """A reference has replaced this message, which freed so many tokens."""
-        self._tokens -= freed
-        self.movable -= freed
-        self.pins.shrunk(index, freed)
-
-    def gains_taken(self) -> None:
-        """An event has compacted all gains."""
-        self.gains, self.gain = [], 0
-
-    def taken(self, messages: Messages, pins: frozenset[int], freed: int) -> None:
-        """A snapshot has replaced all old messages but system messages and pins."""
-        self._tokens -= freed
-        self.movable = self.pins.tokens
-        self._fixed = sum(messages.items[index].fixed for index in pins)
-
-    def copy(self) -> Self:
-        other = copy.copy(self)
-        other.gains, other.pins = self.gains.copy(), self.pins.copy()
-        return other
 
 
 def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:

@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from proxy.core.results import PRESETS, ResultPreset, ResultRule
+
 Tokens = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Count = Annotated[int, Meta(ge=0)]
@@ -24,6 +26,10 @@ _NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.-]+"
 _HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
 _PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 BASE_URL = rf'^https?://{_HOST}(:{_PORT})?(/[!"$->@-~]*)?' + _END
+
+REPLY_SHARE, LEAST_REPLY, MOST_REPLY = 8, 1_000, 16_000
+"""The room for a reply: one part in so many of the window, and its bounds in tokens. Few replies of agents are longer
+than some thousand tokens, and models with small windows write shorter ones."""
 
 
 class Mode(StrEnum):
@@ -70,6 +76,16 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     context_window: Annotated[
         Annotated[int, Meta(gt=0)] | None, Meta(description="tokens that the model takes; null: unknown")
     ] = None
+    reply_tokens: Annotated[
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(description="tokens of the window kept free for the reply; null: an eighth of it, from 1,000 to 16,000"),
+    ] = None
+
+    def reply_room(self, window: int | None) -> int:
+        """The tokens of this window that are kept free for the reply, whatever limit a request sets."""
+        if self.reply_tokens is not None:
+            return self.reply_tokens
+        return 0 if window is None else min(max(window // REPLY_SHARE, LEAST_REPLY), MOST_REPLY)
 
     def __repr__(self) -> str:
         """Omits the key, because such texts end up in logs and tracebacks."""
@@ -128,7 +144,17 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     exclude_tools: Annotated[
         tuple[str, ...], Meta(description="client tools whose results are never moved (globs)")
     ] = ()
-    pin_user_tokens: Annotated[Tokens, Meta(description="tokens of user messages that stay verbatim")] = 8_000
+    results: Annotated[
+        tuple[ResultPreset | ResultRule, ...],
+        Meta(description="messages that carry results in another role: smolagents, gptme, cline, or rules"),
+    ] = ()
+    pin_user_tokens: Annotated[
+        Tokens,
+        Meta(
+            description="tokens of the user's messages that stay verbatim, and as many of later system messages; an "
+            "older user message that is larger by itself leaves a preview and a reference"
+        ),
+    ] = 8_000
     compress: Annotated[Compress, Meta(description="how old history becomes a snapshot")] = msgspec.field(
         default_factory=Compress
     )
@@ -140,6 +166,12 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def keep_for_compression(self) -> int:
         """How many of the last messages a summary leaves alone."""
         return 2 if self.keep_recent_count is None else self.keep_recent_count
+
+    def result_rules(self) -> tuple[ResultRule, ...]:
+        """The rules of `results`, those of presets included."""
+        return tuple(
+            rule for named in self.results for rule in ((named,) if isinstance(named, ResultRule) else PRESETS[named])
+        )
 
     def excludes(self, tool: str) -> bool:
         """Whether this tool's results are never moved."""

@@ -36,14 +36,22 @@ def file_name(call_id: str, text_digest: str) -> str:
     return f"tool_call_{_odd.sub('_', call_id)[:64]}_{text_digest}.txt"
 
 
+def message_file_name(kind: str, text_digest: str) -> str:
+    """Return the name of the file of a message that answers no call. `kind` says what it is, such as `user_message`."""
+    return f"{kind}_{text_digest}.txt"
+
+
 def line_count(text: str) -> int:
     """Return the number of lines as `read_file` counts them: only a line feed ends a line."""
     return text.count("\n") + (not text.endswith("\n")) if text else 0
 
 
-def replacement(text: str, name: str, tokens: int, shape: Shape) -> str:
-    """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`."""
+def replacement(text: str, name: str, tokens: int, shape: Shape, kept: int = 0) -> str:
+    """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`.
+
+    The preview has at least the first `kept` characters.
+    """
     size = f"complete, {line_count(text)} lines, {tokens} tokens"
     reference = f"... {MARK}{shape.store_dir}/{name}; {size})"
     tail = text[-shape.preview_tail_chars :] if shape.preview_tail_chars else ""
-    return f"{text[: shape.preview_chars]}{'...' if tail else ''}{tail}{reference}"
+    return f"{text[: max(shape.preview_chars, kept)]}{'...' if tail else ''}{tail}{reference}"

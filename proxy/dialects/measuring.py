@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from proxy.core import preview
 from proxy.core.history import Count, Piece, Reading
 from proxy.core.plan import Item, Role
 from proxy.core.preview import Shape
+from proxy.core.results import Carries
 
 MESSAGE_TOKENS = 4
 """Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a few more."""
@@ -32,15 +34,34 @@ def canonical(arguments: str) -> str:
         return arguments.strip()
 
 
-def pieces(
-    texts: Iterable[tuple[int | None, str]], sizes: Iterable[int], answers: str, reading: Reading, count: Count
-) -> tuple[Piece, ...]:
-    """Return the texts of a tool result, which have `sizes` tokens, as pieces that can be moved.
+class Source(NamedTuple):
+    """What the pieces of an entry's texts depend on besides the texts."""
 
-    `answers` is the id of the call whose result it is.
-    """
+    role: Role
+    answers: str = ""
+    """The id of the call whose result it is."""
+    carries: Carries = Carries.NO
+    """Whether the policy's `results` name the entry."""
+    kept: int = 0
+    """The characters at the beginning of its first text that stay in any case."""
+
+    def file_name(self, text: str) -> str:
+        """Return the name of the file to which this text of the entry moves."""
+        digest = preview.digest(text)
+        if self.role is Role.TOOL:
+            return preview.file_name(self.answers, digest)
+        return preview.message_file_name("result" if self.carries else f"{self.role.name.lower()}_message", digest)
+
+
+def pieces(
+    texts: Iterable[tuple[int | None, str]], sizes: Iterable[int], source: Source, reading: Reading, count: Count
+) -> tuple[Piece, ...]:
+    """Return an entry's texts, which have `sizes` tokens, as pieces that can be moved. A model's own never are."""
+    if source.role is Role.ASSISTANT:
+        return ()
     return tuple(
-        _piece(place, text, tokens, answers, reading, count) for (place, text), tokens in zip(texts, sizes, strict=True)
+        _piece(place, text, tokens, source if index == 0 else source._replace(kept=0), reading, count)
+        for index, ((place, text), tokens) in enumerate(zip(texts, sizes, strict=True))
     )
 
 
@@ -51,18 +72,18 @@ def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
     return Item(role, tokens, first_preview, preview, fixed)
 
 
-def _piece(place: int | None, text: str, tokens: int, answers: str, reading: Reading, count: Count) -> Piece:
-    name = preview.file_name(answers, preview.digest(text))
-    shape, limit = reading.shape, reading.max_unseen_tool_tokens
+def _piece(place: int | None, text: str, tokens: int, source: Source, reading: Reading, count: Count) -> Piece:
+    name = source.file_name(text)
+
+    def replaced(shape: Shape) -> int:
+        replacement = preview.replacement(text, name, tokens, shape, source.kept)
+        return min(count(replacement), tokens) if len(replacement) < len(text) else tokens
+
     return Piece(
         part=place,
         name=name,
         tokens=tokens,
-        preview=_replaced(text, name, tokens, shape, count),
-        first_preview=_replaced(text, name, tokens, shape.first_preview(), count) if tokens > limit else tokens,
+        preview=replaced(reading.shape),
+        first_preview=replaced(reading.shape.first_preview()) if tokens > reading.max_unseen_tool_tokens else tokens,
+        kept=source.kept,
     )
-
-
-def _replaced(text: str, name: str, tokens: int, shape: Shape, count: Count) -> int:
-    replacement = preview.replacement(text, name, tokens, shape)
-    return min(count(replacement), tokens) if len(replacement) < len(text) else tokens

@@ -8,7 +8,7 @@ import msgspec
 
 from proxy.core import preview, summary
 from proxy.core.history import Message, Transcript, moved_pieces
-from proxy.core.plan import Plan, Role, SummaryBoundary
+from proxy.core.plan import Plan, SummaryBoundary
 from proxy.core.policy import SnapshotRole
 from proxy.core.preview import Shape
 from proxy.core.summary import Section
@@ -53,7 +53,7 @@ def render(
         else:
             entries += dialect.reinserted(hidden, entry)
     block = shown_block(transcript, shown)
-    return dialect.with_snapshot(entries, _leading_systems(transcript), block, role) if block else entries
+    return dialect.with_snapshot(entries, transcript.leading, block, role) if block else entries
 
 
 def shrunk(dialect: Dialect, plan: Plan, rounds: Mapping[int, HiddenRound], least: int) -> dict[int, HiddenRound]:
@@ -63,11 +63,11 @@ def shrunk(dialect: Dialect, plan: Plan, rounds: Mapping[int, HiddenRound], leas
 
 
 def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:
-    """Return a tool result with previews and references in place of the texts that become shorter by it."""
+    """Return a message with previews and references in place of the texts that become shorter by it."""
     shape = shape.first_preview() if first_preview else shape
     moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
     replaced = {
-        part: preview.replacement(text, moved[part].name, moved[part].tokens, shape)
+        part: preview.replacement(text, moved[part].name, moved[part].tokens, shape, moved[part].kept)
         for part, text in dialect.texts(raw)
         if part in moved
     }
@@ -76,7 +76,7 @@ def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_
 
 def stays(transcript: Transcript, boundary: SummaryBoundary, index: int) -> bool:
     """Whether an entry before the boundary is kept beside the snapshot."""
-    return index in boundary.pins or transcript.messages[index].role is Role.SYSTEM
+    return index in boundary.pins or index < transcript.leading
 
 
 def taken(transcript: Transcript, boundary: SummaryBoundary) -> list[int]:
@@ -105,8 +105,3 @@ def originals(
             transcript.raws[index], index, transcript.messages[index], transcript.tools[index]
         )
     ]
-
-
-def _leading_systems(transcript: Transcript) -> int:
-    roles = [message.role for message in transcript.messages]
-    return next((place for place, role in enumerate(roles) if role is not Role.SYSTEM), len(roles))

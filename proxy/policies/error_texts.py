@@ -30,9 +30,9 @@ def explained(message: str) -> tuple[Path, str]:
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", said):
         return path, f"expected the key `{missing[1]}`"
     about = _about(path)
-    if said.startswith("Invalid enum value"):
+    if said.startswith("Invalid enum value") and "enum" in about:
         return path, "expected one of " + ", ".join(about["enum"])
-    if "matching regex" in said:
+    if said.startswith("Invalid enum value") or "matching regex" in said:
         return path, "expected " + about["description"]
     words = re.sub("`[^`]*`", lambda kinds: _in_words(kinds[0]), said.replace("Expected", "expected"))
     return path, words + (f" ({about['description']})" if "description" in about else "")

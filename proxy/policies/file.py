@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from proxy.core.policy import Inject, Mode, Offload, Policy, Rule, Tools, Upstream
+from proxy.core.results import ResultRole, ResultRule
 from proxy.policies.document import Document, Path, read
 from proxy.policies.error_texts import explained
 from proxy.policies.format import SECTIONS, PolicyFile, duration
 
-_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools"}
+_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results"}
 """Keys that may be empty, for example because everything in a section is commented out."""
 
 
@@ -141,6 +142,8 @@ _LOSSY = (
     "expected `offload.mode: off`, or `allow_lossy: true` at the top level if that is meant"
 )
 
+_NO_PREFIX = "expected a `prefix`: without one, everything that users say would be a result"
+
 
 def _faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
     yield from _identity_faults(written, policy, is_default=is_default)
@@ -172,6 +175,12 @@ def _section_faults(path: Path, part: Policy | Rule, *, lossy: bool) -> Iterator
             (*path, "offload", "cache_write"),
             "expected at least `cached_read`: no cache is cheaper to write than read",
         )
+    for index, rule in enumerate(offload.results):
+        if isinstance(rule, ResultRule) and rule.role is ResultRole.USER and not rule.prefix:
+            yield (
+                (*path, "offload", "results", index),
+                "expected a `prefix`: without one, all that users say is results",
+            )
     window, snapshot = upstream.context_window, offload.compress.snapshot_tokens
     if window is not None and snapshot >= window and offload.mode in (Mode.COMPRESS, Mode.AUTO):
         place = (*path, "offload", "compress", "snapshot_tokens")

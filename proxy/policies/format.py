@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from proxy.core.policy import Compress, Limits, Offload, Tools, Upstream
+from proxy.core.results import ResultRule
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = r"[1-9][0-9]{0,8}[smhdw]"
@@ -75,6 +76,7 @@ SECTIONS: Mapping[str, str] = {
     "api_keys": ApiKey.__name__,
     "upstream": Upstream.__name__,
     "offload": Offload.__name__,
+    "results": ResultRule.__name__,
     "compress": Compress.__name__,
     "tools": Tools.__name__,
     "limits": Limits.__name__,

@@ -28,15 +28,36 @@ every key with its default, [schema.json](../policies/schema.json) serves editor
 
 The modes: **compact** moves tool results. **compress** summarises old history into one snapshot whose originals stay
 readable. **auto** moves results, and also summarises where moving leaves too much. **off** passes everything through.
-The user's first message and the newest within `pin_user_tokens` are never summarised.
+
+The user's first message, the last two, and the newest within `pin_user_tokens` are never summarised, and the last two
+are never touched. An older one that is larger than `pin_user_tokens` by itself leaves a preview and a reference, as a
+tool result does. System messages at the beginning always stay. Later ones stay within a budget of the same size, and
+one that is larger than `max_tool_message_tokens` is treated as a tool result.
+
+Part of the window stays free for the reply: `upstream.reply_tokens`. The plan does not depend on a request's own limit,
+so that no limit breaks the prompt cache. If a request that the proxy changes, or that upstream would refuse, asks for a
+longer reply than the window has room for, its limit is lowered to that room, but not below 1,000 tokens or a thinking
+budget. The reply's header `x-offload-max-tokens` then says the lower limit.
 
 `offload-proxy check --reference` generates everything below from the schema.
 """
 
-_SECTIONS = ("PolicyFile", "ApiKey", "Upstream", "Offload", "Compress", "Tools", "Limits", "RuleEntry", "Match")
+_SECTIONS = (
+    "PolicyFile",
+    "ApiKey",
+    "Upstream",
+    "Offload",
+    "ResultRule",
+    "Compress",
+    "Tools",
+    "Limits",
+    "RuleEntry",
+    "Match",
+)
 _PATHS = {
     "PolicyFile": "the file",
     "ApiKey": "api_keys[]",
+    "ResultRule": "offload.results[]",
     "Compress": "offload.compress",
     "RuleEntry": "rules[]",
     "Match": "rules[].match",

@@ -96,9 +96,9 @@ async def plan(
     if policy.offload.mode is Mode.OFF or asked.names is None or asked.obstacle:
         return None
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
-    if asked.preamble is not rawjson.NULL:
-        defined += await reader.tool_tokens(asked.preamble, asked.model, caller)
-    room = Room(window, defined + asked.reply_tokens + OUR_TOOLS_TOKENS)
+    before = 0 if asked.preamble is rawjson.NULL else await reader.tool_tokens(asked.preamble, asked.model, caller)
+    reply = policy.upstream.reply_room(window)
+    room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
     past = await reader.past(dialect, asked.entries, terms, caller)

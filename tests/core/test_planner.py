@@ -1,4 +1,7 @@
-"""The fold as tables, and its promises as properties. A history is written as `s u a t:900`: roles and sizes."""
+"""The fold as tables, and its promises as properties. A history is written as `s u a t:900`: roles and sizes.
+
+`U` is a user message that is large enough to move.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from proxy.core.plan import PATIENCE, Item, Move, Plan, Role, Room, live
 from proxy.core.planner import Fold, fold
 from proxy.core.policy import Compress, Mode, Offload
 
-ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
+ROLES = {"s": Role.SYSTEM, "u": Role.USER, "U": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
 BRIEF, GLIMPSE = 50, 550
 
 
@@ -24,9 +27,8 @@ def history(text: str) -> list[Item]:
 def item(word: str) -> Item:
     role, _, size = word.partition(":")
     tokens = int(size or 10)
-    if role != "t":
-        return Item(ROLES[role], tokens, tokens, tokens)
-    return Item(Role.TOOL, tokens, min(tokens, GLIMPSE), min(tokens, BRIEF))
+    preview = min(tokens, BRIEF) if role in "tU" else tokens
+    return Item(ROLES[role], tokens, min(tokens, GLIMPSE) if role == "t" else tokens, preview)
 
 
 def policy(mode: Mode = Mode.COMPACT, **changes: object) -> Offload:
@@ -118,19 +120,19 @@ EARLY = "s:600 u a t:1100 " + "a:50 t:10 " * 12
 DEAR = {"cached_read": 0.25, "cache_write": 1.25, "max_total_tokens": 1000}
 
 
-@pytest.mark.parametrize(("tool_definition_tokens", "points"), [(0, [6]), (100, [12]), (400, [16])])
+@pytest.mark.parametrize(("tool_definition_tokens", "points"), [(0, [6]), (600, [12]), (1200, [18])])
 def test_the_first_event_pays_for_the_whole_prefix_if_it_adds_our_tools(
     tool_definition_tokens: int, points: list[int]
 ) -> None:
-    """1,050 tokens at 0.25: 262.5 a request. It takes 110 without; with them 730, themselves, and 60 a request more."""
+    """1,050 tokens at 0.25: 262.5 a request. It takes 110 without; with them 130, themselves, and 60 a request more."""
     plan = fold(history(EARLY + "a u"), policy(**DEAR), Room(), tool_definition_tokens)
     assert [event.point for event in plan.events] == points
 
 
 def test_a_later_event_keeps_the_prefix_before_its_first_change() -> None:
     text = EARLY + "a t:1100 " + "a:50 t:10 " * 12 + "a u"
-    points = [[event.point for event in fold(history(text), policy(**DEAR), Room(), n).events] for n in (0, 400)]
-    assert points == [[6, 32], [16, 32]]
+    points = [[event.point for event in fold(history(text), policy(**DEAR), Room(), n).events] for n in (0, 1200)]
+    assert points == [[6, 32], [18, 32]]
 
 
 def test_a_large_pinned_message_is_no_reason_for_events() -> None:
@@ -228,8 +230,8 @@ def test_a_result_moved_at_first_sight_does_not_wait() -> None:
 
 
 def test_a_user_message_that_does_not_fit_ends_the_pins() -> None:
-    [boundary] = planned("s u a u:20 a u:101 a:2000 t:10 a u", policy(Mode.COMPRESS)).boundaries
-    assert boundary.pins == {1}
+    [boundary] = planned("s u a u:20 a u:101 a u a:2000 t:10 a u", policy(Mode.COMPRESS)).boundaries
+    assert boundary.pins == {1, 7}
 
 
 def test_unanswered_messages_are_never_summarised() -> None:
@@ -237,18 +239,67 @@ def test_unanswered_messages_are_never_summarised() -> None:
     assert [boundary.end for boundary in plan.boundaries] == [5]
 
 
+# -- what the user says ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.AUTO, Mode.COMPRESS])
+def test_the_last_two_user_messages_are_never_touched(mode: Mode) -> None:
+    """However large they are, and however little room there is."""
+    for room in (Room(), Room(window=500)):
+        plan = planned("s u a U:5000 a U:6000 " + "a t:900 " * 4 + "a", policy(mode), room)
+        assert plan.events
+        assert not {3, 5} & plan.moves.keys()
+        assert all(boundary.pins >= {1, 3, 5} for boundary in plan.boundaries)
+
+
+@pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.AUTO, Mode.COMPRESS])
+def test_an_older_large_user_message_leaves_a_reference(mode: Mode) -> None:
+    """And it displaces no small one: the rule at 3 stays word for word."""
+    plan = planned("s u a u:20 a U:5000 a u a u " + "a t:90 " * 9 + "a", policy(mode))
+    assert plan.moves[5] == Move(first_preview=False, event=1)
+    assert all(boundary.pins >= {1, 3, 5} for boundary in plan.boundaries)
+
+
+def test_a_large_user_message_moves_at_the_first_event_after_it_left_the_last_two() -> None:
+    text = "s u a U:5000 a:900 t:900 a u"
+    assert sorted(planned(text).moves) == [5]
+    assert {index: move.event for index, move in planned(text + " a u").moves.items()} == {5: 1, 3: 2}
+
+
+def test_a_full_window_moves_large_user_messages_that_an_earlier_event_had_to_leave() -> None:
+    text = "s u a U:400 a t:400 a t:10 a:100 u a u a:400 t:10 a:10"
+    plan = planned(text, policy(max_total_tokens=10_000), Room(window=1100))
+    assert {index: move.event for index, move in plan.moves.items()} == {5: 1, 3: 2}
+
+
+def test_small_later_system_messages_stay_within_a_budget_of_their_own() -> None:
+    [boundary] = planned("s u a s:60 a s:50 a u:60 a s:40 a:2000 t:10 a u", policy(Mode.COMPRESS)).boundaries
+    assert boundary.pins == {1, 5, 7, 9}
+
+
+def test_leading_system_messages_change_no_decision_within_their_share_of_the_window() -> None:
+    text = "u " + "a:60 t:900 " * 12 + "a u"
+    for room in (Room(), Room(window=8000, aside=500)):
+        for mode in (Mode.COMPACT, Mode.COMPRESS, Mode.AUTO):
+            paying = policy(mode, cached_read=0.1, cache_write=1.25, max_total_tokens=3000)
+            plans = [planned(f"s:{size} " + text, paying, room) for size in (5, 500, 999)]
+            assert plans[0].events
+            decided = [(plan.moves, plan.boundaries, plan.events) for plan in plans]
+            assert decided[0] == decided[1] == decided[2]
+
+
 # -- the window -------------------------------------------------------------------------------------------------------
 
 
 def test_a_full_window_moves_every_seen_result_of_any_size() -> None:
-    room = Room(window=1000, aside=100)
+    room = Room(window=1000, aside=0)
     plan = planned("s u a t:190 t:190 t:190 a t:190 a t:190", policy(max_total_tokens=10_000), room)
     assert sorted(plan.moves) == [3, 4, 5, 7]
     assert plan.fits
 
 
 def test_a_window_still_full_summarises_everything_before_the_unseen() -> None:
-    room = Room(window=1000)
+    room = Room(window=1120)
     text = "s u a:400 t:10 a:400 t:10 a:10 t:300"
     assert [
         boundary.end for boundary in planned(text, policy(Mode.AUTO, max_total_tokens=10_000), room).boundaries
@@ -271,7 +322,9 @@ def histories(draw: st.DrawFn) -> list[Item]:
     """Valid chats: steps of an assistant message and its results, user and system messages between them."""
     items = history("s") if draw(st.booleans()) else []
     sizes = st.sampled_from([5, 60, 199, 200, 201, 400, 900, 1500, 6000])
-    for kind in draw(st.lists(st.sampled_from("uuasaaa"), max_size=40)):
+    for kind in draw(st.lists(st.sampled_from("uuUasaaa"), max_size=40)):
+        if kind == "U" and not any(one.role is Role.USER for one in items):
+            kind = "u"
         items.append(item(f"{kind}:{draw(sizes)}"))
         if kind == "a":
             items += [item(f"t:{draw(sizes)}") for _ in range(draw(st.integers(0, 3)))]
@@ -311,18 +364,27 @@ def test_decisions_are_final(items: list[Item], offload: Offload, room: Room) ->
 
 
 @given(histories(), offloads, rooms)
-def test_summary_boundaries_fall_between_steps_and_pins_are_user_messages(
+def test_summary_boundaries_fall_between_steps_and_pins_have_budgets(
     items: list[Item], offload: Offload, room: Room
 ) -> None:
     plan = fold(items, offload, room)
     for boundary in plan.boundaries:
+        point = plan.events[boundary.event - 1].point
         assert boundary.end == len(items) or items[boundary.end].role is not Role.TOOL
-        assert all(items[index].role is Role.USER and index < boundary.end for index in boundary.pins)
-        users = [index for index in range(boundary.end) if items[index].role is Role.USER]
-        assert boundary.pins >= set(users[:1])
-        assert sum(items[index].tokens for index in boundary.pins - set(users[:1])) <= offload.pin_user_tokens
+        assert all(items[index].role in (Role.USER, Role.SYSTEM) and index < boundary.end for index in boundary.pins)
+        users = [index for index in range(point) if items[index].role is Role.USER]
+        kept = {index for index in (*users[:1], *users[-2:]) if index < boundary.end}
+        assert boundary.pins >= kept, "the first and the last two of that time"
+        for role in (Role.USER, Role.SYSTEM):
+            counted = [items[index].preview for index in boundary.pins - kept if items[index].role is role]
+            assert sum(counted) <= offload.pin_user_tokens
     ends = [boundary.end for boundary in plan.boundaries]
     assert ends == sorted(ends)
+
+
+def leading(items: list[Item]) -> int:
+    """How many system messages the history begins with."""
+    return next((index for index, one in enumerate(items) if one.role is not Role.SYSTEM), len(items))
 
 
 @given(histories(), offloads, rooms)
@@ -333,7 +395,7 @@ def test_planned_live_tokens_add_up(items: list[Item], offload: Offload, room: R
         if (
             plan.boundaries
             and index < plan.boundaries[-1].end
-            and one.role is not Role.SYSTEM
+            and index >= leading(items)
             and index not in plan.boundaries[-1].pins
         ):
             continue
@@ -371,7 +433,7 @@ def test_asking_a_fold_for_its_plan_does_not_change_it(
 def test_a_message_is_moved_only_if_it_gets_smaller(items: list[Item], offload: Offload, room: Room) -> None:
     """O6, for the plan's part."""
     for index, move in fold(items, offload, room).moves.items():
-        assert items[index].role is Role.TOOL
+        assert items[index].role in (Role.TOOL, Role.USER)
         assert (items[index].preview if move.event else items[index].first_preview) < items[index].tokens
 
 

@@ -76,7 +76,7 @@ class Case:
 
 SYSTEM, USER, LAST = raw("system", "be good"), raw("user", "rules: never touch production"), raw("user", "go on")
 COMPACTED = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10), LAST)
-CUT = Case(SYSTEM, USER, *step(1, 2500), raw("user", "y" * 300), *step(2, 2500, 200), *step(3, 9), LAST)
+CUT = Case(SYSTEM, USER, *step(1, 2500), *step(4, 300), *step(2, 2500, 200), *step(3, 9), LAST)
 
 
 def test_untouched_messages_keep_their_bytes() -> None:

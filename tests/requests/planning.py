@@ -58,7 +58,7 @@ def step(number: int, said: int, *results: int) -> list[Json]:
 SHORT = [SYSTEM, USER]
 MOVING = [SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10), LAST]
 """Its results move, and there is nothing to summarise."""
-CUT = [SYSTEM, USER, *step(1, 2500), {"role": "user", "content": "y" * 300}, *step(2, 2500, 200), *step(3, 9), LAST]
+CUT = [SYSTEM, USER, *step(1, 2500), *step(4, 300), *step(2, 2500, 200), *step(3, 9), LAST]
 """It has a summary boundary before message 6."""
 
 

@@ -59,8 +59,9 @@ async def test_tools_can_be_injected_always() -> None:
 
 async def test_the_window_has_room_for_the_reply_and_all_tools() -> None:
     tools = [{"function": {"name": "t"}}]
-    history, _ = await planned(SHORT, window=10_000, max_tokens=500, tools=tools)
-    assert history.room.aside == len(json.dumps(tools)) + 500 + prepare.OUR_TOOLS_TOKENS
+    for limit in (1, 500, 9_000):
+        history, _ = await planned(SHORT, window=10_000, max_tokens=limit, tools=tools)
+        assert history.room == Room(10_000, len(json.dumps(tools)) + 1250 + prepare.OUR_TOOLS_TOKENS, 1250)
 
 
 async def test_moved_results_are_replaced_and_can_be_read() -> None:

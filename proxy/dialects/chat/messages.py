@@ -15,7 +15,8 @@ from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, d
 from proxy.core.plan import Role
 from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
-from proxy.dialects.measuring import MESSAGE_TOKENS, OTHER_PART_TOKENS, canonical, item, pieces
+from proxy.core.results import carried
+from proxy.dialects.measuring import MESSAGE_TOKENS, OTHER_PART_TOKENS, Source, canonical, item, pieces
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -50,7 +51,7 @@ def _unreadable(raw: bytes | Raw, members: dict[str, Raw], count: Count) -> Mess
     return Message(
         digest=digest(raw),
         role=role,
-        meaning=b"" if role is Role.SYSTEM else meaning,
+        meaning=meaning,
         tokens=tokens,
         item=item(role, tokens, 0, ()),
         pieces=(),
@@ -164,22 +165,26 @@ class _Reader:
         self._calls = [(call.id, call.name, canonical(call.arguments)) for call in tool_calls(members)]
         self._texts = _content_texts(members.get("content"))
         self._others = self._other_parts()
+        first = self._texts[0][1] if self._texts else ""
+        self._carries, self._kept = carried(self._role.name.lower(), first, reading.results)
 
     def message(self, digest: bytes) -> Message:
         sizes = [self._count(text) for _, text in self._texts]
         called = sum(self._count(name) + self._count(arguments) for _, name, arguments in self._calls)
         fixed = OTHER_PART_TOKENS * len(self._others)
         tokens = sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS
-        moved = pieces(self._texts, sizes, self._answers, self._reading, self._count) if self._role is Role.TOOL else ()
+        source = Source(self._role, self._answers, self._carries, self._kept)
+        moved = pieces(self._texts, sizes, source, self._reading, self._count)
         return Message(
             digest=digest,
             role=self._role,
-            meaning=b"" if self._role is Role.SYSTEM else self._meaning(),
+            meaning=self._meaning(),
             tokens=tokens,
             item=item(self._role, tokens, fixed, moved),
             pieces=moved,
             calls=tuple((call_id, name) for call_id, name, _ in self._calls),
             answers=self._answers,
+            carries=self._carries,
         )
 
     def _other_parts(self) -> list[bytes]:

@@ -16,9 +16,8 @@ def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: S
     """Return the messages, which begin with `leading` system messages, with the snapshot `block` added."""
     if role is SnapshotRole.USER:
         return [*messages[:leading], text_message("user", block), *messages[leading:]]
-    for place, raw in enumerate(messages):
-        if is_system(raw):
-            return [*messages[:place], appended(raw, "\n\n" + block), *messages[place + 1 :]]
+    if leading:
+        return [appended(messages[0], "\n\n" + block), *messages[1:]]
     return [text_message("system", block), *messages]
 
 

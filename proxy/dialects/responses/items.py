@@ -12,7 +12,8 @@ from proxy.core import rawjson
 from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.core.plan import Role
 from proxy.core.rawjson import NotJson
-from proxy.dialects.measuring import MESSAGE_TOKENS, OTHER_PART_TOKENS, canonical, item, pieces
+from proxy.core.results import carried
+from proxy.dialects.measuring import MESSAGE_TOKENS, OTHER_PART_TOKENS, Source, canonical, item, pieces
 from proxy.dialects.responses.request import COMPACTIONS, OUTPUTS, Kind, items_of, kind, members_of
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -69,17 +70,18 @@ def texts(entry: bytes | Raw) -> Places:
 
 
 def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
-    """Return a result with some of its texts replaced. All other members keep their bytes."""
+    """Return a result or a message with some of its texts replaced. All other members keep their bytes."""
     if not replaced:
         return bytes(entry)
     members = rawjson.members(entry)
+    content = "output" if text_of(members.get("type")) in OUTPUTS else "content"
     if None in replaced:
-        return rawjson.encode(members | {"output": Raw(rawjson.encode(replaced[None]))})
-    parts = [rawjson.members(part) for part in rawjson.elements(members["output"])]
+        return rawjson.encode(members | {content: Raw(rawjson.encode(replaced[None]))})
+    parts = [rawjson.members(part) for part in rawjson.elements(members[content])]
     for place, text in ((place, text) for place, text in replaced.items() if place is not None):
         number, field = _part(members, place)
         parts[number] |= {field: Raw(rawjson.encode(text))}
-    return rawjson.encode(members | {"output": Raw(rawjson.array(map(rawjson.encode, parts)))})
+    return rawjson.encode(members | {content: Raw(rawjson.array(map(rawjson.encode, parts)))})
 
 
 def text_message(role: str, text: str) -> bytes:
@@ -190,17 +192,19 @@ def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: 
     sizes = [count(text) for _, text in texts]
     fixed = OTHER_PART_TOKENS * len(others)
     tokens = sum(sizes) + fixed + MESSAGE_TOKENS
-    moved = pieces(texts, sizes, answers, reading, count) if role is Role.TOOL else ()
+    carries, kept = carried(role.name.lower(), texts[0][1] if texts else "", reading.results)
+    moved = pieces(texts, sizes, Source(role, answers, carries, kept), reading, count)
     text = "".join(text for _, text in texts)
     return Message(
         digest=digest,
         role=role,
-        meaning=b"" if role is Role.SYSTEM else _meaning(role, text, [], answers, others),
+        meaning=_meaning(role, text, [], answers, others),
         tokens=tokens,
         item=item(role, tokens, fixed, moved),
         pieces=moved,
         calls=(),
         answers=answers,
+        carries=carries,
     )
 
 
@@ -212,7 +216,7 @@ def _unreadable(entry: bytes | Raw, kind: Kind, count: Count) -> Message:
     return Message(
         digest=digest(entry),
         role=role,
-        meaning=b"" if role is Role.SYSTEM else _meaning(role, "unreadable", [("", "", canonical(text))]),
+        meaning=_meaning(role, "unreadable", [("", "", canonical(text))]),
         tokens=tokens,
         item=item(role, tokens, 0, ()),
         pieces=(),
@@ -223,15 +227,15 @@ def _unreadable(entry: bytes | Raw, kind: Kind, count: Count) -> Message:
 
 
 def _compaction(members: Members, digest: bytes) -> Message:
-    """Measure upstream's own summary. It stays where it is, as system messages do, since nobody can summarise it."""
+    """Measure upstream's own summary. It stays where it is, since nobody can summarise it."""
     tokens = _encrypted(members) + MESSAGE_TOKENS
     content = bytes(members.get("encrypted_content", b""))
     return Message(
         digest=digest,
-        role=Role.SYSTEM,
+        role=Role.SEALED,
         meaning=_meaning(Role.SYSTEM, "", [], "", [content]),
         tokens=tokens,
-        item=item(Role.SYSTEM, tokens, 0, ()),
+        item=item(Role.SEALED, tokens, 0, ()),
         pieces=(),
         calls=(),
         answers="",

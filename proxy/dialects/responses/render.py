@@ -23,8 +23,11 @@ Entry = bytes | Raw
 def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
     """Return the entries, which begin with `leading` system messages, with the snapshot `block` added.
 
-    `instructions` are not touched: they come before all entries, so an item at their beginning is just as good.
+    `instructions` are not touched: they come before all entries, so an item at their beginning is just as good. What
+    upstream itself has summarised at the beginning is older than the snapshot, and precedes it.
     """
+    while leading < len(entries) and kind(entries[leading]).type in COMPACTIONS:
+        leading += 1
     if role is SnapshotRole.USER:
         return [*entries[:leading], text_message("user", block), *entries[leading:]]
     if leading and kind(entries[0]).type == "message":

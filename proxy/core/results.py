@@ -1,0 +1,86 @@
+"""Messages that carry results although their role is another one: which of them the policy names, and how.
+
+Some clients do not use the API's tools. They send a tool's result as a user or a system message. The policy's rules
+recognise such a message by its role, by how its text begins, and by its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum, StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class ResultRole(StrEnum):
+    USER = "user"
+    SYSTEM = "system"
+
+
+class After(StrEnum):
+    FIRST_USER = "first_user"
+
+
+class ResultPreset(StrEnum):
+    SMOLAGENTS = "smolagents"
+    GPTME = "gptme"
+    CLINE = "cline"
+
+
+class ResultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Messages that are planned as tool results although their role is another one."""
+
+    role: Annotated[ResultRole, Meta(description="the role that the client gives them")]
+    prefix: Annotated[
+        str, Meta(max_length=200, description="how their text begins; it stays in the context. A user rule needs one")
+    ] = ""
+    after: Annotated[After | None, Meta(description="first_user: only after the user's first message")] = None
+
+
+def _user(*prefixes: str) -> tuple[ResultRule, ...]:
+    return tuple(ResultRule(role=ResultRole.USER, prefix=prefix) for prefix in prefixes)
+
+
+PRESETS: Mapping[ResultPreset, tuple[ResultRule, ...]] = {
+    ResultPreset.SMOLAGENTS: _user("Observation:", "Call id:", "Error:\n"),
+    ResultPreset.GPTME: (ResultRule(role=ResultRole.SYSTEM, after=After.FIRST_USER),),
+    ResultPreset.CLINE: _user(
+        *(
+            f"[{tool}"
+            for tool in (
+                "access_mcp_resource",
+                "browser_action",
+                "execute_command",
+                "list_code_definition_names",
+                "list_files",
+                "load_mcp_documentation",
+                "read_file",
+                "replace_in_file",
+                "search_files",
+                "use_mcp_tool",
+                "web_fetch",
+                "web_search",
+                "write_to_file",
+            )
+        )
+    ),
+}
+"""The rules of clients that we know. In smolagents, what the user says begins with `New task:`. Cline's tools that ask
+the user are left out, because their results are the user's own words."""
+
+
+class Carries(IntEnum):
+    """Whether a message carries a result, as far as its role and text say. The greater value holds."""
+
+    NO = 0
+    AFTER_FIRST_USER = 1
+    YES = 2
+
+
+def carried(role: str, text: str, rules: Sequence[ResultRule]) -> tuple[Carries, int]:
+    """Return whether a message of this role that begins with this text carries a result, and its prefix's length."""
+    found = [rule for rule in rules if rule.role == role and text.startswith(rule.prefix)]
+    carries = max((Carries.AFTER_FIRST_USER if rule.after else Carries.YES for rule in found), default=Carries.NO)
+    return carries, max((len(rule.prefix) for rule in found), default=0)
