@@ -6,13 +6,16 @@ import copy
 from collections import deque
 from typing import Self
 
+MOST_PREVIEWS = 100
+"""The most previews of large messages that stay. Each takes some 70 tokens."""
+
 
 class Pins:
     """Messages that a summary leaves alone: the recent ones, and as many of the newest others as the budget allows.
 
     With `keeps_first`, the first message is always kept and does not count against the budget: the user's first
-    message usually states the task, and a long one must not displace the newest. A large message counts as its preview,
-    for the same reason. Messages that are kept because they stay in their places do not count either. Messages are
+    message usually states the task, and a long one must not displace the newest. Large messages do not count either,
+    because only their previews stay, and nor do messages that are kept because they stay in their places. Messages are
     added as they leave the recent window, each in constant time (amortised).
     """
 
@@ -20,9 +23,10 @@ class Pins:
         self._budget = budget
         self._keeps_first = keeps_first
         self._first: int | None = None
-        self._others: deque[tuple[int, int]] = deque()  # each index, and the tokens that count against the budget
-        self._counted = 0
-        self._large: deque[tuple[int, int]] = deque()  # large ones that are recent: index, tokens that moving frees
+        self._others: deque[tuple[int, int]] = deque()  # small ones: index, tokens
+        self._counted = 0  # their tokens
+        self._large: deque[tuple[int, int]] = deque()  # large ones: index, tokens of the preview
+        self._whole: deque[tuple[int, int]] = deque()  # those among them that are recent: index, tokens beyond that
         self._kept: set[int] = set()
         self.tokens = 0
         """What the pinned messages take once all large ones are moved that may be."""
@@ -33,11 +37,13 @@ class Pins:
         if self._keeps_first and self._first is None:
             self._first = index
             return False
-        self._others.append((index, preview))
-        self._counted += preview
         if preview < tokens:
-            self._large.append((index, tokens - preview))
-        return preview < tokens
+            self._large.append((index, preview))
+            self._whole.append((index, tokens - preview))
+            return True
+        self._others.append((index, tokens))
+        self._counted += tokens
+        return False
 
     def keep(self, index: int, tokens: int) -> None:
         """Pin message `index` for good, whatever its role."""
@@ -52,22 +58,25 @@ class Pins:
     def release(self, recent: int) -> list[int]:
         """Release what no longer fits, but nothing from `recent` on. Returns the large messages that may move now."""
         moving = list[int]()
-        while self._large and self._large[0][0] < recent:
-            index, freed = self._large.popleft()
+        while self._whole and self._whole[0][0] < recent:
+            index, freed = self._whole.popleft()
             self.tokens -= freed
             moving.append(index)
         while self._counted > self._budget and self._others[0][0] < recent:
             tokens = self._others.popleft()[1]
             self.tokens -= tokens
             self._counted -= tokens
+        while len(self._large) > MOST_PREVIEWS:
+            self.tokens -= self._large.popleft()[1]
         return moving
 
     def settle(self) -> frozenset[int]:
         """The indexes of the pinned messages."""
         first = [] if self._first is None else [self._first]
-        return frozenset(self._kept).union(first, (index for index, _ in self._others))
+        return frozenset(self._kept).union(first, (index for index, _ in (*self._others, *self._large)))
 
     def copy(self) -> Self:
         other = copy.copy(self)
-        other._others, other._large, other._kept = self._others.copy(), self._large.copy(), self._kept.copy()
+        other._others, other._kept = self._others.copy(), self._kept.copy()
+        other._large, other._whole = self._large.copy(), self._whole.copy()
         return other

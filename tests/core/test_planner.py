@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.pins import MOST_PREVIEWS
 from proxy.core.plan import PATIENCE, Item, Move, Plan, Role, Room, live
 from proxy.core.planner import Fold, fold
 from proxy.core.policy import Compress, Mode, Offload
@@ -260,6 +261,12 @@ def test_an_older_large_user_message_leaves_a_reference(mode: Mode) -> None:
     assert all(boundary.pins >= {1, 3, 5} for boundary in plan.boundaries)
 
 
+def test_previews_of_large_user_messages_are_bounded() -> None:
+    text = "s u " + "a U:900 " * (MOST_PREVIEWS + 20) + "a:2000 a u a u"
+    boundary = planned(text, policy(Mode.COMPRESS)).boundaries[-1]
+    assert 0 <= len(boundary.pins) - MOST_PREVIEWS <= 3
+
+
 def test_a_large_user_message_moves_at_the_first_event_after_it_left_the_last_two() -> None:
     text = "s u a U:5000 a:900 t:900 a u"
     assert sorted(planned(text).moves) == [5]
@@ -376,7 +383,8 @@ def test_summary_boundaries_fall_between_steps_and_pins_have_budgets(
         kept = {index for index in (*users[:1], *users[-2:]) if index < boundary.end}
         assert boundary.pins >= kept, "the first and the last two of that time"
         for role in (Role.USER, Role.SYSTEM):
-            counted = [items[index].preview for index in boundary.pins - kept if items[index].role is role]
+            small = [items[index] for index in boundary.pins - kept if items[index].preview == items[index].tokens]
+            counted = [one.tokens for one in small if one.role is role]
             assert sum(counted) <= offload.pin_user_tokens
     ends = [boundary.end for boundary in plan.boundaries]
     assert ends == sorted(ends)
