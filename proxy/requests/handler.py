@@ -231,7 +231,7 @@ class _Request:
             return None  # a follow-up round's refusal says nothing about the request that the client sent
         model, policy, said = planned.request.model, parsed.tenant.policy, refusal.said()
         if self._dialect.is_overflow(refusal.status, said):
-            counted, named = attempt.tokens + planned.room.aside, self._dialect.window(said)
+            counted, named = planned.needs(attempt.tokens), self._dialect.window(said)
             self._window = self._services.learned.overflowed(
                 self._tenant.namespace, policy, model, named, counted, measured=planned.measured
             )

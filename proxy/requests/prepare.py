@@ -65,6 +65,11 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         """The chain of digests: entry *i* identifies the meaning of the first *i* messages."""
         return self.past.links
 
+    def needs(self, tokens: int) -> int:
+        """Return the tokens of the window that this request takes with `tokens` of messages, the client's own limit for
+        the reply included."""
+        return tokens + self.room.aside - self.room.reply + self.request.reply_tokens
+
     def reply_links(self) -> dict[int, bytes]:
         """Return the replies that may have hidden rounds: index → digest of the history that ends with the reply."""
         first = 0 if self.policy.tools.inject is Inject.ALWAYS else self.plan.first

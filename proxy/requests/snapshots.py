@@ -76,7 +76,7 @@ class Snapshots:
         window, left = history.room.window, history.summary_limit
         limit, reply = group_limits(offload.compress, window, left)
         if window:
-            left = history.room.left(sum(sizes.values()))
+            left = history.room.left(sum(sizes.values())) + history.room.reply
         rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
         riding = partial(summary_on_prefix, history, boundary, shown, ready.found, min(left, history.summary_limit))
         model, asked, most = history.summary_model, history.request, min(reply, history.summary_limit)

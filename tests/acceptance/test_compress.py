@@ -499,7 +499,7 @@ def test_an_event_that_waits_again_leaves_its_calls_their_tools(up: StrictUpstre
     talk.messages.append({"role": "assistant", "tool_calls": [call | {"id": f"c{number}"} for number in range(10)]})
     talk.messages += [{"role": "tool", "tool_call_id": f"c{n}", "content": f"{n} {WORDS}"} for n in range(10)]
     talk.messages += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "Go on."}]
-    whole = Talk(proxy, talk.messages, tools=[TOOL], max_tokens=4500)
+    large = {"role": "system", "content": WORDS * 14}
 
     def answer(request: Recorded) -> Reply:
         nonlocal path
@@ -507,7 +507,9 @@ def test_an_event_that_waits_again_leaves_its_calls_their_tools(up: StrictUpstre
         return text("ok") if request.messages[-1]["role"] == "tool" else calls(("read_file", {"path": path}))
 
     model.answer = answer
-    whole.go()
+    talk.messages[0] = large
+    talk.go()
+    talk.messages[0] = SYSTEM
     talk.go()
     assert [len(turn.messages) for turn in turns(up)] == [15, 17, 19, 21]
     assert all("read_file" in turn.tool_names for turn in turns(up))

@@ -14,7 +14,7 @@ from proxy.core.summary import Section
 from proxy.core.turn import HiddenRound
 from proxy.dialects import shrinking
 from proxy.dialects.responses.items import call_of, output, reasoning, text_message, texts
-from proxy.dialects.responses.request import items_of, kind, members_of
+from proxy.dialects.responses.request import COMPACTIONS, items_of, kind, members_of
 from proxy.dialects.values import text_of
 
 Entry = bytes | Raw
