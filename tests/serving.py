@@ -145,8 +145,15 @@ def write_policies(folder: Path, policies: Policies) -> None:
     """Write the files of a policies directory. JSON is valid YAML."""
     folder.mkdir(exist_ok=True)
     for name, policy in policies.items():
+        policy = policy if isinstance(policy, str) else _quiet(policy)
         text = policy if isinstance(policy, str) else json.dumps(policy)
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+def _quiet(policy: Json) -> Json:
+    """Return the policy without questions to upstream on the proxy's own behalf, unless it says that it wants them."""
+    upstream = policy.get("upstream", {})
+    return {**policy, "upstream": {"ask_models": False, **upstream}} if isinstance(upstream, dict) else policy
 
 
 def _prepared(held: ExitStack, port: int, policies: Policies | None, store: Path | None) -> Proxy:

@@ -20,7 +20,8 @@ from proxy.policies import builtin, duration, load
 from proxy.policies.tenants import retention
 from proxy.settings import Settings
 from proxy.stores import Entry, Retention, Store, expires_by_itself, folder_of, open_store
-from proxy.stores.keys import checked, checked_prefix, namespace_of
+from proxy.stores.base import lifetime
+from proxy.stores.keys import checked, checked_prefix
 
 T = TypeVar("T")
 
@@ -161,7 +162,7 @@ def _policies(settings: Settings) -> Retention:
 
 
 def _outlived(entry: Entry, kept_for: Retention, now: float) -> bool:
-    limit = kept_for(namespace_of(entry.key))
+    limit = lifetime(entry.key, kept_for)
     return limit is not None and now - entry.modified > limit
 
 

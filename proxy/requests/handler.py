@@ -121,6 +121,7 @@ class _Request:
             return _parsed(body, tenant, error.reason)
         policy = tenant.policy.for_model(chat.model)
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
+        self._services.seen(tenant, client.headers)
         going_on = await self._records.continuation(chat.continues) if chat.continues else None
         continued = self._dialect.continued(chat, going_on) if going_on else None
         return ParsedRequest(body, tenant, _searching(policy), chat, _held_back(client, policy), continued)

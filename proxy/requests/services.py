@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from proxy.policies.tenants import Tenant
     from proxy.requests.background import Background
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.passthrough import Relay, Sink
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from proxy.stores.guarded import Guarded
     from proxy.threads import Threads
     from proxy.upstream.client import UpstreamClient
+    from proxy.upstream.headers import Headers
 
 
 @dataclass(frozen=True)
@@ -31,3 +34,5 @@ class Services:
     threads: Threads
     learned: UpstreamLimits
     sink: Sink
+    seen: Callable[[Tenant, Headers], None] = lambda tenant, headers: None
+    """Called with the tenant and the headers of every chat request; the tenant has the policy for its model."""

@@ -39,19 +39,24 @@ class Lesson(StrEnum):
     """A refusal named a window, or showed that it is smaller than the request."""
     SUPERSEDED = "superseded"
     """Upstream took a larger prompt than the window that we believed in."""
+    HEARD = "heard"
+    """Another process had learned it."""
+    LISTED = "listed"
+    """Upstream's list of models names it."""
 
 
-class Belief(msgspec.Struct, frozen=True):
-    """What one caller's upstream has shown of one model. `window` is 0 if it is not known."""
+class WindowBelief(msgspec.Struct, frozen=True):
+    """What one caller's upstream has shown of one model: a window, or that it took a prompt which is larger."""
 
     upstream: str
     model: str
     window: int
+    """0 if it is not known any more."""
     accepted: int
-    """The tokens of the largest prompt that upstream took, as upstream counted them; 0 if it gave no number."""
+    """The tokens of the prompt that superseded a window, as upstream counted them; otherwise 0."""
 
 
-Believed = Callable[[str, Belief, Lesson], None]
+Believed = Callable[[str, WindowBelief, Lesson], None]
 """Called with the namespace whenever a belief about a window changes."""
 
 
@@ -100,7 +105,7 @@ class UpstreamLimits:
         self._keep(namespace, upstream, model, known)
         if 0 < known.window < known.accepted:
             known.window = 0
-            self.believed(namespace, Belief(upstream, model, 0, known.accepted), Lesson.SUPERSEDED)
+            self.believed(namespace, WindowBelief(upstream, model, 0, known.accepted), Lesson.SUPERSEDED)
 
     def overflowed(
         self, namespace: str, policy: Policy, model: str, said: int | None, counted: int, *, measured: bool = True
@@ -131,19 +136,24 @@ class UpstreamLimits:
 
     # -- sharing with other processes --
 
-    def beliefs(self, namespace: str) -> Iterator[Belief]:
+    def beliefs(self, namespace: str) -> Iterator[WindowBelief]:
         """Yield what is believed of this caller's models."""
         for (upstream, model), known in (self._callers.get(namespace) or {}).items():
             if known.window:
-                yield Belief(upstream, model, known.window, known.accepted)
+                yield WindowBelief(upstream, model, known.window, 0)
 
-    def accept(self, namespace: str, belief: Belief) -> None:
-        """Take over what another process learned for this caller. The order in which beliefs arrive does not matter."""
+    def accept(self, namespace: str, belief: WindowBelief) -> bool:
+        """Take over what another process learned for this caller, and return whether that changes the window.
+
+        The order in which beliefs arrive does not matter.
+        """
         known = self._known(namespace, belief.upstream, belief.model)
+        before = known.window
         known.accepted = max(known.accepted, belief.accepted)
         windows = [tokens for tokens in (known.window, belief.window) if tokens >= max(LEAST, known.accepted)]
         known.window = min(windows, default=0)
         self._keep(namespace, belief.upstream, belief.model, known)
+        return known.window != before
 
     # -- upstreams that refuse what we add --
 
@@ -164,7 +174,7 @@ class UpstreamLimits:
         known = self._known(namespace, upstream, model)
         known.window = window
         self._keep(namespace, upstream, model, known)
-        self.believed(namespace, Belief(upstream, model, window, known.accepted), Lesson.REFUSED)
+        self.believed(namespace, WindowBelief(upstream, model, window, 0), Lesson.REFUSED)
 
     def _keep(self, namespace: str, upstream: str, model: str, known: _Known) -> None:
         models = self._callers.get(namespace)

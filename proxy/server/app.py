@@ -30,6 +30,7 @@ from proxy.policies.tenants import Callers, Tenant, allowed, retention
 from proxy.requests.background import Background
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
+from proxy.requests.learning import Learning
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.passthrough import GATHERED, Relay
 from proxy.requests.records import Records
@@ -37,7 +38,6 @@ from proxy.requests.services import Services
 from proxy.requests.snapshot_writer import Spent, SummaryJob
 from proxy.requests.snapshots import Snapshots
 from proxy.requests.summarizer import Summarizer, summary_outcome
-from proxy.requests.upstream_limits import UpstreamLimits
 from proxy.server import origin
 from proxy.server.health import DeepHealth
 from proxy.server.inbound import COME_BACK
@@ -118,6 +118,9 @@ class App:
         self._summarizer = Summarizer(
             self._recall_snapshot, self._keep_snapshot, self._reader.count, self._summarized, self._threads.reading
         )
+        self._learning = Learning(
+            self._store, self._upstream, self._background, self._threads.reading, self._metrics.learned
+        )
         services = Services(
             settings=settings,
             upstream=self._upstream,
@@ -127,8 +130,9 @@ class App:
             snapshots=Snapshots(self._summarizer, self._reader),
             background=self._background,
             threads=self._threads,
-            learned=UpstreamLimits(),
+            learned=self._learning.limits,
             sink=self._record,
+            seen=self._learning.seen,
         )
         self._chats: dict[str, Handler] = {dialect.name: Chat(services, dialect) for dialect in DIALECTS}
         self._operations = Operations(services, self._summarizer)
@@ -309,6 +313,7 @@ class App:
             await held.enter_async_context(self._upstream)
             held.push_async_callback(self._finish)
             await held.enter_async_context(running(self._book.watch()))
+            await held.enter_async_context(running(self._learning.shared.run()))
             if not expires_by_itself(self._store_url):
                 sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
                 await held.enter_async_context(running(sweeper.run()))

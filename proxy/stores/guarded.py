@@ -11,9 +11,8 @@ from enum import Enum
 from typing import Literal, TypeVar
 
 from proxy.errors import StoreFault
-from proxy.stores.base import Entry, Retention, Store
+from proxy.stores.base import Entry, Retention, Store, lifetime
 from proxy.stores.breaker import Breaker
-from proxy.stores.keys import namespace_of
 from proxy.stores.memory import Absent, Memory, Missing
 from proxy.telemetry.outcome import StoreError, StoreMiss, StoreOperation
 
@@ -151,7 +150,7 @@ class Visit:
 
     def note_put(self, key: str) -> None:
         """Remember, until a refresh is due, that this record or everything that the key represents was put."""
-        self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
+        self._memory.note_put(key, lifetime(key, self._guarded.retention))
 
     async def put(self, key: str, value: bytes, *, keep: bool = True, sure: bool = False) -> Put:
         """Write the record unless it exists.

@@ -31,8 +31,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from proxy.errors import StoreFault, UserMistake
-from proxy.stores.base import Damaged, Entry, Retention
-from proxy.stores.keys import checked, checked_prefix, is_key, namespace_of
+from proxy.stores.base import Damaged, Entry, Retention, lifetime
+from proxy.stores.keys import checked, checked_prefix, is_key
 
 PREFIX = "offload:"
 """Begins every key, unless the URL sets another prefix."""
@@ -78,12 +78,12 @@ class RedisStore:
     async def put(self, key: str, value: bytes) -> bool:
         """Store the value if the key is absent, and renew the record's time to live, in one round trip."""
         name = self._name(key)
-        lifetime = _milliseconds(self._retention(namespace_of(key)))
+        kept = _milliseconds(lifetime(key, self._retention))
         async with self._slots:
             with _faults():
                 pipe = self._client.pipeline(transaction=False)
-                pipe.set(name, value, nx=True, px=lifetime)
-                pipe.persist(name) if lifetime is None else pipe.pexpire(name, lifetime)
+                pipe.set(name, value, nx=True, px=kept)
+                pipe.persist(name) if kept is None else pipe.pexpire(name, kept)
                 # If redis-py raised the errors itself, their texts would contain the command with all its content.
                 created, _ = _answered(await pipe.execute(raise_on_error=False))
         return bool(created)
@@ -153,9 +153,9 @@ class RedisStore:
         record counts as put now, so that it is not deleted for its age.
         """
         key = self._key(name)
-        retention = self._retention(namespace_of(key))
-        known = left >= 0 and retention is not None
-        age = max(0.0, (retention or 0.0) - left / 1000) if known else 0.0
+        kept = lifetime(key, self._retention)
+        known = left >= 0 and kept is not None
+        age = max(0.0, (kept or 0.0) - left / 1000) if known else 0.0
         return Entry(key, size, self._clock() - age)
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from proxy.errors import StoreFault
-from proxy.stores.base import Entry, Retention, Store
-from proxy.stores.keys import namespace_of
+from proxy.stores.base import Entry, Retention, Store, lifetime
 
 EVERY_SECONDS = 3600.0
 
@@ -70,5 +69,5 @@ class Sweeper:
         return deleted
 
     def _expired(self, entry: Entry, now: float) -> bool:
-        seconds = self._retention(namespace_of(entry.key))
+        seconds = lifetime(entry.key, self._retention)
         return seconds is not None and now - entry.modified > seconds

@@ -48,7 +48,7 @@ NONE = "none"
 OTHER = "other"
 TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
-RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files"})
+RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "beliefs"})
 BREAKER_STATES = ("closed", "half-open", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 
@@ -106,6 +106,9 @@ class Metrics:
         self._retrieved = self._counter("retrieved_tokens", "Tokens of our tools' answers.", "tenant", "tool")
         self._store = self._counter("store_errors", "Store operations without an answer.", "operation", "fault")
         self._damaged = self._counter("store_damaged_records", "Damaged records found, taken as absent.", "kind")
+        self._lessons = self._counter(
+            "learned_windows", "Changes of what is known about a model's context window, by what taught it.", "lesson"
+        )
         self._reloads = self._counter("policy_reloads", "Reloads of the policies.", "result")
         self._sums = [self._counter(name, text, "tenant") for name, text in SUMS.values()]
         self._sums_of = cache(lambda tenant: [series(tenant) for series in self._sums])
@@ -144,6 +147,10 @@ class Metrics:
     def damaged(self, kind: str) -> None:
         """Count a damaged record. Thread-safe."""
         self._damaged(_one_of(RECORD_KINDS, kind)).inc()
+
+    def learned(self, lesson: str) -> None:
+        """Count a change of what is known about a window. Few: `lesson` is one of an enum's values."""
+        self._lessons(lesson).inc()
 
     def reloaded(self, taken: bool) -> None:
         """Count a reload of the policies. Thread-safe."""

@@ -1,6 +1,6 @@
-"""Asks an upstream for its list of models, using httpx.
+"""Reads an upstream's list of models, and asks for it using httpx.
 
-Only deep health and `check --live` use it; it is never part of a client's request.
+Only deep health and `check --live` ask in this way; it is never part of a client's request.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ModelsClient:
                 self._client(origin, seconds) as client,
                 client.stream("GET", url, headers=list(headers)) as reply,
             ):
-                return ModelList(reply.status_code, _windows(await _body(reply)) if read else {})
+                return ModelList(reply.status_code, windows(await _body(reply)) if read else {})
         except (TimeoutError, httpx.TimeoutException) as error:
             raise UpstreamSilent(f"no answer within {seconds:g} s") from error
         except (httpx.ConnectError, httpx.ProxyError) as error:
@@ -103,7 +103,7 @@ async def _body(reply: httpx.Response) -> bytes:
     return bytes(whole)
 
 
-def _windows(body: bytes) -> Mapping[str, int | None]:
+def windows(body: bytes) -> Mapping[str, int | None]:
     """Return the models and their windows, or nothing if this is not a list of models."""
     try:
         page = msgspec.json.decode(body)

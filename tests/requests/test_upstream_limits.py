@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.core.policy import Policy, Upstream
 from proxy.dialects.chat import CHAT
 from proxy.requests import upstream_limits
-from proxy.requests.upstream_limits import LEAST, Belief, Lesson, UpstreamLimits
+from proxy.requests.upstream_limits import LEAST, Lesson, UpstreamLimits, WindowBelief
 
 ME, OTHER = "acme-1", "acme-2"
 URL = "http://up/v1"
@@ -21,8 +21,8 @@ def policy(window: int | None = None, url: str = URL) -> Policy:
     return Policy(upstream=Upstream(base_url=url, context_window=window))
 
 
-def limits(**members: Any) -> tuple[UpstreamLimits, list[tuple[str, Belief, Lesson]]]:
-    told: list[tuple[str, Belief, Lesson]] = []
+def limits(**members: Any) -> tuple[UpstreamLimits, list[tuple[str, WindowBelief, Lesson]]]:
+    told: list[tuple[str, WindowBelief, Lesson]] = []
     return UpstreamLimits(lambda *told_of: told.append(told_of), **members), told
 
 
@@ -56,7 +56,7 @@ def test_window_of_a_refused_request(
     said = CHAT.window(body)
     assert one.overflowed(ME, policy(known), "m", said, counted) == again
     assert one.window(ME, policy(known), "m") == window
-    assert told == ([(ME, Belief(URL, "m", again, 0), Lesson.REFUSED)] if again == window != known else [])
+    assert told == ([(ME, WindowBelief(URL, "m", again, 0), Lesson.REFUSED)] if again == window != known else [])
 
 
 def test_a_guess_is_remembered_only_where_everything_was_counted() -> None:
@@ -92,7 +92,7 @@ def test_a_larger_accepted_prompt_supersedes_a_window() -> None:
     assert one.window(ME, policy(), "m") == 4096
     one.accepted(ME, policy(), "m", 4097, 4000)
     assert one.window(ME, policy(), "m") is None
-    assert told[1:] == [(ME, Belief(URL, "m", 0, 4097), Lesson.SUPERSEDED)]
+    assert told[1:] == [(ME, WindowBelief(URL, "m", 0, 4097), Lesson.SUPERSEDED)]
 
 
 def test_the_policys_window_is_not_superseded() -> None:
@@ -140,7 +140,7 @@ def test_who_refuses_our_additions() -> None:
 # -- other processes --------------------------------------------------------------------------------------------------
 
 BELIEFS = st.builds(
-    Belief,
+    WindowBelief,
     st.just(URL),
     st.just("m"),
     st.sampled_from((0, 300, 2000, 4096, 8000)),
@@ -149,7 +149,7 @@ BELIEFS = st.builds(
 
 
 @given(st.lists(BELIEFS, max_size=5), st.randoms(use_true_random=False))
-def test_processes_that_hear_the_same_believe_the_same(heard: list[Belief], random: Any) -> None:
+def test_processes_that_hear_the_same_believe_the_same(heard: list[WindowBelief], random: Any) -> None:
     """Whatever the order, and however often."""
     shuffled = [*heard, *heard[:2]]
     random.shuffle(shuffled)
@@ -175,4 +175,4 @@ def test_what_is_learned_in_one_process_is_believed_in_another() -> None:
     here.overflowed(ME, policy(), "n", 4096, 9000)
     there.accept(ME, told[1][1])
     assert there.window(ME, policy(), "n") == 4096 and there.window(OTHER, policy(), "n") is None
-    assert list(there.beliefs(ME)) == [Belief(URL, "n", 4096, 0)] and not list(there.beliefs(OTHER))
+    assert list(there.beliefs(ME)) == [WindowBelief(URL, "n", 4096, 0)] and not list(there.beliefs(OTHER))

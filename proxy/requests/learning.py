@@ -1,0 +1,74 @@
+"""Connects what a process learns of its upstreams: by their refusals, from their lists of models, from other processes.
+
+refusals, accepted prompts ──> UpstreamLimits <──> SharedBeliefs <──> store <──> other processes
+lists of models ──> ListedWindows ──┘
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from proxy.requests.listed_windows import ListedWindows
+from proxy.requests.shared_beliefs import Shared, SharedBeliefs
+from proxy.requests.upstream_limits import Lesson, UpstreamLimits, WindowBelief
+from proxy.telemetry import logs
+
+if TYPE_CHECKING:
+    from proxy.policies.tenants import Tenant
+    from proxy.requests.background import Background
+    from proxy.requests.listed_windows import Sender
+    from proxy.stores.guarded import Guarded
+    from proxy.threads import WorkPool
+    from proxy.upstream.headers import Headers
+
+log = logging.getLogger(__name__)
+
+WINDOW = "window"
+
+
+class Learning:
+    """What one process knows of its upstreams. `count` is called with what taught it, for each change."""
+
+    def __init__(
+        self,
+        store: Guarded,
+        upstream: Sender,
+        background: Background,
+        reading: WorkPool,
+        count: Callable[[str], None] = lambda lesson: None,
+    ) -> None:
+        self._count = count
+        self._listed = ListedWindows(upstream, background, reading, lambda: count(Lesson.LISTED))
+        self.limits = UpstreamLimits(self._believed, self._listed.window)
+        self.shared = SharedBeliefs(store)
+        self.shared.join(WINDOW, Shared(WindowBelief, self._heard, self.limits.beliefs))
+
+    def seen(self, tenant: Tenant, headers: Headers) -> None:
+        """Fetch in the background what can be known about the upstream of this request."""
+        self._listed.ask(tenant, headers)
+        self.shared.touch(tenant.namespace)
+
+    def _believed(self, namespace: str, belief: WindowBelief, lesson: Lesson) -> None:
+        self._tell(namespace, belief, lesson)
+        self.shared.publish(namespace, WINDOW, msgspec.json.encode(belief))
+
+    def _heard(self, namespace: str, belief: WindowBelief) -> None:
+        if self.limits.accept(namespace, belief):
+            self._tell(namespace, belief, Lesson.HEARD)
+
+    def _tell(self, namespace: str, belief: WindowBelief, lesson: Lesson) -> None:
+        self._count(lesson)
+        logs.event(
+            log,
+            "context window",
+            lesson=lesson.value,
+            namespace=namespace,
+            upstream=belief.upstream,
+            model=belief.model[: logs.LONGEST],
+            window=belief.window,
+            accepted=belief.accepted,
+        )
