@@ -24,3 +24,5 @@ class Reason(StrEnum):
     """Our tools do not go with one of the request's fields, which the log names as `obstacle`."""
     TOOLS_REFUSED = "tools_refused"
     """Upstream refuses our tools for this model."""
+    REFUSED = "refused"
+    """Upstream refused the request as we changed it, for another reason."""

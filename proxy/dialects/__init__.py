@@ -16,6 +16,7 @@ from msgspec import Raw
 
 from proxy.core.history import Count, Message, Reading, ToolCall
 from proxy.core.policy import SnapshotRole
+from proxy.core.refusals import Complaint
 from proxy.core.request import Request
 from proxy.core.sse import ServerSentEvent
 from proxy.core.summary import Section, SummaryAnswer
@@ -74,6 +75,14 @@ class Turn(Protocol):
     @property
     def spent(self) -> Usage: ...
 
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the request asks for usage that the client did not ask for."""
+
+    @property
+    def refusal(self) -> bytes | None:
+        """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
+
     def request(self) -> bytes:
         """The body of the next round's request."""
 
@@ -91,6 +100,12 @@ class Turn(Protocol):
 
     def reword(self, text: str) -> None:
         """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
+
+    def start_over(self) -> bool:
+        """Prepare to send the client's own request instead of the next round.
+
+        Returns False, doing nothing, if the client has seen anything of the reply. A role alone is nothing.
+        """
 
     def close(self) -> bytes:
         """Return the last bytes of the client's reply, or the whole reply if it is not a stream."""
@@ -117,11 +132,14 @@ class Dialect(Protocol):
     def parse(self, body: bytes) -> Request:
         """Parse a decompressed body. Raises Unplannable for a body that is not a request of this API."""
 
-    def turn(self, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], max_rounds: int) -> Turn:
+    def turn(
+        self, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], max_rounds: int, usage: bool = True
+    ) -> Turn:
         """Return a turn that sends `entries` instead of the request's own and adds our `tools`.
 
         `tools` are JSON objects with `name`, `description` and `parameters`. Everything else is sent as the client
-        wrote it. After `max_rounds` hidden rounds, calls of our tools are no longer answered.
+        wrote it, except that the turn asks for the `usage` of a stream if the client does not, for the metrics. After
+        `max_rounds` hidden rounds, calls of our tools are no longer answered.
         """
 
     def continued(self, request: Request, continuation: Continuation) -> bytes:
@@ -199,8 +217,17 @@ class Dialect(Protocol):
     def window(self, body: bytes) -> int | None:
         """Return the context window, in tokens, that such a refusal names, or None if it names none."""
 
-    def refuses_additions(self, status: int, body: bytes) -> bool:
-        """Whether this refusal complains about something that we added to the request."""
+    def complaint(self, status: int, body: bytes) -> Complaint:
+        """Return what this refusal of a request that we changed is about.
+
+        Status 200 means that `body` is an error in the place of a reply, as in `Turn.refusal`.
+        """
+
+    def is_error(self, body: bytes) -> bool:
+        """Whether this is an error in the place of a reply."""
+
+    def shape(self, request: Request) -> str:
+        """Return what else in the request decides whether upstream takes our additions, such as JSON mode."""
 
     def error_body(self, fault: ProxyError) -> bytes:
         """Return the body of an error reply from the proxy itself."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -46,14 +47,17 @@ class ErrorText(msgspec.Struct, frozen=True):
     """Numbers beside a message, by name, as llama.cpp gives them."""
 
 
+def parts(body: bytes) -> Iterator[str | Mapping[str, Any]]:
+    """Yield the objects and the texts of an error reply, the outermost first. The texts may quote the request."""
+    return islice(_parts(_decoded(body), 0), PARTS)
+
+
 def read(body: bytes) -> ErrorText:
     """Read an error reply. A body that is neither JSON nor text says nothing."""
     said: list[str] = []
     codes: set[str] = set()
     numbers: dict[str, int] = {}
-    for number, part in enumerate(_parts(_decoded(body), 0)):
-        if number == PARTS:
-            break
+    for part in parts(body):
         if isinstance(part, str):
             said.append(_without_quotations(part))
             continue

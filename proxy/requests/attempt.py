@@ -7,12 +7,14 @@ An attempt is one of the last two: the request as it came, with or without a pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from proxy.core.policy import SnapshotRole
 from proxy.core.reasons import Reason
+from proxy.core.refusals import Addition
 from proxy.core.request import Request
 from proxy.core.turn import Usage
 from proxy.dialects import Turn
@@ -51,8 +53,11 @@ class AsItCame(msgspec.Struct, frozen=True):
     reason: Reason = Reason.NONE
     obstacle: str = ""
     """The field that prevents a plan, if the reason is `Reason.FIELD`."""
+    refused: PlannedRequest | None = None
+    """The plan that upstream refuses, if that is the reason."""
 
     kind: ClassVar[Kind] = Kind.UNTOUCHED
+    additions: ClassVar[frozenset[Addition]] = frozenset()
     compacted: ClassVar[int] = 0
     compressed: ClassVar[int] = 0
     reinserted: ClassVar[int] = 0
@@ -93,6 +98,18 @@ class Rewritten(msgspec.Struct, frozen=True):
     def tokens(self) -> int:
         """Tokens of the messages as they are sent in the first round."""
         return self.rendered.tokens
+
+    @property
+    def additions(self) -> frozenset[Addition]:
+        """What the request has that the client did not send. `ANY` stands for all the rest."""
+        rendered, role = self.rendered, self.planned.policy.offload.compress.snapshot_role
+        carried = {
+            Addition.ANY: True,
+            Addition.TOOLS: rendered.injecting,
+            Addition.USAGE: self.turn.asks_usage,
+            Addition.PLACE: rendered.shown is not None and role is SnapshotRole.SYSTEM,
+        }
+        return frozenset(addition for addition, present in carried.items() if present)
 
     @property
     def compacted(self) -> int:
@@ -142,8 +159,10 @@ def offload_headers(planned: PlannedRequest, after: int, compacted: int, compres
     ]
 
 
-def outcome(attempt: Attempt, client: Exchange, store_errors: Mapping[StoreError, int]) -> Outcome:
-    """Return the outcome of a request whose last attempt this was."""
+def outcome(
+    attempt: Attempt, client: Exchange, store_errors: Mapping[StoreError, int], refused: Iterable[Addition] = ()
+) -> Outcome:
+    """Return the outcome of a request whose last attempt this was. `refused` is what upstream did not take."""
     tenant, chat, planned = attempt.parsed.tenant, attempt.parsed.chat, attempt.planned
     events = planned.plan.events if planned else ()
     messages = len(planned.past.items) if planned else 0
@@ -175,4 +194,5 @@ def outcome(attempt: Attempt, client: Exchange, store_errors: Mapping[StoreError
         completion_tokens=attempt.spent.completion,
         cached_tokens=attempt.spent.cached,
         store_errors=store_errors,
+        refused=tuple(sorted(refused)),
     )

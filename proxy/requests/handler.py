@@ -4,13 +4,13 @@ body ──parse, plan──> nothing to do: it goes upstream as it came, and so
                 └───> render, converse ──> upstream's reply, without our tools; the rounds that it hides are recorded
 
 `prepare` plans and renders, `tool_loop` converses with upstream, and `core` makes every decision. The stages are the
-values of `attempt`. If upstream refuses a request for its length or for our tools, we make another attempt.
+values of `attempt`. If upstream refuses a request for its length or for what we added, we make another attempt, which
+`refusals` chooses.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -20,35 +20,32 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from proxy.core.history import Unplannable
-from proxy.core.policy import Mode, Policy
+from proxy.core.policy import Mode, Policy, SnapshotRole
 from proxy.core.reasons import Reason
+from proxy.core.refusals import Addition, Verdict
 from proxy.core.request import LARGE_BYTES
 from proxy.dialects import Dialect
 from proxy.errors import ClientFault
 from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
 from proxy.requests.attempt import AsItCame, Attempt, ParsedRequest, Rewritten, outcome, rendered_headers
-from proxy.requests.passthrough import ReplyEnd, served
-from proxy.requests.prepare import RenderedRequest
+from proxy.requests.passthrough import ReplyEnds, served
+from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
+from proxy.requests.refusals import Subject, Tries
 from proxy.requests.tool_loop import Refusal
-from proxy.requests.turn_io import REWRITTEN, RequestTurnIO, rewritten
-from proxy.telemetry import logs
+from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, rewritten
 from proxy.upstream.content_encoding import decoded
-from proxy.upstream.headers import Header, reply_headers
+from proxy.upstream.headers import Header, Headers, reply_headers
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
     from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
     from proxy.telemetry.outcome import Outcome
+    from proxy.upstream.client import UpstreamReply
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
-
-ATTEMPTS = 3
-"""Most attempts: a request is planned again at most twice, if its context is too long or upstream refuses our tools."""
 
 
 class Chat:
@@ -76,33 +73,37 @@ class _Request:
         self._newest: Attempt = AsItCame(_parsed(b"", tenant))
         self._window: int | None = None
         """The window for which this request alone is planned, after upstream refused it as too long."""
+        self._refused: frozenset[Addition] = frozenset()
 
     async def answer(self) -> None:
         """Read and parse the request; then plan, render and send it until upstream takes it or we give up."""
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
             parsed = await self._parse(body)
-            too_long: Refusal | None = None
-            for more in reversed(range(ATTEMPTS)):
-                planned = self._newest = await self._plan(parsed)
-                attempt = self._newest = await self._render(planned)
-                refusal = await self._send(attempt)
+            planned = self._newest = await self._plan(parsed)
+            tries, own = Tries(self._believed(planned)), None
+            while True:
+                attempt = self._newest = await self._render(planned, tries)
+                refusal = await self._send(attempt, tries.blamed)
                 if refusal is None:
-                    self._confirm(parsed)
                     return
-                overflowed = self._dialect.is_overflow(refusal.status, refusal.said())
-                too_long = too_long or (refusal if overflowed else None)
-                again = self._learn(attempt, refusal) if more else None
+                complaint = self._dialect.complaint(refusal.status, refusal.said())
+                own = own or (None if attempt.additions else refusal)
+                again = None if attempt.rounds else tries.after(complaint, attempt.additions)
                 if again is None:
-                    # The numbers in a later overflow are about a request that the client never saw.
-                    first = too_long if overflowed else None
-                    await self._pass_on(first or refusal, attempt.headers())
+                    about_ours = own is not None and complaint is not Verdict.FINAL
+                    await self._pass_on(own if own and about_ours else refusal, attempt.headers())
                     return
-                parsed = again
+                tries = again
+                if complaint is Verdict.OVERFLOW:
+                    self._learn_window(attempt, refusal)
+                    planned = await self._plan(parsed)
+                    if not attempt.additions:  # only now is there anything that upstream may refuse
+                        tries = replace(tries, without=self._believed(planned))
 
     def outcome(self) -> Outcome:
         """Return the outcome of the request so far."""
-        return outcome(self._newest, self._client, self._records.errors)
+        return outcome(self._newest, self._client, self._records.errors, self._refused)
 
     # -- from the body to an attempt --
 
@@ -131,8 +132,6 @@ class _Request:
         chat, policy, limits = parsed.chat, parsed.tenant.policy, self._services.learned
         if chat is None or parsed.reason:
             return AsItCame(parsed, reason=parsed.reason)
-        if limits.refuses(policy, chat.model):
-            return AsItCame(parsed, reason=Reason.TOOLS_REFUSED)
         try:
             known = limits.window(self._tenant.namespace, policy, chat.model)
             window = min((tokens for tokens in (known, self._window) if tokens is not None), default=None)
@@ -145,7 +144,7 @@ class _Request:
             return AsItCame(parsed, reason=Reason.FIELD, obstacle=chat.obstacle)
         return AsItCame(parsed, planned)
 
-    async def _render(self, attempt: AsItCame) -> Attempt:
+    async def _render(self, attempt: AsItCame, tries: Tries) -> Attempt:
         """Return the request rewritten to its plan, or as it came if there is no plan or it changes nothing."""
         planned = attempt.planned
         if planned is None:
@@ -153,6 +152,10 @@ class _Request:
         self._services.snapshots.seen(planned, self._records)
         if not planned.concerns_us:
             return attempt
+        if tries.reason:
+            return AsItCame(attempt.parsed, reason=tries.reason, refused=planned)
+        if Addition.PLACE in tries.without:
+            planned = planned.with_role(SnapshotRole.USER)
         reader, snapshots, large = self._services.reader, self._services.snapshots, planned.request.large
         shown, rounds = await asyncio.gather(
             snapshots.existing(planned, self._records),
@@ -165,38 +168,43 @@ class _Request:
             rendered = await self._run(partial(prepare.fitting, rendered, reader), large)
         if not rendered.changed:
             return attempt
-        turn = await self._run(rendered.turn, large)
+        turn = await self._run(partial(rendered.turn, Addition.USAGE not in tries.without), large)
         return Rewritten(attempt.parsed, rendered, turn, self._turn_io(attempt.parsed, rendered))
 
     # -- sending it --
 
-    async def _send(self, attempt: Attempt) -> Refusal | None:
+    async def _send(self, attempt: Attempt, blamed: frozenset[Addition]) -> Refusal | None:
         """Have upstream answer the client. Returns a refusal if another attempt may succeed; the client has then seen
         nothing."""
         if isinstance(attempt, AsItCame):
-            return await self._send_untouched(attempt)
+            return await self._send_untouched(attempt, blamed)
         self._keep_originals(attempt.rendered)
         try:
             await tool_loop.converse(attempt.turn, self._client, attempt.io, large=attempt.planned.request.large)
         except Refusal as refusal:
             return refusal
         self._accepted(attempt, attempt.spent.largest)
+        self._learn(attempt.planned, attempt.additions, blamed)
         return None
 
-    async def _send_untouched(self, attempt: AsItCame) -> Refusal | None:
+    async def _send_untouched(self, attempt: AsItCame, blamed: frozenset[Addition]) -> Refusal | None:
         """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
         parsed = attempt.parsed
         request = self._services.relay.request(self._client, parsed.tenant, parsed.body)
         if parsed.continued is not None:
             request = rewritten(request, parsed.continued, REWRITTEN)
+        if self._client.sent:
+            request = replace(request, headers=Headers(request.headers.without((IDEMPOTENCY_KEY,))))
         self._client.sent = self._client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             if attempt.planned is not None and self._dialect.may_be_overflow(reply.status):
                 return await tool_loop.refusal(reply)
-            end = ReplyEnd()
-            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, end.take)
+            ends = ReplyEnds()
+            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, ends.take)
             if reply.status == 200:
-                self._accepted(attempt, self._dialect.prompt_tokens(end.last))
+                self._accepted(attempt, self._dialect.prompt_tokens(ends.last))
+                if attempt.refused is not None and blamed and not self._is_error(reply, ends.first):
+                    self._learn(attempt.refused, frozenset(), blamed)
             return None
 
     async def _pass_on(self, refusal: Refusal, ours: Sequence[Header]) -> None:
@@ -225,21 +233,15 @@ class _Request:
 
     # -- learning from refusals --
 
-    def _learn(self, attempt: Attempt, refusal: Refusal) -> ParsedRequest | None:
-        """Return what to attempt next, after upstream refused this, or None if nothing else can be sent."""
-        planned, parsed = attempt.planned, attempt.parsed
-        if planned is None or attempt.rounds:
-            return None  # a follow-up round's refusal says nothing about the request that the client sent
-        model, policy, said = planned.request.model, parsed.tenant.policy, refusal.said()
-        if self._dialect.is_overflow(refusal.status, said):
-            counted, named = planned.needs(attempt.tokens), self._dialect.window(said)
+    def _learn_window(self, attempt: Attempt, refusal: Refusal) -> None:
+        """Learn from a request that upstream refused as too long."""
+        planned = attempt.planned
+        if planned is not None:
+            counted, named = planned.needs(attempt.tokens), self._dialect.window(refusal.said())
+            policy, model = attempt.parsed.tenant.policy, planned.request.model
             self._window = self._services.learned.overflowed(
                 self._tenant.namespace, policy, model, named, counted, measured=planned.measured
             )
-            return parsed
-        if isinstance(attempt, Rewritten) and self._dialect.refuses_additions(refusal.status, said):
-            return replace(parsed, reason=Reason.TOOLS_REFUSED)
-        return None
 
     def _accepted(self, attempt: Attempt, tokens: int) -> None:
         """Learn that upstream took a prompt of so many tokens; 0 if its reply did not say how many."""
@@ -247,11 +249,35 @@ class _Request:
         if tokens and chat is not None:
             self._services.learned.accepted(self._tenant.namespace, policy, chat.model, tokens, attempt.tokens)
 
-    def _confirm(self, parsed: ParsedRequest) -> None:
-        """Remember that upstream refuses our tools. If the request fails without them too, the client is at fault."""
-        if parsed.reason is Reason.TOOLS_REFUSED and parsed.chat is not None and self._client.status < 400:
-            self._services.learned.refused(parsed.tenant.policy, parsed.chat.model)
-            logs.event(log, "upstream refuses our tools: sent as it came", logging.WARNING, tenant=self._tenant.name)
+    def _believed(self, attempt: AsItCame) -> frozenset[Addition]:
+        """Return the additions that upstream refuses, as far as is known."""
+        planned, memory = attempt.planned, self._services.refusals
+        if planned is None or not planned.concerns_us or not memory.knows(self._tenant.namespace):
+            return frozenset()
+        possible = [Addition.TOOLS, Addition.ANY]
+        possible += [Addition.USAGE] if planned.request.stream else []
+        possible += [Addition.PLACE] if planned.plan.boundaries else []
+        return frozenset(addition for addition in possible if memory.holds(self._subject(planned, addition)))
+
+    def _learn(self, planned: PlannedRequest, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
+        """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""
+        memory, self._refused = self._services.refusals, blamed
+        for addition in sorted(blamed):
+            memory.refused(self._subject(planned, addition))
+        if memory.knows(self._tenant.namespace):
+            for addition in carried:
+                memory.accepted(self._subject(planned, addition))
+
+    def _subject(self, planned: PlannedRequest, addition: Addition) -> Subject:
+        """Return what a refusal of this addition is about. If it names none, it is about this conversation alone."""
+        shape = self._dialect.shape(planned.request)
+        shape = f"{shape} {planned.beginning}" if addition is Addition.ANY else shape
+        upstream = planned.policy.upstream.base_url
+        return Subject(self._tenant.namespace, upstream, planned.request.model, addition, shape)
+
+    def _is_error(self, reply: UpstreamReply, beginning: bytes) -> bool:
+        """Whether a reply that begins like this is an error in spite of its status."""
+        return self._dialect.is_error(tool_loop.first_data(reply, beginning))
 
     async def _run(self, work: Callable[[], T], large: bool) -> T:
         """Return the result of `work`, run off the event loop if `large`."""

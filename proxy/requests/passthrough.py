@@ -24,7 +24,7 @@ GATHERED = 1 << 20
 Larger bodies, which are uploads, are relayed as they arrive."""
 
 ENDING = 4 << 10
-"""Bytes at the end of a reply that are looked at. Its usage takes less than one KiB, and little follows it."""
+"""Bytes at either end of a reply that are looked at. Its usage takes less than one KiB, and little follows it."""
 
 Sink = Callable[[Outcome], None]
 """Gets the outcome of every request."""
@@ -111,14 +111,17 @@ async def pass_on(
     await client.finish()
 
 
-class ReplyEnd:
-    """Keeps the end of a reply that is relayed, because upstream says there what the request cost."""
+class ReplyEnds:
+    """Keeps the beginning of a reply that is relayed, which may be an error in spite of its status, and the end, where
+    upstream says what the request cost."""
 
     def __init__(self) -> None:
-        self.last = b""
+        self.first = self.last = b""
 
     def take(self, chunk: bytes) -> None:
         """Take the reply's next chunk."""
+        if len(self.first) < ENDING:
+            self.first += chunk[: ENDING - len(self.first)]
         self.last = (self.last + chunk[-ENDING:])[-ENDING:]
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.core import rawjson, summary
 from proxy.core.history import History, Reading, Terms, Transcript, moved_pieces
 from proxy.core.plan import Plan, Role, Room, SummaryBoundary, live
-from proxy.core.policy import Inject, Mode, Policy
+from proxy.core.policy import Inject, Mode, Policy, SnapshotRole
 from proxy.core.request import Request
 from proxy.core.retrieval import tools
 from proxy.core.turn import HiddenRound
@@ -93,6 +94,19 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         """The most tokens that the reply to a summary call may have."""
         return self.policy.offload.compress.snapshot_tokens + summary.SCRATCHPAD_TOKENS
 
+    def with_role(self, role: SnapshotRole) -> PlannedRequest:
+        """Return the request with its snapshot as a message of this role."""
+        compress = replace(self.policy.offload.compress, snapshot_role=role)
+        offload = replace(self.policy.offload, compress=compress)
+        return replace(self, policy=replace(self.policy, offload=offload))
+
+    @property
+    def beginning(self) -> str:
+        """Identifies the history up to the first request that we changed."""
+        roles = [message.role for message in self.transcript.messages]
+        asked = roles.index(Role.USER) + 1 if Role.USER in roles else 0
+        return self.chain[asked if self.plan.empty else self.plan.first].hex()
+
 
 async def plan(
     dialect: Dialect, asked: Request, policy: Policy, window: int | None, reader: MessageCache, caller: str = ""
@@ -147,12 +161,12 @@ class RenderedRequest(msgspec.Struct, frozen=True):
         moves = self.plan.moves
         return f"{self.history.chain[max(moves, default=-1) + 1].hex()}-{len(self.plan.events)}-{hash(tuple(moves)):x}"
 
-    def turn(self) -> Turn:
-        """Return the turn that sends this request."""
+    def turn(self, usage: bool = True) -> Turn:
+        """Return the turn that sends this request, and asks for its `usage`."""
         history = self.history
         definitions = _definitions(history) if self.injecting else []
         max_rounds = history.policy.tools.max_rounds
-        return history.dialect.turn(history.request, self.entries, definitions, max_rounds)
+        return history.dialect.turn(history.request, self.entries, definitions, max_rounds, usage)
 
     def files(self) -> Files:
         """Return the files that our tools can read. A waiting event's files are included: it may have been shown."""

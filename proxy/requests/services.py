@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from proxy.requests.refusals import RefusalMemory
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """Every handler gets this. `learned` has the limits that upstreams reported, and `sink` gets every outcome."""
+    """Every handler gets this. `learned` has the limits that upstreams reported, `refusals` has what they
+    refused, and `sink` gets every outcome."""
 
     settings: Settings
     upstream: UpstreamClient
@@ -36,3 +39,4 @@ class Services:
     sink: Sink
     seen: Callable[[Tenant, Headers], None] = lambda tenant, headers: None
     """Called with the tenant and the headers of every chat request; the tenant has the policy for its model."""
+    refusals: RefusalMemory = field(default_factory=RefusalMemory)

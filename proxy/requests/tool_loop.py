@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -19,12 +19,11 @@ from proxy.dialects import Turn
 from proxy.errors import BadEncoding, OffloadError, ProxyError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.requests import passthrough
 from proxy.requests.exchange import Exchange
+from proxy.requests.line import HEARTBEAT, Line
 from proxy.upstream import content_encoding
 from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
-HEARTBEAT = 15.0
-"""Seconds of silence after which the client gets a comment: many clients give up after 30 to 60 silent seconds."""
 RETRIES = 2
 LONGEST_RETRY = 30.0
 """Most seconds of a `Retry-After` that we wait, because the client's reply stays open meanwhile."""
@@ -42,16 +41,22 @@ TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
 
 
 class Refusal(OffloadError):
-    """Upstream did not answer 200. `body` is as it came. `converse` raises this only if the client was sent nothing."""
+    """Upstream did not answer 200, or it sent an `error` in the place of a reply. `body` is as it came.
 
-    def __init__(self, status: int, headers: Headers, body: bytes) -> None:
+    `converse` raises this only if the client was sent nothing.
+    """
+
+    def __init__(self, status: int, headers: Headers, body: bytes, error: bytes | None = None) -> None:
         super().__init__(f"upstream answered {status}")
         self.status = status
         self.headers = headers
         self.body = body
+        self._error = error
 
     def said(self) -> bytes:
-        """Return the beginning of the body decompressed, or the body as it came if that fails."""
+        """Return the error, or the beginning of the body decompressed, or the body as it came if that fails."""
+        if self._error is not None:
+            return self._error
         encoding = b",".join(self.headers.get_all(b"content-encoding"))
         try:
             return content_encoding.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
@@ -61,6 +66,10 @@ class Refusal(OffloadError):
 
 class TurnIO(Protocol):
     """Connects a turn to upstream, our tools, the store and threads."""
+
+    @property
+    def own_fits(self) -> bool:
+        """Whether the client's own request may be sent, because it fits the window as far as that is known."""
 
     async def send(self, body: bytes) -> UpstreamReply:
         """Send one round's request and return the reply. Raises UpstreamFault if there is none."""
@@ -86,8 +95,11 @@ async def converse(
     After a fault within a reply, the client's stream ends with an error event, as in OpenAI's API, and the fault is
     raised for the record. A stream is never silent for longer than `heartbeat` seconds. `large` says whether requests
     take so long to build that it must not happen on the event loop.
+
+    A refusal of the first round is raised. If a later round is refused before the client has seen anything of the
+    reply, the client's own request is sent instead.
     """
-    line = _Line(client, heartbeat)
+    line = Line(client, heartbeat)
     try:
         async with line.kept_alive():
             await _Conversation(turn, line, io, large).run()
@@ -120,80 +132,43 @@ async def pass_on(
         raise
 
 
-class _Line:
-    """The client's reply. Every long silence of a stream gets a comment, so that nobody takes the stream for dead."""
-
-    def __init__(self, client: Exchange, heartbeat: float) -> None:
-        self._client = client
-        self._heartbeat = heartbeat
-        self._writing = asyncio.Lock()
-        self._clock = asyncio.get_running_loop().time
-        self._heard = self._clock()
-
-    @property
-    def open(self) -> bool:
-        """Whether the reply has begun."""
-        return bool(self._client.status)
-
-    async def start(self, status: int, headers: Headers) -> None:
-        async with self._writing:
-            await self._client.start(status, headers)
-            self._heard = self._clock()
-
-    async def write(self, data: bytes) -> None:
-        """Send `data`. It must end with a whole event, because a comment may follow."""
-        if data:
-            async with self._writing:
-                await self._client.write(data)
-                self._heard = self._clock()
-
-    async def finish(self, data: bytes) -> None:
-        async with self._writing:
-            await self._client.finish(data)
-
-    @asynccontextmanager
-    async def kept_alive(self) -> AsyncIterator[None]:
-        beating = asyncio.create_task(self._beat())
-        try:
-            yield
-        finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
-
-    async def _beat(self) -> None:
-        while True:
-            silent = self._clock() - self._heard
-            if silent < self._heartbeat:
-                await asyncio.sleep(self._heartbeat - silent)
-            elif self._writing.locked() or not self.open:
-                await asyncio.sleep(self._heartbeat)
-            else:
-                await self.write(sse.comment(b"working"))
-
-
 class _Conversation:
-    def __init__(self, turn: Turn, line: _Line, io: TurnIO, large: bool) -> None:
+    def __init__(self, turn: Turn, line: Line, io: TurnIO, large: bool) -> None:
         self._turn = turn
         self._line = line
         self._io = io
         self._large = large
         self._headers = Headers()
-        self._status = 200
+        self._begun = False  # whether any event with data has come
         self._whole = 0  # bytes of a reply that is not a stream
 
     async def run(self) -> None:
-        async with aclosing(await self._ask(await self._request())) as reply:
-            self._status, self._headers = reply.status, reply.headers
-            await self._read(reply)
+        await self._round(self._ask_first)
         while self._turn.state is not State.DONE:
             if self._turn.state is State.CALLING:
                 self._turn.answer(await self._io.resolve(self._turn.calls))
             if self._turn.state is State.READY:
-                async with aclosing(await self._ask_again()) as reply:
-                    await self._read(reply)
+                await self._round(self._ask_again)
         if self._turn.hidden is not None:
             await self._io.remember(self._turn)
         await self._end(await self._taken(self._turn.close, self._whole))
+
+    async def _round(self, ask: Callable[[], Awaitable[UpstreamReply]]) -> None:
+        """Ask and read the reply. Instead of a refused round, send the client's own request if that is possible."""
+        try:
+            async with aclosing(await ask()) as reply:
+                await self._read(reply)
+        except Refusal:
+            first = not (self._turn.rounds or self._line.open)
+            if first or not (self._io.own_fits and self._turn.start_over()):
+                raise
+            async with aclosing(await self._ask(await self._request())) as reply:
+                await self._read(reply)
+
+    async def _ask_first(self) -> UpstreamReply:
+        reply = await self._ask(await self._request())
+        self._headers = reply.headers
+        return reply
 
     async def _request(self) -> bytes:
         """Return the body of the next round's request."""
@@ -235,28 +210,42 @@ class _Conversation:
         else:
             whole = await body(reply)
             self._whole = len(whole)
-            await self._line.write(await self._taken(partial(self._turn.receive_whole, whole), len(whole)))
+            out = await self._taken(partial(self._turn.receive_whole, whole), len(whole))
+            if self._turn.refusal is not None:
+                raise _refused(reply, whole, self._turn.refusal)
+            await self._line.write(out)
         with _usable():
             out = self._turn.end()
         await self._line.write(out)
 
     async def _read_stream(self, reply: UpstreamReply) -> None:
-        if not self._turn.rounds:
-            await self._line.start(self._status, self._reply_headers([]))
+        if not self._line.open:
+            self._line.prepare(reply.status, self._reply_headers([]))
         decoder = sse.EventDecoder()
+        early = raw = b""  # what came before the first event with data, for the client and as it came
         async with aclosing(decoded(reply)) as chunks:
             async for chunk in chunks:
-                await self._line.write(await self._received(decoder.feed, chunk))
+                out = await self._received(decoder.feed, chunk)
+                if self._turn.refusal is not None:
+                    raise _refused(reply, raw + chunk + await _rest(chunks), self._turn.refusal)
+                if not (self._begun or self._line.open or len(raw) > INLINE_BYTES):
+                    early, raw = early + out, raw + chunk
+                    continue
+                await self._line.write(early + out)
+                early = b""
                 if self._turn.over:
-                    await _read_out(chunks)
+                    await _rest(chunks)
                     return
-        out = await self._received(lambda _: decoder.flush(), b"")
+        out = early + await self._received(lambda _: decoder.flush(), b"")
+        if self._turn.refusal is not None:
+            raise _refused(reply, raw, self._turn.refusal)
         await self._line.write(out + b"\n\n" if out else b"")
 
     async def _received(self, events_of: Callable[[bytes], list[sse.ServerSentEvent]], chunk: bytes) -> bytes:
         """Feed the events that this chunk completes to the turn, and return the bytes for the client."""
         with _usable():
             events = events_of(chunk)
+        self._begun = self._begun or any(event.data is not None for event in events)
         size = sum(len(event.raw) for event in events)
         return await self._taken(lambda: b"".join(map(self._turn.receive, events)), size)
 
@@ -268,8 +257,8 @@ class _Conversation:
     # -- writing --
 
     async def _end(self, last: bytes) -> None:
-        if not self._line.open:
-            await self._line.start(self._status, self._reply_headers([(b"content-length", b"%d" % len(last))]))
+        if not self._line.prepared:
+            self._line.prepare(200, self._reply_headers([(b"content-length", b"%d" % len(last))]))
         await self._line.finish(last)
 
     def _reply_headers(self, more: Sequence[Header]) -> Headers:
@@ -277,11 +266,19 @@ class _Conversation:
         return reply_headers(headers, [*self._io.headers(self._turn), *more])
 
 
-async def _read_out(chunks: AsyncIterator[bytes]) -> None:
+async def _rest(chunks: AsyncIterator[bytes]) -> bytes:
+    """Return what follows soon after the last event."""
+    rest = bytearray()
     with suppress(TimeoutError, UpstreamFault):
         async with asyncio.timeout(LAST_BYTES):
-            async for _ in chunks:
-                pass
+            async for chunk in chunks:
+                rest += chunk[: REFUSAL_LIMIT - len(rest)]
+    return bytes(rest)
+
+
+def _refused(reply: UpstreamReply, body: bytes, error: bytes) -> Refusal:
+    """Return the refusal that an error in the place of a reply is. `body` is the whole reply, decompressed."""
+    return Refusal(reply.status, reply.headers.without((b"content-encoding", b"content-length")), body, error)
 
 
 @contextlib.contextmanager
@@ -301,6 +298,15 @@ def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
 
 def _is_compressed(reply: UpstreamReply) -> bool:
     return bool(reply.headers.get_all(b"content-encoding"))
+
+
+def first_data(reply: UpstreamReply, beginning: bytes) -> bytes:
+    """Return the data of a stream's first event, or the beginning of another reply, decompressed, as far as it came."""
+    said = Refusal(reply.status, reply.headers, beginning).said()
+    if not _is_stream(reply, otherwise=False):
+        return said
+    decoder = sse.EventDecoder()
+    return next((event.data for event in decoder.feed(said) + decoder.flush() if event.data is not None), b"")
 
 
 async def body(reply: UpstreamReply) -> bytes:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest
 
 REWRITTEN = (b"content-length", b"content-encoding", b"accept-encoding")
-ANOTHER = (*REWRITTEN, b"idempotency-key")
+IDEMPOTENCY_KEY = b"idempotency-key"
+ANOTHER = (*REWRITTEN, IDEMPOTENCY_KEY)
 """Headers that a second body must not have: upstream would take its idempotency key for the first body's."""
 
 
@@ -61,6 +62,11 @@ class RequestTurnIO:
     @property
     def _history(self) -> PlannedRequest:
         return self._ready.history
+
+    @property
+    def own_fits(self) -> bool:
+        """Whether the client's own request fits the window as far as that is known."""
+        return self._history.room.holds(self._history.tokens)
 
     async def send(self, body: bytes) -> UpstreamReply:
         """Send a rewritten body to the same address with the same headers. Raises UpstreamFault."""

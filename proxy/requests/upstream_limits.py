@@ -80,7 +80,6 @@ class UpstreamLimits:
         self.believed = believed
         self.listed = listed
         self._callers: Lru[str, dict[tuple[str, str], _Known]] = Lru(CALLERS)
-        self._refusing: dict[tuple[str, str], None] = {}
 
     def window(self, namespace: str, policy: Policy, model: str) -> int | None:
         """Return the context window in tokens, None if it is not known.
@@ -154,16 +153,6 @@ class UpstreamLimits:
         known.window = min(windows, default=0)
         self._keep(namespace, belief.upstream, belief.model, known)
         return known.window != before
-
-    # -- upstreams that refuse what we add --
-
-    def refuses(self, policy: Policy, model: str) -> bool:
-        """Whether this upstream has refused our additions for this model."""
-        return (policy.upstream.base_url, model) in self._refusing
-
-    def refused(self, policy: Policy, model: str) -> None:
-        """Remember that this upstream refused our additions for this model."""
-        _put(self._refusing, (policy.upstream.base_url, model), None)
 
     # -- memory --
 

@@ -102,6 +102,9 @@ class Metrics:
             "tenant",
             "reason",
         )
+        self._refused = self._counter(
+            "refused_additions", "Additions that upstream refused; the request succeeded without.", "tenant", "addition"
+        )
         self._calls = self._counter("tool_calls", "Calls of our tools.", "tenant", "tool", "result")
         self._retrieved = self._counter("retrieved_tokens", "Tokens of our tools' answers.", "tenant", "tool")
         self._store = self._counter("store_errors", "Store operations without an answer.", "operation", "fault")
@@ -136,6 +139,8 @@ class Metrics:
                 series.inc(min(amount, MOST))
         for irregular, times in outcome.left_alone.items():
             self._left_alone(tenant, irregular).inc(times)
+        for addition in outcome.refused:
+            self._refused(tenant, addition).inc()
         for use in outcome.tool_uses:
             self._used(tenant, use)
         for error, times in outcome.store_errors.items():

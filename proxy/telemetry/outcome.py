@@ -13,6 +13,7 @@ import msgspec
 
 from proxy.core.pairing import Irregular
 from proxy.core.reasons import Reason
+from proxy.core.refusals import Addition
 from proxy.errors import Fault
 
 
@@ -144,6 +145,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
+    refused: tuple[Addition, ...] = ()
+    """What upstream refused of our additions and took the request without."""
     store_errors: Mapping[StoreError, int] = {}
     """How often each store operation had no answer."""
     seconds: float = 0.0

@@ -143,13 +143,12 @@ def test_a_compressed_body_is_planned(up: StrictUpstream, client: httpx.Client) 
 def test_an_upstream_that_refuses_our_tools_gets_the_clients_bytes(up: StrictUpstream) -> None:
     """This test has its own proxy, because the proxy remembers the refusal."""
     body = json.dumps({**BASE, "messages": history()}).encode()
-    up.script(
-        error(400, {"error": {"message": "tools: too many", "type": "invalid_request_error"}}), text("ok"), text("ok")
-    )
+    refusal = error(400, {"error": {"message": "tools: too many", "type": "invalid_request_error"}})
+    up.script(refusal, text("ok"), refusal, text("ok"), text("ok"))
     with served({"default": tight(up.url)}) as proxy, asking(proxy) as client:
-        for _ in range(2):
+        for _ in range(3):
             assert post(client, body).status_code == 200
-    assert [request.body == body for request in up.requests] == [False, True, True]
+    assert [request.body == body for request in up.requests] == [False, True, False, True, True]
 
 
 HOSTILE = (

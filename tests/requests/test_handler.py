@@ -346,15 +346,18 @@ async def test_refused_tools_make_the_request_go_as_it_came(world: World) -> Non
     assert world.sent[1] == LONG and client.body == HELLO
     assert (outcome.kind, outcome.status, outcome.reason) == ("untouched", 200, "tools_refused")
     assert (outcome.tokens_before, outcome.rounds, outcome.tool_uses) == (0, 0, ())
+    assert outcome.refused == ("tools",)
+    await world.ask(LONG, refused(NO_TOOLS), ScriptedReply(HELLO))
     _, outcome = await world.ask(LONG, ScriptedReply(HELLO))
-    assert world.sent[2] == LONG, "an upstream that refuses our tools is remembered"
-    assert outcome.reason == "tools_refused"
+    assert world.sent[4] == LONG, "an upstream that refused our tools twice is believed"
+    assert (outcome.reason, outcome.refused) == ("tools_refused", ())
 
 
 async def test_request_that_fails_without_our_tools_too_teaches_nothing(world: World) -> None:
-    client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(NO_TOOLS))
-    assert (client.status, client.body, outcome.status) == (400, NO_TOOLS, 400)
-    assert not world.services.learned.refuses(POLICY, "m")
+    for _ in range(3):
+        client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(NO_TOOLS, 422))
+        assert (client.status, client.body, outcome.status) == (422, NO_TOOLS, 422)
+    assert not world.services.refusals.knows("acme-1")
 
 
 @pytest.mark.parametrize("body", [chat(), LONG], ids=["untouched", "offloaded"])
@@ -367,9 +370,9 @@ async def test_any_other_refusal_reaches_the_client_as_it_came(world: World, bod
 
 async def test_refused_followup_round_is_not_planned_anew(world: World) -> None:
     call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
-    refusals = [refused(OVERFLOW)] * 2
+    refusals = [refused(OVERFLOW)] * 3
     client, outcome = await world.ask(LONG, ScriptedReply(call), *refusals)
-    assert (client.status, client.body) == (400, OVERFLOW) and len(world.sent) == 3
+    assert (client.status, client.body) == (400, OVERFLOW) and world.sent[3:] == [LONG]
     assert (outcome.kind, outcome.rounds, outcome.status) == ("offloaded", 1, 400)
     assert world.services.learned.window("acme-1", POLICY, "m") is None
 

@@ -59,6 +59,7 @@ class Partner:
         self.replies = list(replies)
         self.sent: list[Any] = []
         self.remembered: list[Turn] = []
+        self.own_fits = False
         self.answering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.remembering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
 
@@ -446,6 +447,97 @@ async def test_tool_answers_that_overflow_are_shortened(packed: bool) -> None:
 
 async def test_tool_answers_are_shortened_only_once() -> None:
     bench = Bench(ScriptedReply(OURS), refused(400, OVERFLOW), refused(400, OVERFLOW))
+    with pytest.raises(UpstreamFault):
+        await bench.run()
+    assert events(bench.browser.body)[-1] == json.loads(OVERFLOW)
+
+
+# -- refusals in the place of a reply, and the client's own request ---------------------------------------------------
+
+ERROR = {"error": {"message": "this model does not support tools", "code": 400}}
+KEEP_ALIVE = b": OPENROUTER PROCESSING\n\n"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        [stream(ERROR, DONE)],
+        [KEEP_ALIVE, KEEP_ALIVE, stream(ERROR), stream(DONE)],
+        [stream(chunk({"content": ""}, "error", **ERROR), DONE)],
+        [b"event: error\n" + stream(ERROR)],
+        [stream(ERROR)[:-1]],
+    ],
+    ids=["first event", "after comments", "OpenRouter's chunk", "named event", "unterminated"],
+)
+async def test_error_in_the_first_event_is_a_refusal(reply: list[bytes]) -> None:
+    bench = Bench(ScriptedReply(*reply))
+    with pytest.raises(Refusal) as caught:
+        await bench.run()
+    assert bench.browser.messages == []
+    assert json.loads(caught.value.said())["error"] == ERROR["error"]
+    assert (caught.value.status, caught.value.body) == (200, b"".join(reply))
+
+
+async def test_error_in_the_place_of_a_whole_reply_is_a_refusal() -> None:
+    body = json.dumps(ERROR).encode()
+    bench = Bench(ScriptedReply(body), stream=False)
+    with pytest.raises(Refusal) as caught:
+        await bench.run()
+    assert bench.browser.messages == [] and caught.value.said() == caught.value.body == body
+
+
+async def test_error_after_text_is_shown_as_it_came() -> None:
+    said = stream(ROLE, chunk({"content": "It"}), ERROR, DONE)
+    bench = Bench(ScriptedReply(said))
+    bench.partner.own_fits = True
+    assert await bench.run() == said
+
+
+async def test_head_of_a_stream_waits_for_the_first_event_as_long_as_a_silence_may_last() -> None:
+    bench = Bench(ScriptedReply(KEEP_ALIVE, 0.2, ANSWER), heartbeat=0.02)
+    assert text(folded(await bench.run())) == "It is 42."
+    assert b"working" in bench.browser.messages[1]["body"]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    "trouble", [refused(400), refused(422), refused(500), ScriptedReply(json.dumps(ERROR).encode())]
+)
+async def test_refused_later_round_ends_with_the_clients_own_request(
+    streamed: bool, trouble: ScriptedReply, no_pauses: list[float]
+) -> None:
+    first = SILENT if streamed else whole(calls(called("grep")), "tool_calls", usage=usage(100, 10))
+    again = [trouble] * (3 if trouble.status == 500 else 1)
+    answer = ANSWER if streamed else whole({"content": "It is 42."}, usage=usage(150, 5))
+    bench = Bench(ScriptedReply(first), *again, ScriptedReply(answer), stream=streamed)
+    bench.partner.own_fits = True
+    reply = await bench.run()
+    assert text(folded(reply) if streamed else read(reply)) == "It is 42."
+    assert [tool["function"]["name"] for tool in bench.partner.sent[-1]["tools"]] == ["search"]
+    assert bench.partner.sent[-1]["messages"] == [{"role": "user", "content": "hi"}]
+    assert bench.partner.remembered == [] and bench.turn.spent.completion == 15
+
+
+async def test_role_alone_is_nothing_that_a_client_has_seen() -> None:
+    bench = Bench(ScriptedReply(stream(ROLE), stream(ERROR, DONE)), ScriptedReply(ANSWER))
+    bench.partner.own_fits = True
+    reply = await bench.run()
+    assert text(folded(reply)) == "It is 42." and events(reply)[0] == ROLE
+    assert {one["id"] for one in events(reply) if one != DONE} == {"c1"}
+
+
+@pytest.mark.parametrize(("first", "fits"), [(OURS, True), (SILENT, False)], ids=["text was shown", "does not fit"])
+async def test_refused_later_round_is_an_error_event_where_nothing_else_is_possible(first: bytes, fits: bool) -> None:
+    bench = Bench(ScriptedReply(first), refused(400))
+    bench.partner.own_fits = fits
+    with pytest.raises(UpstreamFault):
+        await bench.run()
+    assert events(bench.browser.body)[-1] == json.loads(BUSY)
+
+
+async def test_refusal_of_the_clients_own_request_is_the_last_one() -> None:
+    bench = Bench(ScriptedReply(SILENT), refused(400), refused(422, OVERFLOW))
+    bench.partner.own_fits = True
     with pytest.raises(UpstreamFault):
         await bench.run()
     assert events(bench.browser.body)[-1] == json.loads(OVERFLOW)

@@ -130,13 +130,6 @@ def test_oldest_model_of_a_caller_is_forgotten_above_the_limit(monkeypatch: pyte
     assert [one.window(OTHER, policy(), model) for model in "abc"] == [4096] * 3
 
 
-def test_who_refuses_our_additions() -> None:
-    one, _ = limits()
-    one.refused(policy(), "m")
-    assert one.refuses(policy(), "m")
-    assert not one.refuses(policy(), "n") and not one.refuses(policy(url="http://o/v1"), "m")
-
-
 # -- other processes --------------------------------------------------------------------------------------------------
 
 BELIEFS = st.builds(

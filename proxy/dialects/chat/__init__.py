@@ -10,10 +10,11 @@ from proxy.core.request import Request
 from proxy.core.turn import Continuation
 from proxy.dialects import overflow, usage
 from proxy.dialects.chat import errors, hidden, messages, render, summary
-from proxy.dialects.chat.additions import refuses_additions
+from proxy.dialects.chat.refusals import shape
 from proxy.dialects.chat.request import function_tool, parse
 from proxy.dialects.chat.round_request import RoundRequest
 from proxy.dialects.chat.turn import ChatTurn
+from proxy.dialects.refusals import complaint, is_error
 
 
 class ChatDialect:
@@ -39,7 +40,9 @@ class ChatDialect:
     may_be_overflow = staticmethod(overflow.may_be)
     is_overflow = staticmethod(overflow.is_overflow)
     window = staticmethod(overflow.window)
-    refuses_additions = staticmethod(refuses_additions)
+    complaint = staticmethod(complaint)
+    is_error = staticmethod(is_error)
+    shape = staticmethod(shape)
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
 
@@ -55,10 +58,15 @@ class ChatDialect:
         return request.body  # every request has the whole history
 
     def turn(
-        self, request: Request, entries: Sequence[bytes | Raw], tools: Sequence[bytes], max_rounds: int
+        self,
+        request: Request,
+        entries: Sequence[bytes | Raw],
+        tools: Sequence[bytes],
+        max_rounds: int,
+        usage: bool = True,
     ) -> ChatTurn:
-        ours = [function_tool(raw) for raw in tools]
-        return ChatTurn(RoundRequest(request.members, entries, ours, request.names or ("", ""), max_rounds))
+        ours, names = [function_tool(raw) for raw in tools], request.names or ("", "")
+        return ChatTurn(RoundRequest(request.members, entries, ours, names, max_rounds, request.body, usage))
 
 
 CHAT = ChatDialect()

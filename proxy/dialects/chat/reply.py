@@ -14,6 +14,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
+from proxy.dialects.chat.plain import PlainDelta
 from proxy.dialects.values import EMPTY, NULL, Members, join, members_of, object_of, string, text_of
 
 MAX_REPLY = 32 << 20
@@ -77,6 +78,11 @@ class Chunk:
     def failed(self) -> bool:
         """Whether upstream reports an error within a reply of status 200."""
         return not rawjson.is_null(self.members.get("error"))
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether the delta holds nothing but a role, if anything."""
+        return _says_nothing({key: raw for key, raw in self.delta.items() if key != "role"})
 
     @property
     def void(self) -> bool:
@@ -218,6 +224,17 @@ class ReplyMessage:
         """Add text to a member. Raises Broken if the message grows beyond MAX_REPLY."""
         self._extend(key, [text], len(text))
 
+    def add_plain(self, delta: PlainDelta) -> None:
+        """Add a delta that holds only text. Raises Broken if the message grows beyond MAX_REPLY."""
+        if delta.content:
+            self.add_text("content", delta.content)
+        if delta.reasoning_content:
+            self.add_text("reasoning_content", delta.reasoning_content)
+        if delta.reasoning:
+            self.add_text("reasoning", delta.reasoning)
+        if delta.refusal:
+            self.add_text("refusal", delta.refusal)
+
     def _add_other(self, key: str, raw: Raw) -> None:
         try:
             self._extend(key, rawjson.elements(raw), len(memoryview(raw)))
@@ -246,6 +263,11 @@ class ReplyMessage:
     def forget(self, key: str) -> None:
         """Remove a member that turned out to be something else."""
         self._members.pop(key, None)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the message has nothing but a role, if anything."""
+        return _says_nothing({key: raw for key, raw in self.members().items() if key != "role"})
 
     def speaks(self, key: str) -> bool:
         """Whether the member has any text."""

@@ -25,6 +25,10 @@ class RoundRequest(msgspec.Struct, frozen=True):
     tools: list[bytes]
     names: tuple[str, str]
     max_rounds: int
+    own: bytes = b""
+    """The client's own body."""
+    usage: bool = True
+    """Whether to ask for the usage of a stream if the client did not."""
 
     @property
     def streams(self) -> bool:
@@ -34,6 +38,11 @@ class RoundRequest(msgspec.Struct, frozen=True):
     def wants_usage(self) -> bool:
         options = object_of(self.members.get("stream_options"))
         return bytes(options.get("include_usage", b"")) == b"true"
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the request asks for the usage of its stream although the client did not."""
+        return self.usage and self.streams and not self.wants_usage and bool(self._usage_wanted())
 
     @property
     def wants_json(self) -> bool:
@@ -71,7 +80,7 @@ class RoundRequest(msgspec.Struct, frozen=True):
         tools = with_tools(self.members.get("tools"), self.tools if ours else [])
         if tools is not None:
             additions["tools"] = tools
-        if self.streams and not self.wants_usage:
+        if self.asks_usage:
             additions |= self._usage_wanted()
         return additions
 

@@ -7,6 +7,7 @@ pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gem
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
@@ -291,3 +292,16 @@ def _arguments(delta: CallDelta) -> str:
 def _index(raw: Raw | None) -> int | None:
     text = b"" if raw is None else bytes(raw)
     return int(text) if text.isdigit() and len(text) < 10 else None
+
+
+def identify(calls: Sequence[PartialCall], theirs: Sequence[PartialCall], sent: Sequence[bytes | Raw]) -> None:
+    """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to a turn.
+
+    `theirs` are the client's calls beside them, and `sent` is what was sent in this round.
+    """
+    seed = hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b""))
+    known = {call.id for call in theirs}
+    for number, call in enumerate(calls):
+        if not call.id or call.id in known:
+            call.id = f"call_{seed.hexdigest()[:16]}_{number}"
+        known.add(call.id)

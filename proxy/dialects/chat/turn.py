@@ -13,7 +13,6 @@ are sent to the client byte for byte.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from proxy.core import rawjson, sse
@@ -27,7 +26,7 @@ from proxy.dialects.chat.plain import plain_delta
 from proxy.dialects.chat.reply import Chunk, as_events, parse
 from proxy.dialects.chat.round import Round
 from proxy.dialects.chat.round_request import RoundRequest
-from proxy.dialects.chat.tool_calls import PartialCall
+from proxy.dialects.chat.tool_calls import PartialCall, identify
 from proxy.dialects.usage import UsageLedger
 from proxy.dialects.values import string
 from proxy.errors import ProxyError
@@ -64,6 +63,8 @@ class ChatTurn:
         self._spoke = False  # whether earlier rounds showed any text
         self._failed = False  # upstream said so in the reply itself
         self._pressed = False  # whether it was asked once more, without our tools
+        self._refusal: bytes | None = None
+        self._bare = False  # whether the client's own request is sent
         self._done = b""
         self._begin_round()
 
@@ -74,6 +75,8 @@ class ChatTurn:
         self._step(State.READY, State.READING)
         self._done = b""
         self._begin_round()
+        if self._bare:
+            return self._asked.own
         if not self.rounds:
             return self._asked.first()
         return self._asked.later([*self._asked.messages, *self._before], last=self._last, bare=self._pressed)
@@ -106,6 +109,9 @@ class ChatTurn:
             chunk = parse(body)
         except NotJson:
             return self._take_unknown(body)
+        self._note_refusal(chunk, body)
+        if self._refusal is not None and self._shown.streamed:
+            return b""
         if chunk.key != "message":
             return self._take_unknown(body)
         if not self._shown.streamed:
@@ -169,6 +175,30 @@ class ChatTurn:
         self._before[first:] = [rawjson.encode(rawjson.members(raw) | content) for raw in self._before[first:]]
 
     @property
+    def refusal(self) -> bytes | None:
+        """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
+        return self._refusal
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the request asks for usage that the client did not ask for."""
+        return self._asked.asks_usage
+
+    def start_over(self) -> bool:
+        """Prepare to send the client's own request instead of the next round. Returns False, doing nothing, if the
+        client has seen anything of the reply."""
+        if self._bare or not self._unseen:
+            return False
+        self._bare, self._names, self._theirs, self.state = True, (), frozenset(), State.READY
+        self._before, self._after, self._answering, self._results = [], [], [], 0
+        self._failed, self._spoke, self._refusal, self._instead = False, False, None, None
+        if self._shown.streamed:
+            self._shown.go_on()
+        else:
+            self._shown = WholeReply(self._ledger)
+        return True
+
+    @property
     def hidden(self) -> HiddenRound | None:
         """The rounds to store once the turn is DONE; None if the client has seen everything."""
         self._require(State.DONE)
@@ -228,7 +258,7 @@ class ChatTurn:
         self._round = Round(
             self._names,
             numbered=self._shown.streamed,
-            later=self.rounds > 0,
+            later=self.rounds > 0 and not self._bare,
             holds_text=self._asked.wants_json,
             theirs=self._theirs,
         )
@@ -239,14 +269,7 @@ class ChatTurn:
         if delta is None:
             return False
         for message in (self._round.message, self._shown.message):
-            if delta.content:
-                message.add_text("content", delta.content)
-            if delta.reasoning_content:
-                message.add_text("reasoning_content", delta.reasoning_content)
-            if delta.reasoning:
-                message.add_text("reasoning", delta.reasoning)
-            if delta.refusal:
-                message.add_text("refusal", delta.refusal)
+            message.add_plain(delta)
         return True
 
     def _take_event(self, event: sse.ServerSentEvent, data: bytes) -> bytes:
@@ -255,11 +278,20 @@ class ChatTurn:
         except NotJson:
             return self._as_it_came(event)
         chunk.raw, chunk.name = event.raw, event.name
+        self._note_refusal(chunk, data)
         out = self._take(chunk)
-        self._quick = (
-            self._shown.started and not self.rounds and not self._asked.wants_json and not self._round.undecided
-        )
+        quick = self._shown.started and not (self.rounds or self._bare or self._asked.wants_json)
+        self._quick = quick and not self._round.undecided
         return out
+
+    def _note_refusal(self, chunk: Chunk, data: bytes) -> None:
+        if chunk.failed and chunk.says_nothing and self._unseen and self._refusal is None:
+            self._refusal = data
+
+    @property
+    def _unseen(self) -> bool:
+        """Whether the client has seen nothing of the reply but a role. A whole reply is sent at the end."""
+        return not self._shown.streamed or (self._shown.message.silent and not self._round.calls.theirs)
 
     def _take(self, chunk: Chunk) -> bytes:
         self._failed |= chunk.failed
@@ -291,7 +323,7 @@ class ChatTurn:
     @property
     def _mute(self) -> bool:
         """Whether the turn would end without an answer: the model only called our tools, or said nothing after it."""
-        if self._failed or self._round.finish in STOPPED or not (self._round.finish or self._done):
+        if self._failed or self._bare or self._round.finish in STOPPED or not (self._round.finish or self._done):
             return False
         only_ours = bool(self._round.calls.ours) and not self._round.calls.theirs
         return only_ours or (self.rounds > 0 and self._silent)
@@ -362,14 +394,7 @@ class ChatTurn:
             self._round.end.put_choice("finish_reason", string(reason))
 
     def _identify(self, calls: list[PartialCall]) -> None:
-        """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""
-        sent = [*self._asked.messages, *self._before]
-        seed = hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b""))
-        known = {call.id for call in self._round.calls.theirs}
-        for number, call in enumerate(calls):
-            if not call.id or call.id in known:
-                call.id = f"call_{seed.hexdigest()[:16]}_{number}"
-            known.add(call.id)
+        identify(calls, self._round.calls.theirs, [*self._asked.messages, *self._before])
 
 
 def _result(call: PartialCall, text: str) -> bytes:

@@ -8,7 +8,9 @@ from msgspec import Raw
 
 from proxy.core.request import Request
 from proxy.dialects import overflow, usage
-from proxy.dialects.responses import errors, items, refusals, render, request, summary
+from proxy.dialects.refusals import complaint, is_error
+from proxy.dialects.responses import errors, items, render, request, summary
+from proxy.dialects.responses.refusals import shape
 from proxy.dialects.responses.round_request import RoundRequest
 from proxy.dialects.responses.turn import ResponsesTurn
 
@@ -37,7 +39,9 @@ class ResponsesDialect:
     may_be_overflow = staticmethod(overflow.may_be)
     is_overflow = staticmethod(overflow.is_overflow)
     window = staticmethod(overflow.window)
-    refuses_additions = staticmethod(refusals.refuses_additions)
+    complaint = staticmethod(complaint)
+    is_error = staticmethod(is_error)
+    shape = staticmethod(shape)
     prompt_tokens = staticmethod(usage.prompt_tokens)
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
@@ -46,11 +50,15 @@ class ResponsesDialect:
         return method == "POST" and path.endswith(b"/responses")
 
     def turn(
-        self, request_: Request, entries: Sequence[bytes | Raw], tools: Sequence[bytes], max_rounds: int
+        self,
+        request_: Request,
+        entries: Sequence[bytes | Raw],
+        tools: Sequence[bytes],
+        max_rounds: int,
+        usage: bool = True,
     ) -> ResponsesTurn:
-        ours = [request.function_tool(raw) for raw in tools]
-        asked = RoundRequest(request_.members, entries, ours, request_.names or ("", ""), max_rounds)
-        return ResponsesTurn(asked)
+        ours, names = [request.function_tool(raw) for raw in tools], request_.names or ("", "")
+        return ResponsesTurn(RoundRequest(request_.members, entries, ours, names, max_rounds, request_.body))
 
 
 RESPONSES = ResponsesDialect()

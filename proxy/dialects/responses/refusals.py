@@ -1,14 +1,19 @@
-"""Recognises refusals of what the proxy adds to a request."""
+"""What decides, besides the additions themselves, whether upstream takes what we add to a request."""
 
 from __future__ import annotations
 
-import re
-
-_tools = re.compile(r"\btools?\b|tool_choice|function", re.IGNORECASE)
-_READ = 20_000
-"""The most bytes that are read, because some vendors quote the whole prompt after their message."""
+from proxy.core.request import Request
+from proxy.dialects.responses.request import has_tools
+from proxy.dialects.values import object_of, text_of
 
 
-def refuses_additions(status: int, body: bytes) -> bool:
-    """Whether upstream refuses the tools that we added."""
-    return status in (400, 422) and _tools.search(body[:_READ].decode("utf-8", "replace")) is not None
+def shape(request: Request) -> str:
+    """Return what else decides whether upstream takes what we add: JSON mode, reasoning, client tools, streaming."""
+    members = request.members
+    said = [
+        text_of(object_of(object_of(members.get("text")).get("format")).get("type")),
+        bytes(members.get("reasoning", b""))[:64].decode("utf-8", "replace"),
+        "tools" if has_tools(request.tools) else "",
+        "stream" if request.stream else "",
+    ]
+    return " ".join(filter(None, said))

@@ -24,6 +24,8 @@ class RoundRequest(msgspec.Struct, frozen=True):
     tools: list[bytes]
     names: tuple[str, str]
     max_rounds: int
+    own: bytes = b""
+    """The client's own body."""
 
     @property
     def streams(self) -> bool:

@@ -16,6 +16,7 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken, Continuation, HiddenRound, State, Usage, WrongState
 from proxy.dialects import overflow
+from proxy.dialects.refusals import is_error
 from proxy.dialects.responses import errors
 from proxy.dialects.responses.client_reply import USAGE, ClientReply, WholeReply
 from proxy.dialects.responses.items import output, said
@@ -23,7 +24,7 @@ from proxy.dialects.responses.reply import MAX_ARGUMENTS, Event, OutputItem, Rou
 from proxy.dialects.responses.request import entry
 from proxy.dialects.responses.round_request import RoundRequest
 from proxy.dialects.usage import UsageLedger
-from proxy.dialects.values import string, text_of
+from proxy.dialects.values import object_of, string, text_of
 from proxy.errors import ProxyError
 
 
@@ -44,6 +45,8 @@ class ResponsesTurn:
         self._answering: list[OutputItem] = []
         self._instead: bytes | None = None
         self._spoke = False  # whether earlier rounds showed any item
+        self._refusal: bytes | None = None
+        self._bare = False  # whether the client's own request is sent
         self._done = b""
         self._begin_round()
 
@@ -54,6 +57,8 @@ class ResponsesTurn:
         self._step(State.READY, State.READING)
         self._done = b""
         self._begin_round()
+        if self._bare:
+            return self._asked.own
         if not self.rounds:
             return self._asked.first()
         return self._asked.later([*self._asked.entries, *self._before], self.spent.completion, last=self._last)
@@ -72,6 +77,7 @@ class ResponsesTurn:
             parsed = Event(event.data, event.raw, event.name)
         except NotJson:
             return self._as_it_came(event)
+        self._note_refusal(parsed)
         return self._take(parsed)
 
     def receive_whole(self, body: bytes) -> bytes:
@@ -82,6 +88,10 @@ class ResponsesTurn:
         self._require(State.READING)
         if not self.rounds:
             self._shown = WholeReply(self._ledger, self._names)
+        if is_error(body):
+            self._refusal = body
+            if self._shown.streamed:
+                return b""
         try:
             events = list(as_events(rawjson.members(body)))
         except (NotJson, KeyError):
@@ -147,6 +157,30 @@ class ResponsesTurn:
         self._before[first:] = [rawjson.encode(rawjson.members(raw) | written) for raw in self._before[first:]]
 
     @property
+    def refusal(self) -> bytes | None:
+        """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
+        return self._refusal
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the request asks for usage that the client did not ask for. Here, every stream reports it."""
+        return False
+
+    def start_over(self) -> bool:
+        """Prepare to send the client's own request instead of the next round. Returns False, doing nothing, if the
+        client has seen anything of the reply."""
+        if self._bare or (self._shown.streamed and self._shown.items):
+            return False
+        self._bare, self._names, self.state = True, (), State.READY
+        self._before, self._after, self._answering, self._results = [], [], [], 0
+        self._spoke, self._refusal, self._instead = False, None, None
+        if self._shown.streamed:
+            self._shown.hides = True
+        else:
+            self._shown = WholeReply(self._ledger, ())
+        return True
+
+    @property
     def hidden(self) -> HiddenRound | None:
         """The rounds to store once the turn is DONE; None if the client has seen everything."""
         self._require(State.DONE)
@@ -203,7 +237,13 @@ class ResponsesTurn:
     # -- one event --
 
     def _begin_round(self) -> None:
-        self._round = Round(self._names, later=self.rounds > 0, last=self._last, holds_text=self._asked.wants_json)
+        later = bool(self._shown.id) if self._bare else self.rounds > 0
+        self._round = Round(self._names, later=later, last=self._last, holds_text=self._asked.wants_json)
+
+    def _note_refusal(self, event: Event) -> None:
+        if not self._shown.items and event.type in ("error", "response.failed"):
+            error = object_of(event.response).get("error")
+            self._refusal = event.data if rawjson.is_null(error) else rawjson.encode({"error": error})
 
     def _take(self, event: Event) -> bytes:
         parts = self._round.read(event)

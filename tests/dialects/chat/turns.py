@@ -25,7 +25,8 @@ def asked(stream: bool = True, max_rounds: int = 8, injected: bool = True, **mem
     body = {"model": "m", "messages": messages, "tools": [SEARCH], "stream": stream, **members}
     raws = {key: Raw(json.dumps(value).encode()) for key, value in body.items() if value is not None}
     ours = [json.dumps(tool).encode() for tool in (GREP, READ)] if injected else []
-    return RoundRequest(raws, rawjson.elements(raws["messages"]), ours, ("grep", "read_file"), max_rounds)
+    sent = rawjson.elements(raws["messages"])
+    return RoundRequest(raws, sent, ours, ("grep", "read_file"), max_rounds, rawjson.encode(raws))
 
 
 # -- what upstream says -----------------------------------------------------------------------------------------------

@@ -1,0 +1,22 @@
+"""What decides, besides the additions themselves, whether upstream takes what we add to a request."""
+
+from __future__ import annotations
+
+from proxy.core.request import Request
+from proxy.dialects.chat.request import has_tools
+from proxy.dialects.values import object_of, text_of
+
+REASONING = ("reasoning_effort", "reasoning", "thinking", "enable_thinking")
+"""Members that switch reasoning on: OpenAI's, OpenRouter's, and those of DeepSeek and DashScope."""
+
+
+def shape(request: Request) -> str:
+    """Return what else decides whether upstream takes what we add: JSON mode, reasoning, client tools, streaming."""
+    members = request.members
+    said = [
+        text_of(object_of(members.get("response_format")).get("type")),
+        *(bytes(members[name])[:64].decode("utf-8", "replace") for name in REASONING if name in members),
+        "tools" if has_tools(request.tools) else "",
+        "stream" if request.stream else "",
+    ]
+    return " ".join(filter(None, said))

@@ -1,0 +1,272 @@
+"""What the proxy adds never costs a client its request, and what one caller's requests provoke touches nobody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.core.policy import Inject, Tools
+from proxy.core.refusals import Verdict
+from proxy.dialects.chat import CHAT
+from proxy.policies.tenants import Tenant
+from tests.asgi import ScriptedClient
+from tests.dialects.chat.turns import ANSWER, DONE, folded, read, stream, text
+from tests.requests.scripted import JSON, STREAM, ScriptedReply
+from tests.requests.test_handler import HELLO, LONG, NO_TOOLS, OVERFLOW, POLICY, World, chat, refused
+
+STREAMED = LONG[:-1] + b', "stream": true}'
+NO_USAGE = b'{"error": {"message": "Unknown parameter: \'stream_options\'.", "param": "stream_options"}}'
+ODD = b'{"error": {"message": "The model expects a single text element per message."}}'
+FAILED = b'{"error": {"message": "Failed to call a function.", "code": "tool_use_failed", "failed_generation": "x"}}'
+FILTERED = b'{"error": {"message": "The prompt was filtered.", "code": "content_filter"}}'
+UNKNOWN = b'{"error": {"message": "The model `m` does not exist.", "code": "model_not_found"}}'
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.services.background.close(1)
+    world.services.threads.close()
+
+
+def changed(body: bytes) -> bool:
+    return b"/context_store/" in body
+
+
+# -- what is tried ----------------------------------------------------------------------------------------------------
+
+
+async def test_refused_usage_is_left_out_and_the_rest_stays(world: World) -> None:
+    client, outcome = await world.ask(STREAMED, refused(NO_USAGE), ScriptedReply(ANSWER))
+    assert "stream_options" in json.loads(world.sent[0]) and "stream_options" not in json.loads(world.sent[1])
+    assert changed(world.sent[1]) and b'"grep"' in world.sent[1]
+    assert client.status == 200 and text(folded(client.body)) == "It is 42."
+    assert (outcome.kind, outcome.reason, outcome.refused) == ("offloaded", "", ("usage",))
+
+
+@pytest.mark.parametrize("body", [LONG, STREAMED])
+@pytest.mark.parametrize("said", [ODD, b"", b"<html>", b'{"detail": [{"msg": "no"}]}'])
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_refusal_in_unknown_words_leads_to_the_clients_own_bytes(
+    world: World, body: bytes, said: bytes, status: int
+) -> None:
+    reply = ANSWER if body == STREAMED else HELLO
+    client, outcome = await world.ask(body, refused(said, status), ScriptedReply(reply))
+    assert world.sent[1] == body and (client.status, client.body) == (200, reply)
+    assert (outcome.kind, outcome.reason, outcome.refused) == ("untouched", "refused", ("any",))
+
+
+async def test_server_error_about_templates_leads_to_the_clients_own_bytes(world: World) -> None:
+    said = b'{"error": {"message": "chat template: KeyError: tool", "type": "server_error"}}'
+    client, _ = await world.ask(LONG, refused(said, 500), ScriptedReply(HELLO))
+    assert world.sent[1] == LONG and client.body == HELLO
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(400, FILTERED), (404, UNKNOWN), (401, NO_TOOLS), (402, ODD), (403, ODD), (429, NO_TOOLS), (500, b""), (503, b"")],
+)
+async def test_refusals_that_nothing_would_avoid_reach_the_client_at_once(
+    world: World, status: int, said: bytes
+) -> None:
+    client, _ = await world.ask(LONG, refused(said, status))
+    assert (client.status, client.body, len(world.sent)) == (status, said, 1)
+
+
+async def test_failed_generation_is_tried_once_more_unchanged_and_teaches_nothing(world: World) -> None:
+    for _ in range(3):
+        client, outcome = await world.ask(LONG, refused(FAILED), ScriptedReply(HELLO))
+        assert world.sent[-1] == world.sent[-2] and changed(world.sent[-1])
+        assert (client.status, outcome.kind, outcome.refused) == (200, "offloaded", ())
+    await world.ask(LONG, refused(FAILED), refused(FAILED), ScriptedReply(HELLO))
+    assert world.sent[-1] == LONG
+    assert not world.services.refusals.knows("acme-1")
+
+
+async def test_client_sees_the_refusal_of_its_own_bytes(world: World) -> None:
+    client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(ODD, 422))
+    assert (client.status, client.body) == (422, ODD)
+    assert (outcome.kind, outcome.refused) == ("untouched", ())
+
+
+async def test_overflow_of_own_bytes_and_then_a_refusal_of_our_tools(world: World) -> None:
+    fitting = chat("word " * 1_500, more=True)
+    client, _ = await world.ask(fitting, refused(OVERFLOW), refused(NO_TOOLS))
+    assert (client.status, client.body) == (400, OVERFLOW) and len(world.sent) == 2
+
+
+async def test_overflow_of_a_changed_request_that_replanning_does_not_cure(world: World) -> None:
+    client, _ = await world.ask(LONG, *[refused(OVERFLOW)] * 3, ScriptedReply(HELLO))
+    assert world.sent[3] == LONG and client.body == HELLO
+
+
+async def test_further_tries_carry_no_idempotency_key(world: World) -> None:
+    headers = [(b"transfer-encoding", b"chunked"), (b"Idempotency-Key", b"k")]
+    await world.ask(STREAMED, refused(NO_USAGE), refused(ODD), ScriptedReply(ANSWER), headers=headers)
+    keys = [request.headers.get_all(b"idempotency-key") for request in world.upstream.requests]
+    assert [list(values) for values in keys] == [[b"k"], [], []]
+
+
+@pytest.mark.parametrize("kind", ["stream", "whole"])
+async def test_error_in_the_place_of_a_reply_is_a_refusal(world: World, kind: str) -> None:
+    error = json.loads(NO_TOOLS)
+    if kind == "stream":
+        replies = [ScriptedReply(b": keep-alive\n\n", stream(error, DONE)), ScriptedReply(ANSWER)]
+        client, outcome = await world.ask(STREAMED, *replies)
+        assert world.sent[1] == STREAMED and client.body == ANSWER
+    else:
+        client, outcome = await world.ask(LONG, ScriptedReply(NO_TOOLS), ScriptedReply(HELLO))
+        assert world.sent[1] == LONG and client.body == HELLO
+    assert outcome.refused == ("tools",)
+
+
+async def test_final_error_in_the_place_of_a_stream_reaches_the_client_as_it_came(world: World) -> None:
+    said = stream({"error": {"code": 429, "message": "Rate limited"}}, DONE)
+    client, _ = await world.ask(STREAMED, ScriptedReply(said, headers=[STREAM]))
+    assert (client.status, client.body, len(world.sent)) == (200, said, 1)
+
+
+async def test_own_bytes_that_get_an_error_in_the_place_of_a_reply_teach_nothing(world: World) -> None:
+    for _ in range(3):
+        client, outcome = await world.ask(LONG, refused(NO_TOOLS), ScriptedReply(ODD, headers=[JSON]))
+        assert (client.status, client.body, outcome.refused) == (200, ODD, ())
+    assert not world.services.refusals.knows("acme-1")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    status=st.sampled_from([400, 404, 422, 401, 403, 409, 413, 429, 500, 503]),
+    said=st.sampled_from([ODD, NO_TOOLS, NO_USAGE, FAILED, OVERFLOW, b"", b"{}", b"[]"])
+    | st.binary(max_size=40)
+    | st.text("a'{}[]\": tolsremu", max_size=60).map(lambda words: json.dumps({"error": {"message": words}}).encode()),
+    streams=st.booleans(),
+    accepts=st.booleans(),
+)
+async def test_whatever_upstream_says_the_client_gets_a_reply_or_a_refusal_of_its_own_bytes(
+    status: int, said: bytes, streams: bool, accepts: bool
+) -> None:
+    """Upstream refuses every changed request in these words, and takes the client's own bytes or has words for them."""
+    world, body = World(), STREAMED if streams else LONG
+    own = ScriptedReply(ANSWER if streams else HELLO) if accepts else refused(b"own", 418)
+    world.upstream = Choosing(body, own, status, said)  # type: ignore[assignment]
+    world.services = msgspec.structs.replace(world.services) if False else world._services(world.services.settings)
+    world.chat = type(world.chat)(world.services, CHAT)
+    client = ScriptedClient(body, b"", path="/v1/chat/completions")
+    client.scope["raw_path"] = b"/v1/chat/completions"
+    await world.chat(client.client(), Tenant(world.policy, "acme-1"))
+    world.services.threads.close()
+    if CHAT.complaint(status, said) is Verdict.FINAL:
+        assert (client.status, client.body) == (status, said)
+    else:
+        assert (client.status, client.body) == ((200, ANSWER if streams else HELLO) if accepts else (418, b"own"))
+
+
+class Choosing:
+    """An upstream that has one reply for the client's own bytes, and refuses everything else."""
+
+    def __init__(self, own: bytes, reply: ScriptedReply, status: int, said: bytes) -> None:
+        self._own, self._reply, self._refusal = own, reply, (status, said)
+
+    async def send(self, request: Any) -> Any:
+        status, said = self._refusal
+        return self._reply if request.content == self._own else refused(said, status)
+
+
+# -- what is learned, and by whom -------------------------------------------------------------------------------------
+
+
+async def test_refused_usage_is_believed_and_tried_again_later(world: World) -> None:
+    for _ in range(2):
+        await world.ask(STREAMED, refused(NO_USAGE), ScriptedReply(ANSWER))
+    _, outcome = await world.ask(STREAMED, ScriptedReply(ANSWER))
+    assert changed(world.sent[-1]) and "stream_options" not in json.loads(world.sent[-1])
+    assert outcome.refused == ()
+    world.services.refusals._clock = lambda: 1e12
+    await world.ask(STREAMED, ScriptedReply(ANSWER))
+    assert "stream_options" in json.loads(world.sent[-1])
+    await world.ask(STREAMED, ScriptedReply(ANSWER))
+    assert "stream_options" in json.loads(world.sent[-1]), "upstream takes it by now"
+
+
+async def test_refusal_in_unknown_words_is_believed_of_this_conversation_alone(world: World) -> None:
+    for _ in range(2):
+        await world.ask(LONG, refused(ODD), ScriptedReply(HELLO))
+    _, outcome = await world.ask(LONG, ScriptedReply(HELLO))
+    assert world.sent[-1] == LONG and outcome.reason == "refused"
+    other = LONG.replace(b"What is it?", b"Who is it?")
+    _, outcome = await world.ask(other, ScriptedReply(HELLO))
+    assert changed(world.sent[-1]) and outcome.kind == "offloaded"
+
+
+POISONS: dict[str, tuple[dict[str, Any], bytes, int]] = {
+    "a generation that failed (Groq)": ({}, FAILED, 400),
+    "JSON mode with tools (Gemini)": (
+        {"response_format": {"type": "json_object"}},
+        b'[{"error": {"message": "Function calling with a response mime type: \'application/json\' is unsupported"}}]',
+        400,
+    ),
+    "reasoning effort with tools (OpenAI)": (
+        {"reasoning_effort": "high"},
+        b'{"error": {"message": "Function tools with reasoning_effort are not supported for m."}}',
+        400,
+    ),
+    "our stream_options (Mistral)": (
+        {"stream": True},
+        b'{"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted", "input": {}}]}',
+        422,
+    ),
+    "an odd refusal": ({}, ODD, 400),
+    "a refusal that quotes the request": (
+        {"user": "maximum context length is 1300"},
+        b'{"detail": [{"loc": ["body", "user"], "msg": "no", "input": "this model does not support tools"}]}',
+        422,
+    ),
+}
+
+
+@pytest.mark.parametrize(("members", "said", "status"), POISONS.values(), ids=POISONS.keys())
+async def test_poison_touches_nobody_else_and_not_the_callers_next_conversation(
+    world: World, members: dict[str, Any], said: bytes, status: int
+) -> None:
+    victim = Tenant(world.policy, "victim-1")
+    ours = Tenant(world.policy, "acme-1")
+
+    async def ask(body: bytes, tenant: Tenant, *replies: ScriptedReply) -> ScriptedClient:
+        client = ScriptedClient(body, b"", path="/v1/chat/completions")
+        client.scope["raw_path"] = b"/v1/chat/completions"
+        world.upstream.replies = [*world.upstream.replies[: len(world.upstream.requests)], *replies]
+        await world.chat(client.client(), tenant)
+        return client
+
+    answer = ANSWER if members.get("stream") else HELLO
+    poisonous = chat("word " * 5_000, **members)
+    following = chat("other " * 4_000, **({"stream": True} if members.get("stream") else {}))
+    for body in (poisonous, following):
+        await ask(body, victim, ScriptedReply(answer))
+    before = world.sent[-2:]
+    for _ in range(4):
+        world.upstream.replies = world.upstream.replies[: len(world.upstream.requests)]
+        client = await ask(poisonous, ours, refused(said, status), ScriptedReply(answer), ScriptedReply(answer))
+        assert client.status in (200, status)
+    world.upstream.replies = world.upstream.replies[: len(world.upstream.requests)]
+    for body in (poisonous, following):
+        await ask(body, victim, ScriptedReply(answer))
+    assert world.sent[-2:] == before
+    await ask(following, ours, ScriptedReply(answer))
+    assert changed(world.sent[-1]) and b'"grep"' in world.sent[-1]
+
+
+async def test_tools_that_are_always_added_are_taken_back_too(world: World) -> None:
+    world.policy = msgspec.structs.replace(POLICY, tools=Tools(inject=Inject.ALWAYS))
+    for _ in range(2):
+        client, _ = await world.ask(chat(), refused(NO_TOOLS), ScriptedReply(HELLO))
+        assert world.sent[-1] == chat() and text(read(client.body)) == "It is 42."
+    await world.ask(chat(), ScriptedReply(HELLO))
+    assert world.sent[-1] == chat()
