@@ -185,8 +185,7 @@ class ChatTurn:
         return self._asked.asks_usage
 
     def start_over(self) -> bool:
-        """Prepare to send the client's own request instead of the next round. Returns False, doing nothing, if the
-        client has seen anything of the reply."""
+        """Prepare to send the client's own request. Returns False, doing nothing, if the client has seen anything."""
         if self._bare or not self._unseen:
             return False
         self._bare, self._names, self._theirs, self.state = True, (), frozenset(), State.READY
