@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.retrieval.aliases import Index
 from proxy.core.retrieval.search import Find, TooSlow, in_data
-from proxy.core.retrieval.tools import ToolAnswer, answer, answering
+from proxy.core.retrieval.tools import Material, ToolAnswer, answer, answering
 from proxy.regex import LINE_STEPS, MAX_LENGTH, Budget, compile, literal, sliced
 from proxy.threads import SLICE, WorkPool
 from tests.doubling import assert_linear, cpu
@@ -113,12 +114,16 @@ def test_hostile_patterns_take_linear_time(pattern: str) -> None:
     assert_linear(search, 250_000, 500_000)
 
 
+def material(files: dict[str, str], budget: int = 6_000, matcher: Callable[[str], Find] = compile) -> Material:
+    return Material(files, Index(files, {}, "/s"), "/s", budget, len, matcher)
+
+
 def test_a_pattern_never_reads_beyond_its_line() -> None:
     """Else it would read the whole file for each of its matches."""
     files = {"/s/f": "e and no more\n" * 200_000}
 
     def search(pattern: str) -> None:
-        told = answer("grep", json.dumps({"pattern": pattern}), files, "/s", 6000, len, compile)
+        told = answer("grep", json.dumps({"pattern": pattern}), material(files))
         assert told.text.startswith("Found 1000+ matches")
 
     assert cpu(lambda _: search("(?s)e.*q|e"), 0) < 10 * cpu(lambda _: search("e"), 0)
@@ -137,8 +142,8 @@ def test_agrees_with_the_standard_library_within_lines(text: str, pattern: str) 
     expected = [number for number, line in enumerate(text.split("\n"), 1) if re.search(pattern, line)]
     if text == "" or text.endswith("\n"):
         expected = [number for number in expected if number <= text.count("\n")]
-    told = answer("grep", f'{{"pattern": "{pattern}", "limit": 999}}', {"/s/f": text}, "/s", 10**6, len, compile)
-    assert re.findall(r"^L(\d+): ", told.text, re.M) == [str(number) for number in expected]
+    told = answer("grep", f'{{"pattern": "{pattern}", "limit": 999}}', material({"/s/f": text}, 10**6))
+    assert re.findall(r"^(\d+): ", told.text, re.M) == [str(number - 1) for number in expected]
 
 
 def test_a_literal_is_the_text_itself_in_either_case() -> None:
@@ -199,7 +204,7 @@ def test_a_text_is_found_in_a_line_of_any_length(pattern: str) -> None:
 
 
 def test_the_model_is_told_how_to_go_on_where_a_line_is_too_long() -> None:
-    told = answer("grep", json.dumps({"pattern": "x{9}|y"}), {"/s/f": "a" * 20_000_000}, "/s", 6_000, len, compile)
+    told = answer("grep", json.dumps({"pattern": "x{9}|y"}), material({"/s/f": "a" * 20_000_000}))
     assert told.result == "refused"
     assert told.text.endswith("make it shorter, or read the file in parts: read_file takes offset and column.")
 
@@ -258,7 +263,8 @@ def test_one_call_of_re2_is_short_whatever_the_pattern(pattern: str) -> None:
 
 async def told(pool: WorkPool, caller: str, budget: Budget, pattern: str, order: list[str]) -> ToolAnswer:
     files = {"/s/f": LINES.decode()}
-    steps = answering("grep", f'{{"pattern": "{pattern}"}}', files, "/s", 6000, len, lambda it: compile(it, budget))
+    made = material(files, matcher=lambda it: compile(it, budget))
+    steps = answering("grep", f'{{"pattern": "{pattern}"}}', made)
     answer = await sliced(pool, caller, steps, budget)
     order.append(caller)
     return answer

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from tiktoken_ext import openai_public
 
 from proxy import regex, tokens
-from proxy.core.retrieval.tools import answer
+from proxy.core.retrieval.aliases import Index
+from proxy.core.retrieval.tools import Material, answer
 from proxy.errors import ProxyError
 from proxy.tokens import CL100K, O200K, PIECE, SEAM, Encoding, Tokens, counter, encoding_of, pieces, table
 from tests import transcripts
@@ -224,7 +225,8 @@ def test_another_process_counts_the_same_without_a_network(tmp_path: Path) -> No
 
 def test_a_page_of_a_minified_file_fills_its_budget() -> None:
     files = {"/s/f": json.dumps([{"id": number, "text": "naïve 中文"} for number in range(50_000)])}
-    told = answer("read_file", '{"path": "f", "column": 1000}', files, "/s", 6_000, TOKENS.count, regex.compile)
+    material = Material(files, Index(files, {}, "/s"), "/s", 6_000, TOKENS.count, regex.compile)
+    told = answer("read_file", '{"path": "f", "column": 1000}', material)
     assert told.result == "ok"
     assert 5_700 < told.tokens <= 6_000
     assert told.tokens == REFERENCE["o200k_base"](told.text)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec import Raw
 
+from proxy.core import labels
+from proxy.core.labels import Label
 from proxy.core.opening import START, Opening
 from proxy.core.pairing import REGULAR, Irregular, Pairing, Place
 from proxy.core.plan import Item, Plan, Role, Room
@@ -53,22 +55,39 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """A text that can be moved. `part` is its place in the entry; None where there is only one text."""
 
     part: int | None
-    name: str
-    """The name of the file that it moves to."""
+    digest: str
+    """Of the text; see `preview.digest`."""
     tokens: int
     preview: int
     """Tokens of its replacement at an event; `tokens` where that would not be smaller."""
     first_preview: int
     """The same for a text that the model has not seen yet."""
+    spare: int
+    """Characters that the replacement is shorter than the text, without a label."""
+    label: Label
+    """What it is. A result has a general label until `Naming` has found its call."""
     kept: int = 0
     """The first characters of it that stay in any case: they tell the client's model that a result follows."""
+    name: str = ""
+    """The name of the file that it moves to; empty until `Naming` has given it one."""
+
+    def named(self, name: str, label: Label) -> Piece:
+        """Return the piece with its name and label, and with the tokens that they add to its replacement."""
+        fits = label.chars < self.spare
+        return msgspec.structs.replace(
+            self,
+            name=name,
+            label=label,
+            preview=min(self.preview + label.tokens, self.tokens) if fits else self.tokens,
+            first_preview=min(self.first_preview + label.tokens, self.tokens) if fits else self.tokens,
+        )
 
 
 class Message(msgspec.Struct, frozen=True):
     """Everything that the plan needs of one message, without its text."""
 
     digest: bytes
-    """Of the bytes as they came. Results that depend on the bytes are cached under it."""
+    """Of the bytes as they came, and of the names of its pieces. What depends on both is cached under it."""
     role: Role
     meaning: bytes
     tokens: int
@@ -83,13 +102,15 @@ class Message(msgspec.Struct, frozen=True):
     """Whether we know its role and the form of its content. It stays as it is otherwise."""
     carries: Carries = Carries.NO
     """Whether the policy's `results` name it, as far as that does not depend on its place."""
+    labels: tuple[Label, ...] = ()
+    """What the results of its calls are called, in the order of the calls."""
 
     def extra(self) -> int:
         """Bytes that it takes beside those of a message with a call or a text or two, about."""
         if not self.calls and not self.pieces:
             return max(len(self.answers) - 300, 0)
-        called = sum(100 + len(id) + len(name) for id, name in self.calls)
-        return max(called + len(self.answers) + sum(150 + len(piece.name) for piece in self.pieces) - 300, 0)
+        called = sum(100 + len(id) + len(name) for id, name in self.calls) + sum(map(Label.size, self.labels))
+        return max(called + len(self.answers) + sum(250 + len(piece.name) for piece in self.pieces) - 300, 0)
 
     def item_at(self, place: Place, part: Role, movable: bool) -> Item:
         """The item for the plan, in which the message plays this part."""
@@ -105,6 +126,48 @@ class Message(msgspec.Struct, frozen=True):
             stays=stays,
             stays_before=place.stays_before,
         )
+
+
+class Naming(msgspec.Struct, frozen=True):
+    """Names the pieces of a history, message by message. A name depends only on what came before it."""
+
+    digits: int = labels.DIGITS
+    """Hex digits of a text's digest in its name."""
+    calls: Mapping[str, Label] = {}
+    """The labels of all calls, by their ids; of calls with the same id, the newest."""
+    taken: Mapping[str, str] = {}
+    """Each name so far, with the digest of its text: a text that would get another's name gets a longer one."""
+
+    def named(self, messages: Sequence[Message]) -> tuple[list[Message], Naming]:
+        """Return the messages with their pieces named, and the naming to continue with."""
+        calls, taken, found = dict(self.calls), dict(self.taken), list[Message]()
+        for message in messages:
+            calls |= {id: label for (id, _), label in zip(message.calls, message.labels, strict=False)}
+            known = calls.get(message.answers) if message.role is Role.TOOL else None
+            pieces = [self._named(piece, known, taken) for piece in message.pieces]
+            found.append(_with_pieces(message, pieces) if pieces else message)
+        return found, Naming(self.digits, calls, taken)
+
+    def _named(self, piece: Piece, known: Label | None, taken: dict[str, str]) -> Piece:
+        label = known or piece.label
+        name = labels.file_name(label, piece.digest, self.digits)
+        if taken.setdefault(name, piece.digest) != piece.digest:
+            name = labels.file_name(label, piece.digest, len(piece.digest))
+            taken[name] = piece.digest
+        return piece.named(name, label)
+
+
+def _with_pieces(message: Message, pieces: Sequence[Piece]) -> Message:
+    """Return the message with these pieces, and what depends on them."""
+    named = "".join(f"\n{piece.name}\n{piece.label.origin}" for piece in pieces).encode()
+    preview = message.tokens - sum(piece.tokens - piece.preview for piece in pieces)
+    first_preview = message.tokens - sum(piece.tokens - piece.first_preview for piece in pieces)
+    return msgspec.structs.replace(
+        message,
+        digest=digest(message.digest + named),
+        pieces=tuple(pieces),
+        item=msgspec.structs.replace(message.item, preview=preview, first_preview=first_preview),
+    )
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -212,6 +275,7 @@ class History(msgspec.Struct, frozen=True):
     opening: Opening = START
     extra: int = 0
     """See `Message.extra`."""
+    naming: Naming = Naming()
 
     @classmethod
     def beginning(cls, terms: Terms) -> History:
@@ -221,6 +285,7 @@ class History(msgspec.Struct, frozen=True):
         """The history followed by these messages."""
         if not messages:
             return self
+        messages, naming = self.naming.named(messages)
         pairing = self.pairing.copy()
         found = places(messages, pairing)
         new = items(messages, found, self.terms.offload, self.opening)
@@ -239,6 +304,7 @@ class History(msgspec.Struct, frozen=True):
             pairing=pairing,
             opening=opening,
             extra=self.extra + sum(message.extra() for message in messages),
+            naming=naming,
         )
 
     def _folded(self, new: Sequence[Item], tokens: int, leading: int) -> Fold | None:

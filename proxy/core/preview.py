@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 
 import msgspec
 
 GLIMPSE_CHARS = 2_000
 """Characters of preview for a result that moves before the model has seen it: about one screen."""
 MARK = "(detailed result is stored in "
-
-_odd = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -27,18 +24,8 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def digest(text: str) -> str:
-    """Return the first 12 hex digits of the text's SHA-256, which are part of a file's name."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-
-
-def file_name(call_id: str, text_digest: str) -> str:
-    """Return a file's name. The client's id is shortened and reduced to characters that every file system accepts."""
-    return f"tool_call_{_odd.sub('_', call_id)[:64]}_{text_digest}.txt"
-
-
-def message_file_name(kind: str, text_digest: str) -> str:
-    """Return the name of the file of a message that answers no call. `kind` says what it is, such as `user_message`."""
-    return f"{kind}_{text_digest}.txt"
+    """Return the first 32 hex digits of the text's SHA-256, the first of which are part of its file's name."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def line_count(text: str) -> int:
@@ -46,12 +33,12 @@ def line_count(text: str) -> int:
     return text.count("\n") + (not text.endswith("\n")) if text else 0
 
 
-def replacement(text: str, name: str, tokens: int, shape: Shape, kept: int = 0) -> str:
+def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, kept: int = 0) -> str:
     """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`.
 
-    The preview has at least the first `kept` characters.
+    `origin` says what the text is, such as `result of read_log`. The preview has at least the first `kept` characters.
     """
     size = f"complete, {line_count(text)} lines, {tokens} tokens"
-    reference = f"... {MARK}{shape.store_dir}/{name}; {size})"
+    reference = f"... {MARK}{shape.store_dir}/{name}; {size}; {origin})"
     tail = text[-shape.preview_tail_chars :] if shape.preview_tail_chars else ""
     return f"{text[: max(shape.preview_chars, kept)]}{'...' if tail else ''}{tail}{reference}"

@@ -36,7 +36,7 @@ _reference = re.compile(r"\(detailed result is stored in (?P<file>[^;)]+)")
 _kept = re.compile(_page.pattern + r", kept in (?P<file>\S+)")
 _originals = re.compile(r"messages are stored in: (?P<file>\S+?)\)")
 _definition = re.compile(r"^(?:class|def|async def) (\w+)", re.MULTILINE)
-_found = re.compile(r"^File: (?P<file>.+)\nL(?P<line>\d+): ", re.MULTILINE)
+_found = re.compile(r"^File: (?P<file>\S+).*\n(?:\d+- .*\n)*(?P<line>\d+): ", re.MULTILINE)
 
 
 class ScriptedCall(msgspec.Struct, frozen=True):
@@ -161,7 +161,7 @@ def _answer(path: str, begins: str, turn: Sequence[Json], pages: list[Page], too
     found = [hit for hit in _found.finditer(last) if hit["file"] in ours] or list(_found.finditer(last))
     if not found:
         return ScriptedReply("I cannot find that line any more.")
-    place = {"path": f"{searched}/{found[0]['file']}", "offset": int(found[0]["line"]) - 1, "limit": 1}
+    place = {"path": f"{searched}/{found[0]['file']}", "offset": int(found[0]["line"]), "limit": 1}
     return ScriptedReply("", ScriptedCall(_named("read_file", tools), place))
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from proxy.core import summary
 from proxy.core.history import Transcript, moved_pieces
+from proxy.core.labels import ORIGINALS, Label
 from proxy.core.plan import Plan, SummaryBoundary
+from proxy.core.retrieval.aliases import Index
 from proxy.dialects import Dialect, render
 
 KEPT = 64 << 20
@@ -17,12 +19,15 @@ KEPT = 64 << 20
 class Files(Mapping[str, str]):
     """Path → whole text. It holds only this request's own texts, so no other file can be reached.
 
+    `labels` say what the files are, and `index` finds them by other words than their paths.
+
     Many calls read the same few files, so opened texts are kept until `forget`: up to `KEPT` bytes, or one text that
     is larger.
     """
 
-    def __init__(self, loaders: Mapping[str, Callable[[], str]]) -> None:
+    def __init__(self, loaders: Mapping[str, Callable[[], str]], labels: Mapping[str, Label], store_dir: str) -> None:
         self._loaders = loaders
+        self.index = Index(loaders, labels, store_dir)
         self._opened: dict[str, str] = {}
         self._size = 0
 
@@ -61,14 +66,18 @@ def moved_files(
     These are the moved results, including those that a snapshot has since replaced, and the originals of snapshots.
     """
     loaders: dict[str, Callable[[], str]] = {}
+    labels: dict[str, Label] = {}
     for index, move in plan.moves.items():
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
-            loaders[f"{store_dir}/{piece.name}"] = piece_loader(dialect, transcript, index, piece.part)
+            path = f"{store_dir}/{piece.name}"
+            loaders[path] = piece_loader(dialect, transcript, index, piece.part)
+            labels[path] = piece.label.also(transcript.messages[index].answers)
     for boundary in plan.boundaries:
         if shown and boundary.end <= shown.end:
             path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
             loaders[path] = _originals_loader(dialect, transcript, boundary)
-    return Files(loaders)
+            labels[path] = ORIGINALS
+    return Files(loaders, labels, store_dir)
 
 
 def piece_loader(dialect: Dialect, transcript: Transcript, index: int, part: int | None) -> Callable[[], str]:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from proxy.core import preview
+from proxy.core import labels, preview
 from proxy.core.history import Count, Piece, Reading
+from proxy.core.labels import Label
 from proxy.core.plan import Item, Role
 from proxy.core.preview import Shape
 from proxy.core.results import Carries
@@ -38,19 +39,15 @@ class Source(NamedTuple):
     """What the pieces of an entry's texts depend on besides the texts."""
 
     role: Role
-    answers: str = ""
-    """The id of the call whose result it is."""
     carries: Carries = Carries.NO
     """Whether the policy's `results` name the entry."""
     kept: int = 0
     """The characters at the beginning of its first text that stay in any case."""
 
-    def file_name(self, text: str) -> str:
-        """Return the name of the file to which this text of the entry moves."""
-        digest = preview.digest(text)
-        if self.role is Role.TOOL:
-            return preview.file_name(self.answers, digest)
-        return preview.message_file_name("result" if self.carries else f"{self.role.name.lower()}_message", digest)
+    def label(self, count: Count) -> Label:
+        """Return what such a text is called as long as no call is known whose result it is."""
+        result = self.role is Role.TOOL or self.carries
+        return labels.of_kind("tool result" if result else f"{self.role.name.lower()} message", count)
 
 
 def pieces(
@@ -59,8 +56,9 @@ def pieces(
     """Return an entry's texts, which have `sizes` tokens, as pieces that can be moved. A model's own never are."""
     if source.role is Role.ASSISTANT:
         return ()
+    label = source.label(count)
     return tuple(
-        _piece(place, text, tokens, source if index == 0 else source._replace(kept=0), reading, count)
+        _piece(place, text, tokens, label, source.kept if index == 0 else 0, reading, count)
         for index, ((place, text), tokens) in enumerate(zip(texts, sizes, strict=True))
     )
 
@@ -72,18 +70,18 @@ def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
     return Item(role, tokens, first_preview, preview, fixed)
 
 
-def _piece(place: int | None, text: str, tokens: int, source: Source, reading: Reading, count: Count) -> Piece:
-    name = source.file_name(text)
+def _piece(place: int | None, text: str, tokens: int, label: Label, kept: int, reading: Reading, count: Count) -> Piece:
+    name = labels.file_name(labels.NAMELESS, digest := preview.digest(text))
 
-    def replaced(shape: Shape) -> int:
-        replacement = preview.replacement(text, name, tokens, shape, source.kept)
-        return min(count(replacement), tokens) if len(replacement) < len(text) else tokens
+    def replaced(shape: Shape) -> tuple[int, int]:
+        """Return the tokens of the replacement without a label, and how many characters it is shorter than the text."""
+        replacement = preview.replacement(text, name, "", tokens, shape, kept)
+        spare = len(text) - len(replacement)
+        return (min(count(replacement), tokens) if spare > 0 else tokens), spare
 
-    return Piece(
-        part=place,
-        name=name,
-        tokens=tokens,
-        preview=replaced(reading.shape),
-        first_preview=replaced(reading.shape.first_preview()) if tokens > reading.max_unseen_tool_tokens else tokens,
-        kept=source.kept,
-    )
+    at_event, spare = replaced(reading.shape)
+    first = tokens
+    if tokens > reading.max_unseen_tool_tokens:
+        first, first_spare = replaced(reading.shape.first_preview())
+        spare = min(spare, first_spare) if first < tokens else spare
+    return Piece(place, digest, tokens, at_event, first, spare, label, kept)

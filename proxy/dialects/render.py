@@ -67,7 +67,9 @@ def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_
     shape = shape.first_preview() if first_preview else shape
     moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
     replaced = {
-        part: preview.replacement(text, moved[part].name, moved[part].tokens, shape, moved[part].kept)
+        part: preview.replacement(
+            text, moved[part].name, moved[part].label.origin, moved[part].tokens, shape, moved[part].kept
+        )
         for part, text in dialect.texts(raw)
         if part in moved
     }

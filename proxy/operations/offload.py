@@ -66,7 +66,7 @@ async def _offload(call: OperationCall, given: parameters.OffloadParameters) -> 
     snapshots = list(zip(texts, groups, strict=True))
     role = policy.offload.compress.snapshot_role
     kept = await call.read(one_shot.with_snapshots, decided, snapshots, role=role)
-    after = await call.read(_tokens, kept, decided, options, counter)
+    after = await call.read(_tokens, kept, raws, messages, options, counter)
     call.account.tokens_after = after
     files = {**decided.files, **groups}
     return OperationReply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
@@ -138,9 +138,15 @@ async def _put_group(shelf: CallerFiles, store_dir: str, chat_id: str, content: 
     return names.joined(store_dir, name.rpartition("/")[2])
 
 
-def _tokens(kept: Sequence[bytes | Raw], decided: Offloaded, options: Options, count: Callable[[str], int]) -> int:
-    """Return the tokens of the reply's messages. Only the message with the snapshots still has to be measured."""
-    known = {id(raw): tokens for raw, tokens in zip(decided.raws, decided.tokens, strict=True)}
+def _tokens(
+    kept: Sequence[bytes | Raw],
+    raws: Sequence[Raw],
+    messages: Sequence[Message],
+    options: Options,
+    count: Callable[[str], int],
+) -> int:
+    """Return the tokens of the reply's messages. Only those that were rewritten still have to be measured."""
+    known = {id(raw): message.tokens for raw, message in zip(raws, messages, strict=True)}
     return sum(known[id(raw)] if id(raw) in known else one_shot.measured(raw, options, count).tokens for raw in kept)
 
 

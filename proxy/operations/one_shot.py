@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import preview, rawjson, summary
-from proxy.core.history import Message, Reading, Unplannable, digest, moved_pieces
+from proxy.core.history import Message, Naming, Reading, Unplannable, digest, moved_pieces
 from proxy.core.plan import Item, Role
 from proxy.core.policy import Mode, SnapshotRole
 from proxy.core.preview import Shape
@@ -35,10 +35,17 @@ NEVER = 1 << 62
 """More tokens than any tool result has, so that no result is moved before the model has seen it."""
 
 LONGEST_NAME = 120
-"""The most bytes of a file's name as stored: 64 of a call's or chat's id, a digest, a number, and our fixed text."""
+"""The most bytes of a file's name as stored: 64 of a chat's id, or 40 of a call, dots doubled, a digest, a number, and
+our fixed text."""
+
+DIGITS = 12
+"""Hex digits of a text's digest in its file's name. A caller's files outlive the conversation, so that many more texts
+have a name with the same beginning than in a request."""
 
 _REFERENCE = re.compile(
-    r"\.\.\. " + re.escape(preview.MARK) + r"(?P<path>[^\n]+); complete, [0-9]+ lines, [0-9]+ tokens\)\Z"
+    r"\.\.\. "
+    + re.escape(preview.MARK)
+    + r"(?P<path>[^\n]+?); complete, [0-9]+ lines, [0-9]+ tokens(?:; [^\n;)]+)?\)\Z"
 )
 _odd = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -146,6 +153,7 @@ def offload(
     raws: Sequence[bytes | Raw], messages: Sequence[Message], options: Options, stored: Mapping[str, str]
 ) -> Offloaded:
     """Decide what the limits require. `stored` has, by path, the texts of the `references` that lead to a file."""
+    messages, _ = Naming(DIGITS).named(messages)
     borders = _borders(messages)
     before = sum(message.tokens for message in messages)
     moved: dict[int, Message] = {}

@@ -114,16 +114,16 @@ class RequestTurnIO:
     async def _answer(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:
         names, threads = self._history.names, self._services.threads
         tool = _tool(call, names)
-        steps = tools.answering(
-            tool,
-            call.arguments,
+        material = tools.Material(
             files,
+            files.index,
             self._history.policy.offload.store_dir,
             budget,
             self._count,
             lambda pattern: regex.compile(pattern, self._searching),
             names,
         )
+        steps = tools.answering(tool, call.arguments, material)
         if tool == "grep":
             return await sliced(threads.searching, self._tenant.namespace, steps, self._searching)
         return await sliced(threads.reading, self._tenant.namespace, steps, Budget(math.inf))

@@ -236,7 +236,8 @@ def assistant(content: str = "Done.") -> Json:
 def step(call_id: str, *results: Any) -> list[Json]:
     """Return an assistant message with a call for each result, and the results. Later calls' ids get a suffix."""
     ids = [call_id if number == 0 else f"{call_id}_{number}" for number in range(len(results))]
-    made = [{"id": one, "type": "function", "function": {"name": "search", "arguments": "{}"}} for one in ids]
+    functions = [{"name": "search", "arguments": f'{{"query":"{one}"}}'} for one in ids]
+    made = [{"id": one, "type": "function", "function": function} for one, function in zip(ids, functions, strict=True)]
     pairs = zip(ids, results, strict=True)
     answers = [{"role": "tool", "tool_call_id": one, "content": result} for one, result in pairs]
     return [{"role": "assistant", "content": None, "tool_calls": made}, *answers]

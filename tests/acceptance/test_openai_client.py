@@ -193,7 +193,7 @@ def test_parallel_calls_of_ours_and_a_wrong_one_are_answered(up: StrictUpstream,
     found, elsewhere, malformed = (message["content"] for message in up.chats[1].messages[-3:])
     assert "heliotrope-7291" in found
     assert "root:" not in elsewhere
-    assert "tool_call_call_0" in elsewhere, "it names what there is"
+    assert "/context_store/" in elsewhere, "it names what there is"
     assert malformed
 
 

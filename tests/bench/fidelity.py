@@ -31,7 +31,7 @@ import msgspec
 from proxy import regex
 from proxy.core.history import Unplannable
 from proxy.core.policy import Policy
-from proxy.core.retrieval.tools import Tool, ToolAnswer, answer
+from proxy.core.retrieval.tools import Material, Tool, ToolAnswer, answer
 from proxy.dialects.chat.messages import texts
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.prepare import RenderedRequest
@@ -83,20 +83,21 @@ class Reading:
     def __init__(self, ready: RenderedRequest, tokens: Tokens) -> None:
         self._policy = ready.history.policy
         self._names = ready.history.names
-        self._files = dict(ready.files())
+        files = ready.files()
+        self._files, self._index = dict(files), files.index
         self._tokens = tokens
 
     def ask(self, tool: Tool, arguments: Json) -> ToolAnswer:
-        return answer(
-            tool,
-            json.dumps(arguments),
+        material = Material(
             self._files,
+            self._index,
             self._policy.offload.store_dir,
             self._policy.tools.max_answer_tokens,
             lambda text: self._tokens.count(text, MODEL),
             regex.compile,
             self._names,
         )
+        return answer(tool, json.dumps(arguments), material)
 
     def whole(self, path: str) -> str:
         """A file's text, joined from its pages."""

@@ -16,7 +16,10 @@ CALL = {
     "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "ab", "arguments": "{}"}}],
 }
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "123"}
-MOVED = {**RESULT, "content": "1... (detailed result is stored in /store/tool_call_c1_00.txt; complete, 9 tokens)"}
+MOVED = {
+    **RESULT,
+    "content": "1... (detailed result is stored in /store/a.py-01234567.txt; complete, 9 tokens; result of f)",
+}
 
 
 def body(*messages: Json, **members: Any) -> Sent:
@@ -63,7 +66,7 @@ def test_prefix_kept_is_a_share_of_all_that_was_sent() -> None:
 
 
 def test_moved_names_the_files_and_their_calls() -> None:
-    assert moved([USER, CALL, MOVED]) == {"tool_call_c1_00.txt": "c1"}
+    assert moved([USER, CALL, MOVED]) == {"a.py-01234567.txt": "c1"}
     assert moved([USER, CALL, RESULT, {**USER, "content": MOVED["content"]}]) == {}
 
 

@@ -14,7 +14,7 @@ SYSTEM = {"role": "system", "content": "s"}
 READ = {"role": "user", "content": TASK.format(modules="`a.py`, `b/c.py`")}
 ASK = {"role": "user", "content": QUESTION.format(path="a.py", begins="LIMIT =")}
 OURS = ["read_source", "grep", "read_file"]
-FILE = "/context_store/tool_call_c1_0123456789ab.txt"
+FILE = "/context_store/a.py-01234567.txt"
 
 
 def called(name: str, arguments: str = "{}", call_id: str = "c1") -> Json:
@@ -76,10 +76,12 @@ def test_the_model_notes_the_definitions_of_a_page() -> None:
 
 
 FOUND = """\
-Found 1 matches for pattern "^LIMIT =" in path "/context_store":
+Found 1 match for pattern "^LIMIT =" in path "/context_store" (line numbers are read_file's offset):
 ---
-File: tool_call_c1_0123456789ab.txt
-L7: LIMIT = 5
+File: a.py-01234567.txt (result of read_source a.py)
+5- # the most
+6: LIMIT = 5
+7- # the least
 ---
 """
 GREP = called("grep", '{"pattern": "^LIMIT =", "path": "/context_store"}', "g1")
@@ -97,13 +99,13 @@ def test_the_model_greps_moved_pages(tools: list[str]) -> None:
 
 
 def test_the_model_opens_the_hit_in_a_page_of_that_file() -> None:
-    other = FOUND.replace("c1_0123456789ab", "c9_999999999999").replace("L7", "L3") + FOUND
+    other = FOUND.replace("a.py-01234567", "a.py-99999999").replace("6:", "3:") + FOUND
     answer = reply([*SEARCHED, *moved("a.py", 1, 9, 9), ASK, GREP, result(other, "g1")], OURS)
     assert answer.call == ScriptedCall("read_file", {"path": FILE, "offset": 6, "limit": 1})
 
 
 def test_the_model_greps_the_originals_of_a_record() -> None:
-    group = FOUND.replace("tool_call_c1_0123456789ab", "compressed_group_0")
+    group = FOUND.replace("a.py-01234567", "compressed_group_0")
     answer = reply([SNAPSHOT, READ, ASK, GREP, result(group, "g1")], OURS)
     assert answer.call == ScriptedCall(
         "read_file", {"path": "/context_store/compressed_group_0.txt", "offset": 6, "limit": 1}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from proxy.core import preview, summary
-from proxy.core.history import BEGINNING, Reading, Transcript, links
+from proxy.core.history import BEGINNING, Naming, Reading, Transcript, links
 from proxy.core.plan import Move, OffloadEvent, Plan, SummaryBoundary
 from proxy.core.policy import Offload
 from proxy.dialects.chat import CHAT
@@ -28,7 +28,7 @@ RAWS = [
     )
 ]
 OFFLOAD = Offload(store_dir="/store", max_unseen_tool_tokens=100)
-TRANSCRIPT = Transcript(RAWS, [CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in RAWS])
+TRANSCRIPT = Transcript(RAWS, Naming().named([CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in RAWS])[0])
 CHAIN = [BEGINNING, *links(BEGINNING, TRANSCRIPT.messages)]
 
 
@@ -38,7 +38,7 @@ def plan(*boundaries: int) -> Plan:
 
 
 def path(text: str) -> str:
-    return f"/store/{preview.file_name('c', preview.digest(text))}"
+    return f"/store/look-{preview.digest(text)[:8]}.txt"
 
 
 def test_each_large_part_is_a_file_of_its_own() -> None:
@@ -82,7 +82,7 @@ def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.Monkey
     def loader(path: str) -> Callable[[], str]:
         return lambda: (opened.append(path), path * 1_000)[1]
 
-    files = Files({path: loader(path) for path in "abc"})
+    files = Files({path: loader(path) for path in "abc"}, {}, "/s")
     assert files["a"] == files["a"] == "a" * 1_000
     assert opened == ["a"]
     files.forget()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import summary
-from proxy.core.history import BEGINNING, Message, Reading, Transcript, items, links, moved_pieces, places
+from proxy.core.history import BEGINNING, Message, Naming, Reading, Transcript, items, links, moved_pieces, places
 from proxy.core.pairing import Pairing
 from proxy.core.plan import Plan, Role, Room
 from proxy.core.planner import fold
@@ -56,7 +56,8 @@ class Case:
     def __init__(self, *raws: bytes, offload: Offload = OFFLOAD) -> None:
         self.offload = offload
         self.raws = list(raws)
-        self.transcript = Transcript(raws, [CHAT.read(one, Reading.of(offload), len) for one in raws])
+        read = [CHAT.read(one, Reading.of(offload), len) for one in raws]
+        self.transcript = Transcript(raws, Naming().named(read)[0])
         found = places(self.transcript.messages, Pairing())
         self.plan: Plan = fold(items(self.transcript.messages, found, offload), offload, Room())
         self.chain = [BEGINNING, *links(BEGINNING, self.transcript.messages)]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from proxy.core.history import History, Message, Reading, Terms, Transcript, Unplannable
+from proxy.core.history import History, Message, Naming, Reading, Terms, Transcript, Unplannable
 from proxy.core.plan import Room
 from proxy.core.policy import Offload
 from proxy.core.preview import Shape
@@ -179,10 +179,10 @@ async def test_a_compacted_message_is_made_once() -> None:
     reader = MessageCache(Counting())
     tool = raw("0123456789" * 50, "tool", tool_call_id="c")
     call = Raw(b'{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f"}}]}')
-    asked, message = await reader.read(CHAT, [call, tool], READING, "m")
+    [asked, message], _ = Naming().named(await reader.read(CHAT, [call, tool], READING, "m"))
     make = reader.compactor(CHAT, Transcript([call, tool], [asked, message]), READING.shape)
     made = make(1, False)
-    assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/tool_call_c_")
+    assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/f-")
     assert make(1, False) is made
     assert reader.caches()["compacted"]() == (1, len(made))
     assert make(1, True) != made

@@ -73,7 +73,7 @@ async def test_moved_results_are_replaced_and_can_be_read() -> None:
     assert sorted(ready.files().values()) == sorted(MOVING[index]["content"] for index in (3, 6))
     assert {text() for text in prepare.originals(ready).values()} == set(ready.files().values())
     sent = json.loads(ready.turn().request())["messages"]
-    assert sent[-1] == LAST and "/store/tool_call_call_1_0_" in sent[3]["content"]
+    assert sent[-1] == LAST and "/store/look-" in sent[3]["content"]
 
 
 async def test_a_snapshot_replaces_what_is_before_its_boundary() -> None:

@@ -1,7 +1,8 @@
 """Reads a text in pages that fit a budget and together make up the text, every character of it.
 
 A line ends only at `\\n`. If a page does not reach the end of the text, we add a last line in brackets, which begins
-with `[lines` and says how to continue. We also add one if the page's own last line looks like ours. If a page ends
+with `[lines`. It says how to continue if the budget cut the page short of what was asked for, and not otherwise: weak
+models take it for an order. We also add one if the page's own last line looks like ours. If a page ends
 inside a line, or at the end of a text without a final newline, the newline before our line is ours too, and our line
 says so.
 """
@@ -71,7 +72,7 @@ def page(text: str, span: Span, call: str, budget: int, count: Callable[[str], i
 
     def shown(size: int) -> str:
         part = text[span.start : _cut(text, span, size)]
-        ours = _ours(part, span, span.start + len(part) == len(text), call)
+        ours = _ours(part, span, len(text), call)
         return part + ours if part.endswith("\n") or not ours else f"{part}\n{ours}"
 
     size = largest(span.stop - span.start, budget * CHARACTERS_PER_TOKEN, lambda size: count(shown(size)) <= budget)
@@ -99,13 +100,16 @@ def _cut(text: str, span: Span, size: int) -> int:
     return text.rfind("\n", span.start, stop) + 1 or stop
 
 
-def _ours(part: str, span: Span, ends: bool, call: str) -> str:
+def _ours(part: str, span: Span, end: int, call: str) -> str:
     """Return the bracketed line after a page, or nothing if the page ends the text and needs none."""
+    stop = span.start + len(part)
     whole_lines = part.endswith("\n")
     last = span.line + part.count("\n") - whole_lines
     where = f"{OURS} {span.line}-{last} of {span.lines}"
-    if ends:
+    if stop == end:
         return f"{where}; end of file{'' if whole_lines else ' without a newline'}]" if _looks_like_ours(part) else ""
+    if stop == span.stop:
+        return f"{where}]"
     if whole_lines:
         return f"{where}; continue with {call}, offset={last + 1})]"
     column = span.column + len(part)

@@ -1,42 +1,29 @@
-"""The tools that the proxy answers itself: their definitions, and how `grep` and `read_file` answer from given texts.
+"""How `grep` and `read_file` answer from given texts.
 
 Arguments come from a model. Whatever they are, they get an answer that fits its budget, and an error says what to send
-instead. This module has no dialect's field names: `definitions` gives name, description and parameters.
+instead. A path that names no file means whatever `aliases` makes of it; a search that finds nothing where it was asked
+to look goes on everywhere else, and says so.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from itertools import groupby
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
 
 from proxy.core.retrieval import pages
-from proxy.core.retrieval.search import (
-    Files,
-    Find,
-    LineMatch,
-    LineTooLong,
-    TooSlow,
-    below,
-    fitting,
-    matches,
-    named,
-    relative,
-)
+from proxy.core.retrieval.aliases import Index
+from proxy.core.retrieval.arguments import Tool, Useless, brief, number, parsed, string
+from proxy.core.retrieval.definitions import DEFAULT_MATCHES, NAMES, OTHER_NAMES, Names, definitions
+from proxy.core.retrieval.reports import FEW, LISTED, Reports
+from proxy.core.retrieval.search import Files, Find, LineMatch, LineTooLong, TooSlow, matches
 
-Tool = Literal["grep", "read_file"]
+__all__ = ["NAMES", "OTHER_NAMES", "Names", "Tool", "definitions"]
+
 Result = Literal["ok", "empty", "refused", "budget"]
-Names = tuple[str, str]
-
-NAMES: Names = ("grep", "read_file")
-"""The names of our tools."""
-
-OTHER_NAMES: Names = ("offload_grep", "offload_read_file")
-"""Their names if the client has a tool with either name."""
 
 BUDGET_USED_UP = "budget used up: answer with what you have"
 """The only answer that is given even if it exceeds the budget."""
@@ -44,23 +31,15 @@ BUDGET_USED_UP = "budget used up: answer with what you have"
 TOO_MANY = "not answered: at most {most} calls are answered at once; send this call again if it is still needed"
 """The answer to calls beyond that number."""
 
-DEFAULT_MATCHES = 50
-
 MAX_MATCHES = 1_000
 """The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
-
-MAX_STRING = 1_000
-"""Characters of an argument. Globs and patterns are compiled, and nobody writes longer ones."""
 
 TOKENS_PER_MATCH = 20
 """The first guess at the size of a match."""
 
-LISTED = (20, 5, 0)
-"""How many of the existing files an answer names: the first of these numbers that its budget allows."""
-
-_ARGUMENTS = {"grep": ("pattern", "path", "glob", "limit"), "read_file": ("path", "offset", "limit", "column")}
-
-_DIGITS = re.compile(r"\s*[0-9]{1,18}\s*")
+LEAST_LINES, LEAST_CHARS = 30, 4_000
+"""A call for less of a file gets so many lines, or as many of them as these characters hold. Weak models ask for a
+line at a time until their rounds are used up."""
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
@@ -73,38 +52,40 @@ class ToolAnswer(msgspec.Struct, frozen=True):
 
 
 class _Short(Exception):
-    """An answer that gives a reason instead of content. `listing`: it also names the existing files."""
+    """An answer that gives a reason instead of content. `listed`: the files that it lists too; `shown`: a whole one."""
 
-    def __init__(self, text: str, result: Result = "refused", *, listing: bool = False) -> None:
+    def __init__(
+        self, text: str, result: Result = "refused", *, listed: Sequence[str] | None = None, shown: str = ""
+    ) -> None:
         super().__init__(text)
-        self.text, self.result, self.listing = text, result, listing
+        self.text, self.result, self.listed, self.shown = text, result, listed, shown
 
 
-class _Room(msgspec.Struct, frozen=True):
-    """The material for an answer, and the most that it may cost."""
+class Material(msgspec.Struct, frozen=True, dict=True):
+    """What an answer is made of, and the most tokens that it may have, as counted by `count`.
 
-    names: Names
+    `matcher` compiles a pattern; if it refuses one, it raises ValueError with a text.
+    """
+
     files: Files
+    index: Index
     store_dir: str
     budget: int
     count: Callable[[str], int]
+    matcher: Callable[[str], Find]
+    names: Names = NAMES
+
+    @cached_property
+    def reports(self) -> Reports:
+        return Reports(self.files, self.index, self.store_dir)
 
     def fits(self, text: str) -> bool:
         return self.count(text) <= self.budget
 
 
-def answer(
-    tool: Tool,
-    arguments: str | bytes,
-    files: Files,
-    store_dir: str,
-    budget_tokens: int,
-    count: Callable[[str], int],
-    matcher: Callable[[str], Find],
-    names: Names = NAMES,
-) -> ToolAnswer:
+def answer(tool: Tool, arguments: str | bytes, material: Material) -> ToolAnswer:
     """Run `answering` to its end and return its result."""
-    steps = answering(tool, arguments, files, store_dir, budget_tokens, count, matcher, names)
+    steps = answering(tool, arguments, material)
     while True:
         try:
             next(steps)
@@ -113,32 +94,24 @@ def answer(
             return told
 
 
-def answering(
-    tool: Tool,
-    arguments: str | bytes,
-    files: Files,
-    store_dir: str,
-    budget_tokens: int,
-    count: Callable[[str], int],
-    matcher: Callable[[str], Find],
-    names: Names = NAMES,
-) -> Generator[None, None, ToolAnswer]:
-    """Answer a call with these JSON arguments from `files`, in at most `budget_tokens` as counted by `count`.
+def answering(tool: Tool, arguments: str | bytes, material: Material) -> Generator[None, None, ToolAnswer]:
+    """Answer a call with these JSON arguments.
 
-    It yields often, so that others can have their turn. `matcher` compiles a pattern; if it refuses one, it raises
-    ValueError with a text. Never raises because of anything that a model or a file's text may contain.
+    It yields often, so that others can have their turn. Never raises because of anything that a model or a file's text
+    may contain.
     """
-    room = _Room(names, files, store_dir, budget_tokens, count)
     result: Result = "ok"
     text: str | None
     try:
-        given = _parsed(tool, arguments, names)
-        text = (yield from _grep(given, room, matcher)) if tool == "grep" else _read(given, room)
+        given = parsed(tool, arguments, material.names)
+        text = (yield from _grep(given, material)) if tool == "grep" else _read(given, material)
+    except Useless as useless:
+        text, result = _fitting(_Short(str(useless)), material), "refused"
     except _Short as short:
-        text, result = next(filter(room.fits, _wordings(short, list(files))), None), short.result
+        text, result = _fitting(short, material), short.result
     if text is None:
         text, result = BUDGET_USED_UP, "budget"
-    return ToolAnswer(text, result, count(text))
+    return ToolAnswer(text, result, material.count(text))
 
 
 def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
@@ -147,27 +120,53 @@ def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
     return ToolAnswer(text, "refused", count(text))
 
 
-def _grep(given: Mapping[str, Any], room: _Room, matcher: Callable[[str], Find]) -> Generator[None, None, str | None]:
-    pattern, path, glob = _string(given, "pattern"), _string(given, "path") or room.store_dir, _string(given, "glob")
-    limit = _number(given, "limit", DEFAULT_MATCHES, least=1)
-    about = f'for pattern "{pattern}" in path "{_brief(path)}"' + (f' (filter: "{_brief(glob)}")' if glob else "")
+def _fitting(short: _Short, material: Material) -> str | None:
+    """Return the longest wording of the answer that its budget allows."""
+    wordings = [f"{short.text}\n{short.shown}\n---"] if short.shown else []
+    if short.listed is not None:
+        reports, listed = material.reports, short.listed
+        wordings += [f"{short.text} {reports.listing(listed[:most], len(listed))}" for most in LISTED]
+    else:
+        wordings.append(short.text)
+    return next(filter(material.fits, wordings), None)
+
+
+# -- grep -------------------------------------------------------------------------------------------------------------
+
+
+class _Scope(msgspec.Struct, frozen=True):
+    """Where a search looks: in `first`, and if nothing is there, in `rest`. `where` says so; `missing` says why it
+    looks everywhere from the start."""
+
+    first: Sequence[str]
+    rest: Sequence[str]
+    where: str
+    missing: str = ""
+
+    @property
+    def named(self) -> str:
+        """The one file that the call named; empty if it named none or several."""
+        return self.first[0] if len(self.first) == 1 and not self.missing else ""
+
+
+def _grep(given: Mapping[str, Any], material: Material) -> Generator[None, None, str | None]:
+    pattern, limit = string(given, "pattern"), number(given, "limit", DEFAULT_MATCHES, least=1)
+    find = _compiled(pattern, material)
+    scope = _scope(string(given, "path"), string(given, "glob"), material)
     try:
-        find = _compiled(pattern, matcher)
-        found = yield from _found(matches(room.files, _searched(path, glob, room), find))
+        found = yield from _found(matches(material.files, scope.first, find))
+        wider = not found and bool(scope.rest)
+        if wider:
+            found = yield from _found(matches(material.files, scope.rest, find))
     except LineTooLong as error:
-        read = f"or read the file in parts: {room.names[1]} takes offset and column"
+        read = f"or read the file in parts: {material.names[1]} takes offset and column"
         raise _Short(f"This pattern cannot be used: {error}, {read}.") from error
     except TooSlow as error:
         raise _Short(f"This pattern cannot be used: {error}.") from error
+    short = material.reports.short(scope.named) if scope.named and (wider or not found) else ""
     if not found:
-        raise _Short(f"No matches {about}.", "empty", listing=True)
-    most = min(limit, len(found), MAX_MATCHES)
-
-    def report(shown: int) -> str:
-        return _report(found, shown, limit, about, room.store_dir)
-
-    shown = pages.largest(most, 1 + room.budget // TOKENS_PER_MATCH, lambda shown: room.fits(report(shown)))
-    return report(shown) if shown or room.fits(report(0)) else None
+        raise _Short(_nothing(pattern, scope), "empty", listed=material.index.paths, shown=short)
+    return _report(_heads(pattern, scope, found, wider, short, material), found, limit, material)
 
 
 def _found(searching: Iterator[LineMatch | None]) -> Generator[None, None, list[LineMatch]]:
@@ -182,13 +181,13 @@ def _found(searching: Iterator[LineMatch | None]) -> Generator[None, None, list[
     return found
 
 
-def _compiled(pattern: str, matcher: Callable[[str], Find]) -> Find:
+def _compiled(pattern: str, material: Material) -> Find:
     if not pattern:
         raise _Short('"pattern" is missing or empty: send a regular expression, such as {"pattern": "error"}.')
     try:
-        return matcher(pattern)
-    except TooSlow:
-        raise
+        return material.matcher(pattern)
+    except TooSlow as error:
+        raise _Short(f"This pattern cannot be used: {error}.") from error
     except ValueError as error:
         raise _Short(
             f"This pattern cannot be used: {error}. The syntax is RE2's, without look-ahead, look-behind and"
@@ -196,60 +195,118 @@ def _compiled(pattern: str, matcher: Callable[[str], Find]) -> Find:
         ) from error
 
 
-def _searched(path: str, glob: str, room: _Room) -> list[str]:
-    """Return the files that these arguments of grep select."""
-    file = named(path, list(room.files))
-    paths = [file] if file is not None else below(path, room.files)
+def _scope(path: str, glob: str, material: Material) -> _Scope:
+    """Return where these arguments of grep look."""
+    index = material.index
+    path = path or material.store_dir
+    paths = index.find(path).paths
     if not paths:
-        raise _Short(f'There is no file or directory "{_brief(path)}".', listing=True)
-    if not glob:
-        return paths
-    fits = fitting(glob, paths, room.store_dir)
-    if not fits:
-        raise _Short(f'No file in "{_brief(path)}" fits the glob "{_brief(glob)}".', "empty", listing=True)
-    return fits
+        return _Scope(index.paths, (), "", _missing(path))
+    where = f'in path "{brief(path)}"' + (f' (filter: "{brief(glob)}")' if glob else "")
+    if glob:
+        paths = index.fitting(glob, paths)
+        if not paths:
+            return _Scope(index.paths, (), "", f'No file in "{brief(path)}" fits the glob "{brief(glob)}".')
+    chosen = set(paths)
+    return _Scope(paths, [path for path in index.paths if path not in chosen], where)
 
 
-def _report(found: Sequence[LineMatch], shown: int, limit: int, about: str, store_dir: str) -> str:
-    """List the first `shown` matches by file, and say how many more there are."""
-    over = "+" if len(found) > MAX_MATCHES else ""
-    total = min(len(found), MAX_MATCHES)
-    lines = [f"Found {total}{over} {'match' if total == 1 else 'matches'} {about}:"]
-    for path, group in groupby(found[:shown], lambda match: match.path):
-        lines += ["---", f"File: {relative(path, store_dir)}", *map(_line, group)]
-    lines.append("---")
-    if shown < total or over:
-        more = "send a larger limit, or narrow" if shown == limit < MAX_MATCHES else "narrow"
-        lines.append(f"[first {shown} of {total}{over} matches; for the rest {more} the pattern, the path or the glob]")
-    return "\n".join(lines)
+def _missing(path: str) -> str:
+    return (
+        f'Nothing that was moved out of this conversation is called "{brief(path)}"; other files are for other tools.'
+    )
 
 
-def _line(match: LineMatch) -> str:
-    column = f", column {match.column}" if match.windowed else ""
-    return f"L{match.line}{column}: {match.text}"
+def _nothing(pattern: str, scope: _Scope) -> str:
+    if scope.missing:
+        return f'{scope.missing} No matches for pattern "{pattern}" in anything that was moved.'
+    return (
+        f'No matches for pattern "{pattern}" {scope.where}{", nor in anything else that was moved" * bool(scope.rest)}.'
+    )
 
 
-def _read(given: Mapping[str, Any], room: _Room) -> str | None:
-    path = _existing(_string(given, "path"), room)
-    line, column = _number(given, "offset", 0), _number(given, "column", 0)
-    limit = _number(given, "limit", sys.maxsize, least=1)
-    text = room.files[path]
+def _heads(
+    pattern: str, scope: _Scope, found: Sequence[LineMatch], wider: bool, short: str, material: Material
+) -> list[str]:
+    """Return the beginning of a report in all its lengths, longest first."""
+    total = _total(found)
+    number = f"{total} {'match' if total == '1' else 'matches'}"
+    numbered = f"(line numbers are {material.names[1]}'s offset)"
+    if scope.missing:
+        return [f'{scope.missing} Found {number} for pattern "{pattern}" in everything that was moved {numbered}:']
+    if not wider:
+        return [f'Found {number} for pattern "{pattern}" {scope.where} {numbered}:']
+    none = f'No matches for pattern "{pattern}" {scope.where}.'
+    elsewhere = f"Found {number} in everything else that was moved {numbered}:"
+    return [*([f"{none}\n{short}\n---\n{elsewhere}"] if short else []), f"{none} {elsewhere}"]
+
+
+def _total(found: Sequence[LineMatch]) -> str:
+    return f"{MAX_MATCHES}+" if len(found) > MAX_MATCHES else str(len(found))
+
+
+def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, material: Material) -> str | None:
+    """Return the most complete report that fits: with the lines around few matches, or as many matches as fit."""
+    reports = material.reports
+    if len(found) <= min(FEW, limit):
+        for head in heads:
+            text = reports.report(head, found, around=True)
+            if material.fits(text):
+                return text
+    most = min(limit, len(found), MAX_MATCHES)
+
+    def report(shown: int) -> str:
+        foot = ""
+        if shown < len(found):
+            more = "send a larger limit, or narrow" if shown == limit < MAX_MATCHES else "narrow"
+            foot = f"[first {shown} of {_total(found)} matches; for the rest {more} the pattern, the path or the glob]"
+        return reports.report(heads[-1], found[:shown], around=False, foot=foot)
+
+    guess = 1 + material.budget // TOKENS_PER_MATCH
+    shown = pages.largest(most, guess, lambda shown: material.fits(report(shown)))
+    return report(shown) if shown or material.fits(report(0)) else None
+
+
+# -- read_file --------------------------------------------------------------------------------------------------------
+
+
+def _read(given: Mapping[str, Any], material: Material) -> str | None:
+    path, head = _existing(string(given, "path"), material)
+    line, column = number(given, "offset", 0), number(given, "column", 0)
+    limit = number(given, "limit", sys.maxsize, least=1)
+    text = material.files[path]
     span = pages.span(text, line, limit, column)
     if span is None:
-        raise _Short(_past_end(text, line, column), "empty")
-    return pages.page(text, span, f'{room.names[1]}(path="{path}"', room.budget, room.count)
+        raise _Short(head + _past_end(text, line, column), "empty")
+    span = _widened(text, span)
+    budget = material.budget - (material.count(head) if head else 0)
+    page = pages.page(text, span, f'{material.names[1]}(path="{path}"', budget, material.count)
+    return page and head + page
 
 
-def _existing(path: str, room: _Room) -> str:
-    """Return the file that read_file's argument names."""
+def _existing(path: str, material: Material) -> tuple[str, str]:
+    """Return the file that read_file's argument means, and a line that names it if the argument does not."""
+    index = material.index
     if not path:
-        raise _Short('"path" is missing: send the path of a file.', listing=True)
-    known = named(path, list(room.files))
-    if known is None and below(path, room.files):
-        raise _Short(f'"{_brief(path)}" is a directory: send the path of one file.', listing=True)
-    if known is None:
-        raise _Short(f'There is no file "{_brief(path)}".', listing=True)
-    return known
+        raise _Short('"path" is missing: send the path of a file.', listed=index.paths)
+    meant = index.find(path)
+    if not meant.paths:
+        raise _Short(_missing(path), listed=index.paths)
+    if len(meant.paths) > 1:
+        several = f'"{brief(path)}" may mean {len(meant.paths)} files: send the path of one of them.'
+        raise _Short(several, listed=meant.paths)
+    [file] = meant.paths
+    about = index.about(file)
+    return file, "" if meant.exact else f"[this is {file}{about and f': {about}'}]\n"
+
+
+def _widened(text: str, span: pages.Span) -> pages.Span:
+    """Return the span, or more lines if it has few."""
+    more = pages.span(text, span.line, LEAST_LINES, span.column)
+    stop = min(more.stop, span.start + LEAST_CHARS) if more else span.stop
+    if stop < len(text):
+        stop = text.rfind("\n", span.start, stop) + 1
+    return msgspec.structs.replace(span, stop=max(span.stop, stop))
 
 
 def _past_end(text: str, line: int, column: int) -> str:
@@ -260,102 +317,3 @@ def _past_end(text: str, line: int, column: int) -> str:
     if line >= lines:
         return f"{pages.OURS} 0-{lines - 1} of {lines}; offset {line} is past the end]"
     return f"{pages.OURS} {line}-{line} of {lines}; column {column} is past the end of line {line}]"
-
-
-def _parsed(tool: Tool, arguments: str | bytes, names: Names) -> dict[str, Any]:
-    """Parse the arguments as an object that has only members the tool knows."""
-    name = names[0] if tool == "grep" else names[1]
-    takes = f"{name} takes one JSON object with {', '.join(_ARGUMENTS[tool])}; only {_ARGUMENTS[tool][0]} is required"
-    try:
-        given = msgspec.json.decode(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise _Short(f"The arguments cannot be read as JSON. {takes}.") from error
-    if not isinstance(given, dict):
-        raise _Short(f"The arguments are not a JSON object. {takes}.")
-    unknown = next((key for key in given if key not in _ARGUMENTS[tool]), None)
-    if unknown is not None:
-        raise _Short(f'There is no argument "{_brief(unknown)}". {takes}.')
-    return given
-
-
-def _string(given: Mapping[str, Any], key: str) -> str:
-    """Return a string argument, or an empty string if it is missing."""
-    value = given.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str) or len(value) > MAX_STRING:
-        raise _Short(f'"{key}" must be a string of at most {MAX_STRING} characters.')
-    return value
-
-
-def _number(given: Mapping[str, Any], key: str, default: int, *, least: int = 0) -> int:
-    """Return a whole number, or `default` if it is missing. Accepts a string too, which weaker models send."""
-    value = given.get(key)
-    if value is None or value == "":
-        return default
-    if (isinstance(value, str) and _DIGITS.fullmatch(value)) or (isinstance(value, float) and value.is_integer()):
-        value = int(value)
-    if type(value) is not int or value < least:
-        raise _Short(f'"{key}" must be a whole number, {least} or more.')
-    return min(value, sys.maxsize)
-
-
-def _wordings(short: _Short, paths: Sequence[str]) -> list[str]:
-    """Return the answer in all its lengths, longest first."""
-    if not short.listing:
-        return [short.text]
-    return [f"{short.text} {_listing(paths[:most], len(paths))}" for most in LISTED]
-
-
-def _listing(some: Sequence[str], total: int) -> str:
-    if not total:
-        return "There are no files."
-    if not some:
-        return f"{total} files exist."
-    more = f" and {total - len(some)} more" if total > len(some) else ""
-    return f"Files: {', '.join(some)}{more}."
-
-
-def _brief(text: str) -> str:
-    """Shorten a model's own text for repeating it to the model."""
-    return text if len(text) <= 200 else text[:200] + "…"
-
-
-def definitions(names: Names, store_dir: str) -> list[bytes]:
-    """Return both tools as JSON objects of `name`, `description` and `parameters`. Equal arguments give equal bytes."""
-    grep, read_file = names
-    own = f"These paths are for {grep} and {read_file} only: they mean nothing to the user or to any other tool."
-    path = f"A file below {store_dir}"
-    return [
-        _definition(
-            grep,
-            f"Search the full texts that were moved out of this conversation into files below {store_dir}, the ones it"
-            f" mentions as stored there. Line by line, case-insensitive. Lines are numbered from 1 here and from 0 in"
-            f" {read_file}: L118 is offset 117. {own}",
-            "pattern",
-            pattern=("string", "Regular expression in RE2 syntax: no look-around, no back-references"),
-            path=("string", f"{path}, or {store_dir} for all of them (default)"),
-            glob=("string", "Only files whose name fits, such as *.txt"),
-            limit=("integer", f"At most so many matches (default {DEFAULT_MATCHES})"),
-        ),
-        _definition(
-            read_file,
-            f"Read a file below {store_dir}: the full text of something that was moved out of this conversation. Gives"
-            f" the whole file or as much as fits; then a last line in brackets says how to go on. {own}",
-            "path",
-            path=("string", path),
-            offset=("integer", "First line, counted from 0 (default 0)"),
-            limit=("integer", "Number of lines (default: all)"),
-            column=(
-                "integer",
-                "First character within the first line, counted from 0, for very long lines (default 0)",
-            ),
-        ),
-    ]
-
-
-def _definition(name: str, description: str, required: str, **properties: tuple[str, str]) -> bytes:
-    """Describe a tool in plain JSON Schema: `strict` with its nullable unions upsets weaker servers."""
-    described = {key: {"type": kind, "description": text} for key, (kind, text) in properties.items()}
-    parameters = {"type": "object", "properties": described, "required": [required]}
-    return msgspec.json.encode({"name": name, "description": description, "parameters": parameters})

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy.core import labels, rawjson
 from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.core.plan import Role
 from proxy.core.preview import Shape
@@ -173,7 +173,7 @@ class _Reader:
         called = sum(self._count(name) + self._count(arguments) for _, name, arguments in self._calls)
         fixed = OTHER_PART_TOKENS * len(self._others)
         tokens = sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS
-        source = Source(self._role, self._answers, self._carries, self._kept)
+        source = Source(self._role, self._carries, self._kept)
         moved = pieces(self._texts, sizes, source, self._reading, self._count)
         return Message(
             digest=digest,
@@ -185,6 +185,7 @@ class _Reader:
             calls=tuple((call_id, name) for call_id, name, _ in self._calls),
             answers=self._answers,
             carries=self._carries,
+            labels=tuple(labels.of_call(name, arguments, self._count) for _, name, arguments in self._calls),
         )
 
     def _other_parts(self) -> list[bytes]:

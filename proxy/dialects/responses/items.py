@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy.core import labels, rawjson
 from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.core.plan import Role
 from proxy.core.rawjson import NotJson
@@ -193,7 +193,7 @@ def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: 
     fixed = OTHER_PART_TOKENS * len(others)
     tokens = sum(sizes) + fixed + MESSAGE_TOKENS
     carries, kept = carried(role.name.lower(), texts[0][1] if texts else "", reading.results)
-    moved = pieces(texts, sizes, Source(role, answers, carries, kept), reading, count)
+    moved = pieces(texts, sizes, Source(role, carries, kept), reading, count)
     text = "".join(text for _, text in texts)
     return Message(
         digest=digest,
@@ -245,14 +245,13 @@ def _compaction(members: Members, digest: bytes) -> Message:
 def _reply(items: Sequence[Raw], digest: bytes, count: Count) -> Message:
     """Measure a reply of the model's."""
     tokens, fixed = MESSAGE_TOKENS, 0
-    answered: list[tuple[str, str]] = []
+    answered: list[ToolCall] = []
     for raw in items:
         type, members = kind(raw).type, rawjson.members(raw)
         tokens += _tokens(type, members, count)
         fixed += _fixed(type, members)
         if type in ANSWERED:
-            call = call_of(members, type)
-            answered.append((call.id, call.name))
+            answered.append(call_of(members, type))
     text, calls = said(items)
     return Message(
         digest=digest,
@@ -261,8 +260,9 @@ def _reply(items: Sequence[Raw], digest: bytes, count: Count) -> Message:
         tokens=tokens + fixed,
         item=item(Role.ASSISTANT, tokens + fixed, fixed, ()),
         pieces=(),
-        calls=tuple(answered),
+        calls=tuple((call.id, call.name) for call in answered),
         answers="",
+        labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in answered),
     )
 
 

@@ -11,15 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.labels import Label
+from proxy.core.retrieval.aliases import Index
 from proxy.core.retrieval.search import Find, TooSlow
 from proxy.core.retrieval.tools import (
     BUDGET_USED_UP,
+    LEAST_CHARS,
+    LEAST_LINES,
     MAX_MATCHES,
     NAMES,
     OTHER_NAMES,
+    Material,
     Result,
     Tool,
     ToolAnswer,
+    _missing,
     answer,
     answering,
     definitions,
@@ -30,13 +36,18 @@ from tests.doubling import assert_linear
 
 STORE = "/context_store"
 F = f"{STORE}/f"
-LOG = f"{STORE}/tool_call_7_5f2c9a1b04d7.txt"
-DATA = f"{STORE}/tool_call_8_0123456789ab.txt"
+LOG = f"{STORE}/billing.log-5f2c9a1b.txt"
+DATA = f"{STORE}/codes.json-01234567.txt"
 FILES = {
     LOG: "start\nerror E471 here\r\nfine\nError E4712\nerror E47\n",
     DATA: '{"code": "E470", "filler": "' + "x" * 900 + '", "last": "E479"}',
     f"{STORE}/empty.txt": "",
 }
+LABELS = {
+    LOG: Label("billing.log", "result of cat", "result of cat /var/log/billing.log", ("/var/log/billing.log", "cat")),
+    DATA: Label("codes.json", "result of cat", "result of cat codes.json", ("codes.json", "cat")),
+}
+OFFSETS = "(line numbers are read_file's offset)"
 
 
 def matcher(pattern: str) -> Find:
@@ -53,8 +64,13 @@ def matcher(pattern: str) -> Find:
     return find
 
 
+def material(files: Mapping[str, str] = FILES, budget: int = 100_000, **options: Any) -> Material:
+    labels = LABELS if list(files) == list(FILES) else {}
+    return Material(files, Index(files, labels, STORE), STORE, budget, len, **{"matcher": matcher, **options})
+
+
 def ask(tool: Tool, files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> ToolAnswer:
-    return answer(tool, msgspec.json.encode(arguments), files, STORE, budget, len, matcher)
+    return answer(tool, msgspec.json.encode(arguments), material(files, budget))
 
 
 def grep(files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: Any) -> str:
@@ -66,12 +82,15 @@ def read(files: Mapping[str, str] = FILES, budget: int = 100_000, **arguments: A
 
 
 def test_grep_in_one_file() -> None:
-    text = """\
-Found 2 matches for pattern "E47\\d+" in path "/context_store/tool_call_7_5f2c9a1b04d7.txt":
+    text = f"""\
+Found 2 matches for pattern "E47\\d+" in path "/context_store/billing.log-5f2c9a1b.txt" {OFFSETS}:
 ---
-File: tool_call_7_5f2c9a1b04d7.txt
-L2: error E471 here
-L4: Error E4712
+File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
+0- start
+1: error E471 here
+2- fine
+3: Error E4712
+4- error E47
 ---"""
     assert ask("grep", pattern=r"E47\d+", path=LOG) == ToolAnswer(text, "ok", len(text))
 
@@ -80,43 +99,115 @@ def test_grep_everywhere() -> None:
     assert (
         grep(pattern="e47[19]")
         == f"""\
-Found 3 matches for pattern "e47[19]" in path "/context_store":
+Found 3 matches for pattern "e47[19]" in path "/context_store" {OFFSETS}:
 ---
-File: tool_call_7_5f2c9a1b04d7.txt
-L2: error E471 here
-L4: Error E4712
+File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
+0- start
+1: error E471 here
+2- fine
+3: Error E4712
+4- error E47
 ---
-File: tool_call_8_0123456789ab.txt
-L1, column 940: …{FILES[DATA][790:]}
+File: codes.json-01234567.txt (result of cat codes.json)
+0, column 940: …{FILES[DATA][790:]}
 ---"""
     )
+
+
+def test_few_matches_come_with_three_lines_around_each() -> None:
+    lines = [f"line {number}" for number in range(30)]
+    lines[1] = lines[20] = "needle"
+    lines[18] = "y" * 300
+    shown = grep({F: "\n".join(lines)}, pattern="needle").splitlines()[3:-1]
+    assert shown == [
+        "0- line 0", "1: needle", "2- line 2", "3- line 3", "4- line 4", "…",
+        "17- line 17", "18- " + "y" * 200 + "…", "19- line 19", "20: needle", "21- line 21", "22- line 22",
+        "23- line 23",
+    ]  # fmt: skip
+    many = grep({F: "\n".join([*lines, *["needle"] * 4])}, pattern="needle").splitlines()[3:-1]
+    assert many == ["1: needle", "20: needle", "30: needle", "31: needle", "32: needle", "33: needle"]
+
+
+def test_the_number_of_a_line_is_the_offset_that_reads_it() -> None:
+    files = {F: "".join(f"line {number}\n" for number in range(100))}
+    [hit] = re.findall(r"^(\d+): line 57$", grep(files, pattern="57"), re.M)
+    assert read(files, path=F, offset=hit).startswith("line 57\n")
+
+
+def test_a_search_goes_on_elsewhere_before_it_says_no() -> None:
+    text = grep(pattern="filler", path=LOG)
+    assert text.startswith(f"""\
+No matches for pattern "filler" in path "{LOG}".
+---
+File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log), all of it
+0- start
+1- error E471 here
+2- fine
+3- Error E4712
+4- error E47
+---
+Found 1 match in everything else that was moved {OFFSETS}:
+---
+File: codes.json-01234567.txt (result of cat codes.json)
+0, column 18: """)
+    assert ask("grep", budget=len(text) - 1, pattern="filler", path=LOG).text.startswith(
+        f'No matches for pattern "filler" in path "{LOG}". Found 1 match in everything else that was moved {OFFSETS}:'
+    )
+
+
+def test_a_short_named_file_without_a_match_is_shown() -> None:
+    told = ask("grep", pattern="zebra", path=LOG)
+    assert told.result == "empty"
+    assert told.text.startswith(
+        f'No matches for pattern "zebra" in path "{LOG}", nor in anything else that was moved.\n---\n'
+    )
+    assert "2- fine\n" in told.text
+    long = {F: "x\n" * 41, f"{STORE}/g": "y" * 3_001}
+    assert "all of it" not in grep(long, pattern="zebra", path=F) + grep(long, pattern="zebra", path=f"{STORE}/g")
+
+
+@pytest.mark.parametrize("arguments", [{"path": "/etc/app.conf"}, {"glob": "*.py"}])
+def test_a_search_in_nothing_searches_everything_and_says_so(arguments: dict[str, str]) -> None:
+    text = grep(pattern="fine", **arguments)
+    reason = _missing("/etc/app.conf") if "path" in arguments else f'No file in "{STORE}" fits the glob "*.py".'
+    assert text.startswith(f'{reason} Found 1 match for pattern "fine" in everything that was moved {OFFSETS}:')
+    assert "2: fine" in text
+
+
+def test_a_search_in_several_files_of_that_name() -> None:
+    assert grep(pattern="E47", path="cat").count("\nFile: ") == 2
 
 
 def test_grep_with_a_glob() -> None:
-    assert (
-        grep(pattern="fine", glob="tool_call_7*", path="context_store/")
-        == """\
-Found 1 match for pattern "fine" in path "context_store/" (filter: "tool_call_7*"):
+    for glob in ("billing*", "*.log"):
+        assert (
+            grep(pattern="fine", glob=glob, path="context_store/")
+            == f"""\
+Found 1 match for pattern "fine" in path "context_store/" (filter: "{glob}") {OFFSETS}:
 ---
-File: tool_call_7_5f2c9a1b04d7.txt
-L3: fine
+File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
+0- start
+1- error E471 here
+2: fine
+3- Error E4712
+4- error E47
 ---"""
-    )
+        )
 
 
 def test_grep_up_to_a_limit() -> None:
     assert (
         grep(pattern="e", path=LOG, limit=2)
-        == """\
-Found 4 matches for pattern "e" in path "/context_store/tool_call_7_5f2c9a1b04d7.txt":
+        == f"""\
+Found 4 matches for pattern "e" in path "/context_store/billing.log-5f2c9a1b.txt" {OFFSETS}:
 ---
-File: tool_call_7_5f2c9a1b04d7.txt
-L2: error E471 here
-L3: fine
+File: billing.log-5f2c9a1b.txt (result of cat /var/log/billing.log)
+1: error E471 here
+2: fine
 ---
 [first 2 of 4 matches; for the rest send a larger limit, or narrow the pattern, the path or the glob]"""
     )
-    assert "L60" not in grep({F: "x\n" * 60}, pattern="x")
+    assert "59: x" not in grep({F: "x\n" * 60}, pattern="x")
     assert "[first 50 of 60 matches; for the rest send a larger limit" in grep({F: "x\n" * 60}, pattern="x")
 
 
@@ -127,7 +218,7 @@ def test_grep_stops_counting_at_its_limit() -> None:
         "[first 50 of 1000+ matches; for the rest send a larger limit, or narrow the pattern, the path or the glob]"
     )
     everything = grep(files, pattern="x", limit=10**18)
-    assert f"L{MAX_MATCHES}: x" in everything
+    assert f"{MAX_MATCHES - 1}: x" in everything
     assert everything.endswith("[first 1000 of 1000+ matches; for the rest narrow the pattern, the path or the glob]")
     exact = grep({F: "x\n" * MAX_MATCHES}, pattern="x", limit=MAX_MATCHES)
     assert exact.startswith(f"Found {MAX_MATCHES} matches") and exact.endswith("---")
@@ -137,7 +228,7 @@ def test_grep_answers_stay_within_their_budget() -> None:
     files = {F: "".join(f"needle {number}\n" for number in range(100))}
     text = grep(files, budget=400, pattern="needle")
     assert 300 < len(text) <= 400
-    shown = text.count("L")
+    shown = text.count(": needle ")
     assert text.startswith('Found 100 matches for pattern "needle"')
     assert text.endswith(f"[first {shown} of 100 matches; for the rest narrow the pattern, the path or the glob]")
 
@@ -150,17 +241,56 @@ def test_grep_with_a_budget_too_small_for_any_match() -> None:
 
 
 def test_text_that_looks_like_a_footer_is_shown_with_line_numbers() -> None:
-    lines = grep({F: "---\nFile: g\nL9: x\n[lines 0-1 of 2]"}, pattern=".").splitlines()[1:]
-    assert lines == ["---", "File: f", "L1: ---", "L2: File: g", "L3: L9: x", "L4: [lines 0-1 of 2]", "---"]
+    lines = grep({F: "---\nFile: g\n9: x\n[lines 0-1 of 2]"}, pattern=".").splitlines()[1:]
+    assert lines == ["---", "File: f", "0: ---", "1: File: g", "2: 9: x", "3: [lines 0-1 of 2]", "---"]
 
 
 def test_read_a_whole_file() -> None:
     assert ask("read_file", path=LOG) == ToolAnswer(FILES[LOG], "ok", len(FILES[LOG]))
 
 
-@pytest.mark.parametrize("path", [LOG, LOG[1:], f" {LOG}", "tool_call_7_5f2c9a1b04d7.txt"])
+@pytest.mark.parametrize("path", [LOG, LOG[1:], f" {LOG}", "billing.log-5f2c9a1b.txt", f"`{LOG}`"])
 def test_read_however_the_path_is_spelled(path: str) -> None:
-    assert read(path=path, limit=1) == f'start\n[lines 0-0 of 5; continue with read_file(path="{LOG}", offset=1)]'
+    assert read(path=path) == FILES[LOG]
+
+
+def test_a_file_that_was_called_by_another_word_says_what_it_is() -> None:
+    head = f"[this is {LOG}: result of cat /var/log/billing.log]\n"
+    assert read(path="/var/log/billing.log") == head + FILES[LOG]
+    assert read(path="/var/log/billing.log", offset=9) == head + "[lines 0-4 of 5; offset 9 is past the end]"
+
+
+def test_a_word_for_several_files_gets_their_list() -> None:
+    told = ask("read_file", path="cat")
+    assert (told.result, told.text) == (
+        "refused",
+        f'"cat" may mean 2 files: send the path of one of them. Files:\n{LOG}: result of cat /var/log/billing.log\n'
+        f"{DATA}: result of cat codes.json",
+    )
+
+
+MANY = {F: "".join(f"line {number}\n" for number in range(100))}
+
+
+@pytest.mark.parametrize("limit", [1, 29, 30])
+def test_a_call_for_few_lines_gets_more(limit: int) -> None:
+    lines = "".join(f"line {number}\n" for number in range(50, 50 + LEAST_LINES))
+    assert read(MANY, path=F, offset=50, limit=limit) == f"{lines}[lines 50-79 of 100]"
+
+
+def test_a_call_for_few_lines_gets_no_more_than_its_share_of_long_ones() -> None:
+    files = {F: ("x" * 999 + "\n") * 9 + "y" * 9_999 + "\n" + "z" * 9_999}
+    assert read(files, path=F, offset=0, limit=1).count("x\n") == LEAST_CHARS // 1_000
+    assert read(files, path=F, offset=9, limit=1) == "y" * 9_999 + "\n[lines 9-9 of 11]"
+    assert read(files, path=F, offset=9, limit=1, column=9_000) == "y" * 999 + "\n[lines 9-9 of 11]"
+    assert read(files, path=F, offset=10, limit=1, column=9_990) == "z" * 9
+
+
+def test_only_a_page_that_the_budget_cut_says_how_to_continue() -> None:
+    assert read(MANY, path=F, limit=60).endswith("line 59\n[lines 0-59 of 100]")
+    cut = read(MANY, 400, path=F, limit=60)
+    assert re.search(rf'continue with read_file\(path="{F}", offset=\d+\)\]$', cut)
+    assert read(MANY, path=F, offset=40, limit=60).endswith("line 99\n")
 
 
 @pytest.mark.parametrize(
@@ -187,11 +317,11 @@ def test_empty_results_say_that_they_are_empty() -> None:
 
 
 def test_the_call_to_continue_uses_the_tool_name_that_the_model_knows() -> None:
-    told = answer("read_file", f'{{"path": "{LOG}", "limit": 1}}', FILES, STORE, 9_999, len, matcher, OTHER_NAMES)
-    assert f'continue with offload_read_file(path="{LOG}", offset=1)]' in told.text
+    told = answer("read_file", f'{{"path": "{F}"}}', material(MANY, 200, names=OTHER_NAMES))
+    assert f'continue with offload_read_file(path="{F}", offset=' in told.text
 
 
-LISTED = f"Files: {LOG}, {DATA}, {STORE}/empty.txt."
+LISTED = f"Files:\n{LOG}: result of cat /var/log/billing.log\n{DATA}: result of cat codes.json\n{STORE}/empty.txt"
 GREP_TAKES = "grep takes one JSON object with pattern, path, glob, limit; only pattern is required."
 READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; only path is required."
 
@@ -205,16 +335,21 @@ READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; 
         ("grep", '{"pattern": 7}', "refused", '"pattern" must be a string'),
         ("grep", '{"pattern": "(?<x"}', "refused", "This pattern cannot be used: "),
         ("grep", b'{"pattern": "zebra"}', "empty", f'No matches for pattern "zebra" in path "{STORE}". {LISTED}'),
-        ("grep", '{"pattern": "x", "path": "/etc"}', "refused", f'There is no file or directory "/etc". {LISTED}'),
+        (
+            "grep",
+            '{"pattern": "zebra", "path": "/etc"}',
+            "empty",
+            f'{_missing("/etc")} No matches for pattern "zebra" in anything that was moved. {LISTED}',
+        ),
         ("grep", '{"pattern": "x", "path": ["a"]}', "refused", '"path" must be a string'),
-        ("grep", '{"pattern": "x", "glob": "*.py"}', "empty", f'No file in "{STORE}" fits the glob "*.py". {LISTED}'),
+        ("grep", '{"pattern": "zebra", "glob": "*.py"}', "empty", f'No file in "{STORE}" fits the glob "*.py". No'),
         ("grep", '{"pattern": "x", "limit": 0}', "refused", '"limit" must be a whole number, 1 or more.'),
         ("grep", '{"pattern": "x", "limit": -1}', "refused", '"limit" must be'),
         ("grep", '{"pattern": "x", "limit": 1.5}', "refused", '"limit" must be'),
         ("grep", '{"pattern": "x", "limit": true}', "refused", '"limit" must be'),
         ("grep", '{"pattern": "x", "limit": "many"}', "refused", '"limit" must be'),
         ("grep", '{"pattern": "x", "limit": {}}', "refused", '"limit" must be'),
-        ("grep", '{"pattern": "x", "file_path": "a"}', "refused", f'There is no argument "file_path". {GREP_TAKES}'),
+        ("grep", '{"pattern": "x", "flags": "a"}', "refused", f'There is no argument "flags". {GREP_TAKES}'),
         ("grep", '{"pattern": "x"', "refused", f"The arguments cannot be read as JSON. {GREP_TAKES}"),
         ("grep", "[" * 100_000, "refused", "The arguments cannot be read as JSON"),
         ("grep", b'{"pattern": "\xff"}', "refused", "The arguments cannot be read as JSON"),
@@ -222,9 +357,9 @@ READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; 
         ("grep", '"x"', "refused", f"The arguments are not a JSON object. {GREP_TAKES}"),
         ("read_file", "null", "refused", f"The arguments are not a JSON object. {READ_TAKES}"),
         ("read_file", "{}", "refused", f'"path" is missing: send the path of a file. {LISTED}'),
-        ("read_file", '{"path": "./"}', "refused", f'"./" is a directory: send the path of one file. {LISTED}'),
-        ("read_file", '{"path": "nowhere\\u0000"}', "refused", f'There is no file "nowhere\0". {LISTED}'),
-        ("read_file", '{"path": "' + "y" * 999 + '"}', "refused", 'There is no file "' + "y" * 200 + '…". ' + LISTED),
+        ("read_file", '{"path": "./"}', "refused", f'"./" may mean 3 files: send the path of one of them. {LISTED}'),
+        ("read_file", '{"path": "nowhere\\u0000"}', "refused", f"{_missing('nowhere' + chr(0))} {LISTED}"),
+        ("read_file", '{"path": "' + "y" * 999 + '"}', "refused", _missing("y" * 999) + " " + LISTED),
         ("read_file", '{"path": "' + "y" * 1001 + '"}', "refused", '"path" must be a string of at most 1000 char'),
         ("read_file", f'{{"path": "{LOG}", "offset": -1}}', "refused", '"offset" must be a whole number, 0 or more.'),
         ("read_file", f'{{"path": "{LOG}", "offset": "-1"}}', "refused", '"offset" must be'),
@@ -235,7 +370,7 @@ READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; 
 def test_useless_arguments_are_answered_with_the_reason(
     tool: Tool, arguments: str | bytes, result: Result, text: str
 ) -> None:
-    told = answer(tool, arguments, FILES, STORE, 100_000, len, matcher)
+    told = answer(tool, arguments, material())
     assert told.result == result
     assert told.text.startswith(text)
     assert told.tokens == len(told.text)
@@ -243,11 +378,11 @@ def test_useless_arguments_are_answered_with_the_reason(
 
 def test_the_list_of_files_is_bounded() -> None:
     files = {f"{STORE}/{number}.txt": "x" for number in range(100)}
-    assert read(files, path="y").endswith(f"{STORE}/19.txt and 80 more.")
-    assert read(files, budget=200, path="y").endswith(f"{STORE}/4.txt and 95 more.")
-    assert read(files, budget=60, path="y") == 'There is no file "y". 100 files exist.'
+    assert read(files, path="y").endswith(f"{STORE}/19.txt\nand 80 more")
+    assert read(files, budget=300, path="y").endswith(f"{STORE}/4.txt\nand 95 more")
+    assert read(files, budget=130, path="y") == f"{_missing('y')} 100 files exist."
     assert ask("read_file", files, 30, path="y").result == "budget"
-    assert read({}, path="y") == 'There is no file "y". There are no files.'
+    assert read({}, path="y") == f"{_missing('y')} There are no files."
 
 
 def test_only_the_requested_file_is_loaded() -> None:
@@ -263,8 +398,8 @@ def test_only_the_requested_file_is_loaded() -> None:
             return len(FILES)
 
     assert read(Lazy(), path=LOG) == FILES[LOG]
-    assert "L3: fine" in grep(Lazy(), pattern="fine", path=LOG)
-    assert "L3: fine" in grep(Lazy(), pattern="fine", glob="tool_call_7*")
+    assert "2: fine" in grep(Lazy(), pattern="fine", path=LOG)
+    assert "2: fine" in grep(Lazy(), pattern="fine", glob="billing*")
 
 
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just(LOG) | st.just(".")
@@ -278,7 +413,7 @@ JSON = st.recursive(VALUES, lambda inner: st.lists(inner) | st.dictionaries(KEYS
     budget=st.integers(-1, 500),
 )
 def test_arbitrary_arguments_are_answered_within_the_budget(tool: Tool, arguments: str | bytes, budget: int) -> None:
-    told = answer(tool, arguments, FILES, STORE, budget, len, matcher)
+    told = answer(tool, arguments, material(budget=budget))
     assert told.tokens == len(told.text)
     assert told.tokens <= budget or told == ToolAnswer(BUDGET_USED_UP, "budget", len(BUDGET_USED_UP))
 
@@ -320,7 +455,7 @@ def test_a_pattern_that_takes_too_long_is_refused() -> None:
     def slow(data: bytes, start: int) -> int:
         raise TooSlow("searching took long")
 
-    told = answer("grep", '{"pattern": "x"}', FILES, STORE, 1_000, len, lambda pattern: slow)
+    told = answer("grep", '{"pattern": "x"}', material(budget=1_000, matcher=lambda pattern: slow))
     assert (told.result, told.text) == ("refused", "This pattern cannot be used: searching took long.")
 
 
@@ -333,7 +468,7 @@ def test_calls_beyond_the_limit_are_told_the_limit() -> None:
 def test_a_search_yields_at_each_match_and_file() -> None:
     """So that others get their turn: at each match and after each file."""
     files = {f"{STORE}/{number}.txt": "x\ny\n" for number in range(10)}
-    steps = answering("grep", '{"pattern": "x"}', files, STORE, 10_000, len, matcher)
+    steps = answering("grep", '{"pattern": "x"}', material(files, 10_000))
     assert len(list(steps)) == 20
 
 

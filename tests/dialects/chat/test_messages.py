@@ -15,6 +15,7 @@ from proxy.core import rawjson
 from proxy.core.history import (
     BEGINNING,
     Message,
+    Naming,
     Reading,
     ToolCall,
     Transcript,
@@ -120,13 +121,17 @@ def test_arguments_and_ids_that_are_no_strings_are_read_as_json() -> None:
     assert message(role="tool", tool_call_id=7, content="x").answers == "7"
 
 
+def named(*messages: Message) -> list[Message]:
+    return Naming().named(messages)[0]
+
+
 # -- what may be moved ------------------------------------------------------------------------------------------------
 
 
 def test_a_large_result_becomes_preview_and_reference() -> None:
     text = "".join(f"line {number}\n" for number in range(500))
     raw = b'{ "role":"tool","extra" : 1e400, "tool_call_id":"c1","content":' + json.dumps(text).encode() + b"}"
-    known = read(raw, READING, words)
+    [known] = named(read(raw, READING, words))
     [piece] = known.pieces
     moved = compact(CHAT, raw, known, SHAPE, first_preview=False)
     [(_, shown)] = texts(moved)
@@ -139,7 +144,7 @@ def test_a_large_result_becomes_preview_and_reference() -> None:
 
 def test_a_glimpse_shows_more() -> None:
     raw = tool("x" * 30_000)
-    known = read(raw, Reading(SHAPE, 20_000), words)
+    [known] = named(read(raw, Reading(SHAPE, 20_000), words))
     [(_, shown)] = texts(compact(CHAT, raw, known, SHAPE, first_preview=True))
     assert shown.startswith("x" * 2000 + "... " + MARK)
     assert known.item.first_preview == known.tokens - 30_000 + len(shown)
@@ -157,7 +162,7 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
     small = {"type": "text", "text": "small"}
     large = [{"type": "text", "text": letter * 3000, "cache_control": {"type": "ephemeral"}} for letter in "ab"]
     raw = tool([large[0], image, small, large[1]])
-    known = read(raw, READING, words)
+    [known] = named(read(raw, READING, words))
     parts = json.loads(compact(CHAT, raw, known, SHAPE, first_preview=False))["content"]
     assert parts[1:3] == [image, small]
     assert parts[0]["cache_control"] == large[0]["cache_control"]
@@ -169,7 +174,7 @@ def test_each_part_goes_to_a_file_of_its_own_and_small_and_other_parts_stay() ->
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 150, 200, 250, 300])
 def test_a_replacement_is_never_larger(size: int) -> None:
     raw = tool("y" * size)
-    known = read(raw, READING, words)
+    [known] = named(read(raw, READING, words))
     assert known.item.preview <= known.tokens
     assert len(compact(CHAT, raw, known, SHAPE, first_preview=False)) <= len(raw)
 
@@ -178,7 +183,7 @@ def test_a_replacement_is_never_larger(size: int) -> None:
 def test_any_text_and_any_id(text: str, id: str) -> None:
     """O6, and hostile ids: a name never leaves its directory and is the same for the same text."""
     raw = tool(text * 7, id)
-    known = read(raw, READING, words)
+    [known] = named(read(raw, READING, words))
     for piece in known.pieces:
         assert set(piece.name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
         assert ".." not in piece.name and "/" not in piece.name and len(piece.name) < 100
