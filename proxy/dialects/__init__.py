@@ -187,7 +187,7 @@ class Dialect(Protocol):
         """Return the body of a summary call whose only input is `text`.
 
         The call copies from `request` the members that say who asks. If `request` is for the same model, the call also
-        copies how to cache and how to reason, and allows the reply `most` tokens if the client set a limit.
+        copies how to cache and how to reason. The reply may have `most` tokens, without a limit if that is 0.
         """
 
     def summary_on_prefix(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from proxy.core import summary
 from proxy.core.history import Transcript, moved_pieces
 from proxy.core.labels import ORIGINALS, Label
 from proxy.core.plan import Plan, SummaryBoundary
 from proxy.core.retrieval.aliases import Index
+from proxy.core.summary import Section
 from proxy.dialects import Dialect, render
 
 KEPT = 64 << 20
@@ -63,20 +66,26 @@ def moved_files(
 ) -> Files:
     """Return every file to which a model may have seen a reference.
 
-    These are the moved results, including those that a snapshot has since replaced, and the originals of snapshots.
+    These are the moved results, including those that a snapshot has since replaced, and the originals of snapshots:
+    each snapshot's file holds what it took out of the context since the one before, and no text is in two files.
     """
     loaders: dict[str, Callable[[], str]] = {}
     labels: dict[str, Label] = {}
+    moved: dict[int, dict[int | None, str]] = {}
     for index, move in plan.moves.items():
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
             path = f"{store_dir}/{piece.name}"
             loaders[path] = piece_loader(dialect, transcript, index, piece.part)
             labels[path] = piece.label.also(transcript.messages[index].answers)
+            moved.setdefault(index, {})[piece.part] = path
+    since: SummaryBoundary | None = None
     for boundary in plan.boundaries:
         if shown and boundary.end <= shown.end:
             path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
-            loaders[path] = _originals_loader(dialect, transcript, boundary)
+            indexes = render.taken_since(transcript, boundary, since)
+            loaders[path] = _originals_loader(dialect, transcript, indexes, moved)
             labels[path] = ORIGINALS
+        since = boundary
     return Files(loaders, labels, store_dir)
 
 
@@ -85,5 +94,16 @@ def piece_loader(dialect: Dialect, transcript: Transcript, index: int, part: int
     return lambda: dict(dialect.texts(transcript.raws[index]))[part]
 
 
-def _originals_loader(dialect: Dialect, transcript: Transcript, boundary: SummaryBoundary) -> Callable[[], str]:
-    return lambda: summary.originals(render.originals(dialect, transcript, boundary))
+def _originals_loader(
+    dialect: Dialect, transcript: Transcript, indexes: Sequence[int], moved: Mapping[int, Mapping[int | None, str]]
+) -> Callable[[], str]:
+    """Return a function that returns these entries as one text. A text that has a file of its own leaves its path."""
+
+    def sections(index: int) -> Iterator[Section]:
+        raw, paths = transcript.raws[index], moved.get(index, {})
+        elsewhere = {text: paths[part] for part, text in dialect.texts(raw) if part in paths} if paths else {}
+        for section in dialect.sections(raw, index, transcript.messages[index], transcript.tools[index]):
+            path = elsewhere.get(section.text)
+            yield replace(section, text=f"(the whole text is in {path})") if path else section
+
+    return lambda: summary.originals(section for index in indexes for section in sections(index))

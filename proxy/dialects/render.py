@@ -17,11 +17,16 @@ from proxy.dialects import Dialect, Entry
 
 
 class ActiveSnapshot(msgspec.Struct, frozen=True):
-    """The boundary whose snapshot is shown. `text` is the text between the tags; `path` leads to the originals."""
+    """The boundary whose snapshot is shown. `text` is the text between the tags."""
 
     boundary: SummaryBoundary
     text: str
     path: str
+    """Where the originals are that the boundary took out of the context since the one before it."""
+    since: SummaryBoundary | None = None
+    """The boundary before it."""
+    earlier: tuple[str, ...] = ()
+    """Where the originals of the boundaries before it are, oldest first."""
 
 
 Compacted = Callable[[int, bool], bytes]
@@ -86,9 +91,18 @@ def taken(transcript: Transcript, boundary: SummaryBoundary) -> list[int]:
     return [index for index in range(boundary.end) if not stays(transcript, boundary, index)]
 
 
+def taken_since(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None) -> list[int]:
+    """Return the indexes of the entries that the boundary's snapshot replaces and that of `since` does not."""
+    before = set(taken(transcript, since)) if since else set()
+    return [index for index in taken(transcript, boundary) if index not in before]
+
+
 def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:
     """Return the snapshot's whole text as it appears in the context; empty if none is shown."""
-    return summary.block(shown.text, len(taken(transcript, shown.boundary)), shown.path) if shown else ""
+    if shown is None:
+        return ""
+    messages = len(taken_since(transcript, shown.boundary, shown.since))
+    return summary.block(shown.text, messages, shown.path, shown.earlier)
 
 
 def originals(
@@ -98,11 +112,9 @@ def originals(
 
     With `since`, return only the entries that this earlier boundary had not taken out yet.
     """
-    before = set(taken(transcript, since)) if since else set()
     return [
         section
-        for index in taken(transcript, boundary)
-        if index not in before
+        for index in taken_since(transcript, boundary, since)
         for section in dialect.sections(
             transcript.raws[index], index, transcript.messages[index], transcript.tools[index]
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from proxy.core.history import BEGINNING
-from proxy.core.summary import Section, SummaryAnswer
+from proxy.core.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
 from proxy.dialects.chat import CHAT
 from proxy.errors import NoSummary, UpstreamSilent
 from proxy.requests import turn_io
@@ -65,6 +65,9 @@ def _job(
     compress = policy.offload.compress
     window = call.services.learned.window(call.tenant.namespace, policy, model)
 
+    size = min(compress.snapshot_tokens, max(tokens // 2, LEAST))
+    limit, reply = group_limits(replace(compress, group_token_threshold=0), window, size + SCRATCHPAD_TOKENS)
+
     async def ask(body: bytes) -> SummaryAnswer:
         return await _asked(call, policy, body)
 
@@ -73,17 +76,20 @@ def _job(
         tenant=call.tenant.name,
         line=Line("", (BEGINNING,), (), 0),
         model=model,
-        snapshot_tokens=min(compress.snapshot_tokens, max(tokens // 2, LEAST)),
+        snapshot_tokens=size,
         replaced_tokens=sys.maxsize,
         store_dir=store_dir,
         timeout=compress.timeout,
-        group_tokens=group_limits(replace(compress, group_token_threshold=0), window)[0],
+        group_tokens=limit,
         max_calls=compress.max_calls,
         riding=None,
-        alone=lambda text: CHAT.summary_request(text, model),
+        alone=lambda text: CHAT.summary_request(text, model, most=reply),
         history=lambda: turns,
         earlier="",
         originals=f"{store_dir}/",
+        taken=list,
+        references=dict,
+        stored=None,
         ask=ask,
     )
 

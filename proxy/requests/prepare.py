@@ -77,9 +77,9 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         roles = [message.role for message in self.transcript.messages]
         return {index: self.chain[index + 1] for index in range(first, len(roles)) if roles[index] is Role.ASSISTANT}
 
-    def snapshot_name(self, boundary: SummaryBoundary) -> str:
+    def snapshot_name(self, boundary: SummaryBoundary, version: str = summary.PROMPT_VERSION) -> str:
         """Return the name of the boundary's record: its history's meaning, our prompt's version, and the model."""
-        variant = hashlib.sha256(f"{summary.PROMPT_VERSION}\n{self.summary_model}".encode()).hexdigest()[:8]
+        variant = hashlib.sha256(f"{version}\n{self.summary_model}".encode()).hexdigest()[:8]
         return f"{self.chain[boundary.end].hex()}-{variant}"
 
     def originals_path(self, boundary: SummaryBoundary) -> str:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import TypeVar
 
 import msgspec
 
-from proxy.core import summary
-from proxy.core.summary import Section, SummaryAnswer, Unusable
+from proxy.core import facts, record, summary
+from proxy.core.record import Unusable
+from proxy.core.summary import Section, SummaryAnswer
 from proxy.errors import OffloadError
 from proxy.requests.lines import Line
 from proxy.threads import WorkPool
@@ -23,6 +24,9 @@ T = TypeVar("T")
 
 UNKNOWN_WINDOW = 64_000
 """Tokens of history for one call if the summary model's window is unknown (most have 128,000)."""
+
+ADDED_TOKENS = 40
+"""Tokens of the tags around what is added to a record."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -59,6 +63,12 @@ class SummaryJob(msgspec.Struct, frozen=True):
     """The text of the snapshot that this one replaces; empty if there is none."""
     originals: str
     """The path where the whole history can be read."""
+    taken: Callable[[], list[Section]]
+    """Returns everything that the snapshot replaces, for the exact details in it. Any thread may call this."""
+    references: Callable[[], Mapping[str, str]]
+    """Returns what each of the stored results is that the snapshot replaces, by path, the newest first."""
+    stored: Collection[str] | None
+    """The paths of all files; None if they are not known."""
     ask: Callable[[bytes], Awaitable[SummaryAnswer]]
     """Sends one body to the request's own upstream with its credentials."""
 
@@ -139,11 +149,11 @@ class SnapshotWriter:
         limit = job.group_tokens or UNKNOWN_WINDOW
         try:
             text = await self._ride(calls, job.riding) if job.riding else await self._from_originals(calls, limit)
-        except TooLong as error:  # raised only by `_ride`
+        except TooLong as error:  # raised only by `_ride`, like every refusal that leaves the originals to try
             text = await self._from_originals(calls, min(limit, _room(job, error.window) or limit))
-        return Snapshot(
-            text=text, tokens=await self._off_loop(job, lambda: self._count(text, job.model)), model=job.model
-        )
+        count = self._counter(job.model)
+        whole = await self._off_loop(job, partial(_completed, job, text, count))
+        return Snapshot(text=whole, tokens=await self._off_loop(job, lambda: count(whole)), model=job.model)
 
     async def _ride(self, calls: Calls, riding: Callable[[str], bytes]) -> str:
         """Return the record from calls on the prefix that upstream has cached. Raises TooLong."""
@@ -161,7 +171,7 @@ class SnapshotWriter:
 
         A failed try costs a call. The remaining history is then shortened to fit into the remaining calls.
         """
-        job, record = calls.job, calls.job.earlier
+        job, made_so_far = calls.job, record.written(calls.job.earlier)
         count = self._counter(job.model)
         rest = await self._off_loop(job, job.history)
         while True:
@@ -169,23 +179,30 @@ class SnapshotWriter:
             fit = partial(summary.fitted, rest, limit, calls.left(), count, job.originals)
             group, *behind = await self._off_loop(job, fit)
             try:
-                made = await self._asked(calls, partial(_group_body, job, group, record, calls.fault))
+                made = await self._asked(calls, partial(_group_body, job, group, made_so_far, calls.fault))
             except TooLong as error:
                 if limit <= summary.LEAST_HISTORY:
                     raise Failed(f"{limit} tokens of history are still too long for {job.model}") from error
                 limit = _smaller(job, limit, error.window)
                 continue
             if made is not None:
-                record, rest = made, [turn for turns in behind for turn in turns]
+                made_so_far, rest = made, [turn for turns in behind for turn in turns]
                 if not rest:
-                    return record
+                    return made_so_far
 
     async def _asked(self, calls: Calls, body: Callable[[], bytes]) -> str | None:
         """Return the record from one call, or None if another call is needed. Raises TooLong and Failed."""
         job = calls.job
         answer = await calls.ask(await self._off_loop(job, body))
         accept = partial(
-            summary.accept, answer.text, job.snapshot_tokens, job.replaced_tokens, self._counter(job.model)
+            record.accept,
+            answer.text,
+            job.snapshot_tokens,
+            job.replaced_tokens,
+            self._counter(job.model),
+            finished=answer.finished,
+            store_dir=job.store_dir,
+            stored=job.stored,
         )
         try:
             text = await self._off_loop(job, accept)
@@ -202,6 +219,21 @@ class SnapshotWriter:
 
     def _counter(self, model: str) -> Callable[[str], int]:
         return lambda text: self._count(text, model)
+
+
+def _completed(job: SummaryJob, text: str, count: Callable[[str], int]) -> str:
+    """Return the record with the references and the exact details that it replaces, and smaller than those.
+
+    References do not count against `snapshot_tokens`, but take no more than another so many. Details take what the
+    model left of it, or a quarter.
+    """
+    used = count(text)
+    room = job.replaced_tokens - used - ADDED_TOKENS
+    about = job.references()
+    lines = record.fitting((f"{path}: {what}" for path, what in about.items()), min(job.snapshot_tokens, room), count)
+    room -= count("\n".join(lines))
+    room = min(max(job.snapshot_tokens - used, job.snapshot_tokens // 4), room)
+    return record.completed(text, facts.section(job.taken(), text, room, count), lines)
 
 
 def _room(job: SummaryJob, window: int | None) -> int:

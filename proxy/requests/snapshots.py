@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from proxy.core import summary
+from proxy.core.history import moved_pieces
 from proxy.core.plan import SummaryBoundary, live
 from proxy.core.policy import Compress, Source, Wait
 from proxy.core.summary import SummaryAnswer, shares
@@ -35,16 +37,23 @@ class Snapshots:
         self._summarizer.seen(_scope(history, records), history.chain[-1])
 
     async def existing(self, history: PlannedRequest, records: Records) -> ActiveSnapshot | None:
-        """Return the snapshot of the latest boundary that has a record, or None."""
-        boundaries = history.plan.boundaries
-        names = [history.snapshot_name(boundary) for boundary in boundaries]
-        found = await records.snapshots(names) if names else []
-        for boundary, name, stored in reversed(list(zip(boundaries, names, found, strict=True))):
-            snapshot = stored or self._summarizer.unstored(records.key("snapshots", name))
-            if snapshot is not None:
-                self._summarizer.used(_line(history, boundary, records))
-                return _shown(history, boundary, snapshot)
-        return None
+        """Return the snapshot of the latest boundary that has a record, or None.
+
+        What an earlier version of the task made is used where this one has made nothing newer.
+        """
+        shown: ActiveSnapshot | None = None
+        for version in (summary.PROMPT_VERSION, *summary.EARLIER_VERSIONS):
+            newer = [one for one in history.plan.boundaries if shown is None or one.end > shown.boundary.end]
+            names = [history.snapshot_name(boundary, version) for boundary in newer]
+            found = await records.snapshots(names) if names else []
+            for boundary, name, stored in reversed(list(zip(newer, names, found, strict=True))):
+                snapshot = stored or self._summarizer.unstored(records.key("snapshots", name))
+                if snapshot is not None:
+                    shown = _shown(history, boundary, snapshot)
+                    break
+        if shown is not None:
+            self._summarizer.used(_line(history, shown.boundary, records))
+        return shown
 
     async def complete(self, ready: RenderedRequest, records: Records, tenant: str, ask: Ask) -> RenderedRequest:
         """Return the request with the snapshot that its plan needs. The policy says whether to wait for it.
@@ -97,9 +106,35 @@ class Snapshots:
                 history.dialect, history.transcript, boundary, shown.boundary if shown else None
             ),
             earlier=shown.text if shown else "",
-            originals=history.originals_path(boundary),
+            originals=f"{offload.store_dir}/" if len(history.plan.boundaries) > 1 else history.originals_path(boundary),
+            taken=lambda: render.originals(history.dialect, history.transcript, boundary),
+            references=lambda: _references(history, boundary),
+            stored=_stored(history, boundary),
             ask=ask,
         )
+
+
+def _references(history: PlannedRequest, boundary: SummaryBoundary) -> dict[str, str]:
+    """Return what each moved result is that the boundary's snapshot replaces, by path, the newest first."""
+    transcript, store_dir = history.transcript, history.policy.offload.store_dir
+    moved = [index for index in render.taken(transcript, boundary) if index in history.plan.moves]
+    return {
+        f"{store_dir}/{piece.name}": piece.label.about
+        for index in reversed(moved)
+        for piece in moved_pieces(transcript.messages[index], history.plan.moves[index].event == 0)
+    }
+
+
+def _stored(history: PlannedRequest, boundary: SummaryBoundary) -> frozenset[str]:
+    """Return the paths of all files that exist at the boundary."""
+    pieces = {
+        f"{history.policy.offload.store_dir}/{piece.name}"
+        for index, move in history.plan.moves.items()
+        if index < boundary.end
+        for piece in moved_pieces(history.transcript.messages[index], move.event == 0)
+    }
+    groups = {history.originals_path(one) for one in history.plan.boundaries if one.end <= boundary.end}
+    return frozenset(pieces | groups)
 
 
 def _sizes(history: PlannedRequest, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> dict[int, int]:
@@ -134,4 +169,8 @@ def _line(history: PlannedRequest, boundary: SummaryBoundary, records: Records) 
 
 
 def _shown(history: PlannedRequest, boundary: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:
-    return ActiveSnapshot(boundary, snapshot.text, history.originals_path(boundary))
+    before = [one for one in history.plan.boundaries if one.end < boundary.end]
+    earlier = tuple(history.originals_path(one) for one in before)
+    return ActiveSnapshot(
+        boundary, snapshot.text, history.originals_path(boundary), before[-1] if before else None, earlier
+    )

@@ -168,6 +168,13 @@ def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes])
 
 async def ask(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:
     """Send a summary call and return the answer. Raises UpstreamFault."""
+    answer = await _answer(upstream, request, dialect)
+    if answer.again is None or not isinstance(request.content, bytes):
+        return answer
+    return await _answer(upstream, rewritten(request, answer.again(request.content), REWRITTEN), dialect)
+
+
+async def _answer(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:
     async with aclosing(await upstream.send(request)) as reply:
         return dialect.summary_answer(reply.status, await tool_loop.body(reply))
 

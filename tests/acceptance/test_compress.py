@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.core import summary
 from proxy.core.plan import PATIENCE
 from tests.core.retrieval.paging import undone
 from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
@@ -301,7 +302,7 @@ def test_another_summary_model_gets_originals_in_a_fence(up: StrictUpstream, ser
     members: Json = {"user": "u7", "max_tokens": 9, "tools": [TOOL]}
     Talk(serve({"default": policy(up, compress={"model": "small"})}), _long(), **members).post()
     [call] = summaries(up)
-    assert set(call.json) == {"model", "messages", "user"}
+    assert set(call.json) == {"model", "messages", "user", "max_tokens"}
     assert (call.json["model"], call.json["user"], len(call.messages)) == ("small", "u7", 1)
     content = call.messages[0]["content"]
     assert content.index("### 3 assistant") < content.rindex("\n===\n") < content.index("Stop working")
@@ -341,8 +342,7 @@ def test_in_a_small_window_a_long_history_costs_few_calls(up: StrictUpstream, se
     shown = turns(up)[-1]
     assert shows(shown) and shown.prompt_tokens < 8_192
     assert all(f"codeword-{number} " in recorded + str(shown.messages) for number in range(30))
-    [path] = re.findall(r"messages are stored in: (\S+)\)", shown.messages[0]["content"])
-    assert f"characters are left out here; the whole text is in {path} …]" in recorded
+    assert "characters are left out here; the whole text is in /context_store/ …]" in recorded
 
 
 def test_a_model_without_usable_summaries_costs_few_calls(up: StrictUpstream, model: Model, serve: Any) -> None:
@@ -543,6 +543,7 @@ def test_shutting_down_waits_for_a_summary_under_way(
 # -- what can go wrong costs nothing ----------------------------------------------------------------------------------
 
 LARGE = "many words " * 150
+ECHO = summary.task(100, "/s").partition("<state_snapshot>")[2].partition("</state_snapshot>")[0]
 FAULTS: dict[str, tuple[Reply, int]] = {
     "refused": (error(400), 1),
     "limited": (error(429), 1),
@@ -552,7 +553,8 @@ FAULTS: dict[str, tuple[Reply, int]] = {
     "empty": (text(""), 2),
     "a greeting": (text("Hello! How can I help you today?"), 2),
     "a refusal": (text("I'm sorry, but I can't help with that."), 2),
-    "no closing tag": (text(f"<state_snapshot>{RECORD}"), 2),
+    "cut off": (text(f"<state_snapshot>{RECORD}", finish="length"), 2),
+    "an echo of the task": (text(f"<state_snapshot>{ECHO}</state_snapshot>"), 2),
     "too large": (text(f"<state_snapshot>{LARGE}</state_snapshot>"), 2),
     "a thought without end": (text("<think>" * 8_000), 2),
     "padding without end": (text(SNAPSHOT + " " * (1 << 20)), 2),

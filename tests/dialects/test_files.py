@@ -60,20 +60,38 @@ def test_cuts_up_to_the_one_shown_have_theirs() -> None:
     for shown, there in ((None, []), (both.boundaries[0], names[:1]), (both.boundaries[1], names)):
         files = moved_files(CHAT, TRANSCRIPT, both, "/store", shown, CHAIN)
         assert [name for name in files if "group" in name] == there
-    text = moved_files(CHAT, TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)[names[1]]
-    assert text == "\n".join(
+    files = moved_files(CHAT, TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)
+    assert [files[name].split("\n") for name in names] == [
         [
-            "### 2 assistant reasoning\nhm",
-            "### 2 assistant calls look c\n{}",
-            "### 3 tool c look\n" + "p" * 900,
-            "### 3 tool c look\nshort",
-            "### 3 tool c look\n" + "q" * 900,
-            "### 4 assistant\ndone",
-            '### 4 assistant\n{"type": "refusal", "refusal": "no"}',
-            "### 5 assistant\n",
-        ]
-    )
-    assert path("p" * 900) in moved_files(CHAT, TRANSCRIPT, both, "/store", both.boundaries[1], CHAIN)
+            "### 2 assistant reasoning",
+            "hm",
+            "### 2 assistant calls look c",
+            "{}",
+            "### 3 tool c look",
+            f"(the whole text is in {path('p' * 900)})",
+            "### 3 tool c look",
+            "short",
+            "### 3 tool c look",
+            f"(the whole text is in {path('q' * 900)})",
+        ],
+        ["### 4 assistant", "done", "### 4 assistant", '{"type": "refusal", "refusal": "no"}', "### 5 assistant", ""],
+    ]
+    assert files[path("p" * 900)] == "p" * 900
+
+
+def test_a_cut_without_the_one_before_has_its_messages_too() -> None:
+    only = plan(5)
+    name = f"/store/{summary.file_name(CHAIN[5])}"
+    text = moved_files(CHAT, TRANSCRIPT, only, "/store", only.boundaries[0], CHAIN)[name]
+    assert text.startswith("### 2 assistant") and text.endswith("### 5 assistant\n")
+
+
+def test_a_message_that_was_pinned_is_in_the_file_of_the_cut_that_takes_it() -> None:
+    boundaries = (SummaryBoundary(3, frozenset({0, 2}), 1), SummaryBoundary(5, frozenset({0}), 2))
+    pinned = Plan({}, boundaries, (OffloadEvent(6, 5, 5),), 0, True)
+    files = moved_files(CHAT, TRANSCRIPT, pinned, "/store", boundaries[1], CHAIN)
+    first, second = (files[f"/store/{summary.file_name(CHAIN[end])}"] for end in (3, 5))
+    assert "p" * 900 not in first and "p" * 900 in second and "### 2 assistant" not in second
 
 
 def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

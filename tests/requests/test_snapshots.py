@@ -15,7 +15,7 @@ from proxy.requests.lines import Line
 from proxy.requests.prepare import PlannedRequest, rendered
 from proxy.requests.snapshot_writer import Snapshot, SummaryJob
 from proxy.requests.snapshots import Snapshots, group_limits
-from tests.requests.planning import CUT, OFFLOAD, POLICY, planned
+from tests.requests.planning import CUT, LAST, OFFLOAD, POLICY, SYSTEM, USER, planned, step
 
 RECORD = Snapshot("the record", 10, "m")
 
@@ -81,6 +81,21 @@ async def test_the_latest_existing_snapshot_is_found_and_noted_as_used() -> None
     assert await Snapshots(unstored, reader).existing(history, unstored) == shown  # type: ignore[arg-type]
 
 
+async def test_a_snapshot_of_an_earlier_version_is_used_until_there_is_a_newer_one() -> None:
+    history, reader = await planned(CUT, policy(wait=Wait.ALWAYS))
+    [boundary] = history.plan.boundaries
+    earlier = Scripted(**{history.snapshot_name(boundary, "1"): RECORD})
+    snapshots: Any = Snapshots(earlier, reader)  # type: ignore[arg-type]
+    shown = await snapshots.existing(history, earlier)
+    assert shown.text == "the record"
+    ready = rendered(history, shown, {}, reader)
+    assert await snapshots.complete(ready, earlier, "tenant", ask) is ready
+    assert not earlier.waited, "an upgrade pays for no summary"
+    both = {history.snapshot_name(boundary): Snapshot("newer", 10, "m"), history.snapshot_name(boundary, "1"): RECORD}
+    snapshots = Snapshots(Scripted(**both), reader)  # type: ignore[arg-type]
+    assert (await snapshots.existing(history, Scripted(**both))).text == "newer"
+
+
 async def test_without_waiting_the_snapshot_is_requested_and_the_request_goes_as_it_is() -> None:
     world = Scripted()
     history, ready = await completed(world, policy(wait=Wait.NEVER))
@@ -124,6 +139,22 @@ async def test_a_job_rides_on_the_conversation_by_default() -> None:
     assert next(section.title for section in made.history()) == "3 assistant"
     assert json.loads(made.alone("all of it"))["messages"] == [{"role": "user", "content": "all of it"}]
     assert made.replaced_tokens > made.snapshot_tokens
+
+
+async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces() -> None:
+    results = [SYSTEM, USER, *step(1, 2500, 4000, 50), *step(2, 2500, 3000), *step(3, 9), LAST]
+    world = Scripted(RECORD)
+    offload = replace(policy(wait=Wait.ALWAYS).offload, compact_ratio_threshold=0.0)
+    history, reader = await planned(results, Policy(offload=offload))
+    snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
+    await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask)
+    [made] = world.waited
+    moved = [history.transcript.messages[index].pieces[0].name for index in sorted(history.plan.moves)]
+    assert len(moved) == 2
+    assert list(made.references()) == [f"/store/{name}" for name in reversed(moved)]
+    assert all("look" in about for about in made.references().values())
+    assert made.stored == {*made.references(), *map(history.originals_path, history.plan.boundaries)}
+    assert [section.title for section in made.taken()] == [section.title for section in made.history()]
 
 
 @pytest.mark.parametrize("changes", [{"source": Source.ORIGINALS}, {"model": "another"}])

@@ -95,6 +95,9 @@ class World:
             "history": lambda: [Section("1 user", "word " * 900)],
             "earlier": "",
             "originals": "/s/compressed_group_1.txt",
+            "taken": list,
+            "references": dict,
+            "stored": frozenset(),
             "ask": self.ask,
         }
         return SummaryJob(**fields | changes)
@@ -123,6 +126,44 @@ async def test_it_is_made_once_stored_and_paid_for_in_the_ledger() -> None:
         100,
         80,
     )
+
+
+def of(words: str) -> SummaryAnswer:
+    return SummaryAnswer(200, f"<state_snapshot>{words}</state_snapshot>")
+
+
+async def test_a_record_gets_references_and_exact_details() -> None:
+    world = World(of("the words, see /s/none.txt and /s/a.txt"))
+    made = await world.made(
+        taken=lambda: [Section("1 tool", "the code is heliotrope-7291", Role.TOOL)],
+        references=lambda: {"/s/a.txt": "result of look", "/s/b.txt": "result of read_log x"},
+        stored={"/s/a.txt", "/s/b.txt"},
+    )
+    assert made and made.text == (
+        "the words, see  and /s/a.txt\n"
+        "<exact_details>\n- the code is heliotrope-7291\n</exact_details>\n"
+        "<stored_results>\n- /s/a.txt: result of look\n- /s/b.txt: result of read_log x\n</stored_results>"
+    )
+    assert made.tokens == len(made.text.split())
+
+
+@pytest.mark.parametrize("replaced", [12, 60, 90, 140, 400])
+async def test_what_is_added_never_makes_a_snapshot_larger_than_what_it_replaces(replaced: int) -> None:
+    world = World(of("word " * 10))
+    made = await world.made(
+        replaced_tokens=replaced,
+        taken=lambda: [Section("1 tool", "\n".join(f"name{n} is code-{n:03}" for n in range(200)), Role.TOOL)],
+        references=lambda: {f"/s/{n}.txt": "result of look" for n in range(90)},
+    )
+    assert made and 10 <= made.tokens < replaced
+    assert made.tokens < 10 + 2 * 100 + 20, "references take as many tokens as the record may, details what is left"
+
+
+async def test_an_earlier_record_is_given_to_the_model_without_what_we_added() -> None:
+    world = World()
+    earlier = "the words\n<exact_details>\n- 512 MB\n</exact_details>"
+    assert await world.made(riding=None, earlier=earlier)
+    assert "the words" in world.asked[0]["alone"] and "512 MB" not in world.asked[0]["alone"]
 
 
 async def test_single_flight() -> None:

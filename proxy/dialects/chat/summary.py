@@ -51,11 +51,23 @@ def _members(model: str, request: Request | None, most: int) -> dict[str, Raw]:
     """Return all members except messages and tools."""
     named = {"model": Raw(rawjson.encode(model))}
     if request is None:
-        return named
+        return named | _limited((), most)
     own, members = model == request.model, request.members
     kept = {name: members[name] for name in (KEPT if own else IDENTITY) if name in members}
     limits = [name for name in LIMITS if own and name in members]
-    return {**named, **kept, **dict.fromkeys(limits, Raw(b"%d" % most))}
+    return {**named, **kept, **_limited(limits, most)}
+
+
+def _limited(names: Sequence[str], most: int) -> dict[str, Raw]:
+    """Return the reply's limit in the client's fields, because servers know one or the other, or in the older one."""
+    return dict.fromkeys(names or LIMITS[:1], Raw(b"%d" % most)) if most else {}
+
+
+def _with_newer_limit(body: bytes) -> bytes:
+    """Return the body of a call with the reply's limit in the newer field, which some models insist on."""
+    members = rawjson.members(body)
+    old, new = LIMITS
+    return rawjson.encode({new if name == old else name: value for name, value in members.items()})
 
 
 # -- replies ----------------------------------------------------------------------------------------------------------
@@ -65,6 +77,8 @@ def answer(status: int, body: bytes) -> SummaryAnswer:
     """Read the reply to a call. The answer has no text if the body cannot be read."""
     if overflow.is_overflow(status, body):
         return SummaryAnswer(status, too_long=True, window=overflow.window(body))
+    if status == 400 and LIMITS[1].encode() in body:
+        return SummaryAnswer(status, again=_with_newer_limit)
     if len(body) > ANSWER_BYTES:
         return SummaryAnswer(status)
     try:
@@ -73,8 +87,10 @@ def answer(status: int, body: bytes) -> SummaryAnswer:
         return SummaryAnswer(status)
     usage = completion.usage or _Usage()
     details = usage.prompt_tokens_details or _Details()
-    text = (completion.choices[0].message.content or "") if completion.choices else ""
-    return SummaryAnswer(status, text, usage.prompt_tokens, usage.completion_tokens, details.cached_tokens or 0)
+    choice = completion.choices[0] if completion.choices else _Choice(_Message())
+    text = choice.message.content or ""
+    cached, finished = details.cached_tokens or 0, choice.finish_reason == "stop"
+    return SummaryAnswer(status, text, usage.prompt_tokens, usage.completion_tokens, cached, finished=finished)
 
 
 class _Completion(msgspec.Struct):
@@ -86,6 +102,7 @@ class _Completion(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     message: _Message
+    finish_reason: str | None = None
 
 
 class _Message(msgspec.Struct):

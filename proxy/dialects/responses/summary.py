@@ -50,11 +50,11 @@ def on_prefix(
 def _members(model: str, request: Request | None, most: int) -> Members:
     """Return all members except input, instructions and tools. Upstream stores nothing of a call."""
     named = {"model": Raw(rawjson.encode(model)), "store": Raw(b"false")}
+    limit = {LIMIT: Raw(b"%d" % most)} if most else {}
     if request is None:
-        return named
+        return {**named, **limit}
     own, members = model == request.model, request.members
     kept = {name: members[name] for name in (KEPT if own else IDENTITY) if name in members}
-    limit = {LIMIT: Raw(b"%d" % most)} if own and LIMIT in members else {}
     return {**named, **kept, **limit}
 
 
@@ -74,12 +74,14 @@ def answer(status: int, body: bytes) -> SummaryAnswer:
     text = "".join(part.text or "" for item in reply.output if item.type == "message" for part in item.content or [])
     usage = reply.usage or _Usage()
     cached = (usage.input_tokens_details or _Details()).cached_tokens or 0
-    return SummaryAnswer(status, text, usage.input_tokens, usage.output_tokens, cached)
+    finished = reply.status == "completed"
+    return SummaryAnswer(status, text, usage.input_tokens, usage.output_tokens, cached, finished=finished)
 
 
 class _Reply(msgspec.Struct):
     """The members of a reply that matter here; any of them may be missing."""
 
+    status: str = ""
     output: list[_Item] = []
     usage: _Usage | None = None
 

@@ -36,7 +36,7 @@ def test_the_same_model_takes_over_who_asks_and_how() -> None:
 def test_another_model_takes_over_only_who_asks() -> None:
     body = json.loads(CHAT.summary_request("t", "other", asked(**MEMBERS), 700))
     del body["messages"]
-    assert body == {"model": "other", "user": "u"}
+    assert body == {"model": "other", "user": "u", "max_tokens": 700}
 
 
 def test_on_the_prefix_entries_keep_their_bytes_and_the_task_comes_last() -> None:
@@ -52,7 +52,7 @@ def test_on_the_prefix_entries_keep_their_bytes_and_the_task_comes_last() -> Non
 
 def test_without_tools_there_is_no_choice_of_them() -> None:
     body = json.loads(CHAT.summary_on_prefix("the task", asked(), [], [], 700, 0))
-    assert set(body) == {"model", "messages"}
+    assert set(body) == {"model", "messages", "max_tokens"}
 
 
 @pytest.mark.parametrize(("end", "marked"), [(0, True), (1, True), (2, False)])
@@ -86,3 +86,18 @@ def test_what_is_read_from_a_reply(status: int, body: Any, answer: SummaryAnswer
 def test_an_oversized_reply_is_not_parsed() -> None:
     body = json.dumps({"choices": [{"message": {"content": "x" * ANSWER_BYTES}}]}).encode()
     assert CHAT.summary_answer(200, body) == SummaryAnswer(200)
+
+
+def test_a_model_that_insists_on_the_newer_limit_gets_it() -> None:
+    refusal = {"error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}}
+    answer = CHAT.summary_answer(400, json.dumps(refusal).encode())
+    assert answer.again is not None
+    body = json.loads(answer.again(CHAT.summary_request("t", "o9", None, 700)))
+    assert (body["max_completion_tokens"], "max_tokens" in body, len(body["messages"])) == (700, False, 1)
+    assert CHAT.summary_answer(400, b'{"error": "no"}').again is None
+
+
+@pytest.mark.parametrize(("reason", "finished"), [("stop", True), ("length", False), (None, False)])
+def test_whether_the_model_ended_its_answer_itself(reason: str | None, finished: bool) -> None:
+    body = {"choices": [{"message": {"content": "x"}, "finish_reason": reason}]}
+    assert CHAT.summary_answer(200, json.dumps(body).encode()).finished is finished
