@@ -1,0 +1,300 @@
+"""The turn of the Responses API: hidden rounds, mixed turns, what is held, and one reply for all rounds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.turn import Broken, Continuation, State
+from proxy.dialects.responses import RESPONSES
+from proxy.errors import UpstreamBroken
+from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
+from tests.dialects.responses.turns import FETCH, accumulated, events, feed, response, run, stream, turn
+
+Json = dict[str, Any]
+
+LOOKS = response(reasoning("I look."), say("Let me look."), call("grep", {"pattern": "x"}))
+ANSWERS = response(reasoning("There."), say("It is 42."), number=2)
+MIXED = response(reasoning("Both."), call("fetch", {"n": 1}), call("read_file", {"path": "p"}), call("fetch", {"n": 2}))
+
+
+def types(items: list[Json]) -> list[str]:
+    return [item["type"] for item in items]
+
+
+# -- untouched --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        response(say("Hello."), tools=[]),
+        response(reasoning("Hm."), say("Hello."), call("fetch", {"n": 1}), call("fetch", {"n": 2}), tools=[]),
+        response(reasoning(), reasoning("Again."), say("Hello."), tools=[]),
+        response(say("Hel"), status="incomplete", incomplete_details={"reason": "max_output_tokens"}, tools=[]),
+        response({"type": "web_search_call", "status": "completed", "action": {}}, say("Found."), tools=[]),
+    ],
+)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_reply_without_our_calls_arrives_byte_for_byte(reply: Json, data: st.DataObject) -> None:
+    raw = stream(reply)
+    cuts = data.draw(st.lists(st.integers(0, len(raw)), max_size=3))
+    for injected in (False, True):
+        assert run(turn(injected=injected), raw, cuts=cuts)[0] == raw
+    whole = json.dumps(reply, indent=1).encode()
+    assert run(turn(stream=False), whole)[0] == whole
+
+
+def test_unknown_events_comments_and_a_last_done_arrive_as_they_came() -> None:
+    begin, end = stream(response(say("x"), tools=[])).split(b"event: response.output_item.added", 1)
+    odd = b': hi\n\nevent: codex.rate_limits\ndata: {"type":"codex.rate_limits"}\n\ndata: not json\n\n'
+    raw = begin + odd + b"event: response.output_item.added" + end + b"data: [DONE]\n\n"
+    assert run(turn(), raw)[0] == raw
+
+
+def test_our_tools_are_left_out_where_upstream_repeats_the_request() -> None:
+    out = events(run(turn(), stream(response(say("x"))))[0])
+    assert [[tool["name"] for tool in event["response"]["tools"]] for event in out if "response" in event] == [
+        ["fetch"],
+        ["fetch"],
+        ["fetch"],
+    ]
+    whole = json.loads(run(turn(stream=False), json.dumps(response(say("x"))).encode())[0])
+    assert [tool["name"] for tool in whole["tools"]] == ["fetch"]
+
+
+# -- hidden rounds ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_hidden_rounds_look_like_one_reply_at_every_cut(data: st.DataObject) -> None:
+    looks, answers = stream(LOOKS), stream(ANSWERS)
+    cuts = data.draw(st.lists(st.integers(0, len(looks)), max_size=4))
+    one = turn()
+    out, asked = run(one, looks, answers, cuts=cuts)
+    final = accumulated(out)
+    assert final["id"] == "resp_1"
+    assert types(final["output"]) == ["reasoning", "message", "reasoning", "message"]
+    assert final["usage"] == {
+        "input_tokens": 200,
+        "input_tokens_details": {"cached_tokens": 10},
+        "output_tokens": 20,
+        "output_tokens_details": {"reasoning_tokens": 4},
+        "total_tokens": 220,
+    }
+    said = {"role": "user", "content": "hi"}
+    result = {"type": "function_call_output", "call_id": "call_1_2", "output": "found"}
+    assert asked[1]["input"] == [said, *LOOKS["output"], result]
+    assert b"grep" not in out
+
+
+def test_hidden_rounds_look_the_same_in_a_whole_reply() -> None:
+    one = turn(stream=False)
+    out, _ = run(one, *(json.dumps(reply).encode() for reply in (LOOKS, ANSWERS)))
+    assert json.loads(out) == accumulated(run(turn(), stream(LOOKS), stream(ANSWERS))[0])
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_server_may_stream_one_round_and_not_the_next(first: bool) -> None:
+    whole = json.dumps(ANSWERS).encode()
+    if first:
+        out = json.loads(run(turn(), json.dumps(LOOKS).encode(), stream(ANSWERS))[0])
+    else:
+        out = accumulated(run(turn(), stream(LOOKS), whole)[0])
+    assert types(out["output"]) == ["reasoning", "message", "reasoning", "message"]
+    assert out["output"][-1]["content"][0]["text"] == "It is 42."
+
+
+def test_reasoning_of_a_call_of_ours_is_hidden_with_it() -> None:
+    silent = response(reasoning("I look."), call("grep", {"pattern": "x"}))
+    one = turn()
+    final = accumulated(run(one, stream(silent), stream(ANSWERS))[0])
+    assert types(final["output"]) == ["reasoning", "message"]
+    assert one.hidden is not None
+    assert one.hidden.instead is None
+    [reply, result] = one.hidden.before
+    assert json.loads(b"[%b]" % reply) == silent["output"]
+    assert json.loads(result)["call_id"] == "call_1_1"
+
+
+def test_reasoning_waits_for_the_item_after_it_and_text_does_not() -> None:
+    raw = stream(response(reasoning("Hm."), say("Hello."), tools=[]))
+    thought, text = raw.split(b"event: response.output_item.added\ndata: ", 2)[1:]
+    one = turn()
+    one.request()
+    assert not feed_events(one, raw[: raw.index(thought) + len(thought)]).count(b"reasoning_summary")
+    begun = feed_events(turn_at(raw, raw.index(text) + text.index(b"\n\n") + 2), b"")
+    assert begun == b""
+    assert b"reasoning_summary" in shown_until(raw, raw.index(text) + text.index(b"\n\n") + 2)
+    assert shown_until(raw, raw.index(b"output_text.done")).count(b"output_text.delta") >= 1
+
+
+def turn_at(raw: bytes, end: int) -> Any:
+    one = turn()
+    one.request()
+    feed_events(one, raw[:end])
+    return one
+
+
+def shown_until(raw: bytes, end: int) -> bytes:
+    one = turn()
+    one.request()
+    return feed_events(one, raw[:end])
+
+
+def feed_events(one: Any, raw: bytes) -> bytes:
+    from proxy.core import sse
+
+    return b"".join(map(one.receive, sse.EventDecoder().feed(raw))) if raw else b""
+
+
+# -- mixed turns ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_mixed_turn_shows_the_clients_calls_and_keeps_ours(data: st.DataObject) -> None:
+    raw = stream(MIXED)
+    one = turn()
+    out, _ = run(one, raw, cuts=data.draw(st.lists(st.integers(0, len(raw)), max_size=4)))
+    final = accumulated(out)
+    assert [item.get("name") for item in final["output"]] == [None, "fetch", "fetch"]
+    assert one.mixed
+    assert one.hidden is not None
+    assert json.loads(one.hidden.instead or b"") == MIXED["output"]
+    assert [json.loads(raw)["call_id"] for raw in one.hidden.after] == ["call_1_2"]
+    assert one.continuation == Continuation("resp_1", "resp_1", one.hidden.after)
+
+
+def test_what_is_put_back_is_what_the_model_wrote() -> None:
+    one = turn()
+    run(one, stream(LOOKS), stream(ANSWERS))
+    assert one.hidden is not None
+    final = [item for reply in (LOOKS, ANSWERS) for item in reply["output"] if item["type"] != "function_call"]
+    visible = b",".join(json.dumps(item).encode() for item in final)
+    put_back = RESPONSES.reinserted(one.hidden, visible, shrunk=False)
+    items = json.loads(b"[%b]" % b",".join(map(bytes, put_back)))
+    result = {"type": "function_call_output", "call_id": "call_1_2", "output": "found"}
+    assert items == [*LOOKS["output"], result, *ANSWERS["output"]]
+
+
+def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
+    from proxy.core.history import Reading
+    from proxy.core.preview import Shape
+
+    for rounds in ([LOOKS, ANSWERS], [MIXED]):
+        one = turn()
+        final = accumulated(run(one, *map(stream, rounds))[0])
+        entry = b",".join(json.dumps(item, indent=2).encode() for item in final["output"])
+        read = RESPONSES.read(entry, Reading(Shape("/s", 10, 0), 100), len)
+        assert read.meaning == RESPONSES.reply_meaning(*one.visible)
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_round_drops_our_call_and_offers_only_the_clients_tools() -> None:
+    one = turn(max_rounds=1)
+    again = response(say("I would look again."), call("grep", {"pattern": "y"}), number=2)
+    out, asked = run(one, stream(LOOKS), stream(again))
+    assert types(accumulated(out)["output"]) == ["reasoning", "message", "message"]
+    assert asked[1]["tools"] == [FETCH]
+    _, asked = run(turn(max_rounds=1, tools=None), stream(LOOKS), stream(again))
+    assert asked[1]["tool_choice"] == "none"
+
+
+def test_limits_cover_all_rounds() -> None:
+    one = turn(max_output_tokens=30)
+    _, asked = run(one, stream(LOOKS), stream(ANSWERS))
+    assert asked[1]["max_output_tokens"] == 20
+    used = accumulated(run(turn(max_output_tokens=20), stream(LOOKS))[0])
+    assert used["status"] == "incomplete"
+    assert used["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+def test_a_forced_call_is_forced_once() -> None:
+    forced = {"type": "function", "name": "grep"}
+    _, asked = run(turn(tool_choice=forced), stream(LOOKS), stream(ANSWERS))
+    assert asked[0]["tool_choice"] == forced
+    assert "tool_choice" not in asked[1]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [forced]}
+    _, asked = run(turn(tool_choice=allowed), stream(LOOKS), stream(ANSWERS))
+    assert asked[1]["tool_choice"] == allowed
+
+
+def test_json_is_held_until_the_round_is_visible() -> None:
+    form = {"format": {"type": "json_schema", "name": "n", "schema": {}}}
+    final = accumulated(run(turn(text=form), stream(LOOKS), stream(ANSWERS))[0])
+    assert [item["content"][0]["text"] for item in final["output"] if item["type"] == "message"] == ["It is 42."]
+
+
+def test_a_reply_that_stops_within_our_call_is_broken() -> None:
+    raw = stream(response(call("grep", {"pattern": "x"})))
+    one = turn()
+    one.request()
+    with pytest.raises(Broken):
+        feed(one, raw[: raw.index(b"function_call_arguments.done")])
+
+
+def test_a_failed_reply_is_passed_on() -> None:
+    failed = response(status="failed", error={"code": "server_error", "message": "no"}, tools=[])
+    raw = stream(failed)
+    one = turn()
+    assert run(one, raw)[0] == raw
+    assert one.hidden is None
+
+
+def test_upstreams_of_few_words_are_understood() -> None:
+    """Codex's own test server sends only the last event of each item, others none at all."""
+    whole = [event for event in events_of(LOOKS) if event["type"] in ("response.created", "response.output_item.done")]
+    end = list(events_of(LOOKS))[-1]
+    for sent in ([*whole, end], [whole[0], end]):
+        one = turn()
+        raw = b"".join(map(encoded, sent))
+        out, asked = run(one, raw, stream(ANSWERS))
+        assert asked[1]["input"][1:4] == LOOKS["output"]
+        assert b'"grep"' not in out
+        assert types(events(out)[-1]["response"]["output"])[-1] == "message"
+        assert one.state is State.DONE
+
+
+def test_a_call_without_an_id_gets_one() -> None:
+    nameless = response(call("grep", {"pattern": "x"}))
+    del nameless["output"][0]["call_id"]
+    _, asked = run(turn(), stream(nameless), stream(ANSWERS))
+    [called, result] = asked[1]["input"][1:]
+    assert called["call_id"] == result["call_id"] != ""
+
+
+def test_an_error_event_counts_on() -> None:
+    one = turn()
+    one.request()
+    sent = feed_events(one, stream(response(say("x"), tools=[]))[:-1])
+    [said] = events(one.error_event(UpstreamBroken("broke")))
+    assert said["type"] == "error"
+    assert said["sequence_number"] == len(events(sent))
+    assert said["error"]["message"] == said["message"] == "broke"
+
+
+def test_answers_that_do_not_fit_are_reworded() -> None:
+    one = turn()
+    one.request()
+    feed(one, stream(LOOKS))
+    one.answer(["a long answer"])
+    one.request()
+    one.reword("too long")
+    assert json.loads(one.request())["input"][-1]["output"] == "too long"
+
+
+def test_nothing_is_continued_where_nothing_is_stored() -> None:
+    one = turn(store=False)
+    _, asked = run(one, stream(LOOKS), stream(ANSWERS))
+    assert one.continuation is None
+    assert types(asked[1]["input"][1:]) == ["message", "function_call", "function_call_output"]
+    assert not any("id" in item for item in asked[1]["input"])
