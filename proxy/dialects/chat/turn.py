@@ -27,20 +27,13 @@ from proxy.dialects.chat.reply import Chunk, as_events, parse
 from proxy.dialects.chat.round import Round
 from proxy.dialects.chat.round_request import RoundRequest
 from proxy.dialects.chat.tool_calls import PartialCall, identify
+from proxy.dialects.last_words import NO_MORE, SAID_NOTHING
 from proxy.dialects.usage import UsageLedger
 from proxy.dialects.values import string
 from proxy.errors import ProxyError
 
 STOPPED = frozenset(("length", "content_filter", "error"))
 """Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""
-
-NO_MORE = "({} and {} cannot be called again in this turn: answer now, with what you have.)"
-"""The last line of the answers before the last round."""
-SAID_NOTHING = (
-    "[offload-proxy: the model ended its turn without an answer, even when it was asked again without the tools {} and"
-    " {}. Please ask again, or for less at once.]"
-)
-"""The reply if the model gives none. Agents take an empty reply for a finished task."""
 
 
 class ChatTurn:

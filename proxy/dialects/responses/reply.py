@@ -11,7 +11,7 @@ A whole reply is read as the events of a stream, so both share one code path.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -20,7 +20,8 @@ from proxy.core import rawjson
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
-from proxy.dialects.responses.items import ANSWERED, call_of
+from proxy.dialects.responses.items import ANSWERED, call_of, said
+from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import NULL, Members, object_of, string, text_of
 
 MAX_REPLY = 32 << 20
@@ -73,8 +74,11 @@ class OutputItem:
         self.final: Raw | None = None
         """The complete item."""
         self.ours: bool | None = None
+        self._name = ""  # which of our tools it calls
         self.released = False
         """Whether its events are shown as they arrive."""
+        self.lost = False
+        """Whether it is reasoning for a call that is dropped, without which it is refused."""
         self.kept: list[Event] = []
 
     @property
@@ -89,11 +93,12 @@ class OutputItem:
         """Take the item as it is at its end."""
         self.final, self.members = raw, object_of(raw)
 
-    def decide(self, names: Sequence[str], *, sure: bool) -> None:
+    def decide(self, names: ToolNames, *, sure: bool) -> None:
         """Decide whether it is a call of our tools. `sure`: its name is complete."""
         name = text_of(self.members.get("name"))
-        if self.ours is None and (name or sure or self.type != "function_call"):
-            self.ours = self.type == "function_call" and name in names
+        if name or sure or self.type != "function_call":
+            self._name = names.recognised(name) if self.type == "function_call" else ""
+            self.ours = bool(self._name)
 
     @property
     def whole(self) -> bool:
@@ -101,7 +106,17 @@ class OutputItem:
         return self.final is not None and text_of(self.members.get("status")) in ("", "completed")
 
     def call(self) -> ToolCall:
-        return call_of(self.members, self.type)
+        return call_of(self.members | self._renamed, self.type)
+
+    def written(self) -> Raw | None:
+        """Return the complete item as it goes back upstream: a call of our tools has the tool's own name."""
+        if self.final is None or self.members.get("name") == self._renamed.get("name", self.members.get("name")):
+            return self.final
+        return Raw(rawjson.encode(self.members | self._renamed))
+
+    @property
+    def _renamed(self) -> Members:
+        return {"name": string(self._name)} if self._name else {}
 
     def identify(self, id: str) -> None:
         """Give the call this id."""
@@ -113,9 +128,10 @@ Part = tuple[Event, OutputItem | None]
 
 
 class Round:
-    """Reads events. `names` are the names of our tools; empty if the request does not have them."""
+    """Reads events. `names` are the names of our tools; empty if the request does not have them. `theirs` are those of
+    the client's tools."""
 
-    def __init__(self, names: Sequence[str], *, later: bool, last: bool, holds_text: bool) -> None:
+    def __init__(self, names: Sequence[str], *, later: bool, holds_text: bool, theirs: Collection[str] = ()) -> None:
         self.items: list[OutputItem] = []
         self.status = ""
         """How the reply ended; empty until it is known."""
@@ -124,9 +140,8 @@ class Round:
         self.end: Event | None = None
         """The event at the reply's end, if it is kept back."""
         self._has_ours = False
-        self._names = names
+        self._names = ToolNames(names, theirs)
         self._later = later
-        self._holds = bool(names) and not last
         self._holds_text = holds_text
         self._by_index: dict[int, OutputItem] = {}
         self._by_id: dict[str, OutputItem] = {}
@@ -150,6 +165,22 @@ class Round:
     def hides(self) -> bool:
         """Whether this turn has anything that the client does not see."""
         return self._later or self._has_ours
+
+    @property
+    def empty(self) -> bool:
+        """Whether the model said nothing and called nothing but our tools, although it ended its reply."""
+        others = [item for item in self.items if not item.ours and item.type != "reasoning"]
+        return not any(item.type != "message" or said([item.final])[0].strip() for item in others if item.final)
+
+    def say(self, text: str, id: str) -> list[Part]:
+        """Return the events of a message with this text, which is ours and not the model's."""
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        message = {"type": "message", "id": id, "status": "completed", "role": "assistant", "content": [part]}
+        raw = Raw(rawjson.encode(message))
+        item = self._begin(max(self._by_index, default=-1) + 1, raw)
+        item.complete(raw)
+        item.decide(self._names, sure=True)
+        return [(event, item) for event in _item_events(item.index, raw)]
 
     def read(self, event: Event) -> list[Part]:
         """Return the events to show now: this one, and earlier ones that were kept back. Raises Broken."""
@@ -178,11 +209,12 @@ class Round:
 
         In a mixed turn, text that was kept back is left out; it is shown only if the whole round is `visible`.
         """
-        shown: list[Part] = []
-        for item in self.items:
-            if not item.ours and (visible or item.type != "message"):
-                shown += self._flushed(item)
-        return shown
+        before_ours = False
+        for item in reversed(self.items):
+            before_ours = item.ours or (before_ours and item.type == "reasoning") or False
+            item.lost = visible and before_ours and not item.released
+        kept = [item for item in self.items if not item.ours and not item.lost]
+        return [part for item in kept if visible or item.type != "message" for part in self._flushed(item)]
 
     def _item(self, event: Event) -> OutputItem | None:
         """Return the item that an event is about. Some servers announce none and send each only at its end."""
@@ -233,7 +265,7 @@ class Round:
     def _waits(self, item: OutputItem) -> bool:
         if item.ours is None:
             return True
-        if item.released or not self._holds:
+        if item.released or not self._names:
             return False
         return item.type == "reasoning" or (item.type == "message" and self._holds_text)
 
@@ -281,14 +313,18 @@ def as_events(members: Members) -> Iterator[Event]:
     begun = members | {"status": string("in_progress"), "output": Raw(b"[]"), "usage": NULL}
     yield _made("response.created", response=begun)
     for index, raw in enumerate(rawjson.elements(members["output"])):
-        item = object_of(raw)
-        about = {"output_index": index, "item_id": item.get("id", NULL)}
-        yield _made(ADDED, output_index=index, item=_begun(item))
-        for event in _contents(item):
-            yield _made(**event, **about)
-        yield _made(DONE, output_index=index, item=raw)
+        yield from _item_events(index, raw)
     ending = next((type for type, ends in ENDINGS.items() if ends == status), "response.completed")
     yield _made(ending, response=members)
+
+
+def _item_events(index: int, raw: Raw) -> Iterator[Event]:
+    item = object_of(raw)
+    about = {"output_index": index, "item_id": item.get("id", NULL)}
+    yield _made(ADDED, output_index=index, item=_begun(item))
+    for event in _contents(item):
+        yield _made(**event, **about)
+    yield _made(DONE, output_index=index, item=raw)
 
 
 def _begun(item: Members) -> Members:

@@ -199,5 +199,10 @@ def has_tools(defined: Raw | None) -> bool:
     return defined is not None and not rawjson.is_null(defined) and bool(rawjson.elements(defined))
 
 
+def tool_names(defined: Raw) -> frozenset[str]:
+    """Return the names of an array of tools that `parse` has accepted."""
+    return frozenset() if rawjson.is_null(defined) else frozenset(map(_tool_name, rawjson.elements(defined)))
+
+
 def _tool_name(raw: Raw) -> str:
     return text_of(rawjson.members(raw).get("name"))

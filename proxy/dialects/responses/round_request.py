@@ -8,12 +8,11 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.dialects.responses.request import has_tools, joined, with_tools
-from proxy.dialects.values import Members, object_of, text_of, whole
+from proxy.dialects.responses.request import has_tools, joined, tool_names, with_tools
+from proxy.dialects.values import NULL, Members, object_of, text_of
 
-LIMIT = "max_output_tokens"
-LEAST = 16
-"""The fewest tokens to which OpenAI lets a reply be limited."""
+WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+"""Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
 
 
 class RoundRequest(msgspec.Struct, frozen=True):
@@ -42,28 +41,28 @@ class RoundRequest(msgspec.Struct, frozen=True):
         form = object_of(object_of(self.members.get("text")).get("format"))
         return text_of(form.get("type")) not in ("", "text")
 
-    def used_up(self, spent: int) -> bool:
-        """Whether too few tokens are left for another round's reply after `spent` tokens."""
-        limit = whole(self.members.get(LIMIT))
-        return bool(limit) and limit - spent < LEAST
+    @property
+    def theirs(self) -> frozenset[str]:
+        """The names of the client's own tools."""
+        return tool_names(self.members.get("tools", NULL))
 
     def first(self) -> bytes:
         """The body of the first round."""
         return rawjson.encode(self.members | self._additions(self.entries, self.tools))
 
-    def later(self, entries: Sequence[bytes | Raw], spent: int, *, last: bool) -> bytes:
-        """Return the body of a later round: with fewer tokens left, and without a forced call, which was already made.
+    def later(self, entries: Sequence[bytes | Raw], *, last: bool, bare: bool = False) -> bytes:
+        """Return the body of a later round, without a forced call, which was already made.
 
-        In the last round no call of our tools is answered. So they are left out, or, where there are no other tools,
-        calls are forbidden.
+        In the last round no call of our tools is answered. So ours are left out of it, or if there are no others, calls
+        are forbidden. If `bare`, ours are left out in any case, because some servers call what is forbidden.
         """
-        alone = not has_tools(self.members.get("tools"))
-        members = self.members | self._additions(entries, [] if last and not alone else self.tools)
-        if limit := whole(self.members.get(LIMIT)):
-            members[LIMIT] = Raw(b"%d" % max(limit - spent, LEAST))
+        others = has_tools(self.members.get("tools"))
+        members = self.members | self._additions(entries, [] if bare or (last and others) else self.tools)
         if _names_a_tool(members.get("tool_choice")):
             del members["tool_choice"]
-        if last and alone:
+        if bare and not others:
+            return rawjson.encode({key: raw for key, raw in members.items() if key not in WITH_TOOLS})
+        if last and not others:
             members["tool_choice"] = Raw(b'"none"')
         return rawjson.encode(members)
 

@@ -16,12 +16,12 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken, Continuation, HiddenRound, State, Usage, WrongState
 from proxy.dialects import overflow
+from proxy.dialects.last_words import NO_MORE, SAID_NOTHING
 from proxy.dialects.refusals import is_error
 from proxy.dialects.responses import errors
 from proxy.dialects.responses.client_reply import USAGE, ClientReply, WholeReply
 from proxy.dialects.responses.items import output, said
 from proxy.dialects.responses.reply import MAX_ARGUMENTS, Event, OutputItem, Round, as_events
-from proxy.dialects.responses.request import entry
 from proxy.dialects.responses.round_request import RoundRequest
 from proxy.dialects.usage import UsageLedger
 from proxy.dialects.values import object_of, string, text_of
@@ -37,6 +37,7 @@ class ResponsesTurn:
         """Hidden rounds so far."""
         self._asked = asked
         self._names = asked.names if asked.tools else ()
+        self._theirs = asked.theirs if asked.tools else frozenset()
         self._ledger = UsageLedger(USAGE)
         self._shown = ClientReply(self._ledger, self._names)
         self._before: list[bytes] = []
@@ -47,6 +48,7 @@ class ResponsesTurn:
         self._spoke = False  # whether earlier rounds showed any item
         self._refusal: bytes | None = None
         self._bare = False  # whether the client's own request is sent
+        self._pressed = False  # whether it was asked once more, without our tools
         self._done = b""
         self._begin_round()
 
@@ -61,7 +63,7 @@ class ResponsesTurn:
             return self._asked.own
         if not self.rounds:
             return self._asked.first()
-        return self._asked.later([*self._asked.entries, *self._before], self.spent.completion, last=self._last)
+        return self._asked.later([*self._asked.entries, *self._before], last=self._last, bare=self._pressed)
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         """Take one event of a stream; returns the bytes for the client. Raises Broken."""
@@ -121,15 +123,19 @@ class ResponsesTurn:
             raise Broken("the reply stopped within a tool call")
         self._ledger.add(self._round.usage)
         self._answering = self._to_answer()
-        if not self._answering:
-            self.state = State.DONE
-            parts += self._round.release(visible=True)
-        else:
+        if self._answering:
             self.state = State.CALLING
             self._identify(self._answering)
             if self._round.theirs:
                 parts += self._round.release(visible=False)
-        return self._finish(parts)
+        elif self._mute and not self._pressed:
+            self._press()
+        else:
+            self.state = State.DONE
+            parts += self._round.release(visible=True)
+            if self._mute and self._silent:
+                parts += self._round.say(SAID_NOTHING.format(*self._asked.names), f"msg_{self._seed()}")
+        return self._show_last(parts)
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -140,20 +146,20 @@ class ResponsesTurn:
     def answer(self, answers: Sequence[str]) -> None:
         """Take the results of `calls`, in the same order."""
         self._require(State.CALLING)
-        results = [output(item.call().id, text) for item, text in zip(self._answering, answers, strict=True)]
         if self._round.theirs:
             answering = set(self._answering)
             answered = [item for item in self._round.items if not item.ours or item in answering]
-            self._instead, self._after = rawjson.array(self._kept(answered)), results
+            self._instead, self._after = rawjson.array(self._kept(answered)), self._results_of(answers)
             self.state = State.DONE
         else:
-            self._go_on(results)
+            self.rounds += 1
+            self._go_on(self._results_of(answers))
 
     def reword(self, text: str) -> None:
         """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
         self._step(State.READING, State.READY)
         first = len(self._before) - self._results
-        written = {"output": string(text)}
+        written = {"output": string(self._told(text))}
         self._before[first:] = [rawjson.encode(rawjson.members(raw) | written) for raw in self._before[first:]]
 
     @property
@@ -213,7 +219,7 @@ class ResponsesTurn:
     def close(self) -> bytes:
         """Return the last bytes of the reply, or the whole reply if it is not a stream."""
         self._require(State.DONE)
-        kept = [] if self._round.end is None else [(self._ending(self._round.end), None)]
+        kept = [] if self._round.end is None else [(self._round.end, None)]
         return self._shown.show(kept) + self._shown.close(self._done)
 
     def is_overflow(self, status: int, body: bytes) -> bool:
@@ -238,7 +244,8 @@ class ResponsesTurn:
 
     def _begin_round(self) -> None:
         later = bool(self._shown.id) if self._bare else self.rounds > 0
-        self._round = Round(self._names, later=later, last=self._last, holds_text=self._asked.wants_json)
+        holds_text = self._asked.wants_json
+        self._round = Round(self._names, later=later, holds_text=holds_text, theirs=self._theirs)
 
     def _note_refusal(self, event: Event) -> None:
         if not self._shown.items and event.type in ("error", "response.failed"):
@@ -276,47 +283,66 @@ class ResponsesTurn:
             raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for a call")
         if self._round.status == "incomplete":
             return [item for item in ours if item.whole] if theirs else []
-        return [] if self._asked.used_up(self.spent.completion) and not theirs else ours
+        return ours
 
-    def _finish(self, parts: list[tuple[Event, OutputItem | None]]) -> bytes:
+    @property
+    def _mute(self) -> bool:
+        """Whether the turn would end without an answer: the model only called our tools, or said nothing after it."""
+        if self._round.status in ("failed", "incomplete") or not (self._round.status or self._done):
+            return False
+        only_ours = bool(self._round.ours) and not self._round.theirs
+        return only_ours or (self.rounds > 0 and self._silent)
+
+    @property
+    def _silent(self) -> bool:
+        """Whether the client has got nothing that it could use."""
+        return self._round.empty and not self.visible[0].strip()
+
+    def _press(self) -> None:
+        """Have the model asked once more, without our tools. Calls of them get an answer that says so."""
+        self._answering = self._round.ours
+        self._identify(self._answering)
+        self.rounds += 1
+        self._pressed = True
+        self._go_on(self._results_of([""] * len(self._answering)))
+
+    def _told(self, answer: str) -> str:
+        """Return the newest answer, with a line that says so if the next round is the last."""
+        return f"{answer}\n\n{NO_MORE.format(*self._asked.names)}".lstrip() if self._last else answer
+
+    def _results_of(self, answers: Sequence[str]) -> list[bytes]:
+        if not self._round.theirs:
+            answers = [*answers[:-1], *map(self._told, answers[-1:])]
+        return [output(item.call().id, text) for item, text in zip(self._answering, answers, strict=True)]
+
+    def _show_last(self, parts: list[tuple[Event, OutputItem | None]]) -> bytes:
         """Show the last parts of a round. Items for which no events came are shown at the reply's end."""
         self._shown.hides |= self._round.hides
         out = self._shown.show(parts)
         for item in self._round.items:
-            if not item.ours and not item.kept and self._is_shown(item):
+            if not (item.ours or item.lost or item.kept) and self._is_shown(item):
                 self._shown.adopt(item)
         if self.state is State.DONE and self._spoke:
-            self._instead = rawjson.array(self._kept([item for item in self._round.items if not item.ours]))
+            self._instead = rawjson.array(
+                self._kept([item for item in self._round.items if not (item.ours or item.lost)])
+            )
         return out
 
     def _is_shown(self, item: OutputItem) -> bool:
         return self.state is State.DONE or (bool(self._round.theirs) and (item.released or item.type != "message"))
 
-    def _ending(self, event: Event) -> Event:
-        """Return the reply's last event. Without tokens for another round, our calls end it as a limit does."""
-        stopped = self._round.ours and not (self._round.theirs or self._last or self._answering)
-        if not stopped or self._round.status != "completed":
-            return event
-        reason = rawjson.encode({"reason": "max_output_tokens"})
-        changed = {"status": string("incomplete"), "incomplete_details": Raw(reason)}
-        response = rawjson.encode(rawjson.members(event.response) | changed)
-        kind = "response.incomplete"
-        members = rawjson.members(event.data) | {"type": string(kind), "response": Raw(response)}
-        return Event(rawjson.encode(members), name=kind.encode() if event.name else None)
-
     def _go_on(self, results: list[bytes]) -> None:
-        reply = self._kept(self._round.items)
-        self._before += [bytes(entry(reply)), *results]
+        if results:
+            self._before += [*map(bytes, self._kept(self._round.items)), *results]
         self._results = len(results)
         self._ledger.carry(self._round.usage)
         self._spoke = bool(self._shown.items)
-        self.rounds += 1
         self.state = State.READY
 
     def _kept(self, items: Sequence[OutputItem]) -> list[Raw]:
         """Return the items as they go back upstream. Where it stores nothing, no item is found by its id, and reasoning
         that is not in the item itself is lost."""
-        raws = [item.final for item in items if item.final is not None]
+        raws = [raw for item in items if (raw := item.written()) is not None]
         if self._asked.stores:
             return raws
         found = [rawjson.members(raw) for raw in raws]
@@ -328,10 +354,13 @@ class ResponsesTurn:
 
     def _identify(self, calls: list[OutputItem]) -> None:
         """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""
-        sent = [*self._asked.entries, *self._before]
-        seed = hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b"")).hexdigest()[:16]
+        seed = self._seed()
         known = {item.call().id for item in self._round.theirs}
         for number, item in enumerate(calls):
             if not text_of(item.members.get("call_id")) or item.call().id in known:
                 item.identify(f"call_{seed}_{number}")
             known.add(item.call().id)
+
+    def _seed(self) -> str:
+        sent = [*self._asked.entries, *self._before]
+        return hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b"")).hexdigest()[:16]

@@ -118,8 +118,8 @@ def test_reasoning_of_a_call_of_ours_is_hidden_with_it() -> None:
     assert types(final["output"]) == ["reasoning", "message"]
     assert one.hidden is not None
     assert one.hidden.instead is None
-    [reply, result] = one.hidden.before
-    assert json.loads(b"[%b]" % reply) == silent["output"]
+    *reply, result = one.hidden.before
+    assert list(map(json.loads, reply)) == silent["output"]
     assert json.loads(result)["call_id"] == "call_1_1"
 
 
@@ -178,7 +178,7 @@ def test_what_is_put_back_is_what_the_model_wrote() -> None:
     assert one.hidden is not None
     final = [item for reply in (LOOKS, ANSWERS) for item in reply["output"] if item["type"] != "function_call"]
     visible = b",".join(json.dumps(item).encode() for item in final)
-    put_back = RESPONSES.reinserted(one.hidden, visible, shrunk=False)
+    put_back = RESPONSES.reinserted(one.hidden, visible)
     items = json.loads(b"[%b]" % b",".join(map(bytes, put_back)))
     result = {"type": "function_call_output", "call_id": "call_1_2", "output": "found"}
     assert items == [*LOOKS["output"], result, *ANSWERS["output"]]
@@ -199,23 +199,48 @@ def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_round_drops_our_call_and_offers_only_the_clients_tools() -> None:
+AGAIN = response(say("I would look again."), call("grep", {"pattern": "y"}), number=2)
+
+
+def test_the_last_round_offers_only_the_clients_tools_and_then_none_of_ours() -> None:
     one = turn(max_rounds=1)
-    again = response(say("I would look again."), call("grep", {"pattern": "y"}), number=2)
-    out, asked = run(one, stream(LOOKS), stream(again))
-    assert types(accumulated(out)["output"]) == ["reasoning", "message", "message"]
+    out, asked = run(one, stream(LOOKS), stream(AGAIN), stream(response(say("So be it."), number=3)))
+    assert types(accumulated(out)["output"]) == ["reasoning", "message", "message", "message"]
     assert asked[1]["tools"] == [FETCH]
-    _, asked = run(turn(max_rounds=1, tools=None), stream(LOOKS), stream(again))
+    assert "cannot be called again" in asked[1]["input"][-1]["output"]
+    assert "cannot be called again" in asked[2]["input"][-1]["output"]
+    assert asked[2]["tools"] == [FETCH]
+    _, asked = run(turn(max_rounds=1, tools=None), stream(LOOKS), stream(AGAIN), stream(ANSWERS))
     assert asked[1]["tool_choice"] == "none"
+    assert not {"tools", "tool_choice"} & set(asked[2])
 
 
-def test_limits_cover_all_rounds() -> None:
-    one = turn(max_output_tokens=30)
-    _, asked = run(one, stream(LOOKS), stream(ANSWERS))
-    assert asked[1]["max_output_tokens"] == 20
-    used = accumulated(run(turn(max_output_tokens=20), stream(LOOKS))[0])
-    assert used["status"] == "incomplete"
-    assert used["incomplete_details"] == {"reason": "max_output_tokens"}
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_reply_is_never_empty(whole: bool) -> None:
+    silent = [response(reasoning(), call("grep", {"pattern": "y"}), number=number) for number in (1, 2, 3)]
+    one = turn(max_rounds=1)
+    if whole:
+        final = json.loads(run(one, *(json.dumps(reply).encode() for reply in silent))[0])
+    else:
+        final = accumulated(run(one, *map(stream, silent))[0])
+    assert types(final["output"]) == ["message"]  # reasoning without the call after it is refused
+    assert "ended its turn without an answer" in final["output"][-1]["content"][0]["text"]
+    assert final["output"][-1]["id"].startswith("msg_")
+    assert final["status"] == "completed"
+
+
+def test_each_round_has_the_clients_limit() -> None:
+    _, asked = run(turn(max_output_tokens=30), stream(LOOKS), stream(ANSWERS))
+    assert asked[1]["max_output_tokens"] == 30
+
+
+@pytest.mark.parametrize("name", ["functions.grep", "grep<|channel|>commentary", "tools.grep:0"])
+def test_our_tools_are_recognised_by_the_names_that_models_write(name: str) -> None:
+    out, asked = run(turn(), stream(response(call(name, {"pattern": "x"}))), stream(ANSWERS))
+    assert asked[1]["input"][1]["name"] == "grep"
+    assert b'"function_call"' not in out
+    out, _ = run(turn(tools=[FETCH | {"name": name}]), stream(response(call(name), tools=[])))
+    assert b'"function_call"' in out
 
 
 def test_a_forced_call_is_forced_once() -> None:

@@ -1,0 +1,11 @@
+"""What the proxy itself says at the end of a turn in which the model does not stop calling our tools."""
+
+from __future__ import annotations
+
+NO_MORE = "({} and {} cannot be called again in this turn: answer now, with what you have.)"
+"""The last line of the answers before the last round."""
+SAID_NOTHING = (
+    "[offload-proxy: the model ended its turn without an answer, even when it was asked again without the tools {} and"
+    " {}. Please ask again, or for less at once.]"
+)
+"""The reply if the model gives none. Agents take an empty reply for a finished task."""
