@@ -73,7 +73,7 @@ def with_texts(entry: bytes | Raw, replaced: Mapping[int | None, str]) -> bytes:
     """Return a result or a message with some of its texts replaced. All other members keep their bytes."""
     if not replaced:
         return bytes(entry)
-    members = rawjson.members(entry)
+    members = members_of(Raw(entry))
     content = "output" if text_of(members.get("type")) in OUTPUTS else "content"
     if None in replaced:
         return rawjson.encode(members | {content: Raw(rawjson.encode(replaced[None]))})
