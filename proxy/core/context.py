@@ -103,6 +103,13 @@ class Messages:
                 self.live[index] = 0
         self.total -= freed
 
+    def restore(self, index: int) -> int:
+        """Bring back a reply that an earlier snapshot has replaced; returns its tokens, or 0 if none has."""
+        tokens = 0 if self.live[index] else self.items[index].tokens
+        self.live[index] += tokens
+        self.total += tokens
+        return tokens
+
     def copy(self) -> Self:
         other = copy.copy(self)
         other.items, other.live, other._steps = self.items.copy(), self.live.copy(), self._steps.copy()
@@ -189,17 +196,14 @@ class OldHistory:
         """An event has compacted all gains."""
         self.gains, self.gain = [], 0
 
-    def keep(self, index: int, tokens: int) -> None:
-        """Pin a message of so many tokens for good."""
-        self._users.keep(index, tokens)
-
     def settle(self) -> frozenset[int]:
         """The pins for a summary here. Messages that were released become part of it and are never pinned again."""
         return self._users.settle() | self._systems.settle()
 
-    def taken(self, messages: Messages, pins: frozenset[int], snapshot: int) -> None:
-        """A snapshot of so many tokens has replaced all old messages but leading ones and pins."""
-        self.movable, self._snapshot = self.pinned, snapshot
+    def taken(self, messages: Messages, pins: frozenset[int], snapshot: int, replies: int) -> None:
+        """A snapshot of so many tokens has replaced all old messages but leading ones and pins. So many tokens of
+        replies are among the pins until the next summary."""
+        self.movable, self._snapshot = self.pinned + replies, snapshot
         self._fixed = sum(messages.items[index].fixed for index in pins)
         before = self._tokens
         for index in sorted(self._waiting, reverse=True):

@@ -179,13 +179,16 @@ class Fold:
 
     def _summarise(self) -> None:
         """Replace all old history, an earlier snapshot included, by one snapshot; leading messages and pins stay."""
-        for index in self.messages.replies_between(sorted(self._old.settle()), self._old.end):
-            self._old.keep(index, self.messages.live[index])
-        freed = self._compressible
-        pins = self._old.settle()
-        self.messages.take(range(self._boundaries[-1].end if self._boundaries else 0, self._old.end), pins, freed)
-        self._old.taken(self.messages, pins, self._rental.snapshot)
-        self._boundaries.append(SummaryBoundary(end=self._old.end, pins=pins, event=len(self._events)))
+        messages, old = self.messages, self._old
+        pins = old.settle()
+        replies = frozenset(messages.replies_between(sorted(pins), old.end))
+        old.movable += sum(map(messages.restore, replies))
+        kept = sum(messages.live[index] for index in replies)
+        freed = self._compressible - kept
+        pins |= replies
+        messages.take(range(self._boundaries[-1].end if self._boundaries else 0, old.end), pins, freed)
+        old.taken(messages, pins, self._rental.snapshot, kept)
+        self._boundaries.append(SummaryBoundary(end=old.end, pins=pins, event=len(self._events)))
 
 
 def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:

@@ -50,6 +50,8 @@ class Source(StrEnum):
 
 
 class SnapshotRole(StrEnum):
+    AUTO = "auto"
+    """The system message, or the first user message of a conversation that has no system message."""
     SYSTEM = "system"
     USER = "user"
 
@@ -104,7 +106,10 @@ class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Source, Meta(description="made from the conversation as sent (cached prefix) or from originals")
     ] = Source.CONVERSATION
     snapshot_tokens: Annotated[int, Meta(ge=100, description="tokens of one snapshot")] = 1500
-    snapshot_role: Annotated[SnapshotRole, Meta(description="the message that carries it")] = SnapshotRole.SYSTEM
+    snapshot_role: Annotated[
+        SnapshotRole,
+        Meta(description="the message that carries it; auto: the first user message where there is no system message"),
+    ] = SnapshotRole.AUTO
     group_token_threshold: Annotated[
         Tokens, Meta(description="tokens of history for one summary call at most; 0: as much as fits")
     ] = 0

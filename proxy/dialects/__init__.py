@@ -169,7 +169,14 @@ class Dialect(Protocol):
     def with_snapshot(self, entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:
         """Return the entries with the snapshot's text `block` added at the place for `role`.
 
-        `leading` is the number of system messages with which the entries begin.
+        `leading` is the number of system messages with which the entries begin. An entry of its own stands directly
+        after them.
+        """
+
+    def joined(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries with each run of user messages as one, if the API may refuse user messages in a row.
+
+        Messages of users with different names stay apart, and so does everything else.
         """
 
     def reinserted(self, hidden: HiddenRound, visible: Entry) -> list[Entry]:

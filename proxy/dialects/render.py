@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -40,25 +40,54 @@ def render(
     compacted: Compacted,
     *,
     shown: ActiveSnapshot | None = None,
-    role: SnapshotRole = SnapshotRole.SYSTEM,
+    role: SnapshotRole = SnapshotRole.AUTO,
     rounds: Mapping[int, HiddenRound] | None = None,
     end: int | None = None,
 ) -> list[Entry]:
-    """Return the first `end` entries (by default all) as sent upstream. The keys of `rounds` are indexes of replies."""
-    entries: list[Entry] = []
+    """Return the first `end` entries (by default all) as sent upstream. The keys of `rounds` are indexes of replies.
+
+    User messages that the snapshot leaves side by side become one. The boundary alone decides which, so that they stay
+    as they are until the next event.
+    """
     start = shown.boundary.end if shown else 0
-    for index, raw in enumerate(transcript.raws[:end]):
-        if shown and index < start and not stays(transcript, shown.boundary, index):
-            continue
+    stop = len(transcript.raws) if end is None else end
+
+    def sent(index: int) -> list[Entry]:
         move = plan.moves.get(index)
-        entry = compacted(index, move.event == 0) if move else raw
+        entry = compacted(index, move.event == 0) if move else transcript.raws[index]
         hidden = rounds.get(index) if rounds and index >= start else None
-        if hidden is None:
-            entries.append(entry)
-        else:
-            entries += dialect.reinserted(hidden, entry)
-    block = shown_block(transcript, shown)
-    return dialect.with_snapshot(entries, transcript.leading, block, role) if block else entries
+        return dialect.reinserted(hidden, entry) if hidden else [entry]
+
+    entries: list[Entry] = []
+    if shown:
+        kept = [index for index in range(min(start, stop)) if stays(transcript, shown.boundary, index)]
+        for neighbours in _new_neighbours([*kept, *range(start, stop)[:1]]):
+            entries += dialect.joined([entry for index in neighbours for entry in sent(index)])
+    for index in range(start + bool(shown), stop):
+        entries += sent(index)
+    return _with_snapshot(dialect, entries, transcript.leading, role, shown_block(transcript, shown))
+
+
+def _new_neighbours(indexes: Iterable[int]) -> Iterator[list[int]]:
+    """Split these indexes where the client had two of them side by side. The others are side by side because of a
+    cut."""
+    neighbours: list[int] = []
+    for index in indexes:
+        if neighbours and index == neighbours[-1] + 1:
+            yield neighbours
+            neighbours = []
+        neighbours.append(index)
+    if neighbours:
+        yield neighbours
+
+
+def _with_snapshot(dialect: Dialect, entries: list[Entry], leading: int, role: SnapshotRole, block: str) -> list[Entry]:
+    if not block:
+        return entries
+    added = dialect.with_snapshot(entries, leading, block, role)
+    if len(added) > len(entries):  # an entry of its own, which may be a user message before another one
+        added[leading : leading + 2] = dialect.joined(added[leading : leading + 2])
+    return added
 
 
 def shrunk(dialect: Dialect, plan: Plan, rounds: Mapping[int, HiddenRound], least: int) -> dict[int, HiddenRound]:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core.history import Message
-from proxy.core.policy import Mode
+from proxy.core.policy import Mode, SnapshotRole
 from proxy.core.retrieval import names
 from proxy.core.retrieval.names import BadName
 from proxy.errors import ClientFault
@@ -65,6 +65,8 @@ async def _offload(call: OperationCall, given: parameters.OffloadParameters) -> 
     groups = await _written(call, decided, options.store_dir, chat_id)
     snapshots = list(zip(texts, groups, strict=True))
     role = policy.offload.compress.snapshot_role
+    if role is SnapshotRole.AUTO:
+        role = SnapshotRole.SYSTEM  # where callers of this operation have always found it
     kept = await call.read(one_shot.with_snapshots, decided, snapshots, role=role)
     after = await call.read(_tokens, kept, raws, messages, options, counter)
     call.account.tokens_after = after

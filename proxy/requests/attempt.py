@@ -103,11 +103,12 @@ class Rewritten(msgspec.Struct, frozen=True):
     def additions(self) -> frozenset[Addition]:
         """What the request has that the client did not send. `ANY` stands for all the rest."""
         rendered, role = self.rendered, self.planned.policy.offload.compress.snapshot_role
+        in_system = role is SnapshotRole.AUTO and self.planned.transcript.leading > 0
         carried = {
             Addition.ANY: True,
             Addition.TOOLS: rendered.injecting,
             Addition.USAGE: self.turn.asks_usage,
-            Addition.PLACE: rendered.shown is not None and role is SnapshotRole.SYSTEM,
+            Addition.PLACE: rendered.shown is not None and in_system,
         }
         return frozenset(addition for addition, present in carried.items() if present)
 

@@ -95,7 +95,9 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         return self.policy.offload.compress.snapshot_tokens + summary.SCRATCHPAD_TOKENS
 
     def with_role(self, role: SnapshotRole) -> PlannedRequest:
-        """Return the request with its snapshot as a message of this role."""
+        """Return the request with its snapshot in a message of this role, if the policy does not name one itself."""
+        if self.policy.offload.compress.snapshot_role is not SnapshotRole.AUTO:
+            return self
         compress = replace(self.policy.offload.compress, snapshot_role=role)
         offload = replace(self.policy.offload, compress=compress)
         return replace(self, policy=replace(self.policy, offload=offload))
@@ -181,8 +183,8 @@ class RenderedRequest(msgspec.Struct, frozen=True):
 
     def compacted(self) -> int:
         """Return how many entries are sent with previews."""
-        start = self.shown.boundary.end if self.shown else 0
-        return sum(index >= start for index in self.plan.moves)
+        gone = set(render.taken(self.history.transcript, self.shown.boundary)) if self.shown else set()
+        return len(self.plan.moves.keys() - gone)
 
 
 def rendered(

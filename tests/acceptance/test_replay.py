@@ -156,7 +156,7 @@ def _replay(run: Run, up: StrictUpstream, client: httpx.Client, model: Model) ->
     for boundary in plan.boundaries:
         for index in boundary.pins:
             wanted = run.messages[index]["content"]
-            assert any(message.get("content") == wanted for message in turns[-1].messages)
+            assert any(wanted in str(message.get("content")) for message in turns[-1].messages)
 
 
 def _is_prefix(earlier: list[bytes], later: list[bytes]) -> bool:

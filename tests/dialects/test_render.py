@@ -104,16 +104,16 @@ def test_a_snapshot_ends_the_first_system_message() -> None:
     assert sent[1:] == [USER, *CUT.raws[6:]]
 
 
-def test_a_snapshot_as_a_user_message_stands_behind_the_system_messages() -> None:
+def test_a_snapshot_for_the_user_begins_the_first_user_message() -> None:
     sent = CUT.render(shown=CUT.shown(), role=SnapshotRole.USER)
-    assert sent[0] == SYSTEM and sent[2] == USER
-    assert json.loads(sent[1])["role"] == "user"
+    block = render.shown_block(CUT.transcript, CUT.shown())
+    assert sent[0] == SYSTEM and sent[2:] == CUT.raws[6:]
+    assert json.loads(sent[1]) == {"role": "user", "content": f"{block}\n\nrules: never touch production"}
 
 
 @pytest.mark.parametrize(
     ("system", "expected"),
     [
-        ([], "{block}"),
         ([raw("developer", "d")], "d\n\n{block}"),
         ([b'{"role":"system","content":null}'], "\n\n{block}"),
         ([b'{ "content" : "caf\\u00e9 \\/" ,"role":"system"}'], "café /\n\n{block}"),
@@ -124,6 +124,24 @@ def test_where_a_snapshot_goes(system: list[bytes], expected: str) -> None:
     sent = case.render(shown=case.shown())
     assert json.loads(sent[0])["content"] == expected.format(block=render.shown_block(case.transcript, case.shown()))
     assert json.loads(sent[0])["role"] in ("system", "developer")
+
+
+@pytest.mark.parametrize(
+    ("role", "sent"),
+    [
+        (SnapshotRole.SYSTEM, [("system", "{block}"), ("user", "rules")]),
+        (SnapshotRole.USER, [("user", "{block}\n\nrules")]),
+        (SnapshotRole.AUTO, [("user", "{block}\n\nrules")]),
+    ],
+)
+def test_where_a_snapshot_goes_without_a_system_message(role: SnapshotRole, sent: list[tuple[str, str]]) -> None:
+    case = Case(raw("user", "rules", name="ann"), *CUT.raws[2:])
+    found = [json.loads(one) for one in case.render(shown=case.shown(), role=role)]
+    block = render.shown_block(case.transcript, case.shown())
+    assert [(one["role"], one["content"]) for one in found[: len(sent)]] == [
+        (role, text.format(block=block)) for role, text in sent
+    ]
+    assert found[len(sent) - 1]["name"] == "ann"
 
 
 def test_in_parts_a_snapshot_is_one_more_part_and_bytes_stay() -> None:
@@ -242,7 +260,7 @@ def test_pairs_roles_and_system_messages_survive(data: st.DataObject) -> None:
     messages = [CHAT.read(one, Reading.of(OFFLOAD), len) for one in sent]
     assert paired(messages)
     assert [one.role for one in messages].count(Role.SYSTEM) == 1
-    assert USER in sent and LAST in sent
+    assert all(any(text in one for one in sent) for text in (b"rules: never touch production", b"go on"))
     assert sum(map(len, sent)) <= sum(map(len, raws)) + len(LAST) or shown
     references = [
         piece.name for index in case.plan.moves for piece in moved_pieces(case.transcript.messages[index], False)

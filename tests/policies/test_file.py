@@ -256,7 +256,7 @@ def test_bad_durations(text: str) -> None:
             "offload:\n  compress:\n    wait: yes",
             "acme.yaml:3: offload.compress.wait: expected text, got true or false",
         ),
-        ("offload: {compress: {snapshot_role: asistant}}", "snapshot_role: expected one of system, user"),
+        ("offload: {compress: {snapshot_role: asistant}}", "snapshot_role: expected one of auto, system, user"),
         ("upstream: {connect_timeout: 0}", "upstream.connect_timeout: expected a number > 0"),
         (
             "upstream: {base_url: api.openai.com}",

@@ -9,7 +9,7 @@ from msgspec import Raw
 from proxy.core.request import Request
 from proxy.core.turn import Continuation
 from proxy.dialects import overflow, usage
-from proxy.dialects.chat import errors, hidden, messages, render, summary
+from proxy.dialects.chat import errors, hidden, messages, render, summary, users
 from proxy.dialects.chat.refusals import shape
 from proxy.dialects.chat.request import function_tool, parse
 from proxy.dialects.chat.round_request import RoundRequest
@@ -30,6 +30,7 @@ class ChatDialect:
     reply_meaning = staticmethod(messages.reply_meaning)
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
+    joined = staticmethod(users.joined)
     reinserted = staticmethod(hidden.reinserted)
     shrunk = staticmethod(hidden.shrunk)
 

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.core.history import Message
 from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
+from proxy.core.rawjson import NotJson
 from proxy.core.summary import Section
 from proxy.dialects.chat.messages import reasoning, text_message, tool_calls
+from proxy.dialects.values import text_of
 
 
 def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: SnapshotRole) -> list[bytes | Raw]:
     """Return the messages, which begin with `leading` system messages, with the snapshot `block` added."""
-    if role is SnapshotRole.USER:
-        return [*messages[:leading], text_message("user", block), *messages[leading:]]
+    if role is SnapshotRole.USER or (role is SnapshotRole.AUTO and not leading):
+        return [*messages[:leading], _user_message(block, messages[leading:]), *messages[leading:]]
     if leading:
-        return [appended(messages[0], "\n\n" + block), *messages[1:]]
+        with suppress(NotJson):  # a content of an unknown form, to which nothing can be added
+            return [appended(messages[0], "\n\n" + block), *messages[1:]]
     return [text_message("system", block), *messages]
+
+
+def _user_message(text: str, before: Sequence[bytes | Raw]) -> bytes:
+    """Return a user message with the name of the message that it stands before, so that the two can be joined."""
+    first = rawjson.members(before[0]) if before else {}
+    named = {"name": first["name"]} if "name" in first and text_of(first.get("role")) == "user" else {}
+    return rawjson.encode({"role": "user", **named, "content": text})
 
 
 def appended(raw: bytes | Raw, text: str) -> bytes:
@@ -37,7 +50,7 @@ def appended(raw: bytes | Raw, text: str) -> bytes:
 
 def is_system(raw: bytes | Raw) -> bool:
     """Whether the message is a system message, by either name."""
-    return rawjson.string(rawjson.members(raw)["role"]) in ("system", "developer")
+    return text_of(rawjson.members(raw).get("role")) in ("system", "developer")
 
 
 # -- for readers ------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from proxy.dialects import overflow
 from proxy.dialects.chat.messages import cache_breakpoint, text_message, with_cache_breakpoint
 from proxy.dialects.chat.request import function_tool, has_tools, with_tools
 from proxy.dialects.chat.round_request import LIMITS
+from proxy.dialects.chat.users import followed
 
 IDENTITY = ("user", "safety_identifier")
 KEPT = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
@@ -35,6 +36,7 @@ def on_prefix(
 ) -> bytes:
     """Return the body of a call that continues `entries`, exactly as upstream has cached them, with the task `text`.
 
+    If the last entry is a user message, the task goes on with it, because many chat templates refuse two in a row.
     Some caches store a prefix only up to a breakpoint that the client sets. If the client set one after `end`, the
     task gets the same one, since the client's own is not part of this call.
     """
@@ -44,7 +46,9 @@ def on_prefix(
     task = text_message("user", text)
     last = with_cache_breakpoint(task, marks[-1]) if marks else task
     members = _members(request.model, request, most) | without_calls
-    return rawjson.encode(members | {"messages": Raw(rawjson.array([*entries, last]))})
+    together = followed(entries[-1], by=last) if entries else None
+    sent = [*entries, last] if together is None else [*entries[:-1], together]
+    return rawjson.encode(members | {"messages": Raw(rawjson.array(sent))})
 
 
 def _members(model: str, request: Request | None, most: int) -> dict[str, Raw]:

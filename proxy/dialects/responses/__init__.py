@@ -46,6 +46,9 @@ class ResponsesDialect:
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
 
+    def joined(self, entries: list[bytes | Raw]) -> list[bytes | Raw]:
+        return entries  # this API takes user messages in a row
+
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/responses")
 

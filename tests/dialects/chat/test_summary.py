@@ -41,13 +41,29 @@ def test_another_model_takes_over_only_who_asks() -> None:
 
 def test_on_the_prefix_entries_keep_their_bytes_and_the_task_comes_last() -> None:
     request = asked(tools=[{"type": "custom"}])
-    entries = [b'{ "role" : "user","content":"one"}']
+    entries = [b'{ "role" : "assistant","content":"one"}']
     made = CHAT.summary_on_prefix("the task", request, entries, [TOOL], 700, 1)
     assert entries[0] in made
     body = json.loads(made)
     assert body["messages"][1:] == [{"role": "user", "content": "the task"}]
     assert body["tools"] == [{"type": "custom"}, {"type": "function", "function": json.loads(TOOL)}]
     assert body["tool_choice"] == "none"
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_the_task_goes_on_with_a_user_message_at_the_end(marked: bool) -> None:
+    """Its text stays the beginning of what upstream has cached."""
+    later = {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}
+    request = asked(messages=[*MESSAGES, later] if marked else MESSAGES)
+    entries = [json.dumps(one).encode() for one in (*MESSAGES, {"role": "user", "content": "go", "name": "ann"})]
+    body = json.loads(CHAT.summary_on_prefix("t", request, entries, [], 700, 1))
+    *before, last = body["messages"]
+    assert before == MESSAGES and (last["role"], last["name"]) == ("user", "ann")
+    if not marked:
+        assert last["content"] == "go\n\nt"
+    else:
+        text = {"type": "text", "text": "\n\nt", "cache_control": {"type": "ephemeral"}}
+        assert last["content"] == [{"type": "text", "text": "go"}, text]
 
 
 def test_without_tools_there_is_no_choice_of_them() -> None:
