@@ -133,14 +133,30 @@ class Dialect(Protocol):
         """Parse a decompressed body. Raises Unplannable for a body that is not a request of this API."""
 
     def turn(
-        self, request: Request, entries: Sequence[Entry], tools: Sequence[bytes], max_rounds: int, usage: bool = True
+        self,
+        request: Request,
+        entries: Sequence[Entry],
+        tools: Sequence[bytes],
+        max_rounds: int,
+        usage: bool = True,
+        left: int | None = None,
     ) -> Turn:
         """Return a turn that sends `entries` instead of the request's own and adds our `tools`.
 
         `tools` are JSON objects with `name`, `description` and `parameters`. Everything else is sent as the client
         wrote it, except that the turn asks for the `usage` of a stream if the client does not, for the metrics. After
-        `max_rounds` hidden rounds, calls of our tools are no longer answered.
+        `max_rounds` hidden rounds, calls of our tools are no longer answered. The reply's limit is lowered as
+        `reply_limit` says if it is known how many tokens are `left` for it.
         """
+
+    def reply_limit(self, asked: Request, left: int) -> int | None:
+        """Return the lower limit that the reply gets if the window leaves it so many tokens; None if its own fits.
+
+        It is not below a thinking budget, nor so low that the reply would be of no use.
+        """
+
+    def with_lower_limit(self, asked: Request, left: int) -> bytes:
+        """Return the body of the request with that limit and no other change."""
 
     def continued(self, request: Request, continuation: Continuation) -> bytes:
         """Return the body of a request that goes on from a reply with hidden rounds, for upstream, which keeps them."""

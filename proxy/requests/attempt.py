@@ -55,6 +55,8 @@ class AsItCame(msgspec.Struct, frozen=True):
     """The field that prevents a plan, if the reason is `Reason.FIELD`."""
     refused: PlannedRequest | None = None
     """The plan that upstream refuses, if that is the reason."""
+    shortened: bytes | None = None
+    """The body with a lower limit for the reply, if upstream would refuse the client's."""
 
     kind: ClassVar[Kind] = Kind.UNTOUCHED
     additions: ClassVar[frozenset[Addition]] = frozenset()
@@ -70,10 +72,15 @@ class AsItCame(msgspec.Struct, frozen=True):
         """Tokens of the messages; 0 if they were not counted."""
         return self.planned.tokens if self.planned else 0
 
+    @property
+    def limit(self) -> int | None:
+        """The lower limit for the reply that upstream gets; None if it gets the client's."""
+        return None if self.shortened is None or not self.planned else self.planned.reply_limit(self.tokens)
+
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
         if self.planned:
-            return offload_headers(self.planned, self.tokens, 0, 0)
+            return offload_headers(self.planned, self.tokens, 0, 0, self.limit)
         why = (self.obstacle or self.reason.value).encode()
         return [(b"x-offload-mode", b"off"), *([(b"x-offload-reason", why)] if why else [])]
 
@@ -113,6 +120,11 @@ class Rewritten(msgspec.Struct, frozen=True):
         return frozenset(addition for addition, present in carried.items() if present)
 
     @property
+    def limit(self) -> int | None:
+        """The lower limit for the reply that upstream gets; None if it gets the client's."""
+        return self.planned.reply_limit(self.tokens)
+
+    @property
     def compacted(self) -> int:
         return self.rendered.compacted()
 
@@ -146,17 +158,24 @@ Attempt = AsItCame | Rewritten
 
 def rendered_headers(rendered: RenderedRequest) -> Sequence[Header]:
     """Return our headers for the reply to a rewritten request."""
-    return offload_headers(rendered.history, rendered.tokens, rendered.compacted(), rendered.compressed())
+    limit = rendered.history.reply_limit(rendered.tokens)
+    return offload_headers(rendered.history, rendered.tokens, rendered.compacted(), rendered.compressed(), limit)
 
 
-def offload_headers(planned: PlannedRequest, after: int, compacted: int, compressed: int) -> Sequence[Header]:
-    """Return headers that say what was done to a planned request. `after` is the tokens of its messages as sent."""
+def offload_headers(
+    planned: PlannedRequest, after: int, compacted: int, compressed: int, limit: int | None = None
+) -> Sequence[Header]:
+    """Return headers that say what was done to a planned request.
+
+    `after` is the tokens of its messages as sent, and `limit` is the lower limit for the reply, if it was lowered.
+    """
     return [
         (b"x-offload-mode", planned.policy.offload.mode.value.encode()),
         (b"x-offload-tokens-before", b"%d" % planned.tokens),
         (b"x-offload-tokens-after", b"%d" % after),
         (b"x-offload-compacted", b"%d" % compacted),
         (b"x-offload-compressed", b"%d" % compressed),
+        *([] if limit is None else [(b"x-offload-max-tokens", b"%d" % limit)]),
     ]
 
 

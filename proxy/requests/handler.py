@@ -151,7 +151,7 @@ class _Request:
             return attempt
         self._services.snapshots.seen(planned, self._records)
         if not planned.concerns_us:
-            return attempt
+            return await self._fitting(attempt, planned)
         if tries.reason:
             return AsItCame(attempt.parsed, reason=tries.reason, refused=planned)
         if Addition.PLACE in tries.without:
@@ -167,9 +167,18 @@ class _Request:
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(prepare.fitting, rendered, reader), large)
         if not rendered.changed:
-            return attempt
+            return await self._fitting(attempt, planned)
         turn = await self._run(partial(rendered.turn, Addition.USAGE not in tries.without), large)
         return Rewritten(attempt.parsed, rendered, turn, self._turn_io(attempt.parsed, rendered))
+
+    async def _fitting(self, attempt: AsItCame, planned: PlannedRequest) -> AsItCame:
+        """Return the request as it came, or with a lower limit for the reply if upstream would refuse the client's."""
+        left = planned.reply_left(planned.tokens)
+        exceeds = planned.exceeds(refused=self._window is not None) and planned.reply_limit(planned.tokens) is not None
+        if left is None or not exceeds or attempt.parsed.continued is not None:
+            return attempt
+        shorten = partial(self._dialect.with_lower_limit, planned.request, left)
+        return replace(attempt, shortened=await self._run(shorten, planned.request.large))
 
     # -- sending it --
 
@@ -191,8 +200,9 @@ class _Request:
         """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
         parsed = attempt.parsed
         request = self._services.relay.request(self._client, parsed.tenant, parsed.body)
-        if parsed.continued is not None:
-            request = rewritten(request, parsed.continued, REWRITTEN)
+        changed = parsed.continued or attempt.shortened
+        if changed is not None:
+            request = rewritten(request, changed, REWRITTEN)
         if self._client.sent:
             request = replace(request, headers=Headers(request.headers.without((IDEMPOTENCY_KEY,))))
         self._client.sent = self._client.sent or time.perf_counter()
@@ -237,7 +247,7 @@ class _Request:
         """Learn from a request that upstream refused as too long."""
         planned = attempt.planned
         if planned is not None:
-            counted, named = planned.needs(attempt.tokens), self._dialect.window(refusal.said())
+            counted, named = planned.needs(attempt.tokens, attempt.limit), self._dialect.window(refusal.said())
             policy, model = attempt.parsed.tenant.policy, planned.request.model
             self._window = self._services.learned.overflowed(
                 self._tenant.namespace, policy, model, named, counted, measured=planned.measured

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from proxy.core import rawjson, summary
 from proxy.core.history import History, Reading, Terms, Transcript, moved_pieces
-from proxy.core.plan import Plan, Role, Room, SummaryBoundary, live
+from proxy.core.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary, live
 from proxy.core.policy import Inject, Mode, Policy, SnapshotRole
 from proxy.core.request import Request
 from proxy.core.retrieval import tools
@@ -66,10 +66,30 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         """The chain of digests: entry *i* identifies the meaning of the first *i* messages."""
         return self.past.links
 
-    def needs(self, tokens: int) -> int:
-        """Return the tokens of the window that this request takes with `tokens` of messages, the client's own limit for
-        the reply included."""
-        return tokens + self.room.aside - self.room.reply + self.request.reply_tokens
+    def needs(self, tokens: int, limit: int | None = None) -> int:
+        """Return the tokens of the window that this request takes with `tokens` of messages and with this limit for the
+        reply, by default the client's own."""
+        limit = self.request.reply_tokens if limit is None else limit
+        return tokens + self.room.aside - self.room.reply + self.room.preamble + limit
+
+    def reply_left(self, tokens: int) -> int | None:
+        """Return the tokens left for the reply beside `tokens` of messages, or None if the window is not known."""
+        return None if self.room.window is None else self.room.left(tokens) + self.room.reply
+
+    def reply_limit(self, tokens: int) -> int | None:
+        """Return the limit that the reply gets beside `tokens` of messages, or None if the client's own fits or there
+        is none."""
+        left = self.reply_left(tokens)
+        fits = left is None or self.request.reply_tokens <= left
+        return None if fits or left is None else self.dialect.reply_limit(self.request, left)
+
+    def exceeds(self, *, refused: bool) -> bool:
+        """Whether upstream would refuse the request as it came for its length, or probably, if it has just done so."""
+        window = self.room.window
+        if window is None or not self.request.reply_tokens:
+            return False
+        share = 1 - WINDOW_MARGIN if refused else 1
+        return self.needs(self.tokens) - OUR_TOOLS_TOKENS > int(window * share)
 
     def reply_links(self) -> dict[int, bytes]:
         """Return the replies that may have hidden rounds: index → digest of the history that ends with the reply."""
@@ -168,7 +188,8 @@ class RenderedRequest(msgspec.Struct, frozen=True):
         history = self.history
         definitions = _definitions(history) if self.injecting else []
         max_rounds = history.policy.tools.max_rounds
-        return history.dialect.turn(history.request, self.entries, definitions, max_rounds, usage)
+        left = history.reply_left(self.tokens)
+        return history.dialect.turn(history.request, self.entries, definitions, max_rounds, usage, left)
 
     def files(self) -> Files:
         """Return the files that our tools can read. A waiting event's files are included: it may have been shown."""

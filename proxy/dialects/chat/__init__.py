@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
+from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.core.turn import Continuation
 from proxy.dialects import overflow, usage
 from proxy.dialects.chat import errors, hidden, messages, render, summary, users
 from proxy.dialects.chat.refusals import shape
 from proxy.dialects.chat.request import function_tool, parse
-from proxy.dialects.chat.round_request import RoundRequest
+from proxy.dialects.chat.round_request import LIMITS, RoundRequest
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.dialects.refusals import complaint, is_error
+from proxy.dialects.reply_limits import lowered, lowest
 
 
 class ChatDialect:
@@ -58,6 +60,12 @@ class ChatDialect:
     def continued(self, request: Request, continuation: Continuation) -> bytes:
         return request.body  # every request has the whole history
 
+    def reply_limit(self, asked: Request, left: int) -> int | None:
+        return lowest(lowered(asked.members, LIMITS, left))
+
+    def with_lower_limit(self, asked: Request, left: int) -> bytes:
+        return rawjson.encode(asked.members | lowered(asked.members, LIMITS, left))
+
     def turn(
         self,
         request: Request,
@@ -65,9 +73,10 @@ class ChatDialect:
         tools: Sequence[bytes],
         max_rounds: int,
         usage: bool = True,
+        left: int | None = None,
     ) -> ChatTurn:
         ours, names = [function_tool(raw) for raw in tools], request.names or ("", "")
-        return ChatTurn(RoundRequest(request.members, entries, ours, names, max_rounds, request.body, usage))
+        return ChatTurn(RoundRequest(request.members, entries, ours, names, max_rounds, request.body, usage, left))
 
 
 CHAT = ChatDialect()

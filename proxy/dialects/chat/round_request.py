@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.dialects.chat.request import has_tools, tool_names, with_tools
+from proxy.dialects.reply_limits import lowered
 from proxy.dialects.values import NULL, Members, object_of, text_of
 
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -29,6 +30,8 @@ class RoundRequest(msgspec.Struct, frozen=True):
     """The client's own body."""
     usage: bool = True
     """Whether to ask for the usage of a stream if the client did not."""
+    left: int | None = None
+    """Tokens of the window that `messages` leave for the reply; None if the window is not known."""
 
     @property
     def streams(self) -> bool:
@@ -57,7 +60,7 @@ class RoundRequest(msgspec.Struct, frozen=True):
 
     def first(self) -> bytes:
         """The body of the first round."""
-        return rawjson.encode(self.members | self._additions(self.messages))
+        return rawjson.encode(self.members | lowered(self.members, LIMITS, self.left) | self._additions(self.messages))
 
     def later(self, messages: Sequence[bytes | Raw], *, last: bool, bare: bool = False) -> bytes:
         """Return the body of a later round, without a forced call, which was already made.
@@ -66,7 +69,8 @@ class RoundRequest(msgspec.Struct, frozen=True):
         are forbidden. If `bare`, ours are left out in any case, because some servers call what is forbidden.
         """
         others = has_tools(self.members.get("tools", NULL))
-        members = self.members | self._additions(messages, ours=not (bare or (last and others)))
+        limits = lowered(self.members, LIMITS, self.left, messages[len(self.messages) :])
+        members = self.members | limits | self._additions(messages, ours=not (bare or (last and others)))
         if _names_a_tool(members.get("tool_choice")):
             del members["tool_choice"]
         if bare and not others:

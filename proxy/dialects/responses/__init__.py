@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
+from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.dialects import overflow, usage
 from proxy.dialects.refusals import complaint, is_error
+from proxy.dialects.reply_limits import lowered, lowest
 from proxy.dialects.responses import errors, items, render, request, summary
 from proxy.dialects.responses.refusals import shape
-from proxy.dialects.responses.round_request import RoundRequest
+from proxy.dialects.responses.round_request import LIMITS, RoundRequest
 from proxy.dialects.responses.turn import ResponsesTurn
 
 
@@ -52,6 +54,12 @@ class ResponsesDialect:
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/responses")
 
+    def reply_limit(self, asked: Request, left: int) -> int | None:
+        return lowest(lowered(asked.members, LIMITS, left))
+
+    def with_lower_limit(self, asked: Request, left: int) -> bytes:
+        return rawjson.encode(asked.members | lowered(asked.members, LIMITS, left))
+
     def turn(
         self,
         request_: Request,
@@ -59,9 +67,10 @@ class ResponsesDialect:
         tools: Sequence[bytes],
         max_rounds: int,
         usage: bool = True,
+        left: int | None = None,
     ) -> ResponsesTurn:
         ours, names = [request.function_tool(raw) for raw in tools], request_.names or ("", "")
-        return ResponsesTurn(RoundRequest(request_.members, entries, ours, names, max_rounds, request_.body))
+        return ResponsesTurn(RoundRequest(request_.members, entries, ours, names, max_rounds, request_.body, left))
 
 
 RESPONSES = ResponsesDialect()

@@ -8,9 +8,12 @@ import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
+from proxy.dialects.reply_limits import lowered
 from proxy.dialects.responses.request import has_tools, joined, tool_names, with_tools
 from proxy.dialects.values import NULL, Members, object_of, text_of
 
+LIMITS = ("max_output_tokens",)
+"""Members that limit a reply."""
 WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 """Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
 
@@ -25,6 +28,8 @@ class RoundRequest(msgspec.Struct, frozen=True):
     max_rounds: int
     own: bytes = b""
     """The client's own body."""
+    left: int | None = None
+    """Tokens of the window that `entries` leave for the reply; None if the window is not known."""
 
     @property
     def streams(self) -> bool:
@@ -48,7 +53,8 @@ class RoundRequest(msgspec.Struct, frozen=True):
 
     def first(self) -> bytes:
         """The body of the first round."""
-        return rawjson.encode(self.members | self._additions(self.entries, self.tools))
+        limits = lowered(self.members, LIMITS, self.left)
+        return rawjson.encode(self.members | limits | self._additions(self.entries, self.tools))
 
     def later(self, entries: Sequence[bytes | Raw], *, last: bool, bare: bool = False) -> bytes:
         """Return the body of a later round, without a forced call, which was already made.
@@ -57,7 +63,9 @@ class RoundRequest(msgspec.Struct, frozen=True):
         are forbidden. If `bare`, ours are left out in any case, because some servers call what is forbidden.
         """
         others = has_tools(self.members.get("tools"))
-        members = self.members | self._additions(entries, [] if bare or (last and others) else self.tools)
+        limits = lowered(self.members, LIMITS, self.left, entries[len(self.entries) :])
+        additions = self._additions(entries, [] if bare or (last and others) else self.tools)
+        members = self.members | limits | additions
         if _names_a_tool(members.get("tool_choice")):
             del members["tool_choice"]
         if bare and not others:
