@@ -67,4 +67,4 @@ def test_every_dialect_lowers_its_own_limit_and_nothing_else(dialect: Dialect) -
     assert dialect.reply_limit(asked, 9_000) is None
     assert json.loads(dialect.with_lower_limit(asked, 5_000)) == sent | {field: 5_000}
     for left, expected in ((5_000, 5_000), (None, 9_000), (20_000, 9_000)):
-        assert json.loads(dialect.turn(asked, asked.entries, [], 8, left).request())[field] == expected
+        assert json.loads(dialect.turn(asked, asked.entries, [], 8, left=left).request())[field] == expected

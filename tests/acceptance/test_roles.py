@@ -1,0 +1,113 @@
+"""What clients put into roles and limits, through a running proxy: whose snapshot is shown, and which prefix breaks."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance.test_compress import RULE, SNAPSHOT, SYSTEM, TOOL, WORDS, Model, Talk, policy, summaries, turns
+from tests.fake_upstream import Recorded, Reply, StrictUpstream, text
+
+Json = dict[str, Any]
+
+
+class Reading(Model):
+    """Its summaries say which fruit it has read of."""
+
+    def __call__(self, request: Recorded) -> Reply:
+        said = json.dumps(request.messages)
+        fruit = next((one for one in ("BANANA", "APPLE") if one in said), "none")
+        self.summary = lambda: text(SNAPSHOT.replace("</state_snapshot>", f"<read>{fruit}</read></state_snapshot>"))
+        return super().__call__(request)
+
+
+@pytest.fixture
+def up(up: StrictUpstream) -> StrictUpstream:
+    up.respond(Reading())
+    return up
+
+
+@pytest.mark.parametrize("results", [[], ["gptme"]])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_run_is_never_shown_what_another_run_read(
+    role: str, results: list[str], up: StrictUpstream, serve: Any
+) -> None:
+    """Equal prompts and answers; only what the commands printed differs, and it comes in a system message."""
+    proxy = serve({"default": policy(up, results=results)})
+    for fruit in ("APPLE", "BANANA"):
+        messages: list[Json] = [SYSTEM, {"role": "user", "content": RULE}]
+        for number in range(6):
+            messages.append({"role": "assistant", "content": f"answer {number} {WORDS}"})
+            messages.append({"role": role, "content": f"Ran command: `fruit {number}`\n\n{fruit}"})
+        before = len(up.chats)
+        assert Talk(proxy, [*messages, {"role": "user", "content": "Which fruit?"}]).post().status_code == 200
+        [sent] = [request for request in up.chats[before:] if request in turns(up)]
+        assert f"<read>{fruit}</read>" in str(sent.messages)
+    assert len(summaries(up)) == 2
+    assert "APPLE" not in str(turns(up)[-1].messages)
+
+
+def prefixes(up: StrictUpstream) -> int:
+    """How many requests do not continue the messages of the one before, apart from the system message."""
+    sent = [request.raw_messages[1:] for request in turns(up)]
+    return sum(later[: len(earlier)] != earlier for earlier, later in pairwise(sent))
+
+
+def run(proxy: Any, up: StrictUpstream, systems: list[str], limits: list[int]) -> tuple[int, int]:
+    """Return the summaries and the changed prefixes of a run with such system prompts and limits in turn."""
+    key = f"key {len(systems)} {limits[-1]}"
+    history: list[Json] = [{"role": "user", "content": RULE}]
+    for number in range(24):
+        system = {"role": "system", "content": systems[number % len(systems)]}
+        limit = limits[number % len(limits)]
+        body = [system, *history]
+        assert Talk(proxy, body, tools=[TOOL], max_tokens=limit).post(key=key).status_code == 200
+        history = [
+            *history,
+            {"role": "assistant", "content": f"{number} {WORDS}"},
+            {"role": "user", "content": "Go on."},
+        ]
+    found = (len(summaries(up)), prefixes(up))
+    up.requests.clear()
+    return found
+
+
+def test_neither_limits_nor_system_prompts_cost_summaries_or_prefixes(up: StrictUpstream, serve: Any) -> None:
+    patient = policy(up, max_total_tokens=1_000, cached_read=0.1, cache_write=1.25)
+    patient["upstream"]["context_window"] = 12_000
+    proxy = serve({"default": patient})
+    steady = run(proxy, up, ["Be brief."], [500])
+    assert steady[0] == steady[1] and 1 <= steady[0] <= 5
+    assert run(proxy, up, ["Be brief."], [500, 6_000]) == steady
+    assert run(proxy, up, ["Be brief."], [11_000 - 200 * number for number in range(24)]) == steady
+    assert run(proxy, up, [f"Be brief. {'word ' * (137 * number % 900)}" for number in range(24)], [500]) == steady
+
+
+def test_a_limit_that_does_not_fit_is_lowered_and_the_reply_says_so(up: StrictUpstream, serve: Any) -> None:
+    small = policy(up)
+    small["upstream"]["context_window"] = 4_000
+    url = serve({"default": small}).url
+
+    def post(messages: list[Json], limit: int) -> tuple[httpx.Response, Json]:
+        body = {"model": "m", "messages": messages, "max_tokens": limit}
+        reply = httpx.post(f"{url}/chat/completions", json=body, headers={"authorization": "Bearer k"}, timeout=30)
+        sent: Json = json.loads(turns(up)[-1].body)
+        return reply, sent
+
+    short: list[Json] = [SYSTEM, {"role": "user", "content": RULE}]
+    reply, sent = post(short, 3_900)
+    assert "x-offload-max-tokens" not in reply.headers and sent["max_tokens"] == 3_900
+    reply, sent = post(short, 5_000)
+    assert reply.status_code == 200
+    assert reply.headers["x-offload-max-tokens"] == str(sent["max_tokens"]) and 3_000 < sent["max_tokens"] < 3_800
+    assert sent["messages"] == short and "tools" not in sent
+    long = [*short]
+    for number in range(8):
+        long += [{"role": "assistant", "content": f"{number} {WORDS}"}, {"role": "user", "content": "Go on."}]
+    reply, sent = post(long, 3_900)
+    assert reply.headers["x-offload-max-tokens"] == str(sent["max_tokens"]) and 1_000 <= sent["max_tokens"] < 3_000
+    assert "tools" in sent
