@@ -201,6 +201,9 @@ class Dialect(Protocol):
     def shrunk(self, hidden: HiddenRound, least: int) -> HiddenRound:
         """Return the round with a line in place of each answer above `least` tokens that says how to get it again."""
 
+    def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
+        """Return the text and the calls of a reply. Raises NotJson."""
+
     def reply_meaning(self, text: str, calls: Sequence[ToolCall]) -> bytes:
         """Return the `Message.meaning` of a reply with this text and these calls when the client sends it back."""
 

@@ -159,7 +159,7 @@ class _Request:
         reader, snapshots, large = self._services.reader, self._services.snapshots, planned.request.large
         shown, rounds = await asyncio.gather(
             snapshots.existing(planned, self._records),
-            self._records.rounds(planned.reply_links(), planned.request.model),
+            self._records.rounds(planned.replies(), planned.request.model),
         )
         rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), large)
         ask = self._turn_io(attempt.parsed, rendered).ask

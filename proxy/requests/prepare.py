@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,8 @@ from proxy.core import rawjson, summary
 from proxy.core.history import History, Reading, Terms, Transcript, moved_pieces
 from proxy.core.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary, live
 from proxy.core.policy import Inject, Mode, Policy, SnapshotRole
+from proxy.core.rawjson import NotJson
+from proxy.core.recognition import Reply, Visible
 from proxy.core.request import Request
 from proxy.core.retrieval import tools
 from proxy.core.turn import HiddenRound
@@ -91,11 +94,32 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         share = 1 - WINDOW_MARGIN if refused else 1
         return self.needs(self.tokens) - OUR_TOOLS_TOKENS > int(window * share)
 
-    def reply_links(self) -> dict[int, bytes]:
-        """Return the replies that may have hidden rounds: index → digest of the history that ends with the reply."""
+    def replies(self) -> dict[int, Reply]:
+        """Return the replies that may have hidden rounds, by their indexes."""
         first = 0 if self.policy.tools.inject is Inject.ALWAYS else self.plan.first
         roles = [message.role for message in self.transcript.messages]
-        return {index: self.chain[index + 1] for index in range(first, len(roles)) if roles[index] is Role.ASSISTANT}
+        chain = self.chain
+        return {
+            index: Reply(chain[index], chain[index + 1], partial(self._visible, index))
+            for index in range(first, len(roles))
+            if roles[index] is Role.ASSISTANT
+        }
+
+    def befores(self) -> set[bytes]:
+        """Return what the history before the coming reply may be in a later request: with the system messages at its
+        end, or without them, because some clients add a reminder to each request and keep none."""
+        messages = self.transcript.messages
+        end = len(messages)
+        while end and messages[end - 1].role is Role.SYSTEM:
+            end -= 1
+        return {self.chain[-1], self.chain[end]}
+
+    def _visible(self, index: int) -> Visible:
+        try:
+            text, calls = self.dialect.said(self.transcript.raws[index])
+        except NotJson:
+            return Visible("")
+        return Visible(text, tuple(calls))
 
     def snapshot_name(self, boundary: SummaryBoundary, version: str = summary.PROMPT_VERSION) -> str:
         """Return the name of the boundary's record: its history's meaning, our prompt's version, and the model."""

@@ -10,15 +10,18 @@ A damaged record counts as absent. It is deleted, because otherwise no good one 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
+from proxy.core.history import extend
+from proxy.core.recognition import Reply, Visible, resembles
 from proxy.core.turn import Continuation, HiddenRound
 from proxy.dialects.chat import CHAT
 from proxy.requests.snapshot_writer import Snapshot
@@ -38,6 +41,11 @@ _SEAL = re.compile(rb',"sha256":"([0-9a-f]{64})"\}\Z')
 _SEAL_BYTES = len(',"sha256":""}') + 64
 
 
+PLACES = 4
+"""Rounds that are kept by the history before the reply, for clients that rewrite the reply. One history has several if
+it was sent several times. If the last place is taken, none is used, because there may be more."""
+
+
 class _Hidden(msgspec.Struct, frozen=True):
     """A hidden round's record. `earlier` has the digests of earlier replies with hidden rounds, oldest first."""
 
@@ -47,11 +55,26 @@ class _Hidden(msgspec.Struct, frozen=True):
     tokens: int
     earlier: list[str]
     sizes: list[int] = []
+    names: list[str] = []
+    """The names of these earlier replies' records; empty in old records, where they are the digests."""
+    name: str = ""
+    visible: Visible | None = None
+    """The reply as the client saw it."""
 
-    def round(self) -> HiddenRound:
+    def round(self, link: str) -> HiddenRound:
+        """Return the round of the reply with this digest."""
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
         before, after = tuple(map(bytes, self.before)), tuple(map(bytes, self.after))
-        return HiddenRound(before, instead, after, self.tokens, tuple(self.sizes))
+        name = "" if self.name == link else self.name
+        return HiddenRound(before, instead, after, self.tokens, tuple(self.sizes), name)
+
+    def differs(self, other: _Hidden) -> bool:
+        return (self.before, self.instead, self.after) != (other.before, other.instead, other.after)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the reply hid nothing. Its record only says that there is another reply to the same history."""
+        return not (self.before or self.after)
 
 
 class _Continued(msgspec.Struct, frozen=True):
@@ -96,38 +119,75 @@ class Records:
                 return winner
         return None
 
-    async def rounds(self, links: Mapping[int, bytes], model: str) -> dict[int, HiddenRound]:
-        """Return the hidden rounds of these replies (index → digest of the history that ends with the reply).
+    async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, HiddenRound]:
+        """Return the hidden rounds of these replies, by their indexes.
 
         The newest record names its predecessors. If one of them is missing, it and all later ones are left out, because
         the model would otherwise see the later ones in a history that it never had.
         """
-        newest = await self._newest(links, model)
+        newest = await self._newest(replies, model)
         if newest is None:
             return {}
         index, hidden = newest
-        places = {link.hex(): place for place, link in links.items()}
-        earlier = [(places[link], link) for link in hidden.earlier if link in places]
-        found = await self._hidden([link for _, link in earlier], model)
+        places = {reply.link.hex(): place for place, reply in replies.items()}
+        names = hidden.names or hidden.earlier
+        earlier = [(link, name) for link, name in zip(hidden.earlier, names, strict=False) if link in places]
+        found = await self._hidden([name for _, name in earlier], model)
         rounds: dict[int, HiddenRound] = {}
-        for (place, _), record in zip(earlier, found, strict=True):
+        for (link, _), record in zip(earlier, found, strict=True):
             if record is None:
                 return rounds
-            rounds[place] = record.round()
-        return rounds | {index: hidden.round()}
+            rounds[places[link]] = record.round(link)
+        return rounds | {index: hidden.round(replies[index].link.hex())}
 
-    async def remember(self, link: bytes, model: str, hidden: HiddenRound, earlier: Sequence[bytes]) -> None:
-        """Store the hidden rounds of a reply under the digest of the history that ends with it."""
+    async def remember(
+        self,
+        link: bytes,
+        model: str,
+        hidden: HiddenRound,
+        earlier: Sequence[tuple[bytes, str]],
+        befores: Collection[bytes] = (),
+        visible: Visible | None = None,
+    ) -> None:
+        """Store the hidden rounds of a reply.
+
+        The record's name is the digest of the history that ends with the reply as the client saw it. For clients that
+        rewrite the reply, it is also kept by the digests `befores` of the history before it. `earlier` are the earlier
+        replies with hidden rounds: the digest of the history that ends with each, and the name of its record.
+        """
         record = _Hidden(
             before=[Raw(raw) for raw in hidden.before],
             instead=Raw(hidden.instead or b"null"),
             after=[Raw(raw) for raw in hidden.after],
             tokens=hidden.tokens,
-            earlier=[one.hex() for one in earlier],
+            earlier=[one.hex() for one, _ in earlier],
             sizes=list(hidden.sizes),
+            names=[name or one.hex() for one, name in earlier] if any(name for _, name in earlier) else [],
+            name=link.hex(),
+            visible=visible,
         )
         [key] = self._round_keys([link.hex()], model)
-        await self._visit.put(key, sealed(msgspec.json.encode(record)))
+        value = sealed(msgspec.json.encode(record))
+        placed = [self._place(before, record, value, model) for before in befores]
+        await asyncio.gather(self._visit.put(key, value), *placed)
+
+    async def contest(self, before: bytes, model: str, visible: Callable[[], Visible]) -> None:
+        """Record a reply that hid nothing, if another one to the same history did. Only this process's memory is asked,
+        because nearly every reply hides nothing."""
+        [first, *_] = self._round_keys(_places(before), model)
+        if self._visit.was_put(first):
+            record = _Hidden([], Raw(b"null"), [], 0, [], visible=visible())
+            await self._place(before, record, sealed(msgspec.json.encode(record)), model)
+
+    async def _place(self, before: bytes, record: _Hidden, value: bytes, model: str) -> None:
+        """Keep a round at the first free place of the history before it, unless it is at one already."""
+        for name in _places(before):
+            [key] = self._round_keys([name], model)
+            if await self._visit.put(key, value) is not Put.EXISTED:
+                return
+            [there] = await self._hidden([name], model)
+            if there is not None and there.visible == record.visible and not there.differs(record):
+                return
 
     async def continuation(self, shown: str) -> Continuation | None:
         """Return how to go on from a reply that the client knows by this id; None if upstream knows it by the same."""
@@ -163,26 +223,45 @@ class Records:
         if not missing:
             self._visit.note_put(self.key("originals", of))
 
-    async def _newest(self, links: Mapping[int, bytes], model: str) -> tuple[int, _Hidden] | None:
-        indexes = sorted(links, reverse=True)
+    async def _newest(self, replies: Mapping[int, Reply], model: str) -> tuple[int, _Hidden] | None:
+        indexes = sorted(replies, reverse=True)
         start, size = 0, LOOKUPS
         while batch := indexes[start : start + size]:
-            found = await self._hidden([links[index].hex() for index in batch], model)
-            for index, record in zip(batch, found, strict=True):
+            names = [replies[index].link.hex() for index in batch]
+            placed = [_places(replies[index].before)[0] for index in batch]
+            found = await self._hidden([*names, *placed], model)
+            for index, record, first in zip(batch, found, found[len(batch) :], strict=False):
+                if record is None and first is not None:
+                    record = await self._recognised(replies[index], first, model)
                 if record is not None:
                     return index, record
             start, size = start + size, 4 * size
         return None
 
-    async def _hidden(self, links: Sequence[str], model: str) -> list[_Hidden | None]:
-        keys = self._round_keys(links, model)
-        found = await self._visit.get_many(keys, final=True, intact=_intact_round)
+    async def _recognised(self, reply: Reply, first: _Hidden, model: str) -> _Hidden | None:
+        """Return the round of a reply that its client has rewritten. If there may be several, none is the right one."""
+        others = await self._hidden(_places(reply.before)[1:], model, final=False)
+        if others[-1] is not None:
+            return None
+        sent = reply.visible()
+        rounds = [one for one in (first, *others) if one and one.visible and resembles(one.visible, sent)]
+        ambiguous = any(one.differs(rounds[0]) for one in rounds)
+        return None if ambiguous or not rounds or rounds[0].empty else rounds[0]
+
+    async def _hidden(self, names: Sequence[str], model: str, *, final: bool = True) -> list[_Hidden | None]:
+        keys = self._round_keys(names, model)
+        found = await self._visit.get_many(keys, final=final, intact=_intact_round)
         return [None if isinstance(value, Missing) else _decoded(value, _Hidden) for value in found]
 
-    def _round_keys(self, links: Sequence[str], model: str) -> list[str]:
+    def _round_keys(self, names: Sequence[str], model: str) -> list[str]:
         """Return the keys of rounds. They depend on the model, because other models refuse its signatures."""
         variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        return [self.key("rounds", f"{link}-{variant}") for link in links]
+        return [self.key("rounds", f"{name}-{variant}") for name in names]
+
+
+def _places(before: bytes) -> list[str]:
+    """Return the names under which rounds are kept by the history before their replies."""
+    return [extend(before, b"place %d" % number).hex() for number in range(PLACES)]
 
 
 def _decoded(value: bytes, kind: type[T]) -> T | None:

@@ -78,7 +78,7 @@ class TurnIO(Protocol):
         """Return the answers to calls of our tools, in the same order."""
 
     async def remember(self, turn: Turn) -> None:
-        """Record the hidden rounds of the finished turn. The client's reply ends only afterwards."""
+        """Record the hidden rounds of the finished turn, if it has any. The client's reply ends only afterwards."""
 
     def headers(self, turn: Turn) -> Sequence[Header]:
         """Return our headers for the client's reply."""
@@ -149,8 +149,7 @@ class _Conversation:
                 self._turn.answer(await self._io.resolve(self._turn.calls))
             if self._turn.state is State.READY:
                 await self._round(self._ask_again)
-        if self._turn.hidden is not None:
-            await self._io.remember(self._turn)
+        await self._io.remember(self._turn)
         await self._end(await self._taken(self._turn.close, self._whole))
 
     async def _round(self, ask: Callable[[], Awaitable[UpstreamReply]]) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from proxy import regex
 from proxy.core.history import ToolCall, extend
+from proxy.core.recognition import Visible
 from proxy.core.retrieval import tools
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects import Dialect, Turn
@@ -135,28 +136,33 @@ class RequestTurnIO:
 
     async def remember(self, turn: Turn) -> None:
         """Store the hidden rounds under the digest of the history that ends with the visible reply."""
-        hidden = turn.hidden
+        hidden, model = turn.hidden, self._history.request.model
         if hidden is None:
+            await self._records.contest(self._history.chain[-1], model, lambda: _visible(turn))
             return
-        model = self._history.request.model
         link = extend(self._history.chain[-1], self._history.dialect.reply_meaning(*turn.visible))
         raws = [*hidden.before, *hidden.after]
         count = self._services.reader.count
         sizes = await self._services.threads.reading.run(
             self._tenant.namespace, lambda: tuple(count(raw.decode("utf-8", "replace"), model) for raw in raws)
         )
-        links = self._history.reply_links()
-        earlier = [links[index] for index in sorted(self._ready.found)]
+        found, chain = self._ready.found, self._history.chain
+        earlier = [(chain[index + 1], found[index].name) for index in sorted(found)]
         if continuation := turn.continuation:
             await self._records.keep_continuation(continuation)
         counted = msgspec.structs.replace(hidden, tokens=sum(sizes), sizes=sizes)
-        await self._records.remember(link, model, counted, earlier)
+        await self._records.remember(link, model, counted, earlier, self._history.befores(), _visible(turn))
 
     # -- summaries --
 
     async def ask(self, body: bytes) -> SummaryAnswer:
         """Make a summary call with the request's own upstream and credentials. Raises UpstreamFault."""
         return await ask(self._services.upstream, self._request(body, ANOTHER), self._history.dialect)
+
+
+def _visible(turn: Turn) -> Visible:
+    text, calls = turn.visible
+    return Visible(text, tuple(calls))
 
 
 def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:

@@ -165,7 +165,10 @@ CALL = {"id": "h1", "type": "function", "function": {"name": "read_file", "argum
 HIDDEN = HiddenRound(
     (raw("assistant", None, tool_calls=[CALL]), raw("tool", "z" * 500, tool_call_id="h1")), None, (), 500
 )
-MIXED = HiddenRound((), raw("assistant", "whole", tool_calls=[CALL]), (raw("tool", "z" * 500, tool_call_id="h1"),), 500)
+THEIRS = json.loads(step(3, 10, 40)[0])["tool_calls"]
+MIXED = HiddenRound(
+    (), raw("assistant", "whole", tool_calls=[CALL, *THEIRS]), (raw("tool", "z" * 500, tool_call_id="h1"),), 500
+)
 
 
 LATER = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10, 40), *step(4, 10), LAST)

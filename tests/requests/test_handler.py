@@ -448,7 +448,7 @@ async def test_failing_store_is_counted_and_costs_the_client_nothing(world: Worl
     client, outcome = await world.ask(LONG, ScriptedReply(call), ScriptedReply(HELLO))
     assert client.status == 200 and text(read(client.body)) == "It is 42."
     assert (outcome.kind, outcome.fault, outcome.rounds) == ("offloaded", "", 1)
-    assert outcome.store_errors[StoreError.PUT_FAILED] == 1
+    assert outcome.store_errors[StoreError.PUT_FAILED] == 2
 
 
 async def test_snapshots_and_hidden_rounds_that_cannot_be_read_are_counted(world: World) -> None:

@@ -112,8 +112,10 @@ async def test_only_the_hidden_rounds_that_do_not_fit_are_left_out() -> None:
 async def test_replies_from_the_first_reference_on_may_have_hidden_rounds() -> None:
     moving, _ = await planned(MOVING)
     always, _ = await planned(MOVING, ALWAYS)
-    assert set(moving.reply_links()) <= set(always.reply_links()) == {2, 5, 7}
-    assert always.reply_links()[2] == always.chain[3]
+    assert set(moving.replies()) <= set(always.replies()) == {2, 5, 7}
+    reply = always.replies()[2]
+    assert (reply.before, reply.link) == (always.chain[2], always.chain[3])
+    assert reply.visible().calls[0].id == always.transcript.messages[2].calls[0][0]
 
 
 async def test_names_depend_on_what_decided_the_words() -> None:

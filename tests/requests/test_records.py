@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.history import ToolCall
+from proxy.core.recognition import Reply, Visible
 from proxy.core.turn import HiddenRound
-from proxy.requests.records import Records, sealed
+from proxy.requests.records import PLACES, Records, sealed
 from proxy.requests.snapshot_writer import Snapshot
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 
 LINKS = {index: bytes([index]) * 16 for index in (2, 5, 8, 11)}
+NOTHING = Visible("")
+REPLIES = {index: Reply(b"before%d" % index, link, lambda: NOTHING) for index, link in LINKS.items()}
 SNAPSHOT = Snapshot("the record", 3, "m")
 
 
@@ -39,34 +44,34 @@ def hidden(number: int, instead: bytes | None = None) -> HiddenRound:
 
 async def remember(records: Records, *indexes: int) -> None:
     for place, index in enumerate(indexes):
-        earlier = [LINKS[one] for one in indexes[:place]]
+        earlier = [(LINKS[one], "") for one in indexes[:place]]
         await records.remember(LINKS[index], "m", hidden(index), earlier)
 
 
 async def test_the_newest_round_names_its_predecessors(records: Records) -> None:
     await remember(records, 2, 8)
-    assert await records.rounds(LINKS, "m") == {2: hidden(2), 8: hidden(8)}
-    assert await records.rounds(LINKS, "other") == {}
+    assert await records.rounds(REPLIES, "m") == {2: hidden(2), 8: hidden(8)}
+    assert await records.rounds(REPLIES, "other") == {}
     assert await records.rounds({}, "m") == {}
 
 
 async def test_bytes_come_back_as_they_were(records: Records) -> None:
     mixed = hidden(5, b'{"role" : "assistant","x":1.50}')
     await records.remember(LINKS[5], "m", mixed, [])
-    assert await records.rounds(LINKS, "m") == {5: mixed}
+    assert await records.rounds(REPLIES, "m") == {5: mixed}
 
 
 async def test_what_stands_behind_a_lost_round_is_left_out(records: Records) -> None:
     await records.remember(LINKS[2], "m", hidden(2), [])
-    await records.remember(LINKS[8], "m", hidden(8), [LINKS[2], LINKS[5]])
-    assert await records.rounds(LINKS, "m") == {2: hidden(2)}
+    await records.remember(LINKS[8], "m", hidden(8), [(LINKS[2], ""), (LINKS[5], "")])
+    assert await records.rounds(REPLIES, "m") == {2: hidden(2)}
 
 
 async def test_another_caller_finds_nothing(records: Records, store: Guarded) -> None:
     await remember(records, 2)
     await records.keep_snapshot(records.key("snapshots", "a"), msgspec.json.encode(SNAPSHOT))
     other = Records(store.visit(), "tenant-other")
-    assert await other.rounds(LINKS, "m") == {}
+    assert await other.rounds(REPLIES, "m") == {}
     assert await other.snapshots(["a"]) == [None]
 
 
@@ -83,6 +88,101 @@ async def test_the_first_snapshot_wins(records: Records) -> None:
 async def test_a_damaged_record_is_as_good_as_none(records: Records) -> None:
     await records.keep_snapshot(records.key("snapshots", "a"), b"\xff{")
     assert await records.snapshots(["a"]) == [None]
+
+
+# --- replies that their clients have rewritten ------------------------------------------------------------------------
+
+BEFORE = b"before the reply"
+
+
+def seen(text: str, *calls: tuple[str, str]) -> Visible:
+    """A reply with calls of `look`: id and arguments of each."""
+    return Visible(text, tuple(ToolCall(id, "look", arguments) for id, arguments in calls))
+
+
+def sent(visible: Visible, link: bytes = b"rewritten", before: bytes = BEFORE) -> dict[int, Reply]:
+    return {2: Reply(before, link, lambda: visible)}
+
+
+FIRST, SECOND = seen("Hm.", ("call_0", '{"a":1}')), seen("Well.", ("call_0", '{"a":1}'))
+DROPPED = seen("", ("call_0", '{"a":1}'))
+
+
+async def keep(records: Records, number: int, visible: Visible) -> None:
+    await records.remember(bytes([number]) * 16, "m", hidden(number), [], [BEFORE], visible)
+
+
+async def test_a_rewritten_reply_is_found_by_the_history_before_it(records: Records) -> None:
+    await keep(records, 2, FIRST)
+    [found] = (await records.rounds(sent(DROPPED), "m")).values()
+    assert found == msgspec.structs.replace(hidden(2), name=(bytes([2]) * 16).hex())
+    assert await records.rounds(sent(DROPPED), "other") == {}
+    assert await records.rounds(sent(DROPPED, before=b"another"), "m") == {}
+    assert await records.rounds(sent(SECOND), "m") == {}, "it is another reply to the same history"
+
+
+async def test_a_round_after_a_rewritten_reply_names_the_record_of_its_predecessor(records: Records) -> None:
+    await keep(records, 2, FIRST)
+    [first] = (await records.rounds(sent(DROPPED), "m")).values()
+    await records.remember(b"later", "m", hidden(3), [(b"rewritten", first.name)])
+    both = sent(DROPPED, before=b"no matter") | {5: Reply(b"", b"later", lambda: NOTHING)}
+    assert await records.rounds(both, "m") == {2: first, 5: hidden(3)}
+
+
+async def test_two_samples_that_look_alike_once_rewritten_get_nothing(records: Records) -> None:
+    await keep(records, 2, FIRST)
+    await keep(records, 3, SECOND)
+    assert await records.rounds(sent(DROPPED), "m") == {}
+    for visible, number in ((FIRST, 2), (SECOND, 3)):
+        [found] = (await records.rounds(sent(visible), "m")).values()
+        assert found.before == hidden(number).before
+        assert await records.rounds(sent(DROPPED, bytes([number]) * 16), "m") == {2: hidden(number)}, "as it was"
+
+
+async def test_the_same_reply_twice_is_no_conflict(records: Records) -> None:
+    for _ in range(6):
+        await keep(records, 2, FIRST)
+    assert len(await records.rounds(sent(DROPPED), "m")) == 1
+
+
+async def test_two_samples_with_ids_of_their_own_are_told_apart(records: Records) -> None:
+    ids = ("call_8fj3k2l9dkf0", "call_9dkf03jfk2l8")
+    for number, id in enumerate(ids, 2):
+        await keep(records, number, seen("Hm.", (id, "{}")))
+    for number, id in enumerate(ids, 2):
+        [found] = (await records.rounds(sent(seen("", (id, "{}"))), "m")).values()
+        assert found.before == hidden(number).before
+
+
+async def test_with_more_samples_than_places_none_is_taken_for_another(records: Records) -> None:
+    for number in range(PLACES):
+        await keep(records, number, seen("", (f"call_{number}", '{"a":1}')))
+    assert await records.rounds(sent(seen("", ("call_0", '{"a":1}'))), "m") == {}
+
+
+async def test_a_sample_that_hid_nothing_is_no_reason_to_give_it_the_rounds_of_another(records: Records) -> None:
+    await records.contest(BEFORE, "m", lambda: SECOND)
+    await keep(records, 2, FIRST)
+    await records.contest(BEFORE, "m", lambda: SECOND)
+    assert await records.rounds(sent(DROPPED), "m") == {}
+    assert await records.rounds(sent(SECOND), "m") == {}
+    assert len(await records.rounds(sent(FIRST), "m")) == 1
+
+
+async def test_a_conversation_without_hidden_rounds_asks_the_store_once_for_each_reply(tmp_path: Path) -> None:
+    store = Guarded(open_store(str(tmp_path), lambda _: None), warn=lambda *_: None)
+    asked: list[int] = []
+    get_many = store.store.get_many
+
+    async def counted(keys: Sequence[str]) -> Sequence[bytes | None]:
+        asked.append(len(keys))
+        return await get_many(keys)
+
+    store.store.get_many = counted  # type: ignore[method-assign]
+    for end in range(1, 40):
+        replies = {index: Reply(b"b%d" % index, b"l%d" % index, lambda: NOTHING) for index in range(end)}
+        assert await Records(store.visit(), "tenant-caller").rounds(replies, "m") == {}
+    assert asked == [2] * 39
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -128,7 +228,7 @@ DAMAGE = given(where=st.floats(0, 1), bits=st.none() | st.integers(1, 255))
 
 
 async def read_round(guarded: Guarded) -> dict[int, HiddenRound]:
-    return await Records(guarded.visit(30), "tenant-caller").rounds({2: LINKS[2]}, "m")
+    return await Records(guarded.visit(30), "tenant-caller").rounds({2: REPLIES[2]}, "m")
 
 
 ROUND_KEY = f"tenant-caller/rounds/{LINKS[2].hex()}-{hashlib.sha256(b'm').hexdigest()[:8]}"
@@ -267,7 +367,7 @@ async def test_many_originals_may_take_longer_than_a_request_may_wait(tmp_path: 
 async def test_a_store_that_is_broken_is_empty_and_counted(store: Guarded) -> None:
     records = Records(store.visit(0), "tenant-caller")
     assert await records.snapshots(["a"]) == [None]
-    assert await records.rounds(LINKS, "m") == {}
+    assert await records.rounds(REPLIES, "m") == {}
     assert await records.keep_snapshot("tenant-caller/snapshots/a", b"x") is None
     assert set(records.errors) == {"get:budget", "put:budget"}
 

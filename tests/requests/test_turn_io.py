@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from proxy.core.history import ToolCall, extend
 from proxy.core.policy import Policy, Tools
+from proxy.core.recognition import Visible
 from proxy.core.turn import HiddenRound, Usage
 from proxy.dialects.chat import CHAT
 from proxy.regex import Budget
@@ -76,7 +77,11 @@ async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -
     )
     client: Any = SimpleNamespace(sent=None)
     tenant: Any = SimpleNamespace(namespace="ns", name="t")
-    records: Any = SimpleNamespace(remember=remember)
+
+    async def contest(before: bytes, model: str, visible: Callable[[], Visible]) -> None:
+        notes["remembered"].append((before, model, visible()))
+
+    records: Any = SimpleNamespace(remember=remember, contest=contest)
     io = RequestTurnIO(services, client, tenant, ready, records, lambda: [(b"x-ours", b"1")], Budget(10))
     return World(io, ready, notes)
 
@@ -150,9 +155,12 @@ async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() 
     turn: Any = SimpleNamespace(hidden=hidden, continuation=None, visible=("It is 42.", []))
     await one.io.remember(turn)
     link = extend(one.ready.history.chain[-1], CHAT.reply_meaning("It is 42.", []))
-    assert one.remembered == [(link, "m", replace(hidden, tokens=len("beforeafter"), sizes=(6, 5)), [])]
-    await one.io.remember(SimpleNamespace(hidden=None, spent=Usage()))
-    assert len(one.remembered) == 1
+    counted = replace(hidden, tokens=len("beforeafter"), sizes=(6, 5))
+    befores = one.ready.history.befores()
+    assert befores == {one.ready.history.chain[-1]}
+    assert one.remembered == [(link, "m", counted, [], befores, Visible("It is 42."))]
+    await one.io.remember(SimpleNamespace(hidden=None, visible=("Sure.", []), spent=Usage()))
+    assert one.remembered[1:] == [(one.ready.history.chain[-1], "m", Visible("Sure."))]
 
 
 async def test_a_summary_call_is_answered_in_the_dialects_words() -> None:

@@ -33,6 +33,7 @@ class ChatDialect:
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
     joined = staticmethod(users.joined)
+    said = staticmethod(hidden.said)
     reinserted = staticmethod(hidden.reinserted)
     shrunk = staticmethod(hidden.shrunk)
 

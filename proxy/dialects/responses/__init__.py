@@ -31,6 +31,7 @@ class ResponsesDialect:
     reply_meaning = staticmethod(items.reply_meaning)
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
+    said = staticmethod(render.said)
     reinserted = staticmethod(render.reinserted)
     shrunk = staticmethod(render.shrunk)
 

@@ -13,6 +13,7 @@ from proxy.core.policy import SnapshotRole
 from proxy.core.summary import Section
 from proxy.core.turn import HiddenRound
 from proxy.dialects import shrinking
+from proxy.dialects.responses import items
 from proxy.dialects.responses.items import call_of, output, reasoning, text_message, texts
 from proxy.dialects.responses.request import COMPACTIONS, items_of, kind, members_of
 from proxy.dialects.values import text_of
@@ -49,11 +50,22 @@ def appended(entry: Entry, text: str) -> bytes:
     return rawjson.encode(members | {"content": Raw(grown)})
 
 
+def said(entry: Entry) -> tuple[str, list[ToolCall]]:
+    """Return the text and the calls of a reply. Raises NotJson."""
+    return items.said(items_of(entry))
+
+
 def reinserted(hidden: HiddenRound, visible: Entry) -> list[Entry]:
     """Return all entries of a turn whose client saw `visible`.
 
-    A record's `instead` is one JSON value, so it is an array of the reply's items.
+    A record's `instead` is one JSON value, so it is an array of the reply's items. If the client has rewritten its
+    calls, its own reply stays, and only what came before is put back.
     """
+    if hidden.instead is not None:
+        answered = {_answered(entry) for entry in hidden.after}
+        wrote = [call.id for call in items.said(rawjson.elements(hidden.instead))[1] if call.id not in answered]
+        if list(filter(None, wrote)) != [call.id for call in said(visible)[1] if call.id]:
+            return [*hidden.before, visible]
     reply = visible if hidden.instead is None else hidden.instead.strip()[1:-1]
     return [*hidden.before, *([reply] if bytes(reply) else []), *hidden.after]
 

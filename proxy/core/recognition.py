@@ -1,0 +1,179 @@
+"""Recognises a reply that its client has rewritten before it sends it back.
+
+Clients drop the text beside calls, strip thinking, keep only the first call, give calls new ids, add defaulted
+arguments, or render calls as text. What remains must be the same, and it must prove something: `call_0` does not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from proxy.core.history import ToolCall
+
+THINKING = ("think", "thinking", "thought", "reasoning")
+"""Tags around reasoning that some servers leave in the text."""
+MAX_ARGUMENTS = 256 << 10
+"""Most characters of arguments that are parsed. Larger ones are compared as they are written."""
+
+MAX_ID = 200
+"""Most characters of an id that are looked at."""
+MAX_LEAVES = 100
+"""Most values of a call that are looked for in a text."""
+
+_DISTINCTIVE = re.compile(r"(?=[A-Za-z]*\d)[A-Za-z0-9]{8,}")
+_RUN = re.compile(r"[A-Za-z0-9]{8,}|\d+")
+
+
+class Visible(msgspec.Struct, frozen=True):
+    """A reply as its client saw it, or as it sent it back."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A reply in the history that a client sends, and what identifies it."""
+
+    before: bytes
+    """The digest of the history before the reply."""
+    link: bytes
+    """The digest of the history that ends with the reply."""
+    visible: Callable[[], Visible]
+
+
+def resembles(seen: Visible, sent: Visible) -> bool:
+    """Whether `sent` may be what a client made of the reply `seen`. Both have the same history before them."""
+    said, kept = plain(seen.text), plain(sent.text)
+    same_text = bool(said) and said == kept
+    if not sent.calls:
+        return same_text or any(_rendered(call, sent.text, said in kept) for call in seen.calls)
+    pairs = _paired(seen.calls, sent.calls, same_text)
+    if pairs is None:
+        return False
+    return said == kept or not kept or all(one.id == other.id and _distinctive(one.id) for one, other in pairs)
+
+
+def plain(text: str) -> str:
+    """Return the text without thinking, and with single spaces."""
+    for tag in THINKING:
+        closing = f"</{tag}>"
+        if closing in text:
+            *thought, rest = text.split(closing)
+            text = " ".join([*(_before(piece, f"<{tag}>") for piece in thought), rest])
+    return " ".join(text.split())
+
+
+def _before(piece: str, opening: str) -> str:
+    """Return what comes before the thinking. Some templates open it themselves, and then there is nothing."""
+    said, found, _ = piece.partition(opening)
+    return said if found else ""
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+def paired(seen: tuple[ToolCall, ...], sent: tuple[ToolCall, ...]) -> list[tuple[ToolCall, ToolCall]]:
+    """Return each sent call with the call that it was, for a reply that `resembles` has recognised."""
+    return _paired(seen, sent, same_text=True) or []
+
+
+def _paired(
+    seen: tuple[ToolCall, ...], sent: tuple[ToolCall, ...], same_text: bool
+) -> list[tuple[ToolCall, ToolCall]] | None:
+    """Pair each sent call with a call that was seen. Returns None if one has no counterpart."""
+    if len(sent) > len(seen):
+        return None
+    left = list(seen)
+    pairs: list[tuple[ToolCall, ToolCall]] = []
+    for call in sent:
+        equal = (one for one in left if one.id == call.id and one.name == call.name)
+        others = (one for one in left if one.id != call.id and one.name == call.name)
+        match = next((one for one in equal if _same_call(one, call)), None)
+        match = match or next((one for one in others if _renumbered(one, call, same_text)), None)
+        if match is None:
+            return None
+        left.remove(match)
+        pairs.append((match, call))
+    return pairs
+
+
+def _same_call(seen: ToolCall, sent: ToolCall) -> bool:
+    """Whether a call with the same id and name may be the same call, with defaulted arguments added."""
+    before, after = _arguments(seen.arguments), _arguments(sent.arguments)
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return bool(before == after)
+    if any(after[key] != before[key] for key in before.keys() & after.keys()):
+        return False
+    if _distinctive(seen.id):
+        return True
+    added = [after[key] for key in after.keys() - before.keys()]
+    return before.keys() <= after.keys() and all(_like_a_default(value) for value in added)
+
+
+def _renumbered(seen: ToolCall, sent: ToolCall, same_text: bool) -> bool:
+    """Whether a call may be the same call with a new id.
+
+    A second sample of the same history has other ids, too, but ids that look like those of the first.
+    """
+    arguments = _arguments(seen.arguments)
+    if arguments != _arguments(sent.arguments):
+        return False
+    return same_text or (bool(arguments) and _style(seen.id) != _style(sent.id))
+
+
+def _like_a_default(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float) or not value
+
+
+def _distinctive(id: str) -> bool:
+    """Whether nobody else has this id: it has a long run of letters and digits, unlike `call_0`."""
+    return _DISTINCTIVE.search(id[:MAX_ID]) is not None
+
+
+def _style(id: str) -> str:
+    """What ids of one server have in common."""
+    return _RUN.sub(lambda run: "0" if run[0].isdigit() and len(run[0]) < 8 else f"<{len(run[0])}>", id[:MAX_ID])
+
+
+def _arguments(text: str) -> Any:
+    if len(text) > MAX_ARGUMENTS:
+        return text.strip()
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+# -- calls that a client renders as text ------------------------------------------------------------------------------
+
+
+def _rendered(call: ToolCall, text: str, text_kept: bool) -> bool:
+    """Whether the text names the call by its id, with its name and its arguments."""
+    if not call.id or not any(f"{quote}{call.id}{quote}" in text for quote in "'\"`") or call.name not in text:
+        return False
+    if not (text_kept or _distinctive(call.id)):
+        return False
+    return all(_written(leaf, text) for leaf in islice(_leaves(_arguments(call.arguments)), MAX_LEAVES))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            pending += one.values()
+        elif isinstance(one, list):
+            pending += one
+        else:
+            yield one
+
+
+def _written(value: Any, text: str) -> bool:
+    """Whether a value stands in the text as Python or JSON write it."""
+    return any(form in text for form in (str(value), repr(value)[1:-1], json.dumps(value, ensure_ascii=False)))

@@ -1,0 +1,106 @@
+"""What a client may have made of a reply, and what is another reply."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.history import ToolCall
+from proxy.core.recognition import Visible, paired, plain, resembles
+
+RANDOM = "call_Zk3f9TqLm2Xw8RbV"
+OTHER_RANDOM = "call_Pq8d1WnSx5Yt6HcG"
+
+
+def call(id: str, name: str = "look", **arguments: Any) -> ToolCall:
+    return ToolCall(id, name, json.dumps(arguments))
+
+
+def reply(text: str, *calls: ToolCall) -> Visible:
+    return Visible(text, calls)
+
+
+ONE = reply("I look.", call("call_0", path="a.txt", limit=3))
+TWO = reply("", call("call_0", path="a.txt"), call("call_1", path="b.txt"))
+OWN = reply("I look.", call(RANDOM, path="a.txt"))
+THOUGHT = reply("<think>\nHm, </b>\n</think>\n\nIt is  42.\n")
+
+SMOLAGENTS = (
+    "I look.\nCalling tools:\n[{'id': 'call_0', 'type': 'function', 'function': {'name': 'look', 'arguments':"
+    " {'path': 'a.txt', 'limit': 3}}}]"
+)
+
+REWRITTEN: dict[str, tuple[Visible, Visible]] = {
+    "as it was": (ONE, ONE),
+    "text dropped": (ONE, reply("", *ONE.calls)),
+    "text trimmed": (reply("I look.\n\n", *ONE.calls), reply(" I look.", *ONE.calls)),
+    "arguments reordered": (ONE, reply("", ToolCall("call_0", "look", '{ "limit":3,"path":"a.txt"}'))),
+    "a defaulted argument added": (ONE, reply("", call("call_0", path="a.txt", limit=3, deep=False, glob=""))),
+    "an argument left out, with an id of its own": (OWN, reply("", call(RANDOM))),
+    "a text added, with an id of its own": (OWN, reply("(edited)", *OWN.calls)),
+    "the first call kept": (TWO, reply("", TWO.calls[0])),
+    "the second call kept": (TWO, reply("", TWO.calls[1])),
+    "calls reordered": (TWO, reply("", *reversed(TWO.calls))),
+    "new ids beside the text": (ONE, reply("I look.", call("x", path="a.txt", limit=3))),
+    "ids of another kind": (OWN, reply("", call("Ab3dE6gH9", path="a.txt"))),
+    "ids numbered anew": (OWN, reply("", call("call_12", path="a.txt"))),
+    "calls dropped beside the text": (ONE, reply("I look.")),
+    "calls as text": (ONE, reply(SMOLAGENTS)),
+    "calls as JSON text": (TWO, reply(json.dumps([{"id": "call_0", "name": "look", "args": {"path": "a.txt"}}]))),
+    "thinking stripped": (THOUGHT, reply("It is 42.")),
+    "thinking left in": (reply("It is 42."), THOUGHT),
+    "thinking that the template opened": (reply("Hm.</think>It is 42."), reply("It is 42.")),
+}
+
+OTHERS: dict[str, tuple[Visible, Visible]] = {
+    "nothing left": (ONE, reply("")),
+    "nothing at all": (reply(""), reply("")),
+    "another text": (reply("It is 42."), reply("It is 43.")),
+    "another text beside the same call": (ONE, reply("I search.", *ONE.calls)),
+    "another tool": (ONE, reply("", call("call_0", "list", path="a.txt", limit=3))),
+    "other arguments": (ONE, reply("", call("call_0", path="b.txt", limit=3))),
+    "other arguments and the text": (ONE, reply("I look.", call("call_0", path="b.txt", limit=3))),
+    "other arguments, with an id of its own": (OWN, reply("", call(RANDOM, path="b.txt"))),
+    "an argument that is no default": (ONE, reply("", call("call_0", path="a.txt", limit=3, glob="*.md"))),
+    "an argument left out": (ONE, reply("", call("call_0", path="a.txt"))),
+    "an id of the same kind": (OWN, reply("", call(OTHER_RANDOM, path="a.txt"))),
+    "the next number": (ONE, reply("", call("call_1", path="a.txt", limit=3))),
+    "one more call": (ONE, reply("", *ONE.calls, call("call_1", path="b.txt"))),
+    "the same call twice": (ONE, reply("", *ONE.calls, *ONE.calls)),
+    "a new call": (reply("I look."), reply("I look.", call("call_0", path="a.txt"))),
+    "another call as text": (ONE, reply(SMOLAGENTS.replace("a.txt", "b.txt"))),
+    "another text before calls as text": (ONE, reply(SMOLAGENTS.replace("I look.", "I search."))),
+    "only thinking": (reply("<think>Hm.</think>"), reply("<think>Well.</think>")),
+}
+
+
+@pytest.mark.parametrize("how", REWRITTEN)
+def test_a_reply_that_its_client_has_rewritten(how: str) -> None:
+    seen, sent = REWRITTEN[how]
+    assert resembles(seen, sent)
+    if sent.calls:
+        assert [other for _, other in paired(seen.calls, sent.calls)] == list(sent.calls)
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_another_reply_to_the_same_history(how: str) -> None:
+    seen, sent = OTHERS[how]
+    assert not resembles(seen, sent)
+
+
+def test_arguments_that_are_no_json_are_compared_as_they_are() -> None:
+    patch = reply("", ToolCall("call_0", "patch", "*** Begin\n"))
+    assert resembles(patch, reply("", ToolCall("call_0", "patch", "*** Begin")))
+    assert not resembles(patch, reply("", ToolCall("call_0", "patch", "*** End")))
+    deep = reply("", ToolCall("call_0", "patch", "[" * 100_000))
+    assert resembles(deep, deep)
+
+
+def test_long_texts_take_linear_time() -> None:
+    """Each of these would take minutes otherwise."""
+    for text in ("<think>" * 200_000, "</think>" * 200_000, "<think></think>" * 100_000):
+        plain(text)
+    endless = reply("", call("a" * 1_000_000, path="x" * 1_000_000))
+    assert not resembles(endless, reply("'" * 1_000_000))
