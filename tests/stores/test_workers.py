@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -95,8 +96,15 @@ async def test_an_idle_thread_keeps_no_value() -> None:
     class Large(bytearray):
         pass
 
+    made: list[weakref.ref[Large]] = []
+
+    def make() -> Large:
+        value = Large(10)
+        made.append(weakref.ref(value))
+        return value
+
     workers = Workers("test")
-    assert len(await workers.run("get", lambda: Large(10))) == 10
+    assert len(await workers.run("get", make)) == 10
     await asyncio.sleep(0.05)
     gc.collect()
-    assert not [each for each in gc.get_objects() if isinstance(each, Large)]
+    assert made[0]() is None
