@@ -14,7 +14,7 @@ OWN = 50
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-@pytest.mark.parametrize("seconds", [4, pytest.param(10, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("seconds", [3, pytest.param(10, marks=pytest.mark.sweep)])
 def test_a_short_soak_has_no_failure_and_no_leak(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "RESTARTS_EVERY", seconds / 4)
     figures = soak.run(seconds)
