@@ -135,6 +135,7 @@ class _Request:
         try:
             known = limits.window(self._tenant.namespace, policy, chat.model)
             window = min((tokens for tokens in (known, self._window) if tokens is not None), default=None)
+            window = None if window is None else int(window / self._factor(parsed))
             planned = await prepare.plan(
                 self._dialect, chat, policy, window, self._services.reader, self._tenant.namespace
             )
@@ -247,7 +248,8 @@ class _Request:
         """Learn from a request that upstream refused as too long."""
         planned = attempt.planned
         if planned is not None:
-            counted, named = planned.needs(attempt.tokens, attempt.limit), self._dialect.window(refusal.said())
+            named = self._dialect.window(refusal.said())
+            counted = int(planned.needs(attempt.tokens, attempt.limit) * self._factor(attempt.parsed))
             policy, model = attempt.parsed.tenant.policy, planned.request.model
             self._window = self._services.learned.overflowed(
                 self._tenant.namespace, policy, model, named, counted, measured=planned.measured
@@ -256,8 +258,25 @@ class _Request:
     def _accepted(self, attempt: Attempt, tokens: int) -> None:
         """Learn that upstream took a prompt of so many tokens; 0 if its reply did not say how many."""
         chat, policy = attempt.parsed.chat, attempt.parsed.tenant.policy
-        if tokens and chat is not None:
-            self._services.learned.accepted(self._tenant.namespace, policy, chat.model, tokens, attempt.tokens)
+        if not tokens or chat is None:
+            return
+        limits, namespace = self._services.learned, self._tenant.namespace
+        counted = int(attempt.tokens * self._factor(attempt.parsed))
+        limits.accepted(namespace, policy, chat.model, tokens, counted)
+        planned = attempt.planned
+        if planned is not None and planned.measured and not attempt.rounds:
+            window = limits.window(namespace, policy, chat.model)
+            injecting = isinstance(attempt, Rewritten) and attempt.rendered.injecting
+            ours = planned.needs(attempt.tokens, 0) - (0 if injecting else prepare.OUR_TOOLS_TOKENS)
+            upstream = policy.upstream.base_url
+            self._services.calibration.observe(namespace, upstream, chat.model, ours, tokens, window)
+
+    def _factor(self, parsed: ParsedRequest) -> float:
+        """Return how many tokens upstream counts for one of ours. Windows and what is learned of them are in its."""
+        if parsed.chat is None:
+            return 1.0
+        upstream = parsed.tenant.policy.upstream.base_url
+        return self._services.calibration.factor(self._tenant.namespace, upstream, parsed.chat.model)
 
     def _believed(self, attempt: AsItCame) -> frozenset[Addition]:
         """Return the additions that upstream refuses, as far as is known."""

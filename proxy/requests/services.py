@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from proxy.requests.calibration import Calibration
 from proxy.requests.refusals import RefusalMemory
 
 if TYPE_CHECKING:
@@ -40,3 +41,4 @@ class Services:
     seen: Callable[[Tenant, Headers], None] = lambda tenant, headers: None
     """Called with the tenant and the headers of every chat request; the tenant has the policy for its model."""
     refusals: RefusalMemory = field(default_factory=RefusalMemory)
+    calibration: Calibration = field(default_factory=Calibration)

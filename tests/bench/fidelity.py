@@ -111,8 +111,8 @@ class Reading:
     def finds(self, fact: str, path: str) -> bool:
         """Whether grep shows this fact when asked for its own text."""
         for pattern in (re.escape(fact), rf"(?-i){re.escape(fact)}"):
-            lines = self.ask("grep", {"pattern": pattern, "path": path}).text.partition("\n---\n")[2]
-            if fact in lines:
+            head, _, lines = self.ask("grep", {"pattern": pattern, "path": path}).text.partition("\n---\n")
+            if head.startswith("Found") and f'"{path}"' in head and fact in lines:
                 return True
         return False
 

@@ -1,0 +1,86 @@
+"""Learns how many tokens upstream counts where we count one, by namespace, upstream and model.
+
+We count with OpenAI's vocabularies. Others need more tokens for the same text: logs take 1.4 times as many with Qwen's,
+columns of numbers 2.3 times. What fits the window is what upstream counts, so the window is divided by a *factor*.
+Nothing else depends on it: thresholds of the policy are in our tokens.
+
+A factor changes the window, and so possibly the plan, which breaks the upstream's prompt cache. Therefore it only
+takes the values of a coarse grid, rises only if the largest prompts show that it must, and falls only after many that
+show that it may. For vocabularies that we count exactly it is 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from proxy.core.plan import WINDOW_MARGIN
+from proxy.lru import Lru
+
+CALLERS, MODELS = 10_000, 100
+"""The most callers that are remembered, and the most models of each."""
+
+STEP, MOST = 0.1, 3.0
+"""The grid of factors, and the largest: the highest ratio that was measured for a kind of text is 2.3."""
+
+SHARE = 0.25
+"""Only a prompt of at least this share of the window teaches something. In small ones, the templates and texts that
+upstream adds weigh as much as the vocabulary, and they do not matter for what fits."""
+
+FALLS_AFTER = 8
+"""Prompts in a row that allow a smaller factor, before it falls."""
+
+
+class _Factor(msgspec.Struct):
+    """`lower`: the factors that the latest prompts allow, all of them below `value`."""
+
+    value: float = 1.0
+    lower: list[float] = msgspec.field(default_factory=list)
+
+
+class Calibration:
+    """Factors by namespace, upstream and model. What one caller's upstream counts changes no other caller's requests.
+
+    Each process learns its own, from the first large prompt of a caller.
+    """
+
+    def __init__(self) -> None:
+        self._callers: Lru[str, dict[tuple[str, str], _Factor]] = Lru(CALLERS)
+
+    def factor(self, namespace: str, upstream: str, model: str) -> float:
+        """Return how many tokens upstream counts for one of ours, beyond the margin of every window; 1 or more."""
+        known = (self._callers.get(namespace) or {}).get((upstream, model))
+        return known.value if known else 1.0
+
+    def observe(self, namespace: str, upstream: str, model: str, ours: int, theirs: int, window: int | None) -> None:
+        """Learn from a prompt that upstream took: it counted `theirs` where we count `ours`."""
+        if window is None or ours <= 0 or theirs < SHARE * window:
+            return
+        needed = _needed(theirs / ours)
+        known = (self._callers.get(namespace) or {}).get((upstream, model))
+        if known is None:
+            if needed > 1:
+                self._keep(namespace, (upstream, model), _Factor(needed))
+            return
+        if needed >= known.value:
+            known.value, known.lower = needed, []
+            return
+        known.lower.append(needed)
+        if len(known.lower) >= FALLS_AFTER:
+            known.value, known.lower = max(known.lower), []
+
+    def _keep(self, namespace: str, key: tuple[str, str], factor: _Factor) -> None:
+        models = self._callers.get(namespace)
+        if models is None:
+            models = {}
+            self._callers.put(namespace, models)
+        models[key] = factor
+        if len(models) > MODELS:
+            del models[next(iter(models))]
+
+
+def _needed(ratio: float) -> float:
+    """Return the smallest factor on the grid with which a window still holds a prompt of this ratio."""
+    steps = math.ceil(round((ratio * (1 - WINDOW_MARGIN) - 1) / STEP, 6))
+    return min(1 + max(steps, 0) * STEP, MOST)
