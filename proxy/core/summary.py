@@ -91,6 +91,8 @@ class SummaryAnswer(msgspec.Struct, frozen=True):
     """The model ended its text by itself, and was not cut off."""
     again: Callable[[bytes], bytes] | None = None
     """If upstream does not know a member of the call: the body → the body that it should understand."""
+    refused: bool = False
+    """Upstream refused the call for its form, so that a call of another form may succeed."""
 
 
 def originals(turns: Iterable[Section]) -> str:

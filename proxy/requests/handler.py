@@ -32,7 +32,7 @@ from proxy.requests.attempt import AsItCame, Attempt, ParsedRequest, Rewritten, 
 from proxy.requests.passthrough import ReplyEnds, served
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
-from proxy.requests.refusals import Subject, Tries
+from proxy.requests.refusals import Tries
 from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, rewritten
 from proxy.upstream.content_encoding import decoded
@@ -286,23 +286,18 @@ class _Request:
         possible = [Addition.TOOLS, Addition.ANY]
         possible += [Addition.USAGE] if planned.request.stream else []
         possible += [Addition.PLACE] if planned.plan.boundaries else []
-        return frozenset(addition for addition in possible if memory.holds(self._subject(planned, addition)))
+        return frozenset(
+            addition for addition in possible if memory.holds(planned.subject(self._tenant.namespace, addition))
+        )
 
     def _learn(self, planned: PlannedRequest, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
         """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""
         memory, self._refused = self._services.refusals, blamed
         for addition in sorted(blamed):
-            memory.refused(self._subject(planned, addition))
+            memory.refused(planned.subject(self._tenant.namespace, addition))
         if memory.knows(self._tenant.namespace):
             for addition in carried:
-                memory.accepted(self._subject(planned, addition))
-
-    def _subject(self, planned: PlannedRequest, addition: Addition) -> Subject:
-        """Return what a refusal of this addition is about. If it names none, it is about this conversation alone."""
-        shape = self._dialect.shape(planned.request)
-        shape = f"{shape} {planned.beginning}" if addition is Addition.ANY else shape
-        upstream = planned.policy.upstream.base_url
-        return Subject(self._tenant.namespace, upstream, planned.request.model, addition, shape)
+                memory.accepted(planned.subject(self._tenant.namespace, addition))
 
     def _is_error(self, reply: UpstreamReply, beginning: bytes) -> bool:
         """Whether a reply that begins like this is an error in spite of its status."""

@@ -1,6 +1,6 @@
 """Connects what a process learns of its upstreams: by their refusals, from their lists of models, from other processes.
 
-refusals, accepted prompts ──> UpstreamLimits <──> SharedBeliefs <──> store <──> other processes
+refusals, accepted prompts ──> UpstreamLimits, RefusalMemory <──> SharedBeliefs <──> store <──> other processes
 lists of models ──> ListedWindows ──┘
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from proxy.requests.listed_windows import ListedWindows
+from proxy.requests.refusals import Belief, RefusalMemory
 from proxy.requests.shared_beliefs import Shared, SharedBeliefs
 from proxy.requests.upstream_limits import Lesson, UpstreamLimits, WindowBelief
 from proxy.telemetry import logs
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WINDOW = "window"
+WINDOW, REFUSAL = "window", "refusal"
 
 
 class Learning:
@@ -46,6 +47,8 @@ class Learning:
         self.limits = UpstreamLimits(self._believed, self._listed.window)
         self.shared = SharedBeliefs(store)
         self.shared.join(WINDOW, Shared(WindowBelief, self._heard, self.limits.beliefs))
+        self.refusals = RefusalMemory(self._refused)
+        self.shared.join(REFUSAL, Shared(Belief, self._heard_refusal, self.refusals.beliefs))
 
     def seen(self, tenant: Tenant, headers: Headers) -> None:
         """Fetch in the background what can be known about the upstream of this request."""
@@ -55,6 +58,13 @@ class Learning:
     def _believed(self, namespace: str, belief: WindowBelief, lesson: Lesson) -> None:
         self._tell(namespace, belief, lesson)
         self.shared.publish(namespace, WINDOW, msgspec.json.encode(belief))
+
+    def _refused(self, belief: Belief) -> None:
+        self.shared.publish(belief.subject.namespace, REFUSAL, msgspec.json.encode(belief))
+
+    def _heard_refusal(self, namespace: str, belief: Belief) -> None:
+        if belief.subject.namespace == namespace:
+            self.refusals.accept(belief)
 
     def _heard(self, namespace: str, belief: WindowBelief) -> None:
         if self.limits.accept(namespace, belief):

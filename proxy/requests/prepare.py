@@ -19,12 +19,14 @@ from proxy.core.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary, li
 from proxy.core.policy import Inject, Mode, Policy, SnapshotRole
 from proxy.core.rawjson import NotJson
 from proxy.core.recognition import Reply, Visible
+from proxy.core.refusals import Addition
 from proxy.core.request import Request
 from proxy.core.retrieval import tools
 from proxy.core.turn import HiddenRound
 from proxy.dialects import Dialect, Entry, Turn, render
 from proxy.dialects.files import Files, moved_files, piece_loader
 from proxy.dialects.render import ActiveSnapshot
+from proxy.requests.refusals import Subject
 
 if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache
@@ -146,8 +148,14 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         offload = replace(self.policy.offload, compress=compress)
         return replace(self, policy=replace(self.policy, offload=offload))
 
+    def subject(self, namespace: str, addition: Addition) -> Subject:
+        """Return what a refusal of this addition is about. If it names none, it is about this conversation alone."""
+        shape = self.dialect.shape(self.request)
+        shape = f"{shape} {self._beginning}" if addition is Addition.ANY else shape
+        return Subject(namespace, self.policy.upstream.base_url, self.request.model, addition, shape)
+
     @property
-    def beginning(self) -> str:
+    def _beginning(self) -> str:
         """Identifies the history up to the first request that we changed."""
         roles = [message.role for message in self.transcript.messages]
         asked = roles.index(Role.USER) + 1 if Role.USER in roles else 0

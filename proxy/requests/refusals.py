@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 from msgspec.structs import replace
@@ -112,7 +112,7 @@ class RefusalMemory:
     ) -> None:
         self.on_believed = on_believed
         self._clock = clock
-        self._known: Lru[str, Lru[Subject, _Known]] = Lru(NAMESPACES)
+        self._known: Lru[str, dict[Subject, _Known]] = Lru(NAMESPACES)
 
     def knows(self, namespace: str) -> bool:
         """Whether anything is known of this namespace's requests."""
@@ -155,7 +155,13 @@ class RefusalMemory:
     def accepted(self, subject: Subject) -> None:
         """Note that a request with the addition was accepted."""
         if beliefs := self._known.get(subject.namespace):
-            beliefs.discard(subject)
+            beliefs.pop(subject, None)
+
+    def beliefs(self, namespace: str) -> Iterator[Belief]:
+        """Yield what is believed of this namespace's requests."""
+        for subject, known in (self._known.get(namespace) or {}).items():
+            if self._clock() < known.until:
+                yield Belief(subject, known.until, known.span)
 
     def accept(self, belief: Belief) -> None:
         """Take over a belief that another process formed."""
@@ -172,9 +178,11 @@ class RefusalMemory:
     def _keep(self, subject: Subject, known: _Known) -> None:
         beliefs = self._known.get(subject.namespace)
         if beliefs is None:
-            beliefs = Lru[Subject, _Known](SUBJECTS)
+            beliefs = {}
             self._known.put(subject.namespace, beliefs)
-        beliefs.put(subject, known)
+        beliefs[subject] = known
+        if len(beliefs) > SUBJECTS:
+            del beliefs[next(iter(beliefs))]
 
 
 class _Known:

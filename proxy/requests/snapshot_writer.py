@@ -71,6 +71,8 @@ class SummaryJob(msgspec.Struct, frozen=True):
     """The paths of all files; None if they are not known."""
     ask: Callable[[bytes], Awaitable[SummaryAnswer]]
     """Sends one body to the request's own upstream with its credentials."""
+    rode: Callable[[bool], None] = lambda taken: None
+    """Called with whether upstream took a call on the cached prefix, or refused it and took one on the originals."""
 
 
 class Spent(msgspec.Struct):
@@ -90,6 +92,10 @@ class Spent(msgspec.Struct):
 
 class Failed(OffloadError):
     """There is no usable snapshot; the text gives the reason."""
+
+
+class Refused(Failed):
+    """Upstream refused a call for its form."""
 
 
 class TooLong(Exception):
@@ -123,6 +129,8 @@ class Calls:
         self._spent.add(answer)
         if answer.too_long:
             raise TooLong(answer.window)
+        if answer.refused:
+            raise Refused(f"upstream answered {answer.status}")
         if answer.status != 200:
             raise Failed(f"upstream answered {answer.status}")
         return answer
@@ -145,18 +153,28 @@ class SnapshotWriter:
 
     async def write(self, job: SummaryJob, spent: Spent) -> Snapshot:
         """Return the snapshot. Raises Failed, UpstreamFault and Overloaded; `spent` has the cost up to that point."""
-        calls = Calls(job, spent)
-        limit = job.group_tokens or UNKNOWN_WINDOW
-        try:
-            text = await self._ride(calls, job.riding) if job.riding else await self._from_originals(calls, limit)
-        except TooLong as error:  # raised only by `_ride`, like every refusal that leaves the originals to try
-            text = await self._from_originals(calls, min(limit, _room(job, error.window) or limit))
+        text = await self._text(Calls(job, spent), job.group_tokens or UNKNOWN_WINDOW)
         count = self._counter(job.model)
         whole = await self._off_loop(job, partial(_completed, job, text, count))
         return Snapshot(text=whole, tokens=await self._off_loop(job, lambda: count(whole)), model=job.model)
 
+    async def _text(self, calls: Calls, limit: int) -> str:
+        job = calls.job
+        if job.riding is None:
+            return await self._from_originals(calls, limit)
+        try:
+            text = await self._ride(calls, job.riding)
+        except TooLong as error:
+            return await self._from_originals(calls, min(limit, _room(job, error.window) or limit))
+        except Refused:
+            text = await self._from_originals(calls, limit)
+            job.rode(False)
+            return text
+        job.rode(True)
+        return text
+
     async def _ride(self, calls: Calls, riding: Callable[[str], bytes]) -> str:
-        """Return the record from calls on the prefix that upstream has cached. Raises TooLong."""
+        """Return the record from calls on the prefix that upstream has cached. Raises TooLong and Refused."""
         job = calls.job
 
         def body() -> bytes:

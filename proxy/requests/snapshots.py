@@ -10,11 +10,13 @@ from proxy.core import summary
 from proxy.core.history import moved_pieces
 from proxy.core.plan import SummaryBoundary, live
 from proxy.core.policy import Compress, Source, Wait
+from proxy.core.refusals import Addition
 from proxy.core.summary import SummaryAnswer, shares
 from proxy.dialects import render
 from proxy.dialects.render import ActiveSnapshot
 from proxy.requests.lines import Line
 from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, summary_on_prefix
+from proxy.requests.refusals import RefusalMemory
 from proxy.requests.snapshot_writer import Snapshot, SummaryJob
 
 if TYPE_CHECKING:
@@ -28,9 +30,10 @@ Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
 class Snapshots:
     """Finds snapshots for every request of the process, and has missing ones made."""
 
-    def __init__(self, summarizer: Summarizer, reader: MessageCache) -> None:
+    def __init__(self, summarizer: Summarizer, reader: MessageCache, refusals: RefusalMemory | None = None) -> None:
         self._summarizer = summarizer
         self._reader = reader
+        self._refusals = refusals or RefusalMemory()
 
     def seen(self, history: PlannedRequest, records: Records) -> None:
         """Note that the history was sent, whether or not it needs a snapshot now."""
@@ -86,11 +89,14 @@ class Snapshots:
         limit, reply = group_limits(offload.compress, window, left)
         if window:
             left = history.room.left(sum(sizes.values())) + history.room.reply
+        key = records.key("snapshots", history.snapshot_name(boundary))
+        subject = history.subject(key.partition("/")[0], Addition.SUMMARY)
         rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
+        rides = rides and not self._refusals.holds(subject)
         riding = partial(summary_on_prefix, history, boundary, shown, ready.found, min(left, history.summary_limit))
         model, asked, most = history.summary_model, history.request, min(reply, history.summary_limit)
         return SummaryJob(
-            key=records.key("snapshots", history.snapshot_name(boundary)),
+            key=key,
             tenant=tenant,
             line=_line(history, boundary, records),
             model=history.summary_model,
@@ -111,6 +117,7 @@ class Snapshots:
             references=lambda: _references(history, boundary),
             stored=_stored(history, boundary),
             ask=ask,
+            rode=lambda taken: (self._refusals.accepted if taken else self._refusals.refused)(subject),
         )
 
 

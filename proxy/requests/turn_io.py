@@ -13,6 +13,7 @@ import msgspec
 from proxy import regex
 from proxy.core.history import ToolCall, extend
 from proxy.core.recognition import Visible
+from proxy.core.refusals import Verdict
 from proxy.core.retrieval import tools
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects import Dialect, Turn
@@ -182,7 +183,11 @@ async def ask(upstream: UpstreamClient, request: UpstreamRequest, dialect: Diale
 
 async def _answer(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:
     async with aclosing(await upstream.send(request)) as reply:
-        return dialect.summary_answer(reply.status, await tool_loop.body(reply))
+        said = await tool_loop.body(reply)
+        answer = dialect.summary_answer(reply.status, said)
+        if answer.text or answer.too_long:
+            return answer
+        return msgspec.structs.replace(answer, refused=dialect.complaint(reply.status, said) is not Verdict.FINAL)
 
 
 def answers_used(

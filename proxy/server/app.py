@@ -127,12 +127,13 @@ class App:
             relay=self._relay,
             store=self._store,
             reader=self._reader,
-            snapshots=Snapshots(self._summarizer, self._reader),
+            snapshots=Snapshots(self._summarizer, self._reader, self._learning.refusals),
             background=self._background,
             threads=self._threads,
             learned=self._learning.limits,
             sink=self._record,
             seen=self._learning.seen,
+            refusals=self._learning.refusals,
         )
         self._chats: dict[str, Handler] = {dialect.name: Chat(services, dialect) for dialect in DIALECTS}
         self._operations = Operations(services, self._summarizer)

@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.core.refusals import Addition
 from proxy.errors import StoreFault
 from proxy.requests import shared_beliefs
 from proxy.requests.background import Background
 from proxy.requests.learning import Learning
+from proxy.requests.refusals import Belief, Subject
 from proxy.requests.shared_beliefs import ACTIVE, BUCKET, LATE, SLOTS, WAITING, Record, SharedBeliefs
 from proxy.stores.base import BELIEFS_KEPT, lifetime
 from proxy.stores.breaker import Breaker
@@ -313,3 +315,22 @@ async def test_windows_survive_a_dead_store(store: Counted, learners: list[Learn
     await one.tick()
     await two.tick()
     assert (one.window(), two.window()) == (4096, None)
+
+
+async def test_refused_additions_are_believed_by_all_processes(learners: list[Learner]) -> None:
+    subject = Subject(ME, "http://upstream/v1", "m", Addition.TOOLS, "stream")
+    one, other = learners[:2]
+    for _ in range(2):
+        one.learning.refusals.refused(subject)
+    await one.tick()
+    await other.tick()
+    assert other.learning.refusals.holds(subject)
+    assert not other.learning.refusals.knows(OTHER)
+
+
+async def test_belief_about_another_namespace_is_not_taken_over(learners: list[Learner]) -> None:
+    subject = Subject(OTHER, "http://upstream/v1", "m", Addition.TOOLS, "stream")
+    learners[0].learning.shared.publish(ME, "refusal", msgspec.json.encode(Belief(subject, 1e12, 600)))
+    await learners[0].tick()
+    await learners[1].tick()
+    assert not learners[1].learning.refusals.knows(OTHER)
