@@ -90,6 +90,7 @@ def _job(
         taken=list,
         references=dict,
         stored=None,
+        idle=None,
         ask=ask,
     )
 

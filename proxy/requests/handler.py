@@ -163,8 +163,8 @@ class _Request:
             self._records.rounds(planned.replies(), planned.request.model),
         )
         rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), large)
-        ask = self._turn_io(attempt.parsed, rendered).ask
-        rendered = await snapshots.complete(rendered, self._records, self._tenant.name, ask)
+        io = self._turn_io(attempt.parsed, rendered)
+        rendered = await snapshots.complete(rendered, self._records, self._tenant.name, io.ask, io.idle)
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(prepare.fitting, rendered, reader), large)
         if not rendered.changed:

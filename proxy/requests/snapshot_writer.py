@@ -19,6 +19,7 @@ from proxy.core.summary import Section, SummaryAnswer
 from proxy.errors import OffloadError
 from proxy.requests.lines import Line
 from proxy.threads import WorkPool
+from proxy.upstream.traffic import Idle
 
 T = TypeVar("T")
 
@@ -69,10 +70,17 @@ class SummaryJob(msgspec.Struct, frozen=True):
     """Returns what each of the stored results is that the snapshot replaces, by path, the newest first."""
     stored: Collection[str] | None
     """The paths of all files; None if they are not known."""
+    idle: Idle | None
+    """How to wait until upstream is idle; None if the summary need not."""
     ask: Callable[[bytes], Awaitable[SummaryAnswer]]
     """Sends one body to the request's own upstream with its credentials."""
     rode: Callable[[bool], None] = lambda taken: None
     """Called with whether upstream took a call on the cached prefix, or refused it and took one on the originals."""
+
+    @property
+    def upstream(self) -> tuple[str, str]:
+        """The namespace and the model, for the speed that was measured."""
+        return self.key.partition("/")[0] or self.tenant, self.model
 
 
 class Spent(msgspec.Struct):

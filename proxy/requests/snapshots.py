@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.records import Records
     from proxy.requests.summarizer import Summarizer
+    from proxy.upstream.traffic import Idle
 
 Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
 
@@ -58,7 +59,9 @@ class Snapshots:
             self._summarizer.used(_line(history, shown.boundary, records))
         return shown
 
-    async def complete(self, ready: RenderedRequest, records: Records, tenant: str, ask: Ask) -> RenderedRequest:
+    async def complete(
+        self, ready: RenderedRequest, records: Records, tenant: str, ask: Ask, idle: Callable[[], Idle]
+    ) -> RenderedRequest:
         """Return the request with the snapshot that its plan needs. The policy says whether to wait for it.
 
         A request that is too large without the snapshot always waits. If the summary fails, the request is sent
@@ -68,8 +71,8 @@ class Snapshots:
         boundary = history.plan.boundaries[-1] if history.plan.boundaries else None
         if boundary is None or (ready.shown and ready.shown.boundary == boundary):
             return ready
-        job = self._job(ready, boundary, records, tenant, ask)
-        if history.policy.offload.compress.wait is Wait.NEVER and history.room.holds(ready.tokens):
+        job = self._job(ready, boundary, records, tenant, ask, idle)
+        if history.policy.wait is not Wait.ALWAYS and history.room.holds(ready.tokens):
             self._summarizer.request(job)
             return ready
         snapshot = await self._summarizer.wait(job)
@@ -78,7 +81,13 @@ class Snapshots:
         return rendered(history, _shown(history, boundary, snapshot), ready.found, self._reader)
 
     def _job(
-        self, ready: RenderedRequest, boundary: SummaryBoundary, records: Records, tenant: str, ask: Ask
+        self,
+        ready: RenderedRequest,
+        boundary: SummaryBoundary,
+        records: Records,
+        tenant: str,
+        ask: Ask,
+        idle: Callable[[], Idle],
     ) -> SummaryJob:
         history, shown = ready.history, ready.shown
         offload = history.policy.offload
@@ -116,6 +125,7 @@ class Snapshots:
             taken=lambda: render.originals(history.dialect, history.transcript, boundary),
             references=lambda: _references(history, boundary),
             stored=_stored(history, boundary),
+            idle=idle() if history.policy.wait is Wait.IDLE else None,
             ask=ask,
             rode=lambda taken: (self._refusals.accepted if taken else self._refusals.refused)(subject),
         )

@@ -9,22 +9,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
 from proxy.errors import Fault, Overloaded, UpstreamFault
 from proxy.lru import Lru
-from proxy.requests.lines import UNUSED, Line, Lines
+from proxy.requests.lines import UNUSED, Flight, Line, Lines
 from proxy.requests.snapshot_writer import Failed, Snapshot, SnapshotWriter, Spent, SummaryJob
+from proxy.requests.speeds import Speeds
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.threads import WorkPool
+from proxy.upstream.traffic import Idle
 
 FLIGHTS_PER_TENANT, QUEUE_PER_TENANT = 4, 64
 """The most concurrent flights of a tenant, and the most including those that wait. Each holds its conversation in
 memory."""
 UNSTORED_BYTES, STORE_AGAIN = 16 << 20, 60.0
 """Bytes of snapshots that are kept in memory because the store failed, and the seconds between tries to store one."""
+QUIET, LONGEST_QUIET, LONGEST_QUEUE = 1.0, 30.0, 600.0
+"""Seconds for which an upstream must be idle before a summary that waits for that, doubled with every request that
+interrupts it, and the most; and seconds that a summary waits in all."""
 
 Recall = Callable[[str], Awaitable[bytes | None]]
 """Takes a key; returns the record, or None."""
@@ -57,9 +63,11 @@ class Summarizer:
         self._keep = keep
         self._report = report
         self._writer = SnapshotWriter(count, threads)
+        self.speeds = Speeds()
         self._clock = clock
         self._lines = Lines(clock)
         self._flights: dict[str, asyncio.Task[Snapshot | None]] = {}
+        self._hurry: dict[Flight, asyncio.Event] = {}
         self._storing: dict[str, asyncio.Task[None]] = {}
         self._queues: Counter[str] = Counter()
         self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(FLIGHTS_PER_TENANT))
@@ -77,8 +85,11 @@ class Summarizer:
     async def wait(self, job: SummaryJob) -> Snapshot | None:
         """Wait for the line's other snapshots, then for this one. Returns None if it cannot be made."""
         while job.key not in self._flights and (before := self._lines.flight(job.line)):
+            self._hurry[before].set()
             await asyncio.wait([before])
         flight = self._flights.get(job.key) or self._started(job)
+        if flight:
+            self._hurry[flight].set()
         return await asyncio.shield(flight) if flight else None
 
     async def once(self, job: SummaryJob, spent: Spent) -> Snapshot:
@@ -86,8 +97,8 @@ class Summarizer:
 
         Raises Failed, UpstreamFault, Overloaded and TimeoutError. `spent` then has the cost up to that point.
         """
-        async with self._places[job.tenant], asyncio.timeout(job.timeout):
-            return await self._writer.write(job, spent)
+        async with self._places[job.tenant]:
+            return await self._written(job, spent)
 
     def seen(self, scope: str, link: bytes) -> None:
         """Note a request whose history ends with this digest; see `Line.scope`."""
@@ -119,17 +130,18 @@ class Summarizer:
     def _started(self, job: SummaryJob) -> asyncio.Task[Snapshot | None] | None:
         if self._lines.paused(job.line):
             return None
-        flight = self._flights[job.key] = asyncio.create_task(self._fly(job))
+        hurry = asyncio.Event()
+        flight = self._flights[job.key] = asyncio.create_task(self._fly(job, hurry))
+        self._hurry[flight] = hurry
+        flight.add_done_callback(lambda flight: self._hurry.pop(flight))
         self._lines.started(job.line, flight)
         self._queues[job.tenant] += 1
         return flight
 
-    async def _fly(self, job: SummaryJob) -> Snapshot | None:
+    async def _fly(self, job: SummaryJob, hurry: asyncio.Event) -> Snapshot | None:
         begun, spent, fault = self._clock(), Spent(), "the proxy ended"
         try:
-            async with self._places[job.tenant]:
-                stored = _decoded(await self._recall(job.key)) or self.unstored(job.key)
-                made = stored or await self._paid(job, spent)
+            made = await (self._while_idle(job, job.idle, spent, hurry) if job.idle else self._made(job, spent))
             fault = ""
             return made
         except (Failed, UpstreamFault, Overloaded, TimeoutError) as error:
@@ -146,14 +158,50 @@ class Summarizer:
         if self._lines.landed(job.line, fault):
             self._report(job, Spent(), UNUSED, 0.0)
 
-    async def _paid(self, job: SummaryJob, spent: Spent) -> Snapshot:
-        """Make and store the snapshot. Returns the stored one, which every request uses.
+    async def _while_idle(self, job: SummaryJob, idle: Idle, spent: Spent, hurry: asyncio.Event) -> Snapshot:
+        """Make the snapshot while upstream is idle. It gives way to every request, until one waits for it."""
+        pause, until = QUIET, self._clock() + LONGEST_QUEUE
+        while not hurry.is_set():
+            if self._clock() > until:
+                raise Failed("upstream was never idle for long enough")
+            await _first(idle.quiet(pause), hurry.wait(), asyncio.sleep(LONGEST_QUEUE))
+            with idle.used() as alone:
+                if not alone:
+                    continue
+                making = asyncio.create_task(self._made(job, spent))
+                try:
+                    await _first(asyncio.wait([making]), idle.disturbed())
+                    if making.done() or hurry.is_set():
+                        return await making
+                finally:
+                    making.cancel()
+                    await asyncio.wait([making])
+            pause = min(2 * pause, LONGEST_QUIET)
+        return await self._made(job, spent)
+
+    async def _made(self, job: SummaryJob, spent: Spent) -> Snapshot:
+        """Return the snapshot that exists, or make and store it, in one of the tenant's places.
 
         If the store fails, this process keeps its own, so that it pays for no more snapshots than with a store.
         """
-        async with asyncio.timeout(job.timeout):
-            made = await self._writer.write(job, spent)
-        return await self._stored(job.key, made) or made
+        async with self._places[job.tenant]:
+            if known := _decoded(await self._recall(job.key)) or self.unstored(job.key):
+                return known
+            made = await self._written(job, spent)
+            return await self._stored(job.key, made) or made
+
+    async def _written(self, job: SummaryJob, spent: Spent) -> Snapshot:
+        """Have the snapshot written, in the time that its upstream needs."""
+        seconds = self.speeds.timeout(job.upstream, job.snapshot_tokens, job.timeout)
+        begun = self._clock()
+        try:
+            async with asyncio.timeout(seconds):
+                made = await self._writer.write(job, spent)
+        except TimeoutError:
+            self.speeds.late(job.upstream, job.snapshot_tokens, seconds)
+            raise
+        self.speeds.wrote(job.upstream, spent.completion_tokens, self._clock() - begun)
+        return made
 
     async def _stored(self, key: str, made: Snapshot) -> Snapshot | None:
         """Store the snapshot. Returns the stored one, whoever made it, or None if the store failed."""
@@ -166,6 +214,17 @@ class Summarizer:
     async def _store_again(self, key: str, made: Snapshot) -> None:
         if await self._stored(key, made):
             self._unstored.discard(key)
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Return when one of these has ended. The others are cancelled."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _decoded(record: bytes | None) -> Snapshot | None:

@@ -24,6 +24,7 @@ from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
 from proxy.telemetry.outcome import ToolUse
 from proxy.upstream.headers import Header, Headers
+from proxy.upstream.traffic import Idle
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
@@ -158,7 +159,12 @@ class RequestTurnIO:
 
     async def ask(self, body: bytes) -> SummaryAnswer:
         """Make a summary call with the request's own upstream and credentials. Raises UpstreamFault."""
-        return await ask(self._services.upstream, self._request(body, ANOTHER), self._history.dialect)
+        request = msgspec.structs.replace(self._request(body, ANOTHER), aside=True)
+        return await ask(self._services.upstream, request, self._history.dialect)
+
+    def idle(self) -> Idle:
+        """Return how to wait until the request's upstream is idle."""
+        return self._services.upstream.traffic.idle(self._request(b"", ANOTHER).origin)
 
 
 def _visible(turn: Turn) -> Visible:

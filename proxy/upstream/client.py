@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import aiohttp
@@ -22,6 +23,7 @@ from proxy.upstream.content_encoding import ContentDecoder
 from proxy.upstream.egress import Routes, certificates
 from proxy.upstream.headers import Headers
 from proxy.upstream.pool import ConnectionPool, Content, Stale, UpstreamResponse
+from proxy.upstream.traffic import Traffic
 
 if TYPE_CHECKING:
     from proxy.settings import Settings
@@ -61,6 +63,13 @@ class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout: float
     first_byte_timeout: float
     idle_timeout: float
+    aside: bool = False
+    """No client waits for it: it does not count in `UpstreamClient.traffic`."""
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port."""
+        return _origin(self.url)
 
 
 class UpstreamReply:
@@ -72,6 +81,8 @@ class UpstreamReply:
         self._answer = answer
         self._idle_timeout = idle_timeout
         self._url = url
+        self.closed: Callable[[], None] = lambda: None
+        """Called when the reply is closed."""
 
     @property
     def ended(self) -> bool:
@@ -101,6 +112,8 @@ class UpstreamReply:
     async def aclose(self) -> None:
         """Release the connection: it goes back to the pool if the whole reply was read, and is closed otherwise."""
         self._answer.close()
+        closed, self.closed = self.closed, lambda: None
+        closed()
 
 
 async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
@@ -135,6 +148,8 @@ class UpstreamClient:
     def __init__(self, settings: Settings) -> None:
         self._routes = Routes(settings.environment)
         self._pool = ConnectionPool(certificates(settings.environment), settings.max_connections)
+        self.traffic = Traffic()
+        """The requests of clients that are under way."""
 
     async def __aenter__(self) -> Self:
         await self._pool.__aenter__()
@@ -148,6 +163,19 @@ class UpstreamClient:
 
         Raises UpstreamUnreachable, UpstreamSilent or UpstreamBroken, or ClientFault for a header that HTTP forbids.
         """
+        if request.aside:
+            return await self._send(request)
+        origin = request.origin
+        self.traffic.began(origin)
+        try:
+            reply = await self._send(request)
+        except BaseException:
+            self.traffic.ended(origin)
+            raise
+        reply.closed = partial(self.traffic.ended, origin)
+        return reply
+
+    async def _send(self, request: UpstreamRequest) -> UpstreamReply:
         body = _Body(request)
         started = asyncio.get_running_loop().time()
         try:

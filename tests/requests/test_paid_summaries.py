@@ -21,6 +21,7 @@ from proxy.stores import Store, open_store
 from proxy.stores.breaker import Breaker
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
+from proxy.upstream.traffic import Traffic
 from tests.requests.planning import OFFLOAD, SYSTEM, Json, planned
 from tests.requests.test_handler import MemoryStore
 
@@ -66,7 +67,7 @@ class Process:
         snapshots, records = Snapshots(self.summarizer, reader), self.records("ns")
         snapshots.seen(history, records)
         ready = rendered(history, await snapshots.existing(history, records), {}, reader)
-        ready = await snapshots.complete(ready, records, "tenant", self.ask)
+        ready = await snapshots.complete(ready, records, "tenant", self.ask, lambda: Traffic().idle(""))
         return ready.shown is not None
 
 

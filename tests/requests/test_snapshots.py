@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.policy import Compress, Policy, Source, Wait
+from proxy.core.policy import Compress, Limits, Policy, Source, Wait
 from proxy.core.summary import SummaryAnswer
 from proxy.requests.lines import Line
 from proxy.requests.prepare import PlannedRequest, rendered
 from proxy.requests.snapshot_writer import Snapshot, SummaryJob
 from proxy.requests.snapshots import Snapshots, group_limits
+from proxy.upstream.traffic import Idle, Traffic
 from tests.requests.planning import CUT, LAST, OFFLOAD, POLICY, SYSTEM, USER, planned, step
 
 RECORD = Snapshot("the record", 10, "m")
@@ -56,6 +57,10 @@ async def ask(body: bytes) -> SummaryAnswer:
     return SummaryAnswer(200)
 
 
+def idle() -> Idle:
+    return Traffic().idle("http://upstream")
+
+
 def policy(**changes: Any) -> Policy:
     return Policy(offload=replace(OFFLOAD, compress=replace(OFFLOAD.compress, **changes)))
 
@@ -64,7 +69,7 @@ async def completed(world: Scripted, policy: Policy = POLICY, window: int | None
     history, reader = await planned(CUT, policy, window)
     ready = rendered(history, None, {}, reader)
     snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
-    return history, await snapshots.complete(ready, world, "tenant", ask)
+    return history, await snapshots.complete(ready, world, "tenant", ask, idle)
 
 
 async def test_the_latest_existing_snapshot_is_found_and_noted_as_used() -> None:
@@ -89,7 +94,7 @@ async def test_a_snapshot_of_an_earlier_version_is_used_until_there_is_a_newer_o
     shown = await snapshots.existing(history, earlier)
     assert shown.text == "the record"
     ready = rendered(history, shown, {}, reader)
-    assert await snapshots.complete(ready, earlier, "tenant", ask) is ready
+    assert await snapshots.complete(ready, earlier, "tenant", ask, idle) is ready
     assert not earlier.waited, "an upgrade pays for no summary"
     both = {history.snapshot_name(boundary): Snapshot("newer", 10, "m"), history.snapshot_name(boundary, "1"): RECORD}
     snapshots = Snapshots(Scripted(**both), reader)  # type: ignore[arg-type]
@@ -111,6 +116,24 @@ async def test_a_request_that_is_too_large_waits_whatever_the_policy_says(change
     assert len(world.waited) == 1 and not world.requested
 
 
+@pytest.mark.parametrize(
+    ("wait", "slots", "waits"),
+    [
+        (Wait.IDLE, None, True),
+        (Wait.NEVER, 1, True),
+        (Wait.NEVER, 2, False),
+        (Wait.NEVER, None, False),
+        (Wait.ALWAYS, 1, False),
+    ],
+)
+async def test_a_summary_may_wait_for_an_idle_upstream(wait: Wait, slots: int | None, waits: bool) -> None:
+    world = Scripted(RECORD)
+    _, ready = await completed(world, replace(policy(wait=wait), limits=Limits(upstream_concurrency=slots)))
+    [job] = world.requested + world.waited
+    assert (job.idle is not None) == waits
+    assert (ready.shown is None) == (wait is not Wait.ALWAYS)
+
+
 async def test_if_the_summary_fails_the_event_is_shown_without_it() -> None:
     history, ready = await completed(Scripted(None), policy(wait=Wait.ALWAYS))
     assert ready.shown is None and ready.plan == history.plan
@@ -120,8 +143,8 @@ async def test_a_shown_snapshot_needs_no_job() -> None:
     world = Scripted(RECORD)
     history, reader = await planned(CUT, policy(wait=Wait.ALWAYS))
     snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
-    ready = await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask)
-    assert await snapshots.complete(ready, world, "tenant", ask) is ready
+    ready = await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask, idle)
+    assert await snapshots.complete(ready, world, "tenant", ask, idle) is ready
     assert len(world.waited) == 1
 
 
@@ -147,7 +170,7 @@ async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces() -> No
     offload = replace(policy(wait=Wait.ALWAYS).offload, compact_ratio_threshold=0.0)
     history, reader = await planned(results, Policy(offload=offload))
     snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
-    await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask)
+    await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask, idle)
     [made] = world.waited
     moved = [history.transcript.messages[index].pieces[0].name for index in sorted(history.plan.moves)]
     assert len(moved) == 2

@@ -16,6 +16,7 @@ import pytest
 from proxy.core.plan import Role
 from proxy.core.summary import Section, SummaryAnswer
 from proxy.errors import UpstreamBroken
+from proxy.requests import lines, summarizer
 from proxy.requests.lines import FIRST_BACKOFF, LONGEST_BACKOFF, UNUSED, UNUSED_LIMIT, UNUSED_PAUSE
 from proxy.requests.snapshot_writer import Failed, Snapshot, Spent, SummaryJob
 from proxy.requests.summarizer import (
@@ -26,6 +27,7 @@ from proxy.requests.summarizer import (
     summary_outcome,
 )
 from proxy.threads import WorkPool
+from proxy.upstream.traffic import Traffic
 from tests.requests.histories import line
 
 GOOD = SummaryAnswer(200, "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
@@ -98,6 +100,7 @@ class World:
             "taken": list,
             "references": dict,
             "stored": frozenset(),
+            "idle": None,
             "ask": self.ask,
         }
         return SummaryJob(**fields | changes)
@@ -292,6 +295,77 @@ async def test_what_is_used_is() -> None:
     for number in range(3 * UNUSED_LIMIT):
         assert await world.made(key=str(number))
         world.summarizer.used(line("u go on|a c" if number % 3 == 0 else "u go on|a another"))
+
+
+async def test_a_summary_that_was_late_gets_twice_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "FIRST_BACKOFF", 0.0)
+    world = World()
+    world.gate.clear()
+    given = []
+    for number in range(5):
+        given.append(world.summarizer.speeds.timeout(("ns", "m"), 100, 0.01))
+        assert await world.made(key=str(number), timeout=0.01) is None
+    assert given == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.05])
+    assert world.summarizer.speeds.timeout(("ns", "another"), 100, 0.01) == 0.01
+
+
+class TestIdle:
+    """A summary that waits until upstream is idle."""
+
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(summarizer, "QUIET", 0.01)
+        self.traffic = Traffic()
+        self.idle = self.traffic.idle("http://u")
+
+    async def test_it_begins_when_no_request_is_under_way(self) -> None:
+        world = World()
+        self.traffic.began("http://u")
+        flight = world.summarizer.request(world.job(idle=self.idle))
+        assert flight
+        await asyncio.sleep(0.05)
+        assert not world.asked
+        self.traffic.ended("http://u")
+        assert await flight
+        assert len(world.asked) == 1 and not self.traffic.under_way("http://u")
+
+    async def test_it_gives_way_to_a_request_and_begins_again(self) -> None:
+        world = World()
+        world.gate.clear()
+        flight = world.summarizer.request(world.job(idle=self.idle))
+        await until(lambda: world.at_once == 1)
+        self.traffic.began("http://u")
+        await until(lambda: world.at_once == 0)
+        world.gate.set()
+        await asyncio.sleep(0.05)
+        assert len(world.asked) == 1
+        self.traffic.ended("http://u")
+        assert flight and await flight
+        assert (len(world.asked), world.reported[0][2]) == (2, "")
+
+    async def test_it_waits_no_longer_once_a_request_needs_it(self) -> None:
+        world = World()
+        self.traffic.began("http://u")
+        assert world.summarizer.request(world.job(idle=self.idle))
+        await asyncio.sleep(0.02)
+        assert await world.made(idle=self.idle)
+        assert len(world.asked) == 1
+
+    async def test_two_of_them_never_run_at_once(self) -> None:
+        world = World()
+        flights = [world.summarizer.request(world.job(str(n), str(n), idle=self.idle)) for n in range(3)]
+        assert all(await asyncio.gather(*(flight for flight in flights if flight)))
+        assert (world.most_at_once, len(world.asked)) == (1, 3)
+
+    async def test_it_gives_up_if_upstream_is_never_idle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(summarizer, "LONGEST_QUEUE", 0.01)
+        world = World()
+        self.traffic.began("http://u")
+        flight = world.summarizer.request(world.job(idle=self.idle))
+        await asyncio.sleep(0.02)
+        world.now = 1.0
+        assert flight and await flight is None
+        assert "never idle" in world.reported[0][2]
 
 
 async def test_bounded_in_time() -> None:
