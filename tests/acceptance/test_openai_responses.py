@@ -184,3 +184,31 @@ def test_a_websocket_is_refused_with_426(proxy: Proxy) -> None:
         assert reply.status_code == 426
         assert reply.json()["error"]["code"] == "upgrade_refused"
         assert http.get(f"{proxy.url}/realtime", headers=offer).status_code == 501
+
+
+RECORD = "<overall_goal>ship it</overall_goal><progress>the code is heliotrope-7291</progress>"
+SNAPSHOT = f"<scratchpad>so</scratchpad><state_snapshot>{RECORD}</state_snapshot>"
+WORDS = "so many words that nobody needs to read them twice " * 18
+
+
+@pytest.mark.parametrize("source", ["conversation", "originals"])
+def test_old_history_becomes_a_snapshot(
+    up: StrictUpstream, api: ResponsesApi, serve: Callable[..., Proxy], source: str
+) -> None:
+    compress = {"wait": "always", "snapshot_tokens": 100, "source": source}
+    proxy = serve({"default": tight(up.url, offload={"mode": "compress", "pin_user_tokens": 60, "compress": compress})})
+    items: list[Json] = [{"role": "user", "content": "Fix the deploy script."}]
+    options = {"model": "m", "instructions": "Be brief.", "prompt_cache_key": "k", "tools": [TOOL]}
+    api.respond(lambda body: [say(SNAPSHOT)] if "scratchpad" in str(body["input"]) else [reasoning(), say(WORDS)])
+    with openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=20) as client:
+        for turn in range(6):
+            items += replayed(client.responses.create(input=items, **options))
+            items.append({"role": "user", "content": f"Go on, {turn}."})
+    [made, *_] = [body for body in api.asked if "private scratchpad" in str(body["input"])]
+    assert made["store"] is False
+    assert made.get("instructions") == ("Be brief." if source == "conversation" else None)
+    last = api.asked[-1]["input"]
+    assert last[0]["role"] == "developer"
+    assert "heliotrope-7291" in last[0]["content"]
+    assert len(last) < len(items)
+    assert api.refused == []

@@ -8,18 +8,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import msgspec
+from msgspec import Raw
 
 from proxy.core.history import History, Message, Reading, Terms
 from proxy.core.plan import Item, Plan, Role, Room, SummaryBoundary, live
 from proxy.core.planner import fold
 from proxy.core.policy import Inject, Offload, Tools, Wait
-from proxy.dialects.chat.messages import read
+from proxy.dialects import Dialect
+from proxy.dialects.chat import CHAT
+from proxy.dialects.responses import RESPONSES
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.bench.caches import Model, Prompt, Segment
+from tests.dialects.responses import converting
 from tests.transcripts import Json, Run
 
 SUMMARY = 800
@@ -70,20 +74,41 @@ Strategy = Callable[[Recorded], Iterable[Call]]
 """A strategy turns a run into its calls to the upstream, in order."""
 
 
-def recorded(run: Run, tokens: Tokens) -> Recorded:
-    """Raises Unplannable."""
-    raws = [json.dumps(message, ensure_ascii=False).encode() for message in run.messages]
+def recorded(run: Run, tokens: Tokens, dialect: Dialect = CHAT) -> Recorded:
+    """The run as a client of this API would have had it. Raises Unplannable."""
+    history = run.messages if dialect is CHAT else list(merged(run.messages))
+    raws = entries(run, dialect)
     terms = Terms("gpt-4o", Offload(), Room(), OUR_TOOLS_TOKENS)
-    items = History.beginning(terms).extended([measured(raw, tokens) for raw in raws]).items
-    blocks = [content_blocks(message) for message in run.messages]
+    items = History.beginning(terms).extended([measured(raw, tokens, dialect) for raw in raws]).items
+    blocks = [content_blocks(message) for message in history]
     points = [index for index, item in enumerate(items) if index and item.role is Role.ASSISTANT]
     defined = tokens.count(json.dumps(run.tools), "gpt-4o") if run.tools else 0
-    return Recorded(run.id, run.source, items, blocks, defined, run.messages, points)
+    return Recorded(run.id, run.source, items, blocks, defined, history, points)
 
 
-def measured(raw: bytes, tokens: Tokens) -> Message:
+def entries(run: Run, dialect: Dialect) -> list[bytes | Raw]:
+    """The run's history in the entries of this API."""
+    if dialect is CHAT:
+        return [json.dumps(message, ensure_ascii=False).encode() for message in run.messages]
+    body = {"model": "gpt-4o", "input": converting.items(run.messages)}
+    return [*RESPONSES.parse(json.dumps(body, ensure_ascii=False).encode()).entries]
+
+
+def merged(messages: Iterable[Json]) -> Iterator[Json]:
+    """The messages with each reply's in one: Responses has no border between two replies that follow each other."""
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        if role != "assistant":
+            yield from group
+            continue
+        several = list(group)
+        calls = [call for message in several for call in message.get("tool_calls") or ()]
+        text = "".join(str(message.get("content") or "") for message in several)
+        yield {**several[0], "content": text, "tool_calls": calls}
+
+
+def measured(raw: bytes | Raw, tokens: Tokens, dialect: Dialect = CHAT) -> Message:
     """A message with its tokens, as the proxy counts them. Raises Unplannable."""
-    return read(raw, Reading.of(Offload()), lambda text: tokens.count(text, "gpt-4o"))
+    return dialect.read(raw, Reading.of(Offload()), lambda text: tokens.count(text, "gpt-4o"))
 
 
 def content_blocks(message: Json) -> int:

@@ -1,6 +1,7 @@
 """The proxy's savings on recorded runs, in tokens and in cost under five kinds of cache, beside other strategies.
 
     python -m tests.bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--competitors] [--png-dir DIR]
+                                   [--dialect chat|responses]
 
 Every request of a run is planned and priced on paper, without a server or a model. Summaries are canned. A summary's
 input is charged through the same cache as everything else; its output, and that of calls that read back, costs 5 input
@@ -24,6 +25,9 @@ from proxy.core.history import Unplannable
 from proxy.core.plan import Room
 from proxy.core.planner import fold
 from proxy.core.policy import Compress, Mode, Offload, Wait
+from proxy.dialects import Dialect
+from proxy.dialects.chat import CHAT
+from proxy.dialects.responses import RESPONSES
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.bench import chart
@@ -47,6 +51,7 @@ STRATEGIES: dict[str, Strategy] = {
 }
 LIBRARIES = {"headroom-ai 0.42.0": headroom, "awecompress 0.2.0": awecompress}
 """Libraries that run without weights, at their own defaults."""
+DIALECTS: dict[str, Dialect] = {"chat": CHAT, "responses": RESPONSES}
 READ_BACK = (0.0, 0.05, 0.2)
 """Probabilities that a moved result is read back, once."""
 MAX_TOTAL, KEEP = (10_000, 20_000, 40_000, 80_000), (None, 6, 12)
@@ -249,12 +254,12 @@ def report(runs: Sequence[Recorded], folder: Path | None, competitors: bool = Fa
         draw(folder, bench, found, sweep)
 
 
-def plannable(runs: Iterable[Run]) -> Iterator[Recorded]:
-    """The runs that the proxy would plan. Prints the ids of the others."""
+def plannable(runs: Iterable[Run], dialect: Dialect = CHAT) -> Iterator[Recorded]:
+    """The runs that the proxy would plan, as clients of this API. Prints the ids of the others."""
     tokens = Tokens()
     for run in runs:
         try:
-            yield recorded(run, tokens)
+            yield recorded(run, tokens, dialect)
         except Unplannable as error:
             print(f"{run.id}: left out, {error}")
 
@@ -265,6 +270,7 @@ def main() -> int:
     parser.add_argument("--above", type=int, default=30_000, help="the least tokens of a run [30000]")
     parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
     parser.add_argument("--competitors", action="store_true", help=f"include the libraries in {COMPETITORS} (minutes)")
+    parser.add_argument("--dialect", choices=DIALECTS, default="chat", help="the API of the runs' clients [chat]")
     parser.add_argument("--png-dir", type=Path, help="the folder to draw charts to")
     options = parser.parse_args()
     if absence(options.transcripts):
@@ -273,7 +279,8 @@ def main() -> int:
     if options.competitors and missing():
         parser.error(f"not installed: {', '.join(missing())}; `make bench-competitors`")
     loaded = load(options.above, folder=options.transcripts)
-    report(list(islice(plannable(loaded), 2 if options.smoke else None)), options.png_dir, options.competitors)
+    runs = plannable(loaded, DIALECTS[options.dialect])
+    report(list(islice(runs, 2 if options.smoke else None)), options.png_dir, options.competitors)
     return 0
 
 

@@ -73,6 +73,7 @@ class ResponsesApi:
         self.raw: list[bytes] = []
         self.refused: list[str] = []
         self._script: deque[Reply] = deque()
+        self._responder: Callable[[Json], Reply] | None = None
         self._split = split
         self._made = made
         self._numbers = itertools.count(1)
@@ -83,22 +84,28 @@ class ResponsesApi:
         self._encrypted: set[str] = set()
 
     def script(self, *replies: Reply) -> None:
+        """Answer the next requests with these, in order."""
         self._script.extend(replies)
+
+    def respond(self, responder: Callable[[Json], Reply]) -> None:
+        """Call `responder` when the script is used up."""
+        self._responder = responder
 
     def __call__(self, request: Recorded) -> Pieces:
         assert request.method == "POST", request.path
         assert request.path.endswith("/responses"), request.path
         body = request.json
         try:
-            history = self._checked(body)
+            history = self.checked(body)
         except Refused as refused:
             self.refused.append(refused.message)
             return whole(refused.body(), refused.status)
         self.asked.append(body)
         self.raw.append(request.body)
-        if not self._script:
+        if not self._script and self._responder is None:
             raise AssertionError(f"the script is used up at request {len(self.asked)}")
-        response = self._respond(body, history, self._script.popleft())
+        reply = self._script.popleft() if self._script else self._responder(body)  # type: ignore[misc]
+        response = self._respond(body, history, reply)
         if not body.get("stream"):
             return whole(response)
         events = b"".join(encoded(event) for event in events_of(response, self._split))
@@ -106,7 +113,8 @@ class ResponsesApi:
 
     # -- checks --
 
-    def _checked(self, body: Json) -> list[Json]:
+    def checked(self, body: Json) -> list[Json]:
+        """Return the whole history of a request. Raises Refused."""
         for name in body:
             if name not in PARAMETERS:
                 raise Refused(f"Unknown parameter: '{name}'.", name, "unknown_parameter")

@@ -1,0 +1,196 @@
+"""Entries: how an input is grouped, what each means and weighs, and which of its texts can be moved."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.history import Message, Reading, Unplannable
+from proxy.core.plan import Role
+from proxy.core.policy import SnapshotRole
+from proxy.core.preview import MARK, Shape
+from proxy.core.turn import Continuation
+from proxy.dialects.chat import CHAT
+from proxy.dialects.render import compact
+from proxy.dialects.responses import RESPONSES
+from tests.dialects.responses.api import call, reasoning, say
+
+Json = dict[str, Any]
+
+SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
+READING = Reading(SHAPE, 20_000)
+LONG = "long " * 400
+USER = {"role": "user", "content": "hi"}
+
+
+def parsed(items: Any, **members: Any) -> Any:
+    return RESPONSES.parse(json.dumps({"model": "m", "input": items, **members}).encode())
+
+
+def read(*items: Any) -> Message:
+    return RESPONSES.read(b",".join(json.dumps(item).encode() for item in items), READING, len)
+
+
+def result(type: str = "function_call_output", output: Any = LONG, **members: Any) -> Json:
+    return {"type": type, "call_id": "c1", "output": output, **members}
+
+
+# -- grouping ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_items_of_a_reply_are_one_entry() -> None:
+    search = {"type": "web_search_call", "id": "ws", "status": "completed"}
+    reply = [reasoning("Hm."), search, say("So."), call("fetch", call_id="c1"), call("fetch", call_id="c2")]
+    outputs = [result(), result(call_id="c2")]
+    entries = parsed([USER, *reply, *outputs, say("Done."), {"role": "developer", "content": "x"}]).entries
+    assert [len(json.loads(b"[%b]" % bytes(entry))) for entry in entries] == [1, 5, 1, 1, 1, 1]
+    assert json.loads(b"[%b]" % bytes(entries[1])) == reply
+
+
+def test_a_string_is_one_entry_and_keeps_its_form_alone() -> None:
+    request = parsed("hi", tools=[])
+    assert [bytes(entry) for entry in request.entries] == [b'"hi"']
+    assert json.loads(RESPONSES.turn(request, request.entries, [], 8).request())["input"] == "hi"
+    grown = RESPONSES.with_snapshot(list(request.entries), 0, "record", SnapshotRole.SYSTEM)
+    sent = json.loads(RESPONSES.turn(request, grown, [], 8).request())["input"]
+    assert sent == [{"role": "developer", "content": "record"}, USER]
+    assert read("hi").meaning == read(USER).meaning == read({"type": "message", **USER}).meaning
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"input": 1}', b'{"input": [1]}', b'{"input": [[]]}', b"{", b'{"model": 1}'])
+def test_what_is_no_request_is_left_to_upstream(body: bytes) -> None:
+    with pytest.raises(Unplannable):
+        RESPONSES.parse(body)
+
+
+@pytest.mark.parametrize(
+    ("members", "obstacle"),
+    [
+        ({}, ""),
+        ({"background": False, "conversation": None}, ""),
+        ({"background": True}, "background"),
+        ({"previous_response_id": "r"}, "previous_response_id"),
+        ({"conversation": {"id": "c"}}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"context_management": []}, "context_management"),
+        ({"input": [USER, {"type": "compaction_trigger"}]}, "compaction_trigger"),
+    ],
+)
+def test_what_upstream_keeps_or_compacts_itself_is_an_obstacle(members: Json, obstacle: str) -> None:
+    assert RESPONSES.parse(json.dumps({"input": [USER], **members}).encode()).obstacle == obstacle
+
+
+def test_our_names_give_way_to_the_clients() -> None:
+    assert parsed("hi").names == ("grep", "read_file")
+    assert parsed("hi", tools=[{"type": "custom", "name": "grep"}]).names == ("offload_grep", "offload_read_file")
+    assert parsed("hi", tools=[{"type": "web_search"}]).names == ("grep", "read_file")
+
+
+def test_a_request_goes_on_from_the_last_round() -> None:
+    after = (json.dumps(result()).encode(),)
+    body = RESPONSES.continued(parsed("hi", previous_response_id="r1"), Continuation("r1", "r2", after))
+    assert json.loads(body) == {"model": "m", "previous_response_id": "r2", "input": [result(), USER]}
+    body = RESPONSES.continued(parsed([USER], previous_response_id="r1"), Continuation("r1", "r2", ()))
+    assert json.loads(body)["input"] == [USER]
+
+
+# -- meaning ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_reply_means_its_text_and_its_calls() -> None:
+    meant = read(say("So."), call("fetch", {"a": 1, "b": 2}, call_id="c1")).meaning
+    same = [reasoning("Hm."), say("So. "), call("fetch", '{"b":2, "a":1}', call_id="c1", id="fc", status="completed")]
+    assert read(*same).meaning == meant
+    for other in ([say("No."), same[2]], [same[1], call("fetch", {"a": 1}, call_id="c1")], [same[1]]):
+        assert read(*other).meaning != meant
+
+
+def test_no_meaning_is_that_of_a_chat_message() -> None:
+    chat = CHAT.read(json.dumps(USER).encode(), READING, len)
+    assert chat.meaning != read(USER).meaning
+    assert CHAT.reply_meaning("x", []) != RESPONSES.reply_meaning("x", [])
+
+
+def test_calls_and_results_pair_by_their_ids() -> None:
+    shell = {"type": "local_shell_call", "id": "ls", "call_id": "c1", "action": {"type": "exec"}, "status": "completed"}
+    assert read(reasoning(), call("fetch", call_id="c1"), shell).calls == (("c1", "fetch"), ("c1", "local_shell_call"))
+    assert read(result()).answers == "c1"
+    assert read({"type": "local_shell_call_output", "id": "c1", "output": "x"}).answers == "c1"
+    assert read({"type": "web_search_call", "id": "ws", "status": "completed"}, say("x")).calls == ()
+
+
+def test_upstreams_own_summary_stays() -> None:
+    assert read({"type": "compaction", "encrypted_content": "x" * 60}).role is Role.SEALED
+
+
+# -- texts that move --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("item", "texts"),
+    [
+        (result(), 1),
+        (result("custom_tool_call_output"), 1),
+        (result("apply_patch_call_output", status="completed"), 1),
+        ({"type": "local_shell_call_output", "id": "c1", "output": LONG}, 1),
+        (result(output=[{"type": "input_text", "text": LONG}, {"type": "input_image", "image_url": "u"}]), 1),
+        (
+            result(
+                "custom_tool_call_output", [{"type": "input_text", "text": LONG}, {"type": "input_text", "text": LONG}]
+            ),
+            2,
+        ),
+        (result("shell_call_output", [{"stdout": LONG, "stderr": "", "outcome": {"type": "exit"}}]), 1),
+        (result("shell_call_output", [{"stdout": "", "stderr": ""}, {"stdout": "x", "stderr": LONG}]), 1),
+    ],
+)
+def test_texts_of_results_move_and_nothing_else_changes(item: Json, texts: int) -> None:
+    raw = json.dumps(item).encode()
+    message = read(item)
+    assert message.role is Role.TOOL
+    moved = json.loads(compact(RESPONSES, raw, message, SHAPE, first_preview=False))
+    assert json.dumps(moved).count(MARK) == texts
+    assert moved.keys() == item.keys()
+    assert {key: moved[key] for key in item if key != "output"} == {key: item[key] for key in item if key != "output"}
+    assert message.item.preview < message.tokens
+    loaded = [text for place, text in RESPONSES.texts(raw) if text == LONG]
+    assert len(loaded) == texts
+
+
+def test_a_screenshot_has_no_text() -> None:
+    shot = result("computer_call_output", {"type": "computer_screenshot", "image_url": "data:" + "x" * 9_000})
+    message = read(shot)
+    assert message.pieces == ()
+    assert message.tokens == message.item.fixed + 4 < 1_000
+
+
+def test_reasoning_weighs_what_it_says_and_what_it_hides() -> None:
+    assert read({**reasoning("Hm."), "encrypted_content": "x" * 600}).tokens == len("Hm.") + 602 // 6 + 4
+    image = {"type": "image_generation_call", "id": "ig", "status": "completed", "result": "x" * 90_000}
+    assert read(image).tokens < 1_000
+
+
+@pytest.mark.parametrize(
+    "item", [{"role": "narrator", "content": "x"}, result(output=7), {"role": "user", "content": 7}]
+)
+def test_an_unknown_form_stays_as_it_is(item: Json) -> None:
+    message = read(item)
+    assert not message.readable
+    assert message.pieces == ()
+
+
+# -- for readers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_reply_is_readable_item_by_item() -> None:
+    items = [reasoning("Hm."), say("So."), call("fetch", {"n": 1}, call_id="c1")]
+    message = read(*items)
+    raw = b",".join(json.dumps(item).encode() for item in items)
+    sections = RESPONSES.sections(raw, 3, message, "")
+    assert [(section.title, section.text) for section in sections] == [
+        ("4 assistant reasoning", "Hm."),
+        ("4 assistant", "So."),
+        ("4 assistant calls fetch c1", '{"n": 1}'),
+    ]
