@@ -368,7 +368,9 @@ def test_a_rule_of_the_user_stays_verbatim_in_every_later_request(
     model.summary = lambda: text(forgetful)
     Talk(serve({"default": policy(up, mode, pin_user_tokens=0)})).go(12)
     assert len(summaries(up)) >= 2
-    assert all({"role": "user", "content": RULE} in request.messages for request in turns(up))
+    for request in turns(up):
+        first = request.messages[1]
+        assert first["role"] == "user" and first["content"].split("\n\n")[0] == RULE
 
 
 def test_hostile_text_in_a_summary_is_not_promoted(up: StrictUpstream, model: Model, serve: Any) -> None:
