@@ -15,9 +15,6 @@ from proxy.core.results import Carries
 
 MESSAGE_TOKENS = 4
 """Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a few more."""
-OTHER_PART_TOKENS = 765
-"""Tokens of a 1024 x 1024 image in high detail, by OpenAI's vision guide. Audio and files count the same, whatever the
-length of their base64."""
 
 MAX_ARGUMENTS, MAX_SEPARATORS = 256 << 10, 50_000
 """The most characters of a call's arguments, and the most characters in them that may begin a value, for which the

@@ -16,7 +16,8 @@ from proxy.core.plan import Role
 from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
 from proxy.core.results import carried
-from proxy.dialects.measuring import MESSAGE_TOKENS, OTHER_PART_TOKENS, Source, canonical, item, pieces
+from proxy.dialects import attachments
+from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -171,7 +172,7 @@ class _Reader:
     def message(self, digest: bytes) -> Message:
         sizes = [self._count(text) for _, text in self._texts]
         called = sum(self._count(name) + self._count(arguments) for _, name, arguments in self._calls)
-        fixed = OTHER_PART_TOKENS * len(self._others)
+        fixed = sum(map(attachments.tokens, self._others))
         tokens = sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS
         source = Source(self._role, self._carries, self._kept)
         moved = pieces(self._texts, sizes, source, self._reading, self._count)

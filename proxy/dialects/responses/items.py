@@ -13,7 +13,9 @@ from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, d
 from proxy.core.plan import Role
 from proxy.core.rawjson import NotJson
 from proxy.core.results import carried
-from proxy.dialects.measuring import MESSAGE_TOKENS, OTHER_PART_TOKENS, Source, canonical, item, pieces
+from proxy.dialects import attachments
+from proxy.dialects.attachments import OTHER_PART_TOKENS
+from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces
 from proxy.dialects.responses.request import COMPACTIONS, OUTPUTS, Kind, items_of, kind, members_of
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -190,7 +192,7 @@ def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: 
     texts = _texts(members)
     others = _others(members, members.get("output" if role is Role.TOOL else "content"))
     sizes = [count(text) for _, text in texts]
-    fixed = OTHER_PART_TOKENS * len(others)
+    fixed = sum(map(attachments.tokens, others))
     tokens = sum(sizes) + fixed + MESSAGE_TOKENS
     carries, kept = carried(role.name.lower(), texts[0][1] if texts else "", reading.results)
     moved = pieces(texts, sizes, Source(role, carries, kept), reading, count)
@@ -282,7 +284,7 @@ def _fixed(type: str, members: Members) -> int:
     """Return the tokens of an item's images and files."""
     if type == IMAGE:
         return OTHER_PART_TOKENS
-    return OTHER_PART_TOKENS * len(_others(members, members.get("content"))) if type == "message" else 0
+    return sum(map(attachments.tokens, _others(members, members.get("content")))) if type == "message" else 0
 
 
 def _encrypted(members: Members) -> int:

@@ -29,9 +29,10 @@ from proxy.core.pairing import Pairing
 from proxy.core.plan import Role
 from proxy.core.policy import Offload
 from proxy.core.preview import MARK, Shape
+from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.messages import cache_breakpoint, read, reply_meaning, texts, with_cache_breakpoint
-from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS, OTHER_PART_TOKENS
+from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS
 from proxy.dialects.render import compact
 
 SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)

@@ -1,0 +1,82 @@
+"""Estimates the tokens of what is not text: images, audio and files.
+
+A file's base64 is found by the bytes with which it begins, so that this knows no API's fields.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Iterator
+
+OTHER_PART_TOKENS = 765
+"""Tokens of a 1024 x 1024 image in high detail, by OpenAI's vision guide. Audio counts the same, whatever its length,
+and so does a file of which only the name or the address is given."""
+
+PAGE_TOKENS = 1_000
+"""Tokens of a PDF's page. Gemini says 258, Anthropic 1,500 to 3,000; OpenAI counts its text and an image of it."""
+
+MOST_PAGES = 1_000
+"""The most pages that a model takes (Gemini's limit), so the most that we count."""
+
+PAGE_BYTES = 100_000
+"""Bytes of a page where they cannot be counted. Text alone takes a tenth, so this rather estimates too little: too much
+would make the plan take a request for too long."""
+
+TOKEN_BYTES = 4
+"""Bytes of a text file for each token, about."""
+
+SLICE = 1 << 20
+"""Bytes of base64 that are decoded at a time, as no other thread runs meanwhile."""
+
+_PDF = re.compile(rb'[",]JVBERi0')
+"""Where the base64 of a PDF begins: of `%PDF-`."""
+_TEXT = re.compile(rb"\bdata:(?:text\\?/|application\\?/(?:json|xml|yaml))[^,\"]{0,100};base64,")
+_PAGE = re.compile(rb"/Type\s{0,4}/Page(?![A-Za-z])")
+_LINEAR = re.compile(rb"/Linearized[^>]{0,300}?/N (\d{1,6})")
+"""The dictionary at the head of a PDF for the web, which gives the number of its pages."""
+
+_OVERLAP = 20
+"""Bytes of one slice that are looked at again with the next. No pattern for a page is longer."""
+
+
+def tokens(part: bytes) -> int:
+    """Return about how many tokens this part of a message takes, from its JSON."""
+    if pdf := _PDF.search(part):
+        return PAGE_TOKENS * _pages(part, pdf.start() + 1)
+    if text := _TEXT.search(part):
+        return max(OTHER_PART_TOKENS, (_end(part, text.end()) - text.end()) * 3 // 4 // TOKEN_BYTES)
+    return OTHER_PART_TOKENS
+
+
+def _pages(part: bytes, start: int) -> int:
+    """Return the pages of a PDF. They cannot be seen where its objects are compressed; then its size must do."""
+    pages, tail = 0, b""
+    for decoded in _decoded(part, start):
+        if not tail and (linear := _LINEAR.search(decoded[:1_024])):
+            return min(max(int(linear[1]), 1), MOST_PAGES)
+        looked_at = tail + decoded
+        pages += sum(match.end() > len(tail) for match in _PAGE.finditer(looked_at))
+        if pages >= MOST_PAGES:
+            return MOST_PAGES
+        tail = looked_at[-_OVERLAP:]
+    return pages or min(max((_end(part, start) - start) * 3 // 4 // PAGE_BYTES, 1), MOST_PAGES)
+
+
+def _decoded(part: bytes, start: int) -> Iterator[bytes]:
+    """Yield the bytes that the base64 stands for, as far as it is valid. JSON may write its slashes as `\\/`."""
+    end, rest = _end(part, start), b""
+    for at in range(start, end, SLICE):
+        rest += part[at : min(at + SLICE, end)].replace(b"\\", b"")
+        whole = len(rest) // 4 * 4
+        try:
+            yield binascii.a2b_base64(rest[:whole])
+        except binascii.Error:
+            return
+        rest = rest[whole:]
+
+
+def _end(part: bytes, start: int) -> int:
+    """Return where the string that begins before `start` ends."""
+    end = part.find(b'"', start)
+    return end if end >= 0 else len(part)
