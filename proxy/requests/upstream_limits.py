@@ -22,6 +22,9 @@ CALLERS = 10_000
 MODELS = 100
 """The most models that are remembered for one caller, because clients may name any model."""
 
+WINDOWS = 16
+"""The most windows that are remembered for one model. Upstreams name one, and each guess is smaller than the last."""
+
 LEAST = 1_024
 """The fewest tokens that are believed to be a window. No model that is used for chats takes fewer."""
 
@@ -51,9 +54,13 @@ class WindowBelief(msgspec.Struct, frozen=True):
     upstream: str
     model: str
     window: int
-    """0 if it is not known any more."""
-    accepted: int
-    """The tokens of the prompt that superseded a window, as upstream counted them; otherwise 0."""
+    """0 if a larger prompt was taken."""
+    refused: int = 0
+    """Tokens of the refused request, as we counted them, if the window is a share of them; 0 if upstream named it."""
+    accepted: int = 0
+    """Tokens of the prompt that was taken, as upstream counted them."""
+    counted: int = 0
+    """The same as we count them."""
 
 
 Believed = Callable[[str, WindowBelief, Lesson], None]
@@ -61,11 +68,41 @@ Believed = Callable[[str, WindowBelief, Lesson], None]
 
 
 class _Known(msgspec.Struct):
-    """What is known of one caller's model. `counted` is the tokens of the largest prompt taken, as we count them."""
+    """What is known of one caller's model.
 
-    window: int = 0
+    A window that upstream named is compared with what upstream counted, and one that we guessed with what we counted:
+    the two may differ by a third. The prompts that were taken before a guess say only that it is no guess if one of
+    them was larger than the refused request: then its length was not the reason.
+    """
+
+    windows: set[tuple[int, int]] = msgspec.field(default_factory=set)
+    """The windows of all beliefs, each with its `refused`. Implausible ones are kept, so that no order matters."""
     accepted: int = 0
     counted: int = 0
+    """The largest prompts that were taken here, as upstream and as we counted them."""
+    told_accepted: int = 0
+    told_counted: int = 0
+    """The largest prompts by which a process has superseded a window."""
+
+    @property
+    def window(self) -> int:
+        """The smallest plausible window; 0 if there is none."""
+        return min((window for window, refused in self.windows if self.plausible(window, refused)), default=0)
+
+    def plausible(self, window: int, refused: int) -> bool:
+        """Whether to believe in this window."""
+        if not refused:
+            return window >= max(LEAST, self.accepted, self.told_accepted)
+        return window >= max(LEAST, self.told_counted) and refused > self.counted
+
+    def superseded(self, window: int, refused: int) -> bool:
+        """Whether others have been told why this window is not plausible, or need not be told."""
+        return window < max(LEAST, self.told_counted if refused else self.told_accepted)
+
+    def add(self, window: int, refused: int) -> None:
+        self.windows.add((window, refused))
+        if len(self.windows) > WINDOWS:
+            self.windows.remove(max(self.windows))
 
 
 class UpstreamLimits:
@@ -90,7 +127,7 @@ class UpstreamLimits:
         given = policy.upstream.context_window
         if given is None:
             given = self.listed(namespace, policy, model)
-            given = given if given is not None and given >= max(LEAST, known.accepted) else None
+            given = given if given is not None and known.plausible(given, 0) else None
         learned = known.window or None
         return min((tokens for tokens in (given, learned) if tokens is not None), default=None)
 
@@ -98,13 +135,16 @@ class UpstreamLimits:
         """Learn that upstream took a prompt of `tokens`, as it counted them; we counted `counted`."""
         upstream = policy.upstream.base_url
         known = self._known(namespace, upstream, model)
-        if tokens <= known.accepted and counted <= known.counted:
+        contradicted = any(
+            known.plausible(window, refused) and window < (counted if refused else tokens)
+            for window, refused in known.windows
+        )
+        if tokens <= known.accepted and counted <= known.counted and not contradicted:
             return
         known.accepted, known.counted = max(known.accepted, tokens), max(known.counted, counted)
         self._keep(namespace, upstream, model, known)
-        if 0 < known.window < known.accepted:
-            known.window = 0
-            self.believed(namespace, WindowBelief(upstream, model, 0, known.accepted), Lesson.SUPERSEDED)
+        if contradicted:
+            self._supersede(namespace, upstream, model, tokens, counted)
 
     def overflowed(
         self, namespace: str, policy: Policy, model: str, said: int | None, counted: int, *, measured: bool = True
@@ -121,15 +161,14 @@ class UpstreamLimits:
         upstream = policy.upstream.base_url
         known, before = self._known(namespace, upstream, model), self.window(namespace, policy, model)
         if said is not None and (before is None or said < before):
-            if said >= max(LEAST, known.accepted):
-                self._believe(namespace, upstream, model, said)
+            self._believe(namespace, known, WindowBelief(upstream, model, said))
             return said
         if before is not None and counted > before:
             return before
         guess = int(SHRINK * counted)
-        fitting = max(guess, known.counted)  # so much did fit
-        if measured and LEAST <= fitting < counted:
-            self._believe(namespace, upstream, model, fitting)
+        fitting = max(guess, known.told_counted)  # so much did fit
+        if measured and fitting < counted and known.plausible(fitting, counted):
+            self._believe(namespace, known, WindowBelief(upstream, model, fitting, counted))
             return fitting
         return max(guess, 1)
 
@@ -138,20 +177,25 @@ class UpstreamLimits:
     def beliefs(self, namespace: str) -> Iterator[WindowBelief]:
         """Yield what is believed of this caller's models."""
         for (upstream, model), known in (self._callers.get(namespace) or {}).items():
-            if known.window:
-                yield WindowBelief(upstream, model, known.window, 0)
+            for window, refused in sorted(known.windows):
+                if window == known.window:
+                    yield WindowBelief(upstream, model, window, refused)
 
     def accept(self, namespace: str, belief: WindowBelief) -> bool:
         """Take over what another process learned for this caller, and return whether that changes the window.
 
-        The order in which beliefs arrive does not matter.
+        The order in which beliefs arrive does not matter. If upstream has taken more here, the others are told.
         """
         known = self._known(namespace, belief.upstream, belief.model)
         before = known.window
-        known.accepted = max(known.accepted, belief.accepted)
-        windows = [tokens for tokens in (known.window, belief.window) if tokens >= max(LEAST, known.accepted)]
-        known.window = min(windows, default=0)
+        if belief.window:
+            known.add(belief.window, belief.refused)
+        known.told_accepted = max(known.told_accepted, belief.accepted)
+        known.told_counted = max(known.told_counted, belief.counted)
         self._keep(namespace, belief.upstream, belief.model, known)
+        window, refused = belief.window, belief.refused
+        if not known.plausible(window, refused) and not known.superseded(window, refused):
+            self._supersede(namespace, belief.upstream, belief.model, known.accepted, known.counted)
         return known.window != before
 
     # -- memory --
@@ -159,11 +203,19 @@ class UpstreamLimits:
     def _known(self, namespace: str, upstream: str, model: str) -> _Known:
         return (self._callers.get(namespace) or {}).get((upstream, model)) or _Known()
 
-    def _believe(self, namespace: str, upstream: str, model: str, window: int) -> None:
+    def _believe(self, namespace: str, known: _Known, belief: WindowBelief) -> None:
+        """Remember a window, and tell the others, if it is plausible."""
+        if known.plausible(belief.window, belief.refused):
+            known.add(belief.window, belief.refused)
+            self._keep(namespace, belief.upstream, belief.model, known)
+            self.believed(namespace, belief, Lesson.REFUSED)
+
+    def _supersede(self, namespace: str, upstream: str, model: str, accepted: int, counted: int) -> None:
+        """Note that upstream took a larger prompt than some process believes, and tell the others."""
         known = self._known(namespace, upstream, model)
-        known.window = window
-        self._keep(namespace, upstream, model, known)
-        self.believed(namespace, WindowBelief(upstream, model, window, 0), Lesson.REFUSED)
+        known.told_accepted, known.told_counted = max(known.told_accepted, accepted), max(known.told_counted, counted)
+        belief = WindowBelief(upstream, model, 0, accepted=accepted, counted=counted)
+        self.believed(namespace, belief, Lesson.SUPERSEDED)
 
     def _keep(self, namespace: str, upstream: str, model: str, known: _Known) -> None:
         models = self._callers.get(namespace)
