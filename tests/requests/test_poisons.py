@@ -78,7 +78,7 @@ POISONS: dict[str, tuple[bytes, int, Any]] = {
         {"detail": [{"type": "extra_forbidden", "loc": ["body", "x"], "msg": "Not permitted", "input": ECHO + "0"}]},
     ),
     "an error's number": (
-        chat("word " * 3_900, more=True, poison=1),
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 60_000}], "poison": 1}).encode(),
         400,
         {"error": {"message": "invalid params, context window exceeds limit (2013)"}},
     ),
