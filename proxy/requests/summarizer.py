@@ -100,6 +100,11 @@ class Summarizer:
         async with self._places[job.tenant]:
             return await self._written(job, spent)
 
+    def answered(self, outcome: Outcome) -> None:
+        """Learn from a request's outcome how fast its upstream writes."""
+        upstream = outcome.namespace, outcome.model
+        self.speeds.wrote(upstream, outcome.completion_tokens, outcome.seconds - outcome.added_seconds)
+
     def seen(self, scope: str, link: bytes) -> None:
         """Note a request whose history ends with this digest; see `Line.scope`."""
         self._lines.seen(scope, link)

@@ -131,7 +131,7 @@ class App:
             background=self._background,
             threads=self._threads,
             learned=self._learning.limits,
-            sink=self._record,
+            sink=self._answered,
             seen=self._learning.seen,
             refusals=self._learning.refusals,
         )
@@ -258,6 +258,11 @@ class App:
 
     async def _keep_snapshot(self, key: str, value: bytes) -> bytes | None:
         return await Records(self._store.visit(SNAPSHOT_BUDGET), "").keep_snapshot(key, value)
+
+    def _answered(self, outcome: Outcome) -> None:
+        """Record a request of a client, and learn from it."""
+        self._record(outcome)
+        self._summarizer.answered(outcome)
 
     def _summarized(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
         """Record a summary: it is billed separately from the requests that it saves tokens for."""

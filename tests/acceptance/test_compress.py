@@ -549,7 +549,7 @@ def test_shutting_down_waits_for_a_summary_under_way(
 LARGE = "many words " * 150
 ECHO = summary.task(100, "/s").partition("<state_snapshot>")[2].partition("</state_snapshot>")[0]
 FAULTS: dict[str, tuple[Reply, int]] = {
-    "refused": (error(400), 1),
+    "refused": (error(400), 2),
     "limited": (error(429), 1),
     "broken": (error(500), 1),
     "silent": (hang(), 1),

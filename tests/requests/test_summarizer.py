@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from proxy.core.plan import Role
 from proxy.core.summary import Section, SummaryAnswer
@@ -307,6 +308,15 @@ async def test_a_summary_that_was_late_gets_twice_as_long(monkeypatch: pytest.Mo
         assert await world.made(key=str(number), timeout=0.01) is None
     assert given == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.05])
     assert world.summarizer.speeds.timeout(("ns", "another"), 100, 0.01) == 0.01
+
+
+async def test_a_slow_upstream_gives_its_summaries_more_time() -> None:
+    world = World()
+    outcome = summary_outcome(world.job(), Spent(), "", 50.0)
+    world.summarizer.answered(replace(outcome, completion_tokens=40))
+    assert world.summarizer.speeds.timeout(("ns", "m"), 1_500, 120) == 120, "too short to tell"
+    world.summarizer.answered(replace(outcome, completion_tokens=1_000, added_seconds=10.0))
+    assert world.summarizer.speeds.timeout(("ns", "m"), 1_500, 120) == pytest.approx(360)
 
 
 class TestIdle:
