@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.core import preview, summary
 from proxy.core.history import Message, Transcript, moved_pieces
-from proxy.core.plan import Plan, SummaryBoundary
+from proxy.core.plan import Plan, Role, SummaryBoundary
 from proxy.core.policy import SnapshotRole
 from proxy.core.preview import Shape
 from proxy.core.summary import Section
@@ -139,12 +140,12 @@ def originals(
 ) -> list[Section]:
     """Return everything that a boundary takes out of the context, in order and in its original words.
 
-    With `since`, return only the entries that this earlier boundary had not taken out yet.
+    With `since`, return only the entries that this earlier boundary had not taken out yet. Entries that the policy's
+    `results` name count as results, so that they are shortened before what the user said.
     """
-    return [
-        section
-        for index in taken_since(transcript, boundary, since)
-        for section in dialect.sections(
-            transcript.raws[index], index, transcript.messages[index], transcript.tools[index]
-        )
-    ]
+    found: list[Section] = []
+    for index in taken_since(transcript, boundary, since):
+        message = transcript.messages[index]
+        sections = dialect.sections(transcript.raws[index], index, message, transcript.tools[index])
+        found += [replace(section, role=Role.TOOL) for section in sections] if message.carries else sections
+    return found

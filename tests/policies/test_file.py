@@ -23,6 +23,7 @@ from proxy.core.policy import (
     Upstream,
     Wait,
 )
+from proxy.core.results import After, ResultPreset, ResultRole, ResultRule
 from proxy.errors import PolicyError
 from proxy.policies.file import overlay, parse
 from proxy.policies.format import PolicyFile, duration, schema
@@ -44,6 +45,7 @@ upstream:
   connect_timeout: 6
   idle_timeout: 301
   context_window: 128000
+  reply_tokens: 9000
 offload:
   mode: compress
   max_total_tokens: 20001
@@ -58,6 +60,7 @@ offload:
   cache_write: 1.5
   store_dir: /elsewhere
   exclude_tools: ["load_*"]
+  results: [gptme, {{role: user, prefix: "Result:"}}, {{role: system, after: first_user}}]
   pin_user_tokens: 8002
   compress:
     model: small
@@ -121,6 +124,11 @@ def test_every_key_is_taken() -> None:
         cache_write=1.5,
         store_dir="/elsewhere",
         exclude_tools=("load_*",),
+        results=(
+            ResultPreset.GPTME,
+            ResultRule(role=ResultRole.USER, prefix="Result:"),
+            ResultRule(role=ResultRole.SYSTEM, after=After.FIRST_USER),
+        ),
         pin_user_tokens=8_002,
         compress=compress,
     )
@@ -130,6 +138,7 @@ def test_every_key_is_taken() -> None:
         connect_timeout=6,
         idle_timeout=301,
         context_window=128_000,
+        reply_tokens=9_000,
     )
     tools = Tools(inject=Inject.ALWAYS, max_rounds=9, max_answer_tokens=6_001, max_retrieved_tokens=18_001)
     rule = Rule(
@@ -303,7 +312,27 @@ def test_bad_durations(text: str) -> None:
         ("api_keys: [{env: EMPTY}]", "the environment variable EMPTY is empty or has white space at its ends"),
         ("api_keys: [{env: NEWLINE}]", "the environment variable NEWLINE is empty or has white space at its ends"),
         ("api_keys: [sk-client]", "api_keys[0]: expected a mapping, got text"),
+        (KEYED + "offload: {results: smolagents}", "offload.results: expected a list, got text"),
+        (
+            KEYED + "offload: {results: [aider]}",
+            "offload.results[0]: expected messages that carry results",
+        ),
+        (
+            KEYED + "offload: {results: [{role: tool}]}",
+            "offload.results[0].role: expected one of system, user",
+        ),
+        (KEYED + "offload: {results: [{prefix: x}]}", "offload.results[0]: expected the key `role`"),
+        (
+            KEYED + "offload: {results: [{role: user, prefx: x}]}",
+            "offload.results[0].prefx: unknown key; did you mean `prefix`?",
+        ),
+        (KEYED + "offload: {results: [{role: system, after: now}]}", "offload.results[0].after: expected first_user"),
+        (KEYED + "upstream: {reply_tokens: 0}", "upstream.reply_tokens: expected"),
         # what does not go together
+        (
+            KEYED + "offload:\n  results: [gptme, {role: user}]",
+            "acme.yaml:3: offload.results[1]: expected a `prefix`",
+        ),
         ("tenant: x", "acme.yaml:1: expected `api_keys`: without any, nobody can be this tenant"),
         (KEYED + "open: true", "acme.yaml:2: open: only default.yaml can be open to strangers"),
         (KEYED + "tenant: acme-0123456789abcdef", "acme.yaml:2: tenant: a name that ends like this could be taken"),

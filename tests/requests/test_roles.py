@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from proxy.core.plan import Role
 from proxy.core.policy import Mode, Offload, Policy
 from proxy.core.results import ResultPreset
+from proxy.dialects.render import originals
 from proxy.requests.prepare import PlannedRequest, rendered
 from tests.requests.planning import LAST, OFFLOAD, SYSTEM, USER, Json, planned, step
 
@@ -113,6 +115,13 @@ async def test_observations_are_no_user_messages() -> None:
     history, _ = await planned(SMOL, named)
     assert history.plan.boundaries[-1].pins == {1, 5}
     assert history.plan.turn == 5
+
+
+async def test_a_summary_shortens_observations_before_what_the_user_said() -> None:
+    for results, role in (((), Role.USER), ((ResultPreset.SMOLAGENTS,), Role.TOOL)):
+        history, _ = await planned(SMOL, policy(mode=Mode.COMPRESS, pin_user_tokens=1500, results=results))
+        made = originals(history.dialect, history.transcript, history.plan.boundaries[-1])
+        assert {one.role for one in made if one.text.startswith("Observation:")} == {role}
 
 
 async def test_a_moved_observation_keeps_its_role_and_prefix() -> None:
