@@ -76,6 +76,7 @@ class Kind(msgspec.Struct, frozen=True, gc=False):
 
 _decoder = msgspec.json.Decoder(Known)
 _kind = msgspec.json.Decoder(Kind)
+_kinds = msgspec.json.Decoder(list[Kind])
 
 
 def parse(body: bytes) -> Request:
@@ -86,7 +87,7 @@ def parse(body: bytes) -> Request:
         parsing.check_others(body, known.input, known.tools, known.instructions)
         names = parsing.our_names(known.tools, _tool_name)
         items = _items(known.input)
-        kinds = [kind(raw) for raw in items]
+        kinds = _kinds_of(known.input, items)
         return Request(
             body=body,
             entries=list(_entries(items, kinds)),
@@ -124,6 +125,11 @@ def _items(given: Raw) -> list[Raw]:
     if rawjson.is_null(given):
         return []
     return [given] if rawjson.is_string(given) else parsing.elements(given, Reason.TOO_MANY_MESSAGES)
+
+
+def _kinds_of(given: Raw, items: Sequence[Raw]) -> list[Kind]:
+    """Return what the items are, in one pass over all of them. Raises NotJson."""
+    return rawjson.decode(_kinds, given)[0] if rawjson.is_array(given) else [kind(raw) for raw in items]
 
 
 def _entries(items: Iterable[Raw], kinds: Iterable[Kind]) -> Iterator[Raw]:

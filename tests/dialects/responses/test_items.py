@@ -11,8 +11,10 @@ from proxy.core.history import Message, Reading, Unplannable
 from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
 from proxy.core.preview import MARK, Shape
+from proxy.core.rawjson import MAX_ELEMENTS
 from proxy.core.turn import Continuation
 from proxy.dialects.chat import CHAT
+from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_OTHERS
 from proxy.dialects.render import compact
 from proxy.dialects.responses import RESPONSES
 from tests.dialects.responses.api import call, reasoning, say
@@ -62,6 +64,20 @@ def test_a_string_is_one_entry_and_keeps_its_form_alone() -> None:
 @pytest.mark.parametrize("body", [b"[]", b'{"input": 1}', b'{"input": [1]}', b'{"input": [[]]}', b"{", b'{"model": 1}'])
 def test_what_is_no_request_is_left_to_upstream(body: bytes) -> None:
     with pytest.raises(Unplannable):
+        RESPONSES.parse(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"input":[' + b",".join([b"{}"] * (MAX_ELEMENTS + 1)) + b"]}",
+        b'{"tools":[' + b",".join([b'{"name":"f"}'] * (MAX_DEFINITIONS + 1)) + b"]}",
+        b'{"x":[' + b",".join([b"1"] * (MAX_OTHERS + 2)) + b"]}",
+    ],
+    ids=["items", "tools", "others"],
+)
+def test_requests_beyond_the_bounds_are_left_to_upstream(body: bytes) -> None:
+    with pytest.raises(Unplannable, match="more than"):
         RESPONSES.parse(body)
 
 
