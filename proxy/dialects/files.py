@@ -84,7 +84,7 @@ def moved_files(
             path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
             indexes = render.taken_since(transcript, boundary, since)
             loaders[path] = _originals_loader(dialect, transcript, indexes, moved)
-            labels[path] = ORIGINALS
+            labels[path] = replace(ORIGINALS, said=_said(transcript, indexes, moved))
         since = boundary
     return Files(loaders, labels, store_dir)
 
@@ -92,6 +92,19 @@ def moved_files(
 def piece_loader(dialect: Dialect, transcript: Transcript, index: int, part: int | None) -> Callable[[], str]:
     """Return a function that returns the text of an entry, or of the given part of it."""
     return lambda: dict(dialect.texts(transcript.raws[index]))[part]
+
+
+def _said(transcript: Transcript, indexes: Sequence[int], moved: Mapping[int, object]) -> tuple[str, ...]:
+    """Return the words for the results among these entries that have no file of their own."""
+    elsewhere = {transcript.messages[index].answers for index in moved}
+    said = {
+        word: None
+        for index in indexes
+        for (call, _), label in zip(transcript.messages[index].calls, transcript.messages[index].labels, strict=False)
+        if call not in elsewhere
+        for word in (*label.said, call)
+    }
+    return tuple(said)
 
 
 def _originals_loader(

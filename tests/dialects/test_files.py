@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+from msgspec import Raw
 
 from proxy.core import preview, summary
 from proxy.core.history import BEGINNING, Naming, Reading, Transcript, links
@@ -92,6 +93,38 @@ def test_a_message_that_was_pinned_is_in_the_file_of_the_cut_that_takes_it() -> 
     files = moved_files(CHAT, TRANSCRIPT, pinned, "/store", boundaries[1], CHAIN)
     first, second = (files[f"/store/{summary.file_name(CHAIN[end])}"] for end in (3, 5))
     assert "p" * 900 not in first and "p" * 900 in second and "### 2 assistant" not in second
+
+
+def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call() -> None:
+    raws = [
+        Raw(json.dumps(message).encode())
+        for message in (
+            {"role": "user", "content": "rules"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": id,
+                        "type": "function",
+                        "function": {"name": "cat", "arguments": f'{{"path":"/var/{id}.log"}}'},
+                    }
+                    for id in "ab"
+                ],
+            },
+            {"role": "tool", "tool_call_id": "a", "content": "p" * 900},
+            {"role": "tool", "tool_call_id": "b", "content": "q" * 900},
+            {"role": "assistant", "content": "done"},
+        )
+    ]
+    transcript = Transcript(raws, Naming().named([CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in raws])[0])
+    chain = [BEGINNING, *links(BEGINNING, transcript.messages)]
+    boundary = SummaryBoundary(4, frozenset({0}), 1)
+    planned = Plan({2: Move(False, 1)}, (boundary,), (OffloadEvent(5, 0, 5),), 0, True)
+    index = moved_files(CHAT, transcript, planned, "/store", boundary, chain).index
+    assert index.find("/var/a.log").paths == [f"/store/a.log-{preview.digest('p' * 900)[:8]}.txt"]
+    assert index.find("/var/b.log").paths == [f"/store/{summary.file_name(chain[4])}"]
+    assert index.about(f"/store/{summary.file_name(chain[4])}") == "the original messages behind a summary"
 
 
 def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,175 @@
+"""Three agents' histories, and questions whose answers are only in their tool results. The same on every run."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+Json = dict[str, Any]
+
+KINDS = ("value", "line", "count", "comparison", "nowhere")
+NOWHERE = "NOT FOUND"
+STATES = ("open", "closed", "draining")
+RECORDS = 90
+
+SETTINGS = {
+    "operations": [
+        ("read_log", "/var/log/billing.log", "log"),
+        ("show_state", "deploy/cluster_state.json", "json"),
+        ("run_query", "reports/latency.csv", "csv"),
+        ("read_log", "/var/log/mailer.log", "log"),
+    ],
+    "code": [
+        ("open_file", "mailer/settings.py", "python"),
+        ("open_file", "billing/limits.py", "python"),
+        ("run_tests", "tests/test_engine.py", "log"),
+        ("open_file", "fixtures/accounts.json", "json"),
+    ],
+    "research": [
+        ("fetch_page", "https://example.org/stations/visitors", "prose"),
+        ("fetch_page", "https://example.org/harbours/depths", "prose"),
+        ("fetch_table", "https://example.org/data/rainfall.csv", "csv"),
+        ("fetch_page", "https://example.org/bridges/lengths", "prose"),
+    ],
+}
+"""For each history, the client's calls: tool, what it is called with, and the form of the result."""
+
+_FORMS = {
+    "log": "2026-03-01 10:{number:02}:17 INFO entry={key} amount={value} state={state} worker-{worker}",
+    "csv": "{key},{value},{state},worker-{worker}",
+    "python": "{key} = {value}  # {state}, kept by worker-{worker}",
+    "prose": "At {key} they counted {value}, while worker-{worker} found it {state}.",
+}
+
+
+class Record(msgspec.Struct, frozen=True):
+    key: str
+    value: int
+    state: str
+    line: str
+    """The whole line; empty where a record takes several."""
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A tool result: the call, its text, and what it says."""
+
+    tool: str
+    path: str
+    text: str
+    records: list[Record]
+
+
+class Question(msgspec.Struct, frozen=True):
+    kind: str
+    text: str
+    answer: str
+
+    def is_right(self, reply: str) -> bool:
+        """Whether the reply has the answer, whatever its case and spaces."""
+        if self.kind == "comparison":  # naming both is no answer
+            reply = reply.lower().rpartition("answer:")[2]
+        said, wanted = (" ".join(text.lower().replace(",", "").split()) for text in (reply, self.answer))
+        return re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", said) is not None
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A history that ends where the client asks its question."""
+
+    name: str
+    documents: list[Document]
+    questions: list[Question]
+
+    def messages(self, dropped: bool = False) -> list[Json]:
+        """Return the messages before the question. `dropped`: without the texts of the results."""
+        made: list[Json] = [
+            {"role": "system", "content": "You answer questions about what your tools have returned."},
+            {"role": "user", "content": "Collect everything that the questions may be about."},
+        ]
+        for number, document in enumerate(self.documents):
+            arguments = json.dumps({"path": document.path})
+            call = {"id": f"call_{number}", "type": "function"}
+            made += [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{**call, "function": {"name": document.tool, "arguments": arguments}}],
+                },
+                {
+                    "role": "tool",
+                    "tool_call_id": f"call_{number}",
+                    "content": "[cleared]" if dropped else document.text,
+                },
+            ]
+        return [*made, {"role": "assistant", "content": "I have collected it."}]
+
+    def tools(self) -> list[Json]:
+        """Return the definitions of the client's own tools."""
+        parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+        names = dict.fromkeys(document.tool for document in self.documents)
+        return [
+            {"type": "function", "function": {"name": name, "description": "Fetch it.", "parameters": parameters}}
+            for name in names
+        ]
+
+
+def histories() -> list[Recorded]:
+    """Return all histories, each with 14 questions of five kinds."""
+    return [_history(name, random.Random(name)) for name in SETTINGS]
+
+
+def _history(name: str, chance: random.Random) -> Recorded:
+    marks = iter(chance.sample(range(1_000, 10_000), RECORDS * len(SETTINGS[name])))
+    documents = [_document(*setting, marks, chance) for setting in SETTINGS[name]]
+    return Recorded(name, documents, _questions(documents, chance))
+
+
+def _document(tool: str, path: str, form: str, marks: Iterator[int], chance: random.Random) -> Document:
+    records = []
+    for number, mark in enumerate(islice(marks, RECORDS)):
+        key, value, state = f"K{mark}", chance.randrange(10_000, 1_000_000), chance.choice(STATES)
+        line = ""
+        if form != "json":
+            worker = chance.randrange(100)
+            line = _FORMS[form].format(number=number % 60, key=key, value=value, state=state, worker=worker)
+        records.append(Record(key, value, state, line))
+    if form == "json":
+        text = json.dumps([{"id": each.key, "amount": each.value, "state": each.state} for each in records], indent=2)
+    else:
+        text = "\n".join(each.line for each in records) + "\n"
+    return Document(tool, path, text, records)
+
+
+def _questions(documents: list[Document], chance: random.Random) -> list[Question]:
+    """Ask three questions of each kind, and two about what is nowhere."""
+    asked = []
+    lined = [document for document in documents if document.records[0].line]
+    for number in range(3):
+        document, other = chance.sample(documents, 2)
+        record, second = chance.choice(document.records), chance.choice(other.records)
+        asked.append(Question("value", f"Which number belongs to {record.key} in {document.path}?", str(record.value)))
+        source = lined[number % len(lined)]
+        line = chance.choice(source.records)
+        asked.append(Question("line", f"Quote the whole line of {source.path} that has {line.key} in it.", line.line))
+        state = STATES[number]
+        count = sum(each.state == state for each in document.records)
+        text = f"How many entries of {document.path} are {state}? Say only the number."
+        asked.append(Question("count", text, str(count)))
+        larger = record if record.value >= second.value else second
+        asked.append(
+            Question(
+                "comparison",
+                f"Which has the larger number, {record.key} in {document.path} or {second.key} in {other.path}?"
+                " End with `Answer: ` and its key.",
+                f"{larger.key}",
+            )
+        )
+    for document in documents[:2]:
+        key = f"K0{chance.randrange(100, 1_000)}"
+        asked.append(Question("nowhere", f"Which number belongs to {key} in {document.path}?", NOWHERE))
+    return sorted(asked, key=lambda question: KINDS.index(question.kind))

@@ -1,0 +1,90 @@
+"""A relay in front of the model's server that keeps every request and reply, to count what really went there."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import msgspec
+
+Json = dict[str, Any]
+
+SECONDS = 1_800.0
+"""Seconds for one reply; small models on processors are slow."""
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """One request as it went to the server, and the reply."""
+
+    request: Json
+    reply: Json
+
+    @property
+    def message(self) -> Json:
+        choices = self.reply.get("choices") or [{}]
+        return choices[0].get("message") or {}
+
+    @property
+    def prompt(self) -> int:
+        return (self.reply.get("usage") or {}).get("prompt_tokens") or 0
+
+    @property
+    def cached(self) -> int:
+        details = (self.reply.get("usage") or {}).get("prompt_tokens_details") or {}
+        return details.get("cached_tokens") or 0
+
+
+class Recorder:
+    """`url` ends in /v1. `taken` returns what has passed since the last call."""
+
+    def __init__(self, base_url: str) -> None:
+        self.url = ""
+        self._upstream = httpx.Client(base_url=base_url.rstrip("/"), timeout=SECONDS, trust_env=False)
+        self._passed: list[Passed] = []
+
+    def taken(self) -> list[Passed]:
+        passed, self._passed = self._passed, []
+        return passed
+
+    def relay(self, path: str, body: bytes, authorization: str) -> tuple[int, bytes]:
+        """Pass a request on; returns status and body of the reply."""
+        headers = {"content-type": "application/json", **({"authorization": authorization} if authorization else {})}
+        reply = self._upstream.post(path.removeprefix("/v1"), content=body, headers=headers)
+        if reply.status_code == 200:
+            self._passed.append(Passed(json.loads(body), reply.json()))
+        return reply.status_code, reply.content
+
+
+@contextmanager
+def recording(base_url: str) -> Iterator[Recorder]:
+    """Listen on a free port of loopback."""
+    recorder = Recorder(base_url)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            status, content = recorder.relay(self.path, body, self.headers.get("authorization", ""))
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        recorder.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield recorder
+        finally:
+            server.shutdown()
+            thread.join()
