@@ -83,7 +83,7 @@ AS_IT_CAME: list[Json] = [
     {"tools": [{**TOOL, "function": {**TOOL["function"], "name": f"t{number}"}} for number in range(127)]},
     {"tools": [{**TOOL, "function": {"name": name}} for name in ("grep", "offload_read_file")]},
     {"messages": [{"role": "tool", "tool_call_id": "orphan", "content": "x" * 9000}]},
-    {"messages": [*history(), {"role": "wizard", "content": "?"}]},
+    {"messages": [*history(), "wizard"]},
     {"messages": "no list"},
 ]
 
