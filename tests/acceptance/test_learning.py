@@ -1,0 +1,89 @@
+"""What a running proxy finds out about its upstream's window, and tells the others."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.requests import shared_beliefs
+from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, text, whole
+from tests.serving import PLAIN, Proxy, served, wait_until
+
+WINDOW = 4_000
+LARGEST = 12_000
+"""The most bytes of a request that upstream takes."""
+MODELS = {"object": "list", "data": [{"id": "gpt-4o", "max_model_len": WINDOW}]}
+REFUSED = {"error": {"message": f"This model's maximum context length is {WINDOW} tokens."}}
+
+
+def models(request: Recorded) -> Reply:
+    """Answer all that fits, and give the list of models."""
+    if request.path.endswith("/models"):
+        return whole(json.dumps(MODELS).encode())
+    return error(400, REFUSED) if len(request.body) > LARGEST else text("Yes.")
+
+
+def policy(up: StrictUpstream, **upstream: Any) -> dict[str, Any]:
+    offload = {"mode": "compact", "max_total_tokens": 100_000, "max_unseen_tool_tokens": 100_000}
+    return {"upstream": {"base_url": up.url, **upstream}, "offload": offload}
+
+
+@pytest.fixture
+def up() -> Iterator[StrictUpstream]:
+    with StrictUpstream() as up:
+        up.respond(models)
+        yield up
+
+
+def ask(proxy: Proxy, results: int) -> httpx.Response:
+    messages: list[Any] = [{"role": "user", "content": "Search."}]
+    for number in range(results):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+        messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{number}", "content": f"{number} " + "one word after the other " * 60},
+        ]
+    body = {"model": "gpt-4o", "messages": messages}
+    headers = {"authorization": "Bearer k"}
+    return httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=30, verify=PLAIN)
+
+
+def lessons(proxy: Proxy, lesson: str) -> float:
+    page = httpx.get(f"{proxy.root}/metrics", verify=PLAIN).text
+    found = re.search(rf'^offload_learned_windows_total{{lesson="{lesson}"}} (\S+)$', page, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_upstreams_list_of_models_gives_the_window(up: StrictUpstream) -> None:
+    with served({"default": policy(up, ask_models=True)}) as proxy:
+        assert ask(proxy, 1).status_code == 200
+        wait_until(lambda: lessons(proxy, "listed") == 1)
+        assert ask(proxy, 12).headers["x-offload-compacted"] != "0"
+        assert not lessons(proxy, "refused")
+    asked = [request for request in up.requests if not request.is_chat]
+    assert [request.path for request in asked] == ["/v1/models"]
+    assert (b"authorization", b"Bearer k") in asked[0].headers
+
+
+def test_one_proxy_tells_another_through_the_store(
+    up: StrictUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_beliefs, "EVERY", 0.05)
+    policies = {"default": policy(up)}
+    with served(policies, tmp_path) as one, served(policies, tmp_path) as two:
+        for proxy in (one, two):
+            assert ask(proxy, 1).status_code == 200
+        assert ask(one, 12).status_code == 200
+        assert lessons(one, "refused") == 1
+        wait_until(lambda: lessons(two, "heard") == 1)
+        before = len(up.requests)
+        assert ask(two, 12).status_code == 200
+        assert len(up.requests) == before + 1, "it is not refused first"
+        assert up.requests[-1].body == up.requests[before - 1].body, "and both send the same"
+    assert [path.parent.name for path in tmp_path.rglob("*-0")] == ["beliefs"]
