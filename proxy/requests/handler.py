@@ -135,7 +135,8 @@ class _Request:
         try:
             known = limits.window(self._tenant.namespace, policy, chat.model)
             window = min((tokens for tokens in (known, self._window) if tokens is not None), default=None)
-            window = None if window is None else int(window / self._factor(parsed))
+            factor = self._factor(parsed)
+            window = None if window is None else int(window / factor)
             planned = await prepare.plan(
                 self._dialect, chat, policy, window, self._services.reader, self._tenant.namespace
             )
@@ -143,7 +144,7 @@ class _Request:
             return AsItCame(parsed, reason=error.reason)
         if planned is None:
             return AsItCame(parsed, reason=Reason.FIELD, obstacle=chat.obstacle)
-        return AsItCame(parsed, planned)
+        return AsItCame(parsed, planned if factor == 1 else replace(planned, factor=factor))
 
     async def _render(self, attempt: AsItCame, tries: Tries) -> Attempt:
         """Return the request rewritten to its plan, or as it came if there is no plan or it changes nothing."""
@@ -249,7 +250,7 @@ class _Request:
         planned = attempt.planned
         if planned is not None:
             named = self._dialect.window(refusal.said())
-            counted = int(planned.needs(attempt.tokens, attempt.limit) * self._factor(attempt.parsed))
+            counted = planned.needs(attempt.tokens, attempt.limit)
             policy, model = attempt.parsed.tenant.policy, planned.request.model
             self._window = self._services.learned.overflowed(
                 self._tenant.namespace, policy, model, named, counted, measured=planned.measured
@@ -267,7 +268,7 @@ class _Request:
         if planned is not None and planned.measured and not attempt.rounds:
             window = limits.window(namespace, policy, chat.model)
             injecting = isinstance(attempt, Rewritten) and attempt.rendered.injecting
-            ours = planned.needs(attempt.tokens, 0) - (0 if injecting else prepare.OUR_TOOLS_TOKENS)
+            ours = planned.prompt(attempt.tokens) - (0 if injecting else prepare.OUR_TOOLS_TOKENS)
             upstream = policy.upstream.base_url
             self._services.calibration.observe(namespace, upstream, chat.model, ours, tokens, window)
 

@@ -46,6 +46,8 @@ class PlannedRequest(msgspec.Struct, frozen=True):
     plan: Plan
     room: Room
     names: tuple[str, str]
+    factor: float = 1.0
+    """How many tokens upstream counts where we count one. The room is in ours, limits for replies are in upstream's."""
 
     @property
     def reading(self) -> Reading:
@@ -71,15 +73,19 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         """The chain of digests: entry *i* identifies the meaning of the first *i* messages."""
         return self.past.links
 
+    def prompt(self, tokens: int) -> int:
+        """Return the tokens of the whole prompt with `tokens` of messages, our tools included."""
+        return tokens + self.room.aside - self.room.reply + self.room.preamble
+
     def needs(self, tokens: int, limit: int | None = None) -> int:
-        """Return the tokens of the window that this request takes with `tokens` of messages and with this limit for the
+        """Return the upstream's tokens that this request takes with `tokens` of messages and with this limit for the
         reply, by default the client's own."""
-        limit = self.request.reply_tokens if limit is None else limit
-        return tokens + self.room.aside - self.room.reply + self.room.preamble + limit
+        return int(self.prompt(tokens) * self.factor) + (self.request.reply_tokens if limit is None else limit)
 
     def reply_left(self, tokens: int) -> int | None:
-        """Return the tokens left for the reply beside `tokens` of messages, or None if the window is not known."""
-        return None if self.room.window is None else self.room.left(tokens) + self.room.reply
+        """Return the upstream's tokens left for the reply beside `tokens` of messages, None if the window is not
+        known."""
+        return None if self.room.window is None else int((self.room.left(tokens) + self.room.reply) * self.factor)
 
     def reply_limit(self, tokens: int) -> int | None:
         """Return the limit that the reply gets beside `tokens` of messages, or None if the client's own fits or there
@@ -94,7 +100,7 @@ class PlannedRequest(msgspec.Struct, frozen=True):
         if window is None or not self.request.reply_tokens:
             return False
         share = 1 - WINDOW_MARGIN if refused else 1
-        return self.needs(self.tokens) - OUR_TOOLS_TOKENS > int(window * share)
+        return self.needs(self.tokens - OUR_TOOLS_TOKENS) > int(window * self.factor * share)
 
     def replies(self) -> dict[int, Reply]:
         """Return the replies that may have hidden rounds, by their indexes."""
