@@ -48,6 +48,8 @@ _unit = re.compile(
     r"|workers?|threads?|replicas?|users?|tests?|passed|failed",
     re.I,
 )
+_break = re.compile(r"\n|\\n(?![a-z])")
+"""The end of a line; JSON within a text writes it as backslash and n. With a letter behind it, that may be a path."""
 _divider = re.compile(r"[,;|(){}\[\]]|[.!?] ")
 _varying = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*", re.I)
 
@@ -117,7 +119,7 @@ def found(texts: Sequence[Section]) -> dict[str, Fact]:
 def _different(text: str) -> Iterator[str]:
     """Yield the lines of a text, the last one first, without most of those that differ only in numbers and ids."""
     alike = Counter[str]()
-    for line in reversed(text.split("\n")):
+    for line in reversed(_break.split(text)):
         shape = _varying.sub("0", line[:ERROR_CHARS])
         alike[shape] += 1
         if alike[shape] <= ALIKE:
@@ -146,7 +148,7 @@ def _facts(line: str) -> Iterator[tuple[Kind, str, str]]:
         said = " ".join(line.split())[:FACT_CHARS]
         yield Kind.ERROR, said, said
         return
-    words = [(match.start(), match[0].rstrip(".:!?*")) for match in _word.finditer(line)]
+    words = [(match.start(), match[0].rstrip(".:!?*。")) for match in _word.finditer(line)]
     for (start, word), (_, following) in pairwise([*words, (0, "")]):
         if not word or len(word) > FACT_CHARS or _time.match(word):
             continue

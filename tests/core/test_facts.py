@@ -36,6 +36,8 @@ def shown(*texts: str, known: str = "", room: int = 10_000) -> list[str]:
         ("ERROR  billing: connection refused", "- ERROR billing: connection refused"),
         ("commit 9f3c2ab1 by me", "- commit 9f3c2ab1"),
         ("Ticket OPS-4711 is open", "- Ticket OPS-4711"),
+        ("see https://x.example/a\\n2. heap 512 MB\\n", "- https://x.example/a"),
+        ("see C:\\new\\log.txt", "- C:\\new\\log.txt"),
     ],
 )
 def test_what_is_found(line: str, fact: str) -> None:
