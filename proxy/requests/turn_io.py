@@ -18,6 +18,7 @@ from proxy.core.retrieval import tools
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects import Dialect, Turn
 from proxy.dialects.files import Files
+from proxy.dialects.measuring import canonical
 from proxy.regex import Budget, sliced
 from proxy.requests import tool_loop
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
@@ -61,6 +62,7 @@ class RequestTurnIO:
         self._files: Files | None = None
         self.uses: list[ToolUse] = []
         """The calls of our tools so far, as the outcome reports them."""
+        self._answered: set[tuple[str, str]] = set()  # tool and arguments of each call that got a whole answer
 
     @property
     def _history(self) -> PlannedRequest:
@@ -115,6 +117,17 @@ class RequestTurnIO:
         return left if room.window is None else min(left, room.left(self._ready.tokens + read))
 
     async def _answer(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:
+        """Answer a call. The same call again gets a line that points to the first answer, so that no model goes in
+        circles."""
+        asked = (_tool(call, self._history.names), canonical(call.arguments))
+        if asked in self._answered:
+            return tools.repeated(self._count)
+        answer = await self._found(call, files, budget)
+        if answer.result in ("ok", "empty"):
+            self._answered.add(asked)
+        return answer
+
+    async def _found(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:
         names, threads = self._history.names, self._services.threads
         tool = _tool(call, names)
         material = tools.Material(

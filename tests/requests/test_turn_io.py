@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from proxy.core.history import ToolCall, extend
 from proxy.core.policy import Policy, Tools
 from proxy.core.recognition import Visible
+from proxy.core.retrieval.tools import REPEATED
 from proxy.core.turn import HiddenRound, Usage
 from proxy.dialects.chat import CHAT
 from proxy.regex import Budget
@@ -138,6 +139,18 @@ async def test_calls_are_answered_from_the_files_of_the_request() -> None:
     assert read.startswith("call_1_0 call_1_0") and path.rpartition("/")[2] in found
     assert "call_1_0 call_1_0" not in missing
     assert [(use.tool, use.result) for use in one.io.uses][:2] == [("read_file", "ok"), ("grep", "ok")]
+
+
+async def test_the_same_call_again_gets_a_pointer_to_the_first_answer() -> None:
+    one = await world()
+    path = next(iter(one.ready.files()))
+    spaced = ToolCall("d", "read_file", json.dumps({"path": path}, indent=2))
+    first, again = await one.io.resolve([reading(path), spaced])
+    assert first.startswith("call_1_0") and again == REPEATED
+    assert await one.io.resolve([reading(path)]) == [REPEATED]
+    other, refused = ToolCall("e", "grep", json.dumps({"pattern": "call", "path": path})), ToolCall("f", "grep", "{}")
+    answers = await one.io.resolve([other, refused, refused])
+    assert REPEATED not in answers and answers[1] == answers[2]
 
 
 async def test_a_turn_reads_no_more_than_its_policy_allows() -> None:

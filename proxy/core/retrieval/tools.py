@@ -31,6 +31,9 @@ BUDGET_USED_UP = "budget used up: answer with what you have"
 TOO_MANY = "not answered: at most {most} calls are answered at once; send this call again if it is still needed"
 """The answer to calls beyond that number."""
 
+REPEATED = "the same call was answered above in this turn: use that answer, or ask for something else"
+"""The answer to a call that the model repeats."""
+
 MAX_MATCHES = 1_000
 """The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
 
@@ -118,6 +121,11 @@ def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
     """Return the answer to a call beyond the first `most` of a round."""
     text = TOO_MANY.format(most=most)
     return ToolAnswer(text, "refused", count(text))
+
+
+def repeated(count: Callable[[str], int]) -> ToolAnswer:
+    """Return the answer to a call that has been answered before in the same turn."""
+    return ToolAnswer(REPEATED, "empty", count(REPEATED))
 
 
 def _fitting(short: _Short, material: Material) -> str | None:
