@@ -170,14 +170,29 @@ class Records:
         value = sealed(msgspec.json.encode(record))
         placed = [self._place(before, record, value, model) for before in befores]
         await asyncio.gather(self._visit.put(key, value), *placed)
+        for before in befores:
+            if self._visit.was_put(self._hid_nothing(before, model)):
+                await self._contested(before, model, None)
 
     async def contest(self, before: bytes, model: str, visible: Callable[[], Visible]) -> None:
-        """Record a reply that hid nothing, if another one to the same history did. Only this process's memory is asked,
-        because nearly every reply hides nothing."""
+        """Record a reply that hid nothing, if another one to the same history did, before it or after it.
+
+        Only this process's memory is asked, because nearly every reply hides nothing.
+        """
         [first, *_] = self._round_keys(_places(before), model)
         if self._visit.was_put(first):
-            record = _Hidden([], Raw(b"null"), [], 0, [], visible=visible())
-            await self._place(before, record, sealed(msgspec.json.encode(record)), model)
+            await self._contested(before, model, visible())
+        else:
+            self._visit.note_put(self._hid_nothing(before, model))
+
+    async def _contested(self, before: bytes, model: str, visible: Visible | None) -> None:
+        record = _Hidden([], Raw(b"null"), [], 0, [], visible=visible)
+        await self._place(before, record, sealed(msgspec.json.encode(record)), model)
+
+    def _hid_nothing(self, before: bytes, model: str) -> str:
+        """Return a key for the memory of this process alone: a reply to this history hid nothing."""
+        [key] = self._round_keys([extend(before, b"hid nothing").hex()], model)
+        return key
 
     async def _place(self, before: bytes, record: _Hidden, value: bytes, model: str) -> None:
         """Keep a round at the first free place of the history before it, unless it is at one already."""
@@ -241,10 +256,11 @@ class Records:
     async def _recognised(self, reply: Reply, first: _Hidden, model: str) -> _Hidden | None:
         """Return the round of a reply that its client has rewritten. If there may be several, none is the right one."""
         others = await self._hidden(_places(reply.before)[1:], model, final=False)
-        if others[-1] is not None:
+        found = [one for one in (first, *others) if one is not None]
+        if len(found) == PLACES or any(one.visible is None for one in found):
             return None
         sent = reply.visible()
-        rounds = [one for one in (first, *others) if one and one.visible and resembles(one.visible, sent)]
+        rounds = [one for one in found if one.visible and resembles(one.visible, sent)]
         ambiguous = any(one.differs(rounds[0]) for one in rounds)
         return None if ambiguous or not rounds or rounds[0].empty else rounds[0]
 

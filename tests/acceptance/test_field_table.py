@@ -206,13 +206,15 @@ def test_tool_choice_in_follow_up_rounds(up: StrictUpstream, ask: Ask, choice: A
 def test_the_last_round_allows_no_more_of_our_calls(
     up: StrictUpstream, serve: Callable[..., Proxy], tools: list[Json] | None
 ) -> None:
-    """Where all tools are ours none can be called any more; the client's can."""
+    """Where all tools are ours none can be called any more; the client's can. Who calls ours is asked again."""
     proxy = serve({"default": tight(up.url, tools={"max_rounds": 1})})
-    up.script(calls(GREP), mixed("So far.", GREP))
+    up.script(calls(GREP), mixed("So far.", GREP), text("It is 42."))
     body = {"model": "m", "messages": history(), **({"tools": tools} if tools else {})}
     reply = read(httpx.post(f"{proxy.url}/chat/completions", json=body, trust_env=False, verify=PLAIN))
-    assert (reply.message["content"], reply.message.get("tool_calls"), reply.finish) == ("So far.", None, "stop")
+    told = (reply.message["content"], reply.message.get("tool_calls"), reply.finish)
+    assert told == ("So far.\n\nIt is 42.", None, "stop")
     assert up.chats[1].json.get("tool_choice") == (None if tools else "none")
+    assert [request.json.get("tools") for request in up.chats[2:]] == [tools]
 
 
 @pytest.mark.parametrize("parallel", [True, False])
