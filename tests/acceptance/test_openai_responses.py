@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+from zlib import crc32
 
 import httpx
 import openai
@@ -16,7 +17,7 @@ import pytest
 
 from tests.dialects.responses.api import ResponsesApi, call, reasoning, say
 from tests.fake_upstream import StrictUpstream
-from tests.serving import Proxy, tight
+from tests.serving import Proxy, served, tight
 
 Json = dict[str, Any]
 
@@ -25,16 +26,24 @@ BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(6
 REFERENCE = re.compile(r"\(detailed result is stored in (/context_store/\S+?)[;)]")
 
 
+@pytest.fixture(scope="module")
+def up() -> Iterator[StrictUpstream]:
+    with StrictUpstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def proxy(up: StrictUpstream) -> Iterator[Proxy]:
+    with served({"default": tight(up.url)}) as one:
+        yield one
+
+
 @pytest.fixture
-def api(up: StrictUpstream) -> ResponsesApi:
-    made = ResponsesApi()
-    up.respond(made)
+def api(up: StrictUpstream, request: pytest.FixtureRequest) -> ResponsesApi:
+    """The API of one test. Its ids are those of no other test, so that no test finds another one's records."""
+    up.begin_anew()
+    up.respond(made := ResponsesApi(made=lambda number: f"{crc32(request.node.name.encode()):x}_{number}"))
     return made
-
-
-@pytest.fixture
-def proxy(up: StrictUpstream, serve: Callable[..., Proxy]) -> Proxy:
-    return serve({"default": tight(up.url)})
 
 
 @pytest.fixture

@@ -196,6 +196,46 @@ def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
         assert read.meaning == RESPONSES.reply_meaning(*one.visible)
 
 
+SAID = st.sampled_from(
+    [
+        reasoning("Hm."),
+        reasoning(),
+        say("Well."),
+        say(""),
+        call("grep", {"pattern": "x"}),
+        call("functions.read_file", {"path": "p"}),
+        call("fetch", {"n": 1}),
+        {"type": "web_search_call", "status": "completed", "action": {"type": "search"}},
+    ]
+)
+
+
+@settings(max_examples=60)
+@given(rounds=st.lists(st.lists(SAID, max_size=5), min_size=6, max_size=6), data=st.data())
+def test_whatever_the_model_says_is_one_reply_without_our_calls(rounds: list[list[Json]], data: st.DataObject) -> None:
+    one, out, calls = turn(max_rounds=3), b"", 0
+    for number, items in enumerate(rounds, 1):
+        raw = stream(response(*items, number=number))
+        one.request()
+        out += feed(one, raw, data.draw(st.lists(st.integers(0, len(raw)), max_size=2)))
+        if one.state is State.CALLING:
+            calls += len(one.calls)
+            one.answer(["found"] * len(one.calls))
+        if one.state is State.DONE:
+            break
+    assert one.state is State.DONE
+    final = accumulated(out + one.close())
+    assert {item.get("name", "fetch") for item in final["output"]} <= {"fetch"}
+    assert (one.hidden is not None) >= (calls > 0)
+    if one.hidden is not None:  # what is put back is paired, and no item is in it twice
+        visible = b",".join(json.dumps(item).encode() for item in final["output"])
+        back = json.loads(b"[%b]" % b",".join(map(bytes, RESPONSES.reinserted(one.hidden, visible))))
+        ids = [item["id"] for item in back if "id" in item]
+        assert len(ids) == len(set(ids))
+        ours = [item["call_id"] for item in back if item.get("name") in ("grep", "read_file")]
+        assert ours == [item["call_id"] for item in back if item["type"] == "function_call_output"]
+
+
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
