@@ -16,7 +16,7 @@ from tests.asgi import ScriptedClient
 from tests.dialects.chat.turns import DONE, chunk, folded, read, stream, text, usage, whole
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
 from tests.requests.test_handler import POLICY, World
-from tests.requests.upstreams import Upstream, upstreams
+from tests.requests.upstreams import Upstream, upstreams, vllm
 from tests.transcripts import needed, one, requests_of
 
 Json = dict[str, Any]
@@ -157,3 +157,24 @@ async def test_short_conversation_is_served(name: str, mode: Mode, streams: bool
 async def test_recorded_run_is_served(name: str, mode: Mode, streams: bool) -> None:
     """A run of more than 60,000 tokens."""
     await converse(name, mode, streams, recorded, LARGE)
+
+
+async def test_snapshot_moves_to_a_user_message_where_its_place_is_refused() -> None:
+    """A server that takes a system message only as it was trained with."""
+
+    def grown(request: Json) -> tuple[int, Any] | None:
+        systems = [message["content"] for message in request["messages"] if message["role"] == "system"]
+        return None if systems == ["Be brief."] else vllm("System message must be the one at the beginning")
+
+    upstream = Upstream("a fixed system message", grown)
+    world = Conversing(upstream, replace(SMALL, mode=Mode.COMPRESS))
+    try:
+        for number, messages in enumerate(short(upstream)):
+            assert (await world.say(messages, str(number), tools=[SEARCH]))[0] == 200
+        compressed = [outcome for outcome in world.outcomes if outcome.compressed]
+        assert [outcome.refused for outcome in compressed][:3] == [("place",), ("place",), ()]
+        assert all(outcome.kind == "offloaded" for outcome in compressed)
+        assert world.refusals == 2, "it is left out once two requests were refused with it"
+    finally:
+        await world.services.background.close(1)
+        world.services.threads.close()
