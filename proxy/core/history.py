@@ -327,7 +327,8 @@ class History(msgspec.Struct, frozen=True):
 
     def size(self) -> int:
         """About how many bytes it takes. It keeps messages that their own cache has evicted."""
-        return 4_000 + 350 * len(self.messages) + self.extra
+        names = len(self.naming.calls) + len(self.naming.taken)
+        return 4_000 + 350 * len(self.messages) + 100 * names + self.extra
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""

@@ -53,9 +53,8 @@ def pieces(
     """Return an entry's texts, which have `sizes` tokens, as pieces that can be moved. A model's own never are."""
     if source.role is Role.ASSISTANT:
         return ()
-    label = source.label(count)
     return tuple(
-        _piece(place, text, tokens, label, source.kept if index == 0 else 0, reading, count)
+        _piece(place, text, tokens, source if index == 0 else source._replace(kept=0), reading, count)
         for index, ((place, text), tokens) in enumerate(zip(texts, sizes, strict=True))
     )
 
@@ -67,12 +66,12 @@ def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
     return Item(role, tokens, first_preview, preview, fixed)
 
 
-def _piece(place: int | None, text: str, tokens: int, label: Label, kept: int, reading: Reading, count: Count) -> Piece:
+def _piece(place: int | None, text: str, tokens: int, source: Source, reading: Reading, count: Count) -> Piece:
     name = labels.file_name(labels.NAMELESS, digest := preview.digest(text))
 
     def replaced(shape: Shape) -> tuple[int, int]:
         """Return the tokens of the replacement without a label, and how many characters it is shorter than the text."""
-        replacement = preview.replacement(text, name, "", tokens, shape, kept)
+        replacement = preview.replacement(text, name, "", tokens, shape, source.kept)
         spare = len(text) - len(replacement)
         return (min(count(replacement), tokens) if spare > 0 else tokens), spare
 
@@ -81,4 +80,5 @@ def _piece(place: int | None, text: str, tokens: int, label: Label, kept: int, r
     if tokens > reading.max_unseen_tool_tokens:
         first, first_spare = replaced(reading.shape.first_preview())
         spare = min(spare, first_spare) if first < tokens else spare
-    return Piece(place, digest, tokens, at_event, first, spare, label, kept)
+    label = source.label(count) if spare > 0 else labels.NAMELESS
+    return Piece(place, digest, tokens, at_event, first, spare, label, source.kept)
