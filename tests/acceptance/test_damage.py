@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -74,7 +75,11 @@ class Callers:
         for number in range(len(self.damages)):
             before = self.records()
             converse(f"key-{number}")
-            [self._paths[number]] = self.records() - before
+            for path in self.records() - before:
+                if json.loads(path.read_bytes()).get("name", "") in path.name:
+                    self._paths[number] = path
+                else:
+                    path.unlink()  # the same round, kept for clients that rewrite replies
 
     def damage(self) -> None:
         for number, damage in enumerate(self.damages):
@@ -104,7 +109,8 @@ def _greps_once(request: Recorded) -> Any:
 
 
 def unsealed(path: Path) -> None:
-    path.write_bytes(re.sub(rb',"sha256":"\w+"\}$', b"}", path.read_bytes()))
+    """As the first version wrote it."""
+    path.write_bytes(re.sub(rb',"sizes":.*$', b"}", path.read_bytes(), flags=re.DOTALL))
 
 
 def test_damaged_rounds_are_ignored_and_counted(up: StrictUpstream, tmp_path: Path) -> None:
