@@ -17,7 +17,7 @@ from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.headers import Headers
 from tests.requests.planning import CUT, planned
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
-from tests.requests.test_snapshots import RECORD, Scripted, ask, policy
+from tests.requests.test_snapshots import RECORD, Scripted, ask, idle, policy
 from tests.requests.test_summarizer import World
 
 ORDER = {"object": "error", "message": "Unexpected role 'user' after role 'tool'", "code": "3230"}
@@ -68,7 +68,7 @@ async def test_refused_rides_are_believed_for_a_while() -> None:
     snapshots = Snapshots(world, reader, memory)  # type: ignore[arg-type]
 
     async def rides() -> bool:
-        await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask)  # type: ignore[arg-type]
+        await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask, idle)  # type: ignore[arg-type]
         return world.waited[-1].riding is not None
 
     for _ in range(2):
@@ -77,7 +77,7 @@ async def test_refused_rides_are_believed_for_a_while() -> None:
     assert not await rides()
     other = await planned(CUT, replace(history.policy), model="another")
     ready = rendered(other[0], None, {}, other[1])
-    await snapshots.complete(ready, world, "tenant", ask)  # type: ignore[arg-type]
+    await snapshots.complete(ready, world, "tenant", ask, idle)  # type: ignore[arg-type]
     assert world.waited[-1].riding is not None
     now[0] += FIRST_SPAN
     assert await rides()
