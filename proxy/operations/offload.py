@@ -59,7 +59,7 @@ async def _offload(call: OperationCall, given: parameters.OffloadParameters) -> 
     counter = call.services.reader.counter(model)
     messages = await call.read(lambda: [one_shot.measured(raw, options, counter) for raw in raws])
     stored = await _stored(call, await call.read(one_shot.references, raws, messages, options))
-    decided = await call.read(one_shot.offload, raws, messages, options, stored)
+    decided = await call.read(one_shot.offload, raws, messages, options, stored, counter)
     _note(call, options, model, decided)
     texts = await _summarised(call, policy, model, decided, messages, options) if decided.groups else []
     groups = await _written(call, decided, options.store_dir, chat_id)

@@ -150,7 +150,11 @@ def _refers(text: str, stored: Mapping[str, str]) -> bool:
 
 
 def offload(
-    raws: Sequence[bytes | Raw], messages: Sequence[Message], options: Options, stored: Mapping[str, str]
+    raws: Sequence[bytes | Raw],
+    messages: Sequence[Message],
+    options: Options,
+    stored: Mapping[str, str],
+    count: Callable[[str], int],
 ) -> Offloaded:
     """Decide what the limits require. `stored` has, by path, the texts of the `references` that lead to a file."""
     messages, _ = Naming(DIGITS).named(messages)
@@ -159,12 +163,17 @@ def offload(
     moved: dict[int, Message] = {}
     if before > options.max_total_tokens:
         moved = _moved(raws, messages, options, stored, _recent(borders, options.keep(1)))
-    live = [message.tokens - _saved(moved.get(index)) for index, message in enumerate(messages)]
+    kept = [_compacted(raw, moved.get(index), options.shape) for index, raw in enumerate(raws)]
+    # Measured again, not summed from parts: callers compare their threshold with the ratio that the reply states.
+    live = [
+        measured(raw, options, count).tokens if index in moved else message.tokens
+        for index, (raw, message) in enumerate(zip(kept, messages, strict=True))
+    ]
     groups: tuple[tuple[int, ...], ...] = ()
     if _compresses(options, before, sum(live)):
         groups = _groups(messages, live, borders, options)
     return Offloaded(
-        raws=[_compacted(raw, moved.get(index), options.shape) for index, raw in enumerate(raws)],
+        raws=kept,
         tokens=live,
         tokens_before=before,
         files={path: text for index, message in moved.items() for path, text in _files(raws[index], message, options)},
@@ -192,10 +201,6 @@ def _moved(
             if pieces:
                 moved[index] = msgspec.structs.replace(message, pieces=pieces)
     return moved
-
-
-def _saved(message: Message | None) -> int:
-    return sum(piece.tokens - piece.preview for piece in message.pieces) if message else 0
 
 
 def _compacted(raw: bytes | Raw, message: Message | None, shape: Shape) -> bytes | Raw:

@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -46,6 +47,7 @@ KINDS = {
     "paths": re.compile(r"(?:\w+:/)?(?:[\w.~-]*/)+[\w.~-]+"),
     "identifiers": re.compile(r"\b(?=\w*[A-Za-z])(?:\w*_\w+|\w*\d\w*|[a-z]+[A-Z]\w*)\b"),
 }
+_ELSEWHERE = re.compile(r"\(the whole text is in (\S+)\)")
 LONGEST = 300
 """Characters of a path or identifier. Nobody would grep for a longer one, which is mostly base64."""
 CANARIES = 200
@@ -85,6 +87,7 @@ class Reading:
         self._names = ready.history.names
         files = ready.files()
         self._files, self._index = dict(files), files.index
+        self.paths = list(files)
         self._tokens = tokens
 
     def ask(self, tool: Tool, arguments: Json) -> ToolAnswer:
@@ -115,6 +118,26 @@ class Reading:
             if head.startswith("Found") and f'"{path}"' in head and fact in lines:
                 return True
         return False
+
+
+def homes(told: Texts, paths: Iterable[str], whole: Callable[[str], str]) -> Texts:
+    """The promised texts by the files that must have them.
+
+    A snapshot's file holds what the snapshot took since the one before, and names the files of texts that had moved
+    earlier. So what the newest snapshot promises may be in the file of an earlier one, or in a result's.
+    """
+    groups = [path for path in paths if "/compressed_group_" in path]
+    found: Texts = {}
+    for path, promised in told.items():
+        for text in promised:
+            home = path
+            if path in groups and text not in whole(path):
+                others = [*groups, *(named for group in groups for named in _ELSEWHERE.findall(whole(group)))]
+                home = next((other for other in others if text in whole(other)), path)
+            texts_of = found.setdefault(home, [])
+            if text not in texts_of:
+                texts_of.append(text)
+    return found
 
 
 def unread(told: Texts, whole: Callable[[str], str]) -> list[str]:
@@ -204,19 +227,21 @@ def examined(run: Run, tokens: Tokens, judge: Judge) -> Found | None:
     sent = asyncio.run(replay(run, Policy(), MessageCache(tokens)))
     if sent.last is None or not sent.told:
         return None
-    tools, known = Reading(sent.last, tokens), facts(sent.told)
-    read = {path: tools.whole(path) for path in sent.told}
+    tools = Reading(sent.last, tokens)
+    whole = cache(tools.whole)
+    told = homes(sent.told, tools.paths, whole)
+    known = facts(told)
     last = "\n".join(text for raw in sent.last.entries for text in words_of(raw))
-    lost = unread(sent.told, read.__getitem__)
+    lost = unread(told, whole)
     lost += [f"{path}: grep does not find {fact!r}" for fact, path in _ungrepped(known, tools)]
-    stored = "\n".join(read.values())
+    stored = "\n".join(map(whole, told))
     asked = list(requests_of(run))[-1][0]
     bodies = [msgspec.json.decode(body) for body in sent.bodies]
     return Found(
         id=run.id,
         requests=len(sent.bodies),
-        files=len(sent.told),
-        moved=sum(len(text.encode()) for text in {text for promised in sent.told.values() for text in promised}),
+        files=len(told),
+        moved=sum(len(text.encode()) for text in {text for promised in told.values() for text in promised}),
         facts={kind: len(found) for kind, found in known.items()},
         visible=visible(known, last),
         lost=lost,

@@ -71,7 +71,7 @@ def result(call_id: str, tokens: int, word: str = "result") -> Json:
 
 def run(messages: list[Json], chosen: Options, stored: dict[str, str] | None = None) -> Offloaded:
     raws, measured = read(messages, chosen)
-    return one_shot.offload(raws, measured, chosen, stored or {})
+    return one_shot.offload(raws, measured, chosen, stored or {}, count)
 
 
 def read(messages: list[Json], chosen: Options) -> tuple[list[Raw], list[Message]]:
@@ -107,7 +107,7 @@ def test_untouched_messages_keep_their_bytes_and_moved_ones_their_other_fields()
         Raw(json.dumps(result("a", 200) | {"name": "f", "cache_control": {"type": "ephemeral"}}).encode()),
         Raw(json.dumps(user(9)).encode()),
     ]
-    done = one_shot.offload(raws, [one_shot.measured(raw, OPTIONS, count) for raw in raws], OPTIONS, {})
+    done = one_shot.offload(raws, [one_shot.measured(raw, OPTIONS, count) for raw in raws], OPTIONS, {}, count)
     assert [bytes(raw) for raw in done.raws[:2]] == [bytes(raw) for raw in raws[:2]]
     after = json.loads(bytes(done.raws[2]))
     assert list(after) == ["role", "tool_call_id", "content", "name", "cache_control"]
@@ -320,7 +320,7 @@ ODD: list[Json] = [
 def test_no_message_fails_a_call(mode: Mode) -> None:
     chosen = options(mode=mode, keep_recent_count=0)
     raws, measured = read(ODD, chosen)
-    done = one_shot.offload(raws, measured, chosen, {})
+    done = one_shot.offload(raws, measured, chosen, {}, count)
     assert done.tokens_before == sum(message.tokens for message in measured)
     turns = one_shot.group_turns(done, measured, range(len(ODD)))
     assert "web_search" in " ".join(turn.title + turn.text for turn in turns)
@@ -361,7 +361,7 @@ def test_no_content_is_lost_and_no_call_is_separated_from_its_result(
     given_messages: list[Json], chosen: Options
 ) -> None:
     raws, measured = read(given_messages, chosen)
-    done = one_shot.offload(raws, measured, chosen, {})
+    done = one_shot.offload(raws, measured, chosen, {}, count)
     taken = done.taken
     assert sorted(taken) == [index for group in done.groups for index in group], "in order, each once"
     for index, raw in enumerate(done.raws):

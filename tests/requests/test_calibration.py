@@ -37,7 +37,7 @@ def test_a_prompt_that_fits_the_smaller_window_fits_upstreams(ratio: float, ours
     window = int(ours * ratio * 2)
     factor = seen(ratio, ours=ours, window=window).factor(*KEY)
     most = Room(int(window / factor)).left(0)
-    assert most * ratio <= window
+    assert most * ratio <= window + ratio, "to one of our tokens: upstream's count was rounded"
     assert factor == 1 or most * ratio > window * (1 - WINDOW_MARGIN) * 0.8, "and no more is lost than a step"
 
 
