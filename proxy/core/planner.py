@@ -133,11 +133,13 @@ class Fold:
 
         Freed tokens are not written again and do not count. On 111 recorded runs above 30,000 tokens (writing at 1.25)
         this rule costs 0.73 of no proxy in the median and 1.17 at worst; counting them costs 0.83 and 1.27.
+
+        The first event adds our tools, which come before the messages, so the leading ones are written anew as well.
         """
         total = self.messages.total
         left = total - (self._compressible if boundary else self._old.gain)
         if self._tool_definition_tokens and not self._moves and not self._boundaries:
-            rewritten = left + self._tool_definition_tokens
+            rewritten = left + self._tool_definition_tokens + _coarse(self.messages.leading_tokens)
         else:
             rewritten = max(left - (0 if boundary else self._old.gain_from), 0)
         return self._rental.price(rewritten, summarised=total if boundary else None)
@@ -206,3 +208,8 @@ def folded(items: Iterable[Item], offload: Offload, room: Room, tool_definition_
     for item in items:
         state.add(item)
     return state
+
+
+def _coarse(tokens: int) -> int:
+    """Round up to a power of two, so that a system prompt that is edited on every turn hardly ever changes a price."""
+    return 1 << max(tokens - 1, 0).bit_length()

@@ -121,19 +121,29 @@ EARLY = "s:600 u a t:1100 " + "a:50 t:10 " * 12
 DEAR = {"cached_read": 0.25, "cache_write": 1.25, "max_total_tokens": 1000}
 
 
-@pytest.mark.parametrize(("tool_definition_tokens", "points"), [(0, [6]), (600, [12]), (1200, [18])])
+@pytest.mark.parametrize(("tool_definition_tokens", "points"), [(0, [6]), (100, [16]), (400, [20])])
 def test_the_first_event_pays_for_the_whole_prefix_if_it_adds_our_tools(
     tool_definition_tokens: int, points: list[int]
 ) -> None:
-    """1,050 tokens at 0.25: 262.5 a request. It takes 110 without; with them 130, themselves, and 60 a request more."""
+    """1,050 tokens at 0.25: 262.5 a request. It takes 110 without our tools; with them 130, themselves, 60 a request,
+    and the system message, rounded up to 1,024."""
     plan = fold(history(EARLY + "a u"), policy(**DEAR), Room(), tool_definition_tokens)
     assert [event.point for event in plan.events] == points
 
 
+@pytest.mark.parametrize("leading", [520, 700, 1024])
+def test_editing_the_system_message_changes_no_price(leading: int) -> None:
+    def points(size: int) -> list[int]:
+        plan = fold(history(EARLY.replace("600", str(size)) + "a u"), policy(**DEAR), Room(), 100)
+        return [event.point for event in plan.events]
+
+    assert points(leading) == points(600) != points(4000)
+
+
 def test_a_later_event_keeps_the_prefix_before_its_first_change() -> None:
     text = EARLY + "a t:1100 " + "a:50 t:10 " * 12 + "a u"
-    points = [[event.point for event in fold(history(text), policy(**DEAR), Room(), n).events] for n in (0, 1200)]
-    assert points == [[6, 32], [18, 32]]
+    points = [[event.point for event in fold(history(text), policy(**DEAR), Room(), n).events] for n in (0, 400)]
+    assert points == [[6, 32], [20, 32]]
 
 
 def test_a_large_pinned_message_is_no_reason_for_events() -> None:
