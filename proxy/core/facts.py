@@ -51,7 +51,8 @@ _unit = re.compile(
 _break = re.compile(r"\n|\\n(?![a-z])")
 """The end of a line; JSON within a text writes it as backslash and n. With a letter behind it, that may be a path."""
 _divider = re.compile(r"[,;|(){}\[\]]|[.!?] ")
-_varying = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*", re.I)
+_varying = re.compile(r"(?<![0-9a-f])[a-f]*[0-9][0-9a-f]*", re.I)
+"""A number or an id. It begins where the letters and digits begin, so that each of them is looked at only once."""
 
 
 class Kind(IntEnum):

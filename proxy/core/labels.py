@@ -36,7 +36,11 @@ VALUES = 200
 
 _TEXT_CHARS = 1_000
 _TELLING = re.compile(r"path|file|ur[li]$|link|href")
-_PATH = re.compile(r"(?:[\w.~@+-]+)?(?:/[\w.@+-]+)+|[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}(?!\w)")
+_PATH = re.compile(
+    r"(?<![\w.~@+-])[\w.~@+-]*(?:/[\w.@+-]+)+"
+    r"|(?<![\w.@+-])\.*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}(?!\w)"
+)
+"""A path, or a name with an ending. It begins where its characters begin, so that each is looked at only twice."""
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _odd = re.compile(r"[^A-Za-z0-9._-]+")
 _SECRET = re.compile(r"(?:[A-Za-z_+/=-]*[0-9]){4}[A-Za-z0-9_+/=-]*")

@@ -309,3 +309,8 @@ def _joined(texts: list[str]) -> str:
 
 def _unmasked_key(key: str) -> str:
     return string(_masked.sub(rb"\\", msgspec.json.encode(key)))
+
+
+def encodable(text: str) -> str:
+    """Return the text with `?` for each half of a surrogate pair, which UTF-8 cannot encode."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

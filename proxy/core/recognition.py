@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 import msgspec
 
 from proxy.core.history import ToolCall
+from proxy.core.rawjson import encodable
 
 THINKING = ("think", "thinking", "thought", "reasoning")
 """Tags around reasoning that some servers leave in the text."""
@@ -25,6 +26,10 @@ MAX_ID = 200
 """Most characters of an id that are looked at."""
 MAX_LEAVES = 100
 """Most values of a call that are looked for in a text."""
+MAX_CALLS = 32
+"""Most calls of a reply that is recognised: each is compared with each. Models make a few at once."""
+MAX_TEXT = 64 << 10
+"""Most characters of a text in which calls are looked for. Clients render calls and not whole files."""
 
 _DISTINCTIVE = re.compile(r"(?=[A-Za-z]*\d)[A-Za-z0-9]{8,}")
 _RUN = re.compile(r"[A-Za-z0-9]{8,}|\d+")
@@ -35,6 +40,12 @@ class Visible(msgspec.Struct, frozen=True):
 
     text: str
     calls: tuple[ToolCall, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, calls: Iterable[ToolCall]) -> Visible:
+        """Return the reply without halves of surrogate pairs, so that a record can hold it."""
+        whole = (ToolCall(encodable(call.id), encodable(call.name), encodable(call.arguments)) for call in calls)
+        return cls(encodable(text), tuple(whole))
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -49,6 +60,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 def resembles(seen: Visible, sent: Visible) -> bool:
     """Whether `sent` may be what a client made of the reply `seen`. Both have the same history before them."""
+    if len(seen.calls) > MAX_CALLS:
+        return False
     said, kept = plain(seen.text), plain(sent.text)
     same_text = bool(said) and said == kept
     if not sent.calls:
@@ -155,7 +168,9 @@ def _arguments(text: str) -> Any:
 
 def _rendered(call: ToolCall, text: str, text_kept: bool) -> bool:
     """Whether the text names the call by its id, with its name and its arguments."""
-    if not call.id or not any(f"{quote}{call.id}{quote}" in text for quote in "'\"`") or call.name not in text:
+    if not call.id or len(text) > MAX_TEXT or call.name not in text:
+        return False
+    if not any(f"{quote}{call.id}{quote}" in text for quote in "'\"`"):
         return False
     if not (text_kept or _distinctive(call.id)):
         return False

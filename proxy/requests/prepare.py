@@ -124,10 +124,9 @@ class PlannedRequest(msgspec.Struct, frozen=True):
 
     def _visible(self, index: int) -> Visible:
         try:
-            text, calls = self.dialect.said(self.transcript.raws[index])
+            return Visible.of(*self.dialect.said(self.transcript.raws[index]))
         except NotJson:
             return Visible("")
-        return Visible(text, tuple(calls))
 
     def snapshot_name(self, boundary: SummaryBoundary, version: str = summary.PROMPT_VERSION) -> str:
         """Return the name of the boundary's record: its history's meaning, our prompt's version, and the model."""

@@ -212,7 +212,7 @@ class Records:
 
     async def keep_continuation(self, continuation: Continuation) -> None:
         """Store how to go on from a reply with hidden rounds."""
-        record = _Continued(last=continuation.last, after=[Raw(raw) for raw in continuation.after])
+        record = _Continued(last=rawjson.encodable(continuation.last), after=[Raw(raw) for raw in continuation.after])
         await self._visit.put(self._continuation_key(continuation.shown), sealed(msgspec.json.encode(record)))
 
     def _continuation_key(self, shown: str) -> str:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from proxy.core import facts, record, summary
+from proxy.core.rawjson import encodable
 from proxy.core.record import Unusable
 from proxy.core.summary import Section, SummaryAnswer
 from proxy.errors import OffloadError
@@ -163,7 +164,7 @@ class SnapshotWriter:
         """Return the snapshot. Raises Failed, UpstreamFault and Overloaded; `spent` has the cost up to that point."""
         text = await self._text(Calls(job, spent), job.group_tokens or UNKNOWN_WINDOW)
         count = self._counter(job.model)
-        whole = await self._off_loop(job, partial(_completed, job, text, count))
+        whole = encodable(await self._off_loop(job, partial(_completed, job, text, count)))
         return Snapshot(text=whole, tokens=await self._off_loop(job, lambda: count(whole)), model=job.model)
 
     async def _text(self, calls: Calls, limit: int) -> str:

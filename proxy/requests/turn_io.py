@@ -181,8 +181,7 @@ class RequestTurnIO:
 
 
 def _visible(turn: Turn) -> Visible:
-    text, calls = turn.visible
-    return Visible(text, tuple(calls))
+    return Visible.of(*turn.visible)
 
 
 def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:

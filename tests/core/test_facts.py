@@ -94,6 +94,7 @@ def test_any_texts_give_the_same_facts_within_the_room(some: list[str], room: in
 
 REPEATED = [
     "a",
+    "a" * 399 + "\n",
     "7",
     "a7 ",
     "/a",

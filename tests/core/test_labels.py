@@ -16,6 +16,7 @@ from proxy.core.history import Message, Naming, Piece
 from proxy.core.labels import Label
 from proxy.core.plan import Item, Role
 from proxy.stores.keys import is_part
+from tests.doubling import assert_linear
 
 
 def label(tool: str, **arguments: Any) -> Label:
@@ -90,6 +91,27 @@ def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
     assert not re.match(r"(?i)(con|prn|aux|nul|com\d|lpt\d)\.", name)
     assert len(made.said) <= labels.SAID + 1 and all(len(word) <= labels.SAID_CHARS for word in made.said)
     assert len(made.about) < 200 and "\n" not in made.about
+
+
+@pytest.mark.parametrize("text", ["a", "a.1", "a/", "/", ".", "~", "a~", "a.b ", "-", "@"])
+def test_looking_for_paths_is_linear(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(labels, "_TEXT_CHARS", 10_000_000)
+    assert_linear(labels.paths, text * (30_000 // len(text)), text * (60_000 // len(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("cat /a/b.txt c.txt", ["/a/b.txt", "c.txt"]),
+        ("see ~/notes/x.md.", ["~/notes/x.md"]),
+        ("cat .env.local ../x/y", [".env.local", "../x/y"]),
+        ("a//b.txt x=conf/z.ini", ["/b.txt", "conf/z.ini"]),
+        ("no path at all, e.g. this one", []),
+        ("ls > /dev/null", []),
+    ],
+)
+def test_the_paths_in_a_text(text: str, found: list[str]) -> None:
+    assert [path for path in labels.paths(text) if path != "e.g"] == found
 
 
 def test_huge_arguments_are_looked_at_in_bounded_time() -> None:

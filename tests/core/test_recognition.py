@@ -104,3 +104,11 @@ def test_long_texts_take_linear_time() -> None:
         plain(text)
     endless = reply("", call("a" * 1_000_000, path="x" * 1_000_000))
     assert not resembles(endless, reply("'" * 1_000_000))
+
+
+def test_replies_with_many_calls_or_long_texts_are_not_compared() -> None:
+    """Each call would be compared with each, and looked for in the whole text, on the event loop."""
+    many = reply("", *(call("call_0", number=number) for number in range(20_000)))
+    assert not resembles(many, reply("", *reversed(many.calls)))
+    said = "".join(f"'call_{number}' look {number} " for number in range(20_000))
+    assert not resembles(reply("", *(call(f"call_{number}", n=-1) for number in range(32))), reply(said * 10))

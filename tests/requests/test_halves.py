@@ -1,0 +1,52 @@
+"""Half a surrogate pair, as JavaScript's `slice` leaves it, in every text that goes into a record."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from msgspec.structs import replace
+
+from proxy.core.plan import Role
+from proxy.core.policy import Inject
+from proxy.core.policy import Tools as ToolsPolicy
+from proxy.core.summary import Section
+from tests.dialects.chat.turns import called, calls, read, whole
+from tests.requests.scripted import ScriptedReply
+from tests.requests.test_handler import POLICY, World
+from tests.requests.test_summarizer import World as Summaries
+
+HALF = "id \ud83d-7341"
+
+
+async def test_a_reply_with_half_a_character_is_remembered() -> None:
+    world = World()
+    world.policy = replace(POLICY, tools=ToolsPolicy(inject=Inject.ALWAYS))
+    history: list[dict[str, Any]] = [{"role": "user", "content": "Find it."}]
+    grep = whole(calls(called("grep", '{"pattern": "x"}', id="h")), "tool_calls")
+    made = called("look", json.dumps({"q": HALF}), id="call_0")
+    last = whole({"content": HALF, "tool_calls": [made]}, "tool_calls")
+    body = {"model": "m", "messages": history}
+    client, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(grep), ScriptedReply(last))
+    assert outcome.status == 200
+    assert read(client.body)["message"]["content"] == HALF
+    reply = {"role": "assistant", **read(client.body)["message"], "content": None}  # as clients rewrite it
+    history += [reply, {"role": "tool", "tool_call_id": "call_0", "content": "yes"}]
+    await world.ask(json.dumps(body).encode(), ScriptedReply(whole({"content": "It is 42."})))
+    assert b'"grep"' in json.dumps(json.loads(world.sent[-1])["messages"]).encode()
+
+
+async def test_a_snapshot_with_half_a_character_is_stored() -> None:
+    world = Summaries()
+    said = [Section("1 tool", f"{HALF} of 12 items, see /var/{HALF}.log", Role.TOOL)]
+    made = await world.made(taken=lambda: said, references=lambda: {"/s/a": f"result of look {HALF}"})
+    assert made is not None
+    assert "?-7341" in made.text and "\ud83d" not in made.text
+    assert list(world.stored) == ["ns/snapshots/a"]
+
+
+async def test_a_model_whose_name_has_half_a_character() -> None:
+    world = World()
+    body = {"model": "m\ud83d", "messages": [{"role": "user", "content": "Hello."}]}
+    _, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(whole({"content": "It is 42."})))
+    assert outcome.status == 200
