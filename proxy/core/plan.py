@@ -122,7 +122,7 @@ class Plan(msgspec.Struct, frozen=True):
     def before(self, event: int) -> Plan:
         """The plan of the request before that event (ordinals from 1)."""
         answered = self.events[event - 1].answered
-        plan = self._without(event)
+        plan = self.without(event)
         moves = {index: move for index, move in plan.moves.items() if index < answered}
         return msgspec.structs.replace(plan, moves=moves)
 
@@ -135,9 +135,9 @@ class Plan(msgspec.Struct, frozen=True):
         newest = self.boundaries[-1] if self.boundaries else None
         if newest is None or newest == boundary or newest.event < len(self.events):
             return self
-        return self if self.waited >= PATIENCE else self._without(newest.event)
+        return self if self.waited >= PATIENCE else self.without(newest.event)
 
-    def _without(self, event: int) -> Plan:
+    def without(self, event: int) -> Plan:
         """The plan without that event and all later ones. Results that moved before they were seen stay moved."""
         moves = {
             index: move if move.event < event else Move(first_preview=True, event=0)

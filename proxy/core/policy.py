@@ -37,6 +37,8 @@ class Mode(StrEnum):
     COMPACT = "compact"
     COMPRESS = "compress"
     AUTO = "auto"
+    OBSERVE = "observe"
+    """Planned as `auto`, but sent as it came."""
 
 
 class Wait(StrEnum):
@@ -240,6 +242,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Who waits for a summary: a request, or the summary until upstream is idle, which one with one slot needs."""
         wait = self.offload.compress.wait
         return Wait.IDLE if wait is Wait.NEVER and self.limits.upstream_concurrency == 1 else wait
+
+    @property
+    def planning(self) -> Policy:
+        """The policy by which requests are planned: for `observe`, the one that it shows, which is `auto`."""
+        if self.offload.mode is not Mode.OBSERVE:
+            return self
+        return msgspec.structs.replace(self, offload=msgspec.structs.replace(self.offload, mode=Mode.AUTO))
 
     def for_model(self, model: str) -> Policy:
         """The policy with the sections of the first rule that matches this model."""

@@ -12,13 +12,32 @@ from proxy.core.turn import Usage
 from proxy.dialects.values import Members, object_of, whole
 
 _PROMPT = re.compile(rb'(?<!\\)"(?:prompt|input)_tokens"\s*:\s*(\d{1,11})(?!\d)')
-"""A member of the usage. Within a string of the reply, the quotation marks would be escaped."""
+_COMPLETION = re.compile(rb'(?<!\\)"(?:completion|output)_tokens"\s*:\s*(\d{1,11})(?!\d)')
+_CACHED = re.compile(rb'(?<!\\)"(?:cached_tokens|prompt_cache_hit_tokens)"\s*:\s*(\d{1,11})(?!\d)')
+"""Members of the usage. Within a string of the reply, the quotation marks would be escaped."""
 
 
 def prompt_tokens(end: bytes) -> int:
     """Return the tokens of the prompt, as upstream counted them, from the last bytes of a reply that is only relayed; 0
     if they do not say."""
     return max(map(int, _PROMPT.findall(end)), default=0)
+
+
+def reported(end: bytes) -> Reported | None:
+    """Return what the last bytes of a reply that is only relayed say about its cost, or None if they do not."""
+    prompt = prompt_tokens(end)
+    if not prompt:
+        return None
+    completion, cached = (list(map(int, pattern.findall(end))) for pattern in (_COMPLETION, _CACHED))
+    return Reported(prompt, max(completion, default=0), min(max(cached), prompt) if cached else None)
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """The tokens of a reply as upstream counted them. `cached` is None if it does not say how many it had cached."""
+
+    prompt: int
+    completion: int
+    cached: int | None
 
 
 class UsageFields(msgspec.Struct, frozen=True):

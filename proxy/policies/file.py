@@ -182,6 +182,6 @@ def _section_faults(path: Path, part: Policy | Rule, *, lossy: bool) -> Iterator
                 "expected a `prefix`: without one, all that users say is results",
             )
     window, snapshot = upstream.context_window, offload.compress.snapshot_tokens
-    if window is not None and snapshot >= window and offload.mode in (Mode.COMPRESS, Mode.AUTO):
+    if window is not None and snapshot >= window and offload.mode in (Mode.COMPRESS, Mode.AUTO, Mode.OBSERVE):
         place = (*path, "offload", "compress", "snapshot_tokens")
         yield place, f"expected less than `upstream.context_window` ({window} tokens), as the snapshot has to fit in"

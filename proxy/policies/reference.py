@@ -28,6 +28,8 @@ every key with its default, [schema.json](../policies/schema.json) serves editor
 
 The modes: **compact** moves tool results. **compress** summarises old history into one snapshot whose originals stay
 readable. **auto** moves results, and also summarises where moving leaves too much. **off** passes everything through.
+**observe** passes everything through, too, and reports what auto would have sent and cost
+([observe.md](observe.md)).
 
 The user's first message, the last two, and the newest within `pin_user_tokens` are never summarised, and the last two
 are never touched. An older one that is larger than `pin_user_tokens` by itself leaves a preview and a reference, as a

@@ -1,8 +1,10 @@
 """The stages of a chat request as values, each made from the one before. The log's outcome is built from the last.
 
     ParsedRequest ──plan──> AsItCame ──render──> Rewritten
+                                └─────observe──> Observed
 
-An attempt is one of the last two: the request as it came, with or without a plan, or rewritten to its plan.
+An attempt is one of the last three: the request as it came, with or without a plan; rewritten to its plan; or as it
+came, beside what its plan would have done.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from proxy.core.policy import SnapshotRole
+from proxy.core.forecast import Billed, Forecast, forecast
+from proxy.core.policy import Mode, SnapshotRole
 from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition
 from proxy.core.request import Request
 from proxy.core.turn import Usage
 from proxy.dialects import Turn
+from proxy.dialects.usage import Reported
 from proxy.policies.tenants import Tenant
 from proxy.regex import Budget
-from proxy.requests.prepare import PlannedRequest, RenderedRequest
+from proxy.requests.prepare import OUR_TOOLS_TOKENS, PlannedRequest, RenderedRequest
 from proxy.requests.turn_io import RequestTurnIO
-from proxy.telemetry.outcome import Kind, Outcome, StoreError, ToolUse
+from proxy.telemetry.outcome import Basis, Kind, Outcome, StoreError, ToolUse
 from proxy.upstream.headers import Header
 
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """Why the request must not be planned."""
     continued: bytes | None = None
     """What goes upstream instead of `body`, if the request goes on from a reply with hidden rounds by its id."""
+    observed: bool = False
+    """Whether the plan is only recorded, and the request goes upstream as it came."""
 
 
 class AsItCame(msgspec.Struct, frozen=True):
@@ -153,7 +159,69 @@ class Rewritten(msgspec.Struct, frozen=True):
         return rendered_headers(self.rendered)
 
 
-Attempt = AsItCame | Rewritten
+class Observed(msgspec.Struct, frozen=True):
+    """The client's own bytes go upstream, beside what the plan would have done. The reply then says what they cost."""
+
+    parsed: ParsedRequest
+    planned: PlannedRequest
+    foreseen: Forecast
+    reported: Reported | None = None
+    """What upstream said about the cost, once its reply has ended."""
+
+    kind: ClassVar[Kind] = Kind.OBSERVED
+    reason: ClassVar[Reason] = Reason.NONE
+    obstacle: ClassVar[str] = ""
+    additions: ClassVar[frozenset[Addition]] = frozenset()
+    limit: ClassVar[int | None] = None
+    reinserted: ClassVar[int] = 0
+    rounds: ClassVar[int] = 0
+    uses: ClassVar[tuple[ToolUse, ...]] = ()
+
+    @classmethod
+    def of(cls, parsed: ParsedRequest, planned: PlannedRequest, reported: Reported | None = None) -> Observed:
+        """Return the attempt with its forecast, which rests on upstream's numbers if these are known."""
+        billed = None
+        if reported is not None and reported.cached is not None:
+            billed = Billed(reported.prompt, reported.cached)
+        return cls(parsed, planned, foreseen(planned, billed), reported)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the messages as the plan would have sent them."""
+        return self.foreseen.tokens
+
+    @property
+    def compacted(self) -> int:
+        return self.foreseen.compacted
+
+    @property
+    def compressed(self) -> int:
+        return self.foreseen.compressed
+
+    @property
+    def spent(self) -> Usage:
+        said = self.reported
+        return Usage(said.prompt, said.completion, said.cached or 0) if said else Usage()
+
+    @property
+    def basis(self) -> Basis:
+        """What the costs rest on."""
+        return Basis.UNKNOWN if self.reported is None or self.reported.cached is None else Basis.BILLED
+
+    def headers(self) -> Sequence[Header]:
+        """Return our headers for the client's reply."""
+        return offload_headers(self.planned, self.tokens, self.compacted, self.compressed, mode=Mode.OBSERVE)
+
+
+Sent = AsItCame | Rewritten
+"""An attempt that upstream may refuse, so that another one follows."""
+Attempt = Sent | Observed
+
+
+def foreseen(planned: PlannedRequest, billed: Billed | None = None) -> Forecast:
+    """Return what this plan would have sent and cost."""
+    head = planned.prompt(0) - OUR_TOOLS_TOKENS
+    return forecast(planned.past.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
 
 
 def rendered_headers(rendered: RenderedRequest) -> Sequence[Header]:
@@ -163,14 +231,20 @@ def rendered_headers(rendered: RenderedRequest) -> Sequence[Header]:
 
 
 def offload_headers(
-    planned: PlannedRequest, after: int, compacted: int, compressed: int, limit: int | None = None
+    planned: PlannedRequest,
+    after: int,
+    compacted: int,
+    compressed: int,
+    limit: int | None = None,
+    mode: Mode | None = None,
 ) -> Sequence[Header]:
     """Return headers that say what was done to a planned request.
 
-    `after` is the tokens of its messages as sent, and `limit` is the lower limit for the reply, if it was lowered.
+    `after` is the tokens of its messages as sent, `limit` is the lower limit for the reply, if it was lowered, and
+    `mode` is the mode that applied, if that is not the one by which it was planned.
     """
     return [
-        (b"x-offload-mode", planned.policy.offload.mode.value.encode()),
+        (b"x-offload-mode", (mode or planned.policy.offload.mode).value.encode()),
         (b"x-offload-tokens-before", b"%d" % planned.tokens),
         (b"x-offload-tokens-after", b"%d" % after),
         (b"x-offload-compacted", b"%d" % compacted),
@@ -186,6 +260,8 @@ def outcome(
     tenant, chat, planned = attempt.parsed.tenant, attempt.parsed.chat, attempt.planned
     events = planned.plan.events if planned else ()
     messages = len(planned.past.items) if planned else 0
+    observed = attempt if isinstance(attempt, Observed) else None
+    mode = Mode.OBSERVE if observed else planned.policy.offload.mode if planned else Mode.OFF
     return Outcome(
         request_id=client.request_id,
         dialect=client.dialect,
@@ -196,13 +272,16 @@ def outcome(
         path=client.path.decode("latin-1"),
         model=chat.model if chat else "",
         stream=chat.stream if chat else False,
-        mode=planned.policy.offload.mode.value if planned else "off",
+        mode=mode.value,
         reason=attempt.reason,
         obstacle=attempt.obstacle,
         messages=messages,
         left_alone=planned.past.irregular if planned else {},
         tokens_before=planned.tokens if planned else 0,
         tokens_after=attempt.tokens,
+        cost_before=observed.foreseen.before if observed else 0,
+        cost_after=observed.foreseen.after if observed else 0,
+        usage=observed.basis if observed else Basis.NONE,
         compacted=attempt.compacted,
         compressed=attempt.compressed,
         events=len(events),

@@ -1,6 +1,6 @@
 """The life of a chat request, from its first byte to its last.
 
-body ──parse, plan──> nothing to do: it goes upstream as it came, and so does the reply to the client
+body ──parse, plan──> nothing to do, or only to be observed: it goes upstream as it came, and so does the reply
                 └───> render, converse ──> upstream's reply, without our tools; the rounds that it hides are recorded
 
 `prepare` plans and renders, `tool_loop` converses with upstream, and `core` makes every decision. The stages are the
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -25,11 +25,21 @@ from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition, Verdict
 from proxy.core.request import LARGE_BYTES
 from proxy.dialects import Dialect
+from proxy.dialects.usage import reported
 from proxy.errors import ClientFault
 from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
-from proxy.requests.attempt import AsItCame, Attempt, ParsedRequest, Rewritten, outcome, rendered_headers
-from proxy.requests.passthrough import ReplyEnds, served
+from proxy.requests.attempt import (
+    AsItCame,
+    Attempt,
+    Observed,
+    ParsedRequest,
+    Rewritten,
+    Sent,
+    outcome,
+    rendered_headers,
+)
+from proxy.requests.passthrough import DecodedEnd, ReplyEnds, served
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
 from proxy.requests.refusals import Tries
@@ -80,6 +90,9 @@ class _Request:
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
             parsed = await self._parse(body)
+            if parsed.observed:
+                await self._observe(parsed)
+                return
             planned = self._newest = await self._plan(parsed)
             tries, own = Tries(self._believed(planned)), None
             while True:
@@ -120,12 +133,15 @@ class _Request:
             return _parsed(body, tenant, Reason.ENCODING)
         except Unplannable as error:
             return _parsed(body, tenant, error.reason)
-        policy = tenant.policy.for_model(chat.model)
+        chosen = tenant.policy.for_model(chat.model)
+        held_back, policy = _held_back(client, chosen), chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
+        if not held_back and _observes(client, chosen):
+            return ParsedRequest(body, tenant, _searching(policy), chat, observed=True)
         self._services.seen(tenant, client.headers)
         going_on = await self._records.continuation(chat.continues) if chat.continues else None
         continued = self._dialect.continued(chat, going_on) if going_on else None
-        return ParsedRequest(body, tenant, _searching(policy), chat, _held_back(client, policy), continued)
+        return ParsedRequest(body, tenant, _searching(policy), chat, held_back, continued)
 
     async def _plan(self, parsed: ParsedRequest) -> AsItCame:
         """Return the request with its plan, or with the reason why it has none."""
@@ -146,7 +162,7 @@ class _Request:
             return AsItCame(parsed, reason=Reason.FIELD, obstacle=chat.obstacle)
         return AsItCame(parsed, planned if factor == 1 else replace(planned, factor=factor))
 
-    async def _render(self, attempt: AsItCame, tries: Tries) -> Attempt:
+    async def _render(self, attempt: AsItCame, tries: Tries) -> Sent:
         """Return the request rewritten to its plan, or as it came if there is no plan or it changes nothing."""
         planned = attempt.planned
         if planned is None:
@@ -184,7 +200,7 @@ class _Request:
 
     # -- sending it --
 
-    async def _send(self, attempt: Attempt, blamed: frozenset[Addition]) -> Refusal | None:
+    async def _send(self, attempt: Sent, blamed: frozenset[Addition]) -> Refusal | None:
         """Have upstream answer the client. Returns a refusal if another attempt may succeed; the client has then seen
         nothing."""
         if isinstance(attempt, AsItCame):
@@ -218,6 +234,25 @@ class _Request:
                 if attempt.refused is not None and blamed and not self._is_error(reply, ends.first):
                     self._learn(attempt.refused, frozenset(), blamed)
             return None
+
+    async def _observe(self, parsed: ParsedRequest) -> None:
+        """Send the client's bytes upstream and upstream's bytes back, and only record what the plan would have done.
+
+        Nothing is stored, asked for or learned on the way.
+        """
+        attempt: Attempt = await self._plan(parsed)
+        self._newest, planned = attempt, attempt.planned
+        if planned is not None:
+            observe = partial(Observed.of, parsed, planned)
+            attempt = self._newest = await self._run(observe, planned.request.large)
+        request = self._services.relay.request(self._client, parsed.tenant, parsed.body)
+        self._client.sent = time.perf_counter()
+        async with aclosing(await self._services.upstream.send(request)) as reply:
+            end = DecodedEnd(reply)
+            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, end.take)
+            said = reported(end.last) if reply.status == 200 else None
+            if planned is not None and said is not None:
+                self._newest = await self._run(partial(Observed.of, parsed, planned, said), planned.request.large)
 
     async def _pass_on(self, refusal: Refusal, ours: Sequence[Header]) -> None:
         """Reply with upstream's refusal: its status, headers and body."""
@@ -322,5 +357,14 @@ def _held_back(client: Exchange, policy: Policy) -> Reason:
     """Return why the client or the policy wants the request sent as it came, or `Reason.NONE`."""
     if policy.offload.mode is Mode.OFF:
         return Reason.OFF
-    said = {value.strip().lower() for value in client.headers.get_all(b"x-offload")} if client.has_wish else ()
-    return Reason.HEADER if b"off" in said else Reason.NONE
+    return Reason.HEADER if b"off" in _wishes(client) else Reason.NONE
+
+
+def _observes(client: Exchange, policy: Policy) -> bool:
+    """Whether the client or the policy wants the plan recorded and not carried out."""
+    return policy.offload.mode is Mode.OBSERVE or b"observe" in _wishes(client)
+
+
+def _wishes(client: Exchange) -> Collection[bytes]:
+    """Return what the client says in its header `x-offload`."""
+    return {value.strip().lower() for value in client.headers.get_all(b"x-offload")} if client.has_wish else ()

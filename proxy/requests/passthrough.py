@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
-from proxy.errors import Fault, ProxyError, UpstreamFault
+from proxy.errors import BadEncoding, Fault, ProxyError, UpstreamFault
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.client import UpstreamReply, UpstreamRequest
+from proxy.upstream.content_encoding import ContentDecoder
 from proxy.upstream.headers import Header, reply_headers, request_headers, url_for
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ Larger bodies, which are uploads, are relayed as they arrive."""
 
 ENDING = 4 << 10
 """Bytes at either end of a reply that are looked at. Its usage takes less than one KiB, and little follows it."""
+
+DECODED = 2 << 20
+"""The most bytes into which a chunk of a reply is decompressed to see its end. That takes a few milliseconds."""
 
 Sink = Callable[[Outcome], None]
 """Gets the outcome of every request."""
@@ -123,6 +127,29 @@ class ReplyEnds:
         if len(self.first) < ENDING:
             self.first += chunk[: ENDING - len(self.first)]
         self.last = (self.last + chunk[-ENDING:])[-ENDING:]
+
+
+class DecodedEnd:
+    """Keeps the end of a reply that is relayed, decompressed. It stays empty if that is not possible."""
+
+    def __init__(self, reply: UpstreamReply) -> None:
+        self.last = b""
+        self._decoder: ContentDecoder | None = None
+        codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
+        with suppress(BadEncoding):
+            self._decoder = ContentDecoder(codings)
+
+    def take(self, chunk: bytes) -> None:
+        """Take the reply's next chunk."""
+        size = 0
+        try:
+            for piece in self._decoder.feed(chunk) if self._decoder else ():
+                self.last = (self.last + piece[-ENDING:])[-ENDING:]
+                size += len(piece)
+                if size > DECODED:
+                    raise BadEncoding("too large to be decompressed on the event loop")
+        except BadEncoding:
+            self._decoder, self.last = None, b""
 
 
 async def _report(client: Exchange, error: ProxyError) -> Fault:

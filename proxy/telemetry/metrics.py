@@ -21,13 +21,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from proxy.telemetry.outcome import Outcome, ToolUse
+from proxy.telemetry.outcome import Kind, Outcome, ToolUse
 
 Mode = Literal["livesum", "livemin"]
 """How the gauges of several workers are combined. Only live workers count: a dead one has no requests and no caches."""
@@ -44,6 +45,7 @@ shows new values, and the others' last samples."""
 MOST = 10**12
 """The most tokens that one request adds to a counter. Upstream may report any number, and none may break a counter."""
 
+OK = HTTPStatus.OK.value
 NONE = "none"
 OTHER = "other"
 TOOLS = frozenset({"grep", "read_file"})
@@ -75,6 +77,14 @@ SUMS: Mapping[str, tuple[str, str]] = {
 """Field of `Outcome` → the metric that sums it for each tenant, and its help text."""
 
 _summed = attrgetter(*SUMS)
+
+OBSERVED: Mapping[str, tuple[str, str]] = {
+    "tokens_before": ("observed_tokens_before", "Tokens of observed histories as the clients sent them."),
+    "tokens_after": ("observed_tokens_after", "Tokens of observed histories as the plan would have sent them."),
+    "cost_before": ("observed_cost_before", "Cost of observed requests' input as it came, in plain input tokens."),
+    "cost_after": ("observed_cost_after", "Cost of observed requests' input as the plan would have sent it."),
+}
+"""The same for requests that are only observed, by what their costs rest on."""
 
 
 class Metrics:
@@ -114,6 +124,10 @@ class Metrics:
         )
         self._reloads = self._counter("policy_reloads", "Reloads of the policies.", "result")
         self._sums = [self._counter(name, text, "tenant") for name, text in SUMS.values()]
+        self._observed = self._counter("observed_requests", "Observed requests that succeeded.", "tenant", "usage")
+        self._foreseen = [
+            (field, self._counter(name, text, "tenant", "usage")) for field, (name, text) in OBSERVED.items()
+        ]
         self._sums_of = cache(lambda tenant: [series(tenant) for series in self._sums])
         self._added = self._histogram("added_seconds", "Our own work before the first round was sent.", ADDED)
         self._first_byte = self._histogram("first_byte_seconds", "From request to the reply's first byte.", WAITED)
@@ -134,6 +148,7 @@ class Metrics:
             self._errors(tenant, outcome.fault).inc()
         if outcome.reason:
             self._unplanned(tenant, outcome.reason, outcome.obstacle, outcome.dialect).inc()
+        outcome = self._as_it_went(tenant, outcome)
         for series, amount in zip(self._sums_of(tenant), _summed(outcome), strict=True):
             if amount > 0:
                 series.inc(min(amount, MOST))
@@ -204,6 +219,16 @@ class Metrics:
                 return OTHER
             self._tenants.add(tenant)
         return tenant or NONE
+
+    def _as_it_went(self, tenant: str, outcome: Outcome) -> Outcome:
+        """Return the outcome without what an observed plan only would have done, which is counted apart."""
+        if outcome.kind is not Kind.OBSERVED:
+            return outcome
+        if outcome.status == OK:
+            self._observed(tenant, outcome.usage).inc()
+            for field, series in self._foreseen:
+                series(tenant, outcome.usage).inc(min(getattr(outcome, field), MOST))
+        return replace(outcome, tokens_after=outcome.tokens_before, compacted=0, compressed=0, new_event=False)
 
     def _used(self, tenant: str, use: ToolUse) -> None:
         tool = _one_of(TOOLS, use.tool)

@@ -26,12 +26,25 @@ class Kind(StrEnum):
     """A chat request that went upstream as the client sent it."""
     OFFLOADED = "offloaded"
     """A chat request that was rewritten."""
+    OBSERVED = "observed"
+    """A chat request that went upstream as the client sent it, while its plan was only recorded."""
     OPERATION = "operation"
     """A call of one of our own operations."""
     REFUSED = "refused"
     """Refused before any work on it began."""
     SUMMARY = "summary"
     """A summary made for a conversation, apart from its requests."""
+
+
+class Basis(StrEnum):
+    """What the costs of an observed request rest on."""
+
+    NONE = ""
+    """The request was not observed."""
+    BILLED = "billed"
+    """Upstream said how many tokens it counted, and how many of them it had cached."""
+    UNKNOWN = "unknown"
+    """It did not: everything that the request before this one had counts as cached."""
 
 
 class StoreOperation(StrEnum):
@@ -126,6 +139,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Messages whose calls and results do not pair, or that cannot be read, and so stay as they came."""
     tokens_before: int = 0
     tokens_after: int = 0
+    cost_before: int = 0
+    """For an observed request: the cost of its input as it came, in plain input tokens under the policy's prices."""
+    cost_after: int = 0
+    """The same as the plan would have sent it. The other values of this request also say what the plan would do."""
+    usage: Basis = Basis.NONE
+    """What these costs rest on."""
     compacted: int = 0
     """Messages that were sent with their text moved."""
     compressed: int = 0

@@ -258,7 +258,7 @@ def test_bad_durations(text: str) -> None:
         ("offload: {cache_write: .inf}", "offload.cache_write: expected a number <= 100"),
         ("offload: {exclude_tools: load}", "offload.exclude_tools: expected a list, got text"),
         ("offload: {exclude_tools: [no]}", "offload.exclude_tools[0]: expected text, got true or false"),
-        ("offload: {mode: atuo}", "offload.mode: expected one of auto, compact, compress, off"),
+        ("offload: {mode: atuo}", "offload.mode: expected one of auto, compact, compress, observe, off"),
         ("offload: {mode: true}", "offload.mode: expected text, got true or false"),
         ("offload: {store_dir: ../x}", "offload.store_dir: expected the directory name that references carry"),
         (

@@ -1,0 +1,218 @@
+"""A request that is only observed: it goes upstream as it came, and the plan is recorded beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from proxy.core.policy import Mode, Policy, Rule
+from proxy.dialects.chat import CHAT
+from proxy.dialects.responses import RESPONSES
+from proxy.errors import UpstreamBroken
+from proxy.requests.handler import Chat
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.outcome import Outcome
+from tests.dialects.chat.turns import ANSWER, whole
+from tests.requests.scripted import JSON, STREAM, ScriptedReply
+from tests.requests.test_handler import LONG, OVERFLOW, POLICY, World, chat, refused, reply_headers
+from tests.telemetry.test_metrics import samples
+
+CHUNKED = (b"transfer-encoding", b"chunked")
+OBSERVE = [CHUNKED, (b"x-offload", b" Observe ")]
+BILLED = {
+    "prompt_tokens": 10_000,
+    "completion_tokens": 7,
+    "total_tokens": 10_007,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+REPLY = whole({"content": "It is 42."}, usage=BILLED)
+
+
+def observing(policy: Policy = POLICY) -> Policy:
+    return replace(policy, offload=replace(policy.offload, mode=Mode.OBSERVE))
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """One in which nothing may be stored, asked for in the background, or learned."""
+    world = World()
+    world.policy = observing()
+    world.fail_store()
+    yield world
+    await world.services.background.close(1)
+    world.services.threads.close()
+    assert not world.store.records
+
+
+def seen(outcome: Outcome) -> tuple[str, str, str, str]:
+    return outcome.kind, outcome.mode, outcome.usage, outcome.reason
+
+
+async def test_the_request_and_its_reply_go_byte_for_byte_and_the_plan_is_reported(world: World) -> None:
+    client, outcome = await world.ask(LONG, ScriptedReply(REPLY[:30], REPLY[30:]))
+    assert world.sent == [LONG] and client.body == REPLY and client.complete
+    assert seen(outcome) == ("observed", "observe", "billed", "")
+    assert (outcome.compacted, outcome.rounds, outcome.store_errors) == (1, 0, {})
+    assert outcome.tokens_after < 3_000 < 25_000 < outcome.tokens_before
+    assert (outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens) == (10_000, 7, 0)
+    assert outcome.cost_before == 12_500, "10,000 tokens, written to the cache at 1.25"
+    assert 0 < outcome.cost_after < 2_000
+    headers = reply_headers(client)
+    assert headers[b"x-offload-mode"] == b"observe"
+    assert headers[b"x-offload-tokens-before"] == b"%d" % outcome.tokens_before
+    assert headers[b"x-offload-tokens-after"] == b"%d" % outcome.tokens_after
+    assert (headers[b"x-offload-compacted"], headers[b"x-offload-compressed"]) == (b"1", b"0")
+
+
+async def test_it_reports_what_offloading_then_does(world: World) -> None:
+    _, foreseen = await world.ask(LONG, ScriptedReply(REPLY))
+    real = World()
+    _, done = await real.ask(LONG, ScriptedReply(REPLY))
+    await real.services.background.close(1)
+    real.services.threads.close()
+    assert (foreseen.tokens_before, foreseen.tokens_after) == (done.tokens_before, done.tokens_after)
+    assert (foreseen.compacted, foreseen.compressed, foreseen.events) == (done.compacted, done.compressed, done.events)
+
+
+async def test_a_client_asks_for_it_and_the_plan_is_that_of_its_policy(world: World) -> None:
+    world.policy = POLICY
+    client, outcome = await world.ask(LONG, ScriptedReply(REPLY), headers=OBSERVE)
+    assert world.sent == [LONG] and client.body == REPLY
+    assert seen(outcome) == ("observed", "observe", "billed", "") and outcome.compacted == 1
+
+
+@pytest.mark.parametrize("why", ["policy", "header"])
+async def test_off_is_stronger(world: World, why: str) -> None:
+    off = replace(POLICY, offload=replace(POLICY.offload, mode=Mode.OFF))
+    world.policy = off if why == "policy" else observing()
+    headers = OBSERVE if why == "policy" else [CHUNKED, (b"x-offload", b"off")]
+    client, outcome = await world.ask(LONG, ScriptedReply(REPLY), headers=headers)
+    assert world.sent == [LONG]
+    assert seen(outcome) == ("untouched", "off", "", "off" if why == "policy" else "header")
+    assert reply_headers(client)[b"x-offload-mode"] == b"off"
+
+
+async def test_a_rule_observes_one_model(world: World) -> None:
+    rule = Rule(model="m", upstream=POLICY.upstream, offload=observing().offload, tools=POLICY.tools)
+    world.policy = replace(POLICY, rules=(rule,))
+    _, outcome = await world.ask(LONG, ScriptedReply(REPLY))
+    assert world.sent == [LONG] and outcome.mode == "observe"
+
+
+@pytest.mark.parametrize(
+    ("reply", "usage"),
+    [
+        (ScriptedReply(ANSWER), "unknown"),  # its usage says nothing of the cache
+        (ScriptedReply(ANSWER.replace(b'"usage"', b'"spent"').replace(b"_tokens", b""), headers=[STREAM]), "unknown"),
+        (ScriptedReply(b'data: {"usage": %b}\n\ndata: [DONE]\n\n' % json.dumps(BILLED).encode()), "billed"),
+        (ScriptedReply(gzip.compress(REPLY), headers=[JSON, (b"Content-Encoding", b"gzip")]), "billed"),
+        (ScriptedReply(REPLY, headers=[JSON, (b"Content-Encoding", b"gzip")]), "unknown"),
+        (ScriptedReply(REPLY, headers=[JSON, (b"Content-Encoding", b"rot13")]), "unknown"),
+        (ScriptedReply(gzip.compress(b" " * (4 << 20) + REPLY), headers=[(b"Content-Encoding", b"gzip")]), "unknown"),
+    ],
+)
+async def test_costs_rest_on_upstreams_numbers_where_it_gives_any(
+    world: World, reply: ScriptedReply, usage: str
+) -> None:
+    body = chat("word " * 5_000, more=True, stream=True)
+    client, outcome = await world.ask(body, reply)
+    assert world.sent == [body] and client.body == b"".join(step for step in reply.steps if isinstance(step, bytes))
+    assert seen(outcome) == ("observed", "observe", usage, "")
+    assert outcome.cost_before == 12_500 if usage == "billed" else outcome.cost_before > 2_000
+    assert outcome.cost_after > 0
+
+
+async def test_a_refusal_reaches_the_client_and_teaches_nothing(world: World) -> None:
+    client, outcome = await world.ask(LONG, refused(OVERFLOW))
+    assert (client.status, client.body, world.sent) == (400, OVERFLOW, [LONG])
+    assert (outcome.kind, outcome.status, outcome.usage) == ("observed", 400, "unknown")
+    assert world.services.learned.window("acme-1", POLICY, "m") is None
+
+
+async def test_a_longer_prompt_than_ours_teaches_nothing(world: World) -> None:
+    world.policy = observing(replace(POLICY, upstream=replace(POLICY.upstream, context_window=30_000)))
+    dear = whole({"content": "x"}, usage={**BILLED, "prompt_tokens": 29_000})
+    await world.ask(chat("word " * 2_000), ScriptedReply(dear))
+    assert world.services.calibration.factor("acme-1", POLICY.upstream.base_url, "m") == 1.0
+
+
+async def test_a_limit_that_does_not_fit_stays_as_it_came(world: World) -> None:
+    world.policy = observing(replace(POLICY, upstream=replace(POLICY.upstream, context_window=4_000)))
+    body = chat(max_tokens=3_990)
+    await world.ask(body, ScriptedReply(REPLY))
+    assert world.sent == [body]
+
+
+async def test_what_cannot_be_planned_says_why(world: World) -> None:
+    for body, reason in ((b"{", "invalid"), (chat(n=2), "field")):
+        client, outcome = await world.ask(body, ScriptedReply(REPLY))
+        assert world.sent[-1] == body and client.body == REPLY
+        assert seen(outcome) == ("untouched", "off", "", reason)
+
+
+async def test_nothing_is_asked_for_in_the_background(world: World) -> None:
+    asked: list[Any] = []
+    services = dataclasses.replace(world.services, seen=lambda tenant, headers: asked.append(tenant))
+    world.chat = Chat(services, CHAT)
+    await world.ask(LONG, ScriptedReply(REPLY))
+    assert not asked
+    world.policy = POLICY
+    world.store._fault = None
+    await world.ask(chat(), ScriptedReply(REPLY))
+    assert len(asked) == 1
+
+
+async def test_a_reply_that_breaks_off_is_unknown(world: World) -> None:
+    _, outcome = await world.ask(LONG, ScriptedReply(REPLY[:20], UpstreamBroken("gone")))
+    assert (outcome.usage, outcome.fault) == ("unknown", "broken")
+
+
+async def test_responses_are_observed_as_chat_is(world: World) -> None:
+    world.chat = Chat(world.services, RESPONSES)
+    items = [
+        {"role": "user", "content": "What is it?"},
+        {"type": "function_call", "call_id": "c", "name": "search", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "word " * 5_000},
+    ]
+    body = json.dumps({"model": "m", "input": items}).encode()
+    usage = {"input_tokens": 10_000, "input_tokens_details": {"cached_tokens": 2_000}, "output_tokens": 5}
+    reply = json.dumps({"id": "r", "object": "response", "output": [], "usage": usage}).encode()
+    client, outcome = await world.ask(body, ScriptedReply(reply))
+    assert world.sent == [body] and client.body == reply
+    assert seen(outcome) == ("observed", "observe", "billed", "") and outcome.compacted == 1
+    assert (outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == (10_000, 2_000, 5)
+    assert outcome.cost_before == 200 + 10_000
+
+
+async def test_a_continuation_is_not_looked_up(world: World) -> None:
+    world.chat = Chat(world.services, RESPONSES)
+    body = json.dumps({"model": "m", "input": "go on", "previous_response_id": "resp_1"}).encode()
+    _, outcome = await world.ask(body, ScriptedReply(REPLY))
+    assert world.sent == [body] and not outcome.store_errors
+    assert seen(outcome) == ("untouched", "off", "", "field")
+
+
+async def test_metrics_log_and_headers_agree_and_what_was_sent_is_counted_as_sent(world: World) -> None:
+    metrics, outcomes = Metrics(), []
+    for reply in (ScriptedReply(REPLY), ScriptedReply(ANSWER), refused(OVERFLOW)):
+        _, outcome = await world.ask(LONG, reply)
+        outcomes.append(outcome)
+        metrics.record(outcome)
+    found = samples(metrics)
+
+    def total(name: str, **labels: str) -> float:
+        return found[f"offload_{name}_total", frozenset(({"tenant": "acme"} | labels).items())]
+
+    for outcome, usage in zip(outcomes, ("billed", "unknown"), strict=False):
+        assert total("observed_requests", usage=usage) == 1
+        for field in ("tokens_before", "tokens_after", "cost_before", "cost_after"):
+            assert total(f"observed_{field}", usage=usage) == getattr(outcome, field) > 0
+    sent = sum(outcome.tokens_before for outcome in outcomes)
+    assert total("context_tokens_before") == total("context_tokens_after") == sent
+    assert total("messages_compacted") == 0
