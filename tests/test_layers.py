@@ -59,8 +59,8 @@ SHARED = re.compile(r"\bdelta\b")
 SPEAK_CHAT = {"operations", "demo"}
 """The interface of the operations is made of chat messages, and the demo plays a chat client and its upstream."""
 
-CONTRACTS = {"proxy/telemetry/metrics.py": {"tool_calls"}, "proxy/dialects/refusals.py": {"stream_options"}}
-"""File → names in it that belong to others: a metric of ours happens to have one, and upstreams' refusals the other."""
+CONTRACTS = {"proxy/telemetry/metrics.py": {"tool_calls"}, "proxy/dialects/refusals.py": {"stream_options", "choices"}}
+"""File → names in it that belong to others: a metric of ours happens to have one, and refusals the others."""
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

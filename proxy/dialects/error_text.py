@@ -63,7 +63,7 @@ def read(body: bytes) -> ErrorText:
             continue
         codes |= {str(part[key]).lower() for key in _CODES if isinstance(part.get(key), str | int)}
         numbers |= {key: value for key, value in part.items() if type(value) is int and key not in _CODES}
-    return ErrorText("\n".join(said), frozenset(codes), numbers)
+    return ErrorText("\n".join(said)[:READ], frozenset(codes), numbers)
 
 
 def _decoded(body: bytes) -> Any:

@@ -15,6 +15,9 @@ from typing import Any
 from proxy.core.refusals import Addition, Complaint, Verdict
 from proxy.dialects import error_text, overflow
 
+MOST = 4 * error_text.KEPT
+"""The most characters of all its texts in which we look for wordings: some 20 ms of work, on the event loop."""
+
 _REFUSING = (400, 404, 422)
 """The statuses of a request that upstream could not accept. OpenRouter uses 404 if no provider takes its fields."""
 
@@ -78,7 +81,7 @@ _names_ours = re.compile(r"\btools?\b|function[ _-]?call|\broles?\b|template|jin
 
 def complaint(status: int, body: bytes) -> Complaint:
     """Return what this refusal of a request that we changed is about. Status 200 means an error in a reply's place."""
-    status = status if status != 200 else error_status(body)
+    status = status if status != 200 else error_status(body) or 400
     if overflow.is_overflow(status, body):
         return Verdict.OVERFLOW
     if status not in _REFUSING and status < 500:
@@ -111,9 +114,8 @@ def error_status(body: bytes) -> int:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
         return 0
-    if not isinstance(parsed, dict):
-        return 0
-    error = parsed if parsed.get("type") == "error" else parsed.get("error")
+    reply = parsed[0] if isinstance(parsed, list) and parsed else parsed  # Gemini puts it into a list
+    error = _error_in(reply) if isinstance(reply, dict) else None
     if not error:
         return 0
     for name in ("code", "status_code", "status") if isinstance(error, dict) else ():
@@ -122,10 +124,27 @@ def error_status(body: bytes) -> int:
     return 500 if re.search("server|internal|overload|timeout|unavailable", told(body), re.IGNORECASE) else 400
 
 
+def _error_in(reply: Mapping[str, Any]) -> Any:
+    """Return the error in the place of a reply, in any vendor's shape; something false if there is none."""
+    if reply.get("error"):
+        return reply["error"]
+    if "error" in (reply.get("type"), reply.get("object")):  # Anthropic, OpenAI's Responses; vLLM and FastChat
+        return reply
+    choices, base = reply.get("choices"), reply.get("base_resp")
+    if choices and isinstance(choices, list) and isinstance(choices[0], dict):
+        return choices[0].get("error")  # OpenRouter
+    if isinstance(base, dict) and base.get("status_code"):  # MiniMax
+        return base
+    if "choices" in reply or "output" in reply:
+        return None
+    said = (reply.get(name) for name in ("message", "msg", "detail", "errors"))
+    return reply if any(value and isinstance(value, str | list) for value in said) else None
+
+
 def told(body: bytes) -> str:
     """Return what upstream says itself: a line for each of its texts, without what they quote of the request."""
     lines = (_words(part) if isinstance(part, str) else _codes(part) for part in error_text.parts(body))
-    return "\n".join(filter(None, lines))
+    return "\n".join(filter(None, lines))[:MOST]
 
 
 def _words(text: str) -> str:

@@ -26,7 +26,7 @@ from proxy.core.refusals import Addition, Verdict
 from proxy.core.request import LARGE_BYTES
 from proxy.dialects import Dialect
 from proxy.dialects.usage import reported
-from proxy.errors import ClientFault
+from proxy.errors import ClientFault, UpstreamBroken
 from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
 from proxy.requests.attempt import (
@@ -225,10 +225,14 @@ class _Request:
             request = replace(request, headers=Headers(request.headers.without((IDEMPOTENCY_KEY,))))
         self._client.sent = self._client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
+            read = b""
             if attempt.planned is not None and self._dialect.may_be_overflow(reply.status):
-                return await tool_loop.refusal(reply)
-            ends = ReplyEnds()
-            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, ends.take)
+                refusal = await tool_loop.refusal(reply)
+                if refusal.whole:
+                    return refusal
+                read = refusal.body
+            ends, ours = ReplyEnds(), attempt.headers()
+            await tool_loop.pass_on(reply, self._client, ours, self._dialect.error_event, ends.take, read)
             if reply.status == 200:
                 self._accepted(attempt, self._dialect.prompt_tokens(ends.last))
                 if attempt.refused is not None and blamed and not self._is_error(reply, ends.first):
@@ -255,7 +259,9 @@ class _Request:
                 self._newest = await self._run(partial(Observed.of, parsed, planned, said), planned.request.large)
 
     async def _pass_on(self, refusal: Refusal, ours: Sequence[Header]) -> None:
-        """Reply with upstream's refusal: its status, headers and body."""
+        """Reply with upstream's refusal: its status, headers and body. Raises UpstreamBroken if it was cut off."""
+        if not refusal.whole:
+            raise UpstreamBroken(f"Upstream's refusal ({refusal.status}) is too long, too slow or broken off")
         await self._client.start(refusal.status, reply_headers(refusal.headers, ours))
         await self._client.finish(refusal.body)
 

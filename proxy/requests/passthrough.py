@@ -101,10 +101,13 @@ async def pass_on(
     client: Exchange,
     ours: Sequence[Header] = (),
     watch: Callable[[bytes], None] = lambda chunk: None,
+    read: bytes = b"",
 ) -> None:
-    """Relay upstream's reply as it arrives, with the headers `ours` added, and show each chunk to `watch`. Raises
-    UpstreamFault if it breaks off."""
+    """Relay upstream's reply as it arrives, with the headers `ours` added, and show each chunk to `watch`. `read` was
+    read of it before. Raises UpstreamFault if it breaks off."""
     await client.start(reply.status, reply_headers(reply.headers, ours))
+    if read:
+        await client.write(read)
     async with aclosing(reply.chunks()) as chunks:
         async for chunk in chunks:
             watch(chunk)

@@ -164,10 +164,11 @@ class RefusalMemory:
                 yield Belief(subject, known.until, known.span)
 
     def accept(self, belief: Belief) -> None:
-        """Take over a belief that another process formed."""
-        known = self._find(belief.subject) or _Known()
-        if belief.until > max(known.until, self._clock()):
-            known.refusals, known.until = max(known.refusals, ENOUGH), belief.until
+        """Take over a belief that another process formed. None lasts longer than ours can, whatever its clock."""
+        known, now = self._find(belief.subject) or _Known(), self._clock()
+        until = min(belief.until, now + LONGEST_SPAN)
+        if until > max(known.until, now):
+            known.refusals, known.until = max(known.refusals, ENOUGH), until
             known.span = min(max(known.span, belief.span, FIRST_SPAN), LONGEST_SPAN)
             self._keep(belief.subject, known)
 

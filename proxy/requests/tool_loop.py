@@ -31,6 +31,8 @@ FIRST_RETRY = 0.5
 """Seconds before the first retry if upstream does not say. They double for each further retry."""
 WHOLE_LIMIT = 32 << 20
 """Most bytes of a reply that is not a stream."""
+REFUSAL_SECONDS = 15.0
+"""Seconds for which we read a refusal's body. What it says comes first, and another try may serve the client."""
 REFUSAL_LIMIT = 128 << 10
 """Most bytes of a refusal, compressed or not, that we read to understand it."""
 INLINE_BYTES = 32 << 10
@@ -46,11 +48,15 @@ class Refusal(OffloadError):
     `converse` raises this only if the client was sent nothing.
     """
 
-    def __init__(self, status: int, headers: Headers, body: bytes, error: bytes | None = None) -> None:
+    def __init__(
+        self, status: int, headers: Headers, body: bytes, error: bytes | None = None, *, whole: bool = True
+    ) -> None:
         super().__init__(f"upstream answered {status}")
         self.status = status
         self.headers = headers
         self.body = body
+        self.whole = whole
+        """Whether `body` is all of it. One that is very long or slow, or that breaks off, is read only in part."""
         self._error = error
 
     def said(self) -> bytes:
@@ -121,11 +127,12 @@ async def pass_on(
     ours: Sequence[Header],
     error_event: Callable[[ProxyError], bytes],
     watch: Callable[[bytes], None] = lambda chunk: None,
+    read: bytes = b"",
 ) -> None:
-    """Relay a reply to the client's own request, byte for byte, and show each chunk to `watch`. Raises UpstreamFault if
-    it breaks off; an uncompressed stream then ends with an error event."""
+    """Relay a reply to the client's own request, byte for byte, and show each chunk to `watch`. `read` was read of it
+    before. Raises UpstreamFault if it breaks off; an uncompressed stream then ends with an error event."""
     try:
-        await passthrough.pass_on(reply, client, ours, watch)
+        await passthrough.pass_on(reply, client, ours, watch, read)
     except UpstreamFault as fault:
         if client.status and _is_stream(reply, otherwise=False) and not _is_compressed(reply):
             await client.finish(b"\n\n" + error_event(fault))
@@ -314,8 +321,18 @@ async def body(reply: UpstreamReply) -> bytes:
 
 
 async def refusal(reply: UpstreamReply) -> Refusal:
-    """Read a reply whose status is not 200, as it came. Raises UpstreamFault if it breaks off or is too large."""
-    return Refusal(reply.status, reply.headers, await _gathered(reply.chunks()))
+    """Read a reply whose status is not 200, as it came and as far as that is possible within our bounds. `reply.chunks`
+    then goes on where we stopped."""
+    read, whole = bytearray(), False
+    with suppress(TimeoutError, UpstreamFault):
+        async with asyncio.timeout(REFUSAL_SECONDS), aclosing(reply.chunks()) as chunks:
+            async for chunk in chunks:
+                read += chunk
+                if len(read) > WHOLE_LIMIT:
+                    break
+            else:
+                whole = True
+    return Refusal(reply.status, reply.headers, bytes(read), whole=whole)
 
 
 async def _gathered(chunks: AsyncGenerator[bytes, None]) -> bytes:

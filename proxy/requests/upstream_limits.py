@@ -100,9 +100,10 @@ class _Known(msgspec.Struct):
         return window < max(LEAST, self.told_counted if refused else self.told_accepted)
 
     def add(self, window: int, refused: int) -> None:
+        """Remember a window. If they are too many, one goes that is not plausible, or else the largest."""
         self.windows.add((window, refused))
         if len(self.windows) > WINDOWS:
-            self.windows.remove(max(self.windows))
+            self.windows.remove(max(self.windows, key=lambda known: (not self.plausible(*known), known)))
 
 
 class UpstreamLimits:

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.refusals import Addition, Complaint, Verdict
 from proxy.dialects.chat import CHAT
-from proxy.dialects.refusals import complaint, error_status
+from proxy.dialects.refusals import MOST, complaint, error_status, told
 from tests.doubling import assert_linear
 
 FINAL, GENERATION = Verdict.FINAL, Verdict.GENERATION
@@ -307,6 +307,16 @@ def test_quotations_of_the_request_say_nothing(body: Any) -> None:
         ({"error": None, "choices": []}, 0),
         ({"choices": []}, 0),
         ([], 0),
+        # OpenRouter, in the choice; Gemini's list; MiniMax; vLLM's and FastChat's own object
+        ({"choices": [{"delta": {}, "error": {"code": 502, "message": "no"}}]}, 502),
+        ([{"error": {"code": 400, "message": "no"}}], 400),
+        ({"base_resp": {"status_code": 2013, "status_msg": "invalid params"}, "choices": None}, 400),
+        ({"base_resp": {"status_code": 0, "status_msg": ""}, "choices": []}, 0),
+        ({"object": "error", "message": "no", "code": 404}, 404),
+        ({"detail": "no tools"}, 400),
+        ({"message": {"role": "assistant", "content": "hi"}}, 0),
+        ({"choices": [], "message": "hi"}, 0),
+        ({"error": {}, "choices": [{"delta": {}}]}, 0),
     ],
 )
 def test_status_of_an_error_that_came_with_200(body: Any, status: int) -> None:
@@ -319,8 +329,15 @@ def test_reading_takes_linear_time() -> None:
         lambda size: b'{"error": ' * size,
         lambda size: b"a model " * size,
         lambda size: json.dumps({"detail": [{"msg": "no tools"}] * size}).encode(),
+        lambda size: json.dumps({"detail": [{"msg": "tools " * 300}] * (size // 100)}).encode(),
     ):
         assert_linear(lambda body: complaint(400, body), make(2_000), make(4_000))
+
+
+def test_an_error_of_many_texts_is_searched_in_part() -> None:
+    texts = [{"msg": "tools " * 300}] * 50
+    assert len(told(json.dumps({"detail": texts}).encode())) <= MOST
+    assert complaint(400, json.dumps({"detail": [{"msg": "no tools"}, *texts]}).encode()) is TOOLS
 
 
 @pytest.mark.parametrize(
@@ -333,6 +350,7 @@ def test_reading_takes_linear_time() -> None:
         ({"response_format": {"type": "json_object"}, "reasoning_effort": "high"}, 'json_object "high"'),
         ({"reasoning": {"effort": "low"}, "response_format": 3}, '{"effort": "low"}'),
         ({"reasoning_effort": "x" * 1_000}, '"' + "x" * 63),
+        ({"response_format": {"type": "x" * 1_000}}, "x" * 64),
     ],
 )
 def test_shape_of_a_request(members: dict[str, Any], shape: str) -> None:

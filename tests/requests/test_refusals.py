@@ -199,6 +199,16 @@ def test_expired_beliefs_of_others_are_not_taken_over(memory: RefusalMemory, clo
     assert not memory.knows("acme-1")
 
 
+@pytest.mark.parametrize("ahead", [2 * LONGEST_SPAN, 1e12, 1e308])
+def test_beliefs_of_a_process_whose_clock_is_wrong_expire_within_a_day(
+    memory: RefusalMemory, clock: Clock, ahead: float
+) -> None:
+    memory.accept(Belief(ONE, clock() + ahead, ahead))
+    assert memory.holds(ONE)
+    clock.now += LONGEST_SPAN + 1
+    assert not memory.holds(ONE)
+
+
 def test_beliefs_survive_being_written_down() -> None:
     belief = Belief(ONE, 1.5, 600)
     assert msgspec.json.decode(msgspec.json.encode(belief), type=Belief) == belief

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from proxy.core.policy import Inject, Tools
 from proxy.core.refusals import Verdict
 from proxy.dialects.chat import CHAT
+from proxy.errors import UpstreamBroken
 from proxy.policies.tenants import Tenant
+from proxy.requests import tool_loop
 from tests.asgi import ScriptedClient
 from tests.dialects.chat.turns import ANSWER, DONE, folded, read, stream, text
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
@@ -125,6 +128,88 @@ async def test_error_in_the_place_of_a_reply_is_a_refusal(world: World, kind: st
         client, outcome = await world.ask(LONG, ScriptedReply(NO_TOOLS), ScriptedReply(HELLO))
         assert world.sent[1] == LONG and client.body == HELLO
     assert outcome.refused == ("tools",)
+
+
+TOOLS_SAID = "this model does not support tools"
+ODD_ERRORS: dict[str, Any] = {
+    "a text": {"error": TOOLS_SAID},
+    "vLLM's own object": {"object": "error", "message": TOOLS_SAID, "code": 400},
+    "a status and a message": {"code": 400, "message": TOOLS_SAID},
+    "FastAPI": {"detail": [{"loc": ["body", "tools"], "msg": "Extra inputs are not permitted"}]},
+    "MiniMax": {"base_resp": {"status_code": 2013, "status_msg": TOOLS_SAID}, "choices": None},
+    "Gemini's list": [{"error": {"message": TOOLS_SAID, "code": 400}}],
+    "OpenRouter's choice": {
+        "choices": [{"index": 0, "delta": {"content": ""}, "error": {"message": TOOLS_SAID, "code": 400}}]
+    },
+}
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS.values(), ids=ODD_ERRORS.keys())
+async def test_error_in_the_place_of_a_reply_may_have_any_shape(world: World, error: Any) -> None:
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    for events in (stream(error, DONE), stream(role) + stream(error, DONE)):
+        client, _ = await world.ask(STREAMED, ScriptedReply(events, headers=[STREAM]), ScriptedReply(ANSWER))
+        assert world.sent[-1] == STREAMED and client.body == ANSWER
+        world = World()
+    whole = json.dumps(error).replace("delta", "message").encode()
+    client, _ = await world.ask(LONG, ScriptedReply(whole, headers=[JSON]), ScriptedReply(HELLO))
+    assert world.sent[-1] == LONG and client.body == HELLO
+
+
+async def test_event_that_is_named_an_error_is_a_refusal_whatever_its_data_says(world: World) -> None:
+    for data in (b'{"reason": "tools"}', b'"no tools"', b"no tools"):
+        events = b"event: error\ndata: " + data + b"\n\n"
+        client, _ = await world.ask(STREAMED, ScriptedReply(events, headers=[STREAM]), ScriptedReply(ANSWER))
+        assert world.sent[-1] == STREAMED and client.body == ANSWER
+        world = World()
+
+
+@pytest.mark.parametrize("nothing", [None, "", {}, [], False])
+async def test_reply_with_an_empty_error_is_a_reply(world: World, nothing: Any) -> None:
+    role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+    start = {"choices": [role], "error": nothing}
+    client, outcome = await world.ask(STREAMED, ScriptedReply(stream(start) + ANSWER))
+    assert client.body.startswith(stream(start)) and text(folded(client.body)) == "It is 42."
+    assert (outcome.kind, outcome.refused, len(world.sent)) == ("offloaded", (), 1)
+
+
+class Resumed(ScriptedReply):
+    """A reply whose chunks go on where they were left, as those of a real one do."""
+
+    def __init__(self, *steps: Any, status: int) -> None:
+        super().__init__(*steps, status=status, headers=[JSON])
+        self._left = iter(steps)
+
+    async def chunks(self) -> Any:
+        for step in self._left:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+            else:
+                yield step
+
+
+ENDLESS: dict[str, list[Any]] = {
+    "too long": [b"x" * 60] * 4,
+    "too slow": [b"x", 0.1] * 4,
+    "broken off": [b"x", UpstreamBroken("it broke off")],
+}
+
+
+@pytest.mark.parametrize("steps", ENDLESS.values(), ids=ENDLESS.keys())
+async def test_refusal_that_cannot_be_read_whole_costs_the_client_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, steps: list[Any]
+) -> None:
+    monkeypatch.setattr(tool_loop, "WHOLE_LIMIT", 200 if len(steps) < 8 else 1 << 20)
+    monkeypatch.setattr(tool_loop, "REFUSAL_SECONDS", 0.15)
+    client, _ = await world.ask(LONG, Resumed(*steps, status=400), ScriptedReply(HELLO))
+    assert world.sent[-1] == LONG and client.body == HELLO
+    client, _ = await world.ask(LONG, Resumed(*steps, status=429))
+    assert client.status == 502 and b"429" in client.body
+    if not isinstance(steps[-1], Exception):
+        client, _ = await world.ask(chat(), Resumed(*steps, status=400))
+        assert (client.status, client.body) == (400, b"".join(step for step in steps if isinstance(step, bytes)))
 
 
 async def test_final_error_in_the_place_of_a_stream_reaches_the_client_as_it_came(world: World) -> None:

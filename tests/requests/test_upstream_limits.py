@@ -192,3 +192,13 @@ def test_what_is_learned_in_one_process_is_believed_in_another() -> None:
     there.accept(ME, told[1][1])
     assert there.window(ME, policy(), "n") == 4096 and there.window(OTHER, policy(), "n") is None
     assert list(there.beliefs(ME)) == [WindowBelief(URL, "n", 4096)] and not list(there.beliefs(OTHER))
+
+
+def test_windows_that_upstream_has_refuted_take_no_place_from_new_ones() -> None:
+    known, _ = limits()
+    for window in range(LEAST, LEAST + 2 * upstream_limits.WINDOWS):
+        known.accept(ME, WindowBelief(URL, "m", window))
+    known.accepted(ME, policy(), "m", 5000, 5000)
+    assert known.window(ME, policy(), "m") is None
+    known.overflowed(ME, policy(), "m", 8192, 9000)
+    assert known.window(ME, policy(), "m") == 8192

@@ -14,7 +14,7 @@ def shape(request: Request) -> str:
     """Return what else decides whether upstream takes what we add: JSON mode, reasoning, client tools, streaming."""
     members = request.members
     said = [
-        text_of(object_of(members.get("response_format")).get("type")),
+        text_of(object_of(members.get("response_format")).get("type"))[:64],
         *(bytes(members[name])[:64].decode("utf-8", "replace") for name in REASONING if name in members),
         "tools" if has_tools(request.tools) else "",
         "stream" if request.stream else "",

@@ -31,6 +31,7 @@ _BLOCKS = frozenset(("reasoning_details", "thinking_blocks", "reasoning_opaque",
 Copilot)."""
 _BLOCK_TEXTS = frozenset(("text", "summary", "thinking", "data", "signature"))
 _NOTHING = (b"null", b'""', b"[]", b"{}")
+_NO_ERROR = (*_NOTHING, b"false", b"0")
 
 
 # -- an event ---------------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ class Chunk:
     @property
     def failed(self) -> bool:
         """Whether upstream reports an error within a reply of status 200."""
-        return not rawjson.is_null(self.members.get("error"))
+        return any(bytes(part.get("error", NULL)) not in _NO_ERROR for part in (self.members, self.choice or {}))
 
     @property
     def says_nothing(self) -> bool:

@@ -28,6 +28,7 @@ from proxy.dialects.chat.round import Round
 from proxy.dialects.chat.round_request import RoundRequest
 from proxy.dialects.chat.tool_calls import PartialCall, identify
 from proxy.dialects.last_words import NO_MORE, SAID_NOTHING
+from proxy.dialects.refusals import is_error
 from proxy.dialects.usage import UsageLedger
 from proxy.dialects.values import string
 from proxy.errors import ProxyError
@@ -101,6 +102,7 @@ class ChatTurn:
         try:
             chunk = parse(body)
         except NotJson:
+            self._note_refusal(None, body)
             return self._take_unknown(body)
         self._note_refusal(chunk, body)
         if self._refusal is not None and self._shown.streamed:
@@ -268,17 +270,22 @@ class ChatTurn:
         try:
             chunk = parse(data)
         except NotJson:
+            self._note_refusal(None, data, event.name)
             return self._as_it_came(event)
         chunk.raw, chunk.name = event.raw, event.name
-        self._note_refusal(chunk, data)
+        self._note_refusal(chunk, data, event.name)
         out = self._take(chunk)
         quick = self._shown.started and not (self.rounds or self._bare or self._asked.wants_json)
         self._quick = quick and not self._round.undecided
         return out
 
-    def _note_refusal(self, chunk: Chunk, data: bytes) -> None:
-        if chunk.failed and chunk.says_nothing and self._unseen and self._refusal is None:
-            self._refusal = data
+    def _note_refusal(self, chunk: Chunk | None, data: bytes, name: bytes | None = None) -> None:
+        """Take an error for a refusal if the client has seen nothing. `chunk` is None if it has an unknown shape."""
+        if self._refusal is not None or not self._unseen or (chunk is not None and not chunk.says_nothing):
+            return
+        failed = chunk is not None and chunk.failed
+        if failed or name == b"error" or ((chunk is None or chunk.choice is None) and is_error(data)):
+            self._failed, self._refusal = True, data
 
     @property
     def _unseen(self) -> bool:

@@ -11,7 +11,7 @@ def shape(request: Request) -> str:
     """Return what else decides whether upstream takes what we add: JSON mode, reasoning, client tools, streaming."""
     members = request.members
     said = [
-        text_of(object_of(object_of(members.get("text")).get("format")).get("type")),
+        text_of(object_of(object_of(members.get("text")).get("format")).get("type"))[:64],
         bytes(members.get("reasoning", b""))[:64].decode("utf-8", "replace"),
         "tools" if has_tools(request.tools) else "",
         "stream" if request.stream else "",
