@@ -1,4 +1,4 @@
-"""The commands of `offload-proxy`: serve, check, store and demo.
+"""The commands of `offload-proxy`: serve, check, replay, store and demo.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage or configuration, 130 interrupted, 141 broken pipe.
 Each command imports its modules when it runs, so that `--help` is quick.
@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_check(commands)
+    _add_replay(commands)
     _add_store(commands)
     _add(commands, "demo", "watch an agent go past its context window, without a key or a network").set_defaults(
         run=_demo
@@ -126,6 +127,25 @@ def _add_check(commands: Commands) -> None:
     pages.add_argument("--schema", action="store_true", help="print the JSON Schema of a policy file instead")
     pages.add_argument("--reference", action="store_true", help="print the description of every key instead")
     command.set_defaults(run=_check)
+
+
+def _add_replay(commands: Commands) -> None:
+    examples = """\
+FILE is JSONL with one request body on a line (chat completions or Responses), or a browser's or mitmproxy's HAR.
+Nothing is sent or written, and credentials in a HAR are not looked at.
+
+examples:
+  offload-proxy replay session.jsonl                        what the default policy would have done
+  offload-proxy replay --policy a.yaml --policy b.yaml *.har
+  offload-proxy replay --json session.jsonl | jq '.policies[0].cost_after'
+"""
+    command = _add(commands, "replay", "say what policies would have done to recorded requests", examples)
+    command.add_argument("files", nargs="+", metavar="FILE", help="recorded requests, in their order")
+    command.add_argument(
+        "--policy", action="append", metavar="FILE", help="a policy; repeat it to compare several [the defaults]"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.set_defaults(run=_replay)
 
 
 def _add_store(commands: Commands) -> None:
@@ -195,6 +215,13 @@ def _check(chosen: argparse.Namespace) -> int:
             good, text = report(settings, policies.all())
             sys.stdout.write(text)
             return OK if good else FAILED
+    return OK
+
+
+def _replay(chosen: argparse.Namespace) -> int:
+    from proxy.cli.replay import run
+
+    run(chosen.files, chosen.policy or (), _settings(chosen).environment, as_json=chosen.json)
     return OK
 
 

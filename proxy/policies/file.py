@@ -40,15 +40,32 @@ def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_
     `base_url` is used if the file has none. Raises PolicyError, which names the file, the line, the key and what was
     expected there.
     """
+    document, written, policy = _parsed(text, name, stem, environment, base_url)
+    for path, fault in _faults(written, policy, is_default=stem == "default"):
+        raise document.error(path, fault)
+    return PolicySource(document, policy, tuple(_keys(document, written, environment)), stem == "default")
+
+
+def parse_alone(text: str, name: str, stem: str, environment: Mapping[str, str]) -> Policy:
+    """Parse one file's text as a policy that is not served, so that it needs no callers and their keys do not matter.
+
+    Raises PolicyError as `parse` does.
+    """
+    document, written, policy = _parsed(text, name, stem, environment, None)
+    for path, fault in _sections_faults(written, policy):
+        raise document.error(path, fault)
+    return policy
+
+
+def _parsed(
+    text: str, name: str, stem: str, environment: Mapping[str, str], base_url: str | None
+) -> tuple[Document, PolicyFile, Policy]:
     document = read(text, name, environment)
     defaults: dict[str, Any] = {"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}
     value = _accepted(document.value)
     value = overlay(defaults, value) if isinstance(value, dict) else value
     written = _converted(document, value)
-    policy = _policy(stem, written, value)
-    for path, fault in _faults(written, policy, is_default=stem == "default"):
-        raise document.error(path, fault)
-    return PolicySource(document, policy, tuple(_keys(document, written, environment)), stem == "default")
+    return document, written, _policy(stem, written, value)
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,12 +164,22 @@ _NO_PREFIX = "expected a `prefix`: without one, everything that users say would 
 
 def _faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
     yield from _identity_faults(written, policy, is_default=is_default)
-    places: list[tuple[Path, Policy | Rule]] = [((), policy)]
-    places += [(("rules", index), rule) for index, rule in enumerate(policy.rules)]
-    for path, part in places:
-        yield from _section_faults(path, part, lossy=written.allow_lossy)
+    yield from _sections_faults(written, policy)
+    for path, part in _parts(policy):
         if is_default and part.upstream.api_key is not None and not written.open:
             yield (*path, "upstream", "api_key"), _OPEN_RELAY
+
+
+def _parts(policy: Policy) -> Iterator[tuple[Path, Policy | Rule]]:
+    """Yield everything that has the sections of a policy, with its path."""
+    yield (), policy
+    for index, rule in enumerate(policy.rules):
+        yield ("rules", index), rule
+
+
+def _sections_faults(written: PolicyFile, policy: Policy) -> Iterator[tuple[Path, str]]:
+    for path, part in _parts(policy):
+        yield from _section_faults(path, part, lossy=written.allow_lossy)
 
 
 def _identity_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:

@@ -17,7 +17,7 @@ import msgspec
 from proxy import regular_files
 from proxy.core.policy import Policy, Upstream
 from proxy.errors import PolicyError
-from proxy.policies.file import PolicySource, parse
+from proxy.policies.file import PolicySource, parse, parse_alone
 
 INTERVAL = 0.5
 """Seconds between two looks at the directory. A change takes effect at the second look, within the promised 2 s."""
@@ -83,6 +83,11 @@ def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str 
         named=tuple(source.policy for source in sources if not source.is_default),
         by_digest={digest: source.policy for source in sources for digest, _ in source.keys},
     )
+
+
+def load_alone(path: pathlib.Path, environment: Mapping[str, str]) -> Policy:
+    """Load one file as a policy that is not served. Raises PolicyError."""
+    return parse_alone(_text(path), str(path), path.stem, environment)
 
 
 class PolicyLoader:
