@@ -12,6 +12,7 @@ show that it may. For vocabularies that we count exactly it is 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -32,20 +33,34 @@ FALLS_AFTER = 8
 """Prompts in a row that allow a smaller factor, before it falls."""
 
 
+class FactorBelief(msgspec.Struct, frozen=True):
+    """The factor of one caller's model, as processes tell it each other. The one that fell most often counts, and among
+    those the largest: so the order in which they are heard does not matter."""
+
+    upstream: str
+    model: str
+    factor: float
+    falls: int = 0
+    """How often it has fallen before."""
+
+
+Changed = Callable[[str, FactorBelief], None]
+"""Called with the namespace whenever this process changes a factor."""
+
+
 class _Factor(msgspec.Struct):
     """`lower`: the factors that the latest prompts allow, all of them below `value`."""
 
     value: float = 1.0
     lower: list[float] = msgspec.field(default_factory=list)
+    falls: int = 0
 
 
 class Calibration:
-    """Factors by namespace, upstream and model. What one caller's upstream counts changes no other caller's requests.
+    """Factors by namespace, upstream and model. What one caller's upstream counts changes nobody else's requests."""
 
-    Each process learns its own, from the first large prompt of a caller.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, changed: Changed = lambda *_: None) -> None:
+        self._changed = changed
         self._callers: Lru[str, dict[tuple[str, str], _Factor]] = Lru(CALLERS)
 
     def factor(self, namespace: str, upstream: str, model: str) -> float:
@@ -58,17 +73,30 @@ class Calibration:
         if window is None or ours <= 0 or theirs < SHARE * window:
             return
         needed = _needed(theirs / ours)
-        known = (self._callers.get(namespace) or {}).get((upstream, model))
-        if known is None:
-            if needed > 1:
-                self._keep(namespace, (upstream, model), _Factor(needed))
-            return
-        if needed >= known.value:
-            known.value, known.lower = needed, []
-            return
-        known.lower.append(needed)
-        if len(known.lower) >= FALLS_AFTER:
-            known.value, known.lower = max(known.lower), []
+        known = (self._callers.get(namespace) or {}).get((upstream, model)) or _Factor()
+        if needed > known.value:
+            self._change(namespace, FactorBelief(upstream, model, needed, known.falls))
+        elif needed == known.value:
+            known.lower = []
+        else:
+            known.lower.append(needed)
+            if len(known.lower) >= FALLS_AFTER:
+                self._change(namespace, FactorBelief(upstream, model, max(known.lower), known.falls + 1))
+
+    def beliefs(self, namespace: str) -> Iterator[FactorBelief]:
+        """Yield the factors of this caller's models."""
+        for (upstream, model), known in (self._callers.get(namespace) or {}).items():
+            yield FactorBelief(upstream, model, known.value, known.falls)
+
+    def accept(self, namespace: str, belief: FactorBelief) -> None:
+        """Take over what another process learned for this caller, if it is newer."""
+        known = (self._callers.get(namespace) or {}).get((belief.upstream, belief.model)) or _Factor()
+        if 1 <= belief.factor <= MOST and (belief.falls, belief.factor) > (known.falls, known.value):
+            self._keep(namespace, (belief.upstream, belief.model), _Factor(belief.factor, falls=belief.falls))
+
+    def _change(self, namespace: str, belief: FactorBelief) -> None:
+        self.accept(namespace, belief)
+        self._changed(namespace, belief)
 
     def _keep(self, namespace: str, key: tuple[str, str], factor: _Factor) -> None:
         models = self._callers.get(namespace)

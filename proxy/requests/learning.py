@@ -1,7 +1,8 @@
 """Connects what a process learns of its upstreams: by their refusals, from their lists of models, from other processes.
 
-refusals, accepted prompts ──> UpstreamLimits, RefusalMemory <──> SharedBeliefs <──> store <──> other processes
-lists of models ──> ListedWindows ──┘
+refusals ─────────> UpstreamLimits, RefusalMemory ─┐
+accepted prompts ─> UpstreamLimits, Calibration ───┴──> SharedBeliefs <──> store <──> other processes
+lists of models ──> ListedWindows
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from proxy.requests.calibration import Calibration, FactorBelief
 from proxy.requests.listed_windows import ListedWindows
 from proxy.requests.refusals import Belief, RefusalMemory
 from proxy.requests.shared_beliefs import Shared, SharedBeliefs
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WINDOW, REFUSAL = "window", "refusal"
+WINDOW, REFUSAL, FACTOR = "window", "refusal", "factor"
 
 
 class Learning:
@@ -49,6 +51,8 @@ class Learning:
         self.shared.join(WINDOW, Shared(WindowBelief, self._heard, self.limits.beliefs))
         self.refusals = RefusalMemory(self._refused)
         self.shared.join(REFUSAL, Shared(Belief, self._heard_refusal, self.refusals.beliefs))
+        self.calibration = Calibration(self._calibrated)
+        self.shared.join(FACTOR, Shared(FactorBelief, self.calibration.accept, self.calibration.beliefs))
 
     def seen(self, tenant: Tenant, headers: Headers) -> None:
         """Fetch in the background what can be known about the upstream of this request."""
@@ -61,6 +65,9 @@ class Learning:
 
     def _refused(self, belief: Belief) -> None:
         self.shared.publish(belief.subject.namespace, REFUSAL, msgspec.json.encode(belief))
+
+    def _calibrated(self, namespace: str, belief: FactorBelief) -> None:
+        self.shared.publish(namespace, FACTOR, msgspec.json.encode(belief))
 
     def _heard_refusal(self, namespace: str, belief: Belief) -> None:
         if belief.subject.namespace == namespace:

@@ -183,7 +183,7 @@ class SharedBeliefs:
     def _heard(self, namespace: str, bucket: _Bucket, value: bytes) -> None:
         bucket.next += 1
         bucket.seen.add(value)
-        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             record = msgspec.json.decode(value, type=Record)
             if memory := self._memories.get(record.kind):
                 memory.accept(namespace, bytes(record.belief))
@@ -207,7 +207,7 @@ class SharedBeliefs:
             while value not in bucket.seen and bucket.next < SLOTS:
                 slot = bucket.next
                 [key] = bucket.keys(namespace, 1)
-                done = await visit.put(key, value, keep=False)
+                done = await visit.put(key, value, keep=False, sure=True)
                 if done is Put.WRITTEN:
                     bucket.next += 1
                     bucket.seen.add(value)

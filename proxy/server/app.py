@@ -134,6 +134,7 @@ class App:
             sink=self._answered,
             seen=self._learning.seen,
             refusals=self._learning.refusals,
+            calibration=self._learning.calibration,
         )
         self._chats: dict[str, Handler] = {dialect.name: Chat(services, dialect) for dialect in DIALECTS}
         self._operations = Operations(services, self._summarizer)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.plan import WINDOW_MARGIN, Room
-from proxy.requests.calibration import CALLERS, FALLS_AFTER, MODELS, MOST, Calibration
+from proxy.requests.calibration import CALLERS, FALLS_AFTER, MODELS, MOST, Calibration, FactorBelief
 
 WINDOW = 8_192
 KEY = ("tenant", "http://up", "qwen")
@@ -69,3 +71,17 @@ def test_what_is_remembered_is_bounded() -> None:
     for number in range(CALLERS + 1):
         made.observe(f"t{number}", "u", "m", 4_000, 8_000, WINDOW)
     assert made.factor("t0", "u", "m") == 1 < made.factor(f"t{CALLERS}", "u", "m")
+
+
+@given(
+    st.lists(st.builds(FactorBelief, st.just(KEY[1]), st.just(KEY[2]), st.floats(-1, 9), st.integers(0, 3))),
+    st.randoms(),
+)
+def test_processes_that_hear_the_same_count_with_the_same_factor(heard: list[FactorBelief], random: Any) -> None:
+    one, other = Calibration(), Calibration()
+    for belief in heard:
+        one.accept(KEY[0], belief)
+    random.shuffle(heard)
+    for belief in [*heard, *heard]:
+        other.accept(KEY[0], belief)
+    assert one.factor(*KEY) == other.factor(*KEY) and 1 <= one.factor(*KEY) <= MOST

@@ -14,6 +14,7 @@ from proxy.core.refusals import Addition
 from proxy.errors import StoreFault
 from proxy.requests import shared_beliefs
 from proxy.requests.background import Background
+from proxy.requests.calibration import FALLS_AFTER
 from proxy.requests.learning import Learning
 from proxy.requests.refusals import Belief, Subject
 from proxy.requests.shared_beliefs import ACTIVE, BUCKET, LATE, SLOTS, WAITING, Record, SharedBeliefs
@@ -221,7 +222,15 @@ async def test_slots_are_bounded(store: Counted, clock: Clock) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b"\xff", b"[]", b'{"kind":"other","belief":1}', b'{"kind":"number","belief":"x"}', b'{"kind":"number"}'],
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"kind":"number","belief":' + b"[" * 100_000,
+        b'{"kind":"other","belief":1}',
+        b'{"kind":"number","belief":"x"}',
+        b'{"kind":"number"}',
+    ],
 )
 async def test_records_that_mean_nothing_here_are_passed_over(store: Counted, clock: Clock, value: bytes) -> None:
     store.records[f"{ME}/beliefs/20000-0"] = value
@@ -334,3 +343,22 @@ async def test_belief_about_another_namespace_is_not_taken_over(learners: list[L
     await learners[0].tick()
     await learners[1].tick()
     assert not learners[1].learning.refusals.knows(OTHER)
+
+
+async def test_processes_come_to_count_with_the_same_factor(learners: list[Learner]) -> None:
+    one, two = (learner.learning.calibration for learner in learners)
+    key = (ME, POLICY.upstream.base_url, "m")
+
+    async def told() -> tuple[float, float]:
+        for learner in [*learners, *learners]:
+            await learner.tick()
+        return one.factor(*key), two.factor(*key)
+
+    one.observe(*key, 4_000, 5_700, 8_192)
+    two.observe(*key, 4_000, 6_400, 8_192)
+    assert one.factor(*key) < two.factor(*key)
+    assert await told() == (two.factor(*key),) * 2
+    for _ in range(FALLS_AFTER):
+        one.observe(*key, 4_000, 4_900, 8_192)
+    assert await told() == (one.factor(*key),) * 2 and one.factor(*key) == pytest.approx(1.2)
+    assert two.factor(OTHER, *key[1:]) == 1
