@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 import msgspec
 from msgspec import Raw
@@ -21,7 +22,7 @@ from proxy.core.labels import Label
 from proxy.core.opening import START, Opening
 from proxy.core.pairing import REGULAR, Irregular, Pairing, Place
 from proxy.core.plan import Item, Plan, Role, Room
-from proxy.core.planner import Fold, folded
+from proxy.core.planner import Fold
 from proxy.core.policy import Offload
 from proxy.core.preview import Shape
 from proxy.core.reasons import Reason
@@ -140,6 +141,8 @@ class Naming(msgspec.Struct, frozen=True):
 
     def named(self, messages: Sequence[Message]) -> tuple[list[Message], Naming]:
         """Return the messages with their pieces named, and the naming to continue with."""
+        if not any([message.calls or message.pieces for message in messages]):
+            return list(messages), self
         calls, taken, found = dict(self.calls), dict(self.taken), list[Message]()
         for message in messages:
             calls |= {id: label for (id, _), label in zip(message.calls, message.labels, strict=False)}
@@ -214,7 +217,7 @@ def items(
     messages: Sequence[Message], places: Sequence[Place], offload: Offload, opening: Opening = START
 ) -> list[Item]:
     """The items of these messages for the plan, after a history with this opening."""
-    excluded = {tool for tool in {place.tool for place in places} if tool and offload.excludes(tool)}
+    excluded = {tool for tool in {place.tool for place in places if place is not REGULAR} if offload.excludes(tool)}
     found: list[Item] = []
     for message, place in zip(messages, places, strict=True):
         part, movable = opening.part(message.role, message.tokens, message.carries, offload)
@@ -258,77 +261,120 @@ class Terms(msgspec.Struct, frozen=True):
         return self.room.holds(tokens - leading + self.room.reserved(leading))
 
 
-class History(msgspec.Struct, frozen=True):
-    """The messages of a history, measured and folded. `links`: entry *i* identifies what the first *i* of them mean."""
+class Parts(msgspec.Struct, frozen=True):
+    """What a plan needs of a history's messages. `links`: entry *i* identifies what the first *i* of them mean."""
 
-    terms: Terms
-    fold: Fold | None
-    """None as long as the history is too small for a plan."""
     messages: list[Message]
+    """With the names of their pieces."""
     tools: list[str]
     """Per message, the name of the tool whose result it is."""
     items: list[Item]
     links: list[bytes]
-    tokens: int
     pairing: Pairing
     """Never changed; `extended` continues a copy."""
     opening: Opening = START
-    extra: int = 0
-    """See `Message.extra`."""
     naming: Naming = Naming()
+
+    def extended(self, messages: Sequence[Message], offload: Offload) -> Parts:
+        """The parts of the history followed by these messages."""
+        messages, naming = self.naming.named(messages)
+        pairing = self.pairing.copy()
+        found = places(messages, pairing)
+        return Parts(
+            messages=[*self.messages, *messages],
+            tools=[*self.tools, *(place.tool for place in found)],
+            items=[*self.items, *items(messages, found, offload, self.opening)],
+            links=[*self.links, *links(self.links[-1], messages, self.opening)],
+            pairing=pairing,
+            opening=self.opening.after(message.role for message in messages),
+            naming=naming,
+        )
+
+
+NOTHING = Parts([], [], [], [BEGINNING], Pairing())
+
+
+class History:
+    """The messages of a history, measured and folded.
+
+    `fold` is None as long as the history is too small for a plan. Most requests have such a history and go upstream as
+    they came, so its parts are only computed if somebody asks for them.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        read: list[Message],
+        tokens: int = 0,
+        extra: int = 0,
+        fold: Fold | None = None,
+        parts: Parts | None = None,
+    ) -> None:
+        self.terms = terms
+        self.tokens = tokens
+        self.fold = fold
+        self._read = read
+        self._extra = extra  # see `Message.extra`
+        self._parts = parts
 
     @classmethod
     def beginning(cls, terms: Terms) -> History:
-        return cls(terms, fold=None, messages=[], tools=[], items=[], links=[BEGINNING], tokens=0, pairing=Pairing())
+        return cls(terms, [])
+
+    def __len__(self) -> int:
+        """The number of messages."""
+        return len(self._read)
 
     def extended(self, messages: Sequence[Message]) -> History:
         """The history followed by these messages."""
         if not messages:
             return self
-        messages, naming = self.naming.named(messages)
-        pairing = self.pairing.copy()
-        found = places(messages, pairing)
-        new = items(messages, found, self.terms.offload, self.opening)
-        opening = self.opening.after(message.role for message in messages)
-        known = [*self.messages, *messages]
-        leading = sum(message.tokens for message in known[: opening.leading])
-        tokens = self.tokens + sum(message.tokens for message in messages)
-        return History(
-            terms=self.terms,
-            fold=self._folded(new, tokens, leading),
-            messages=known,
-            tools=[*self.tools, *(place.tool for place in found)],
-            items=[*self.items, *new],
-            links=[*self.links, *links(self.links[-1], messages, self.opening)],
-            tokens=tokens,
-            pairing=pairing,
-            opening=opening,
-            extra=self.extra + sum(message.extra() for message in messages),
-            naming=naming,
-        )
-
-    def _folded(self, new: Sequence[Item], tokens: int, leading: int) -> Fold | None:
-        if self.fold is None and self.terms.leave_alone(tokens, leading):
-            return None
-        fold = (
-            self.fold.copy()
-            if self.fold
-            else folded(self.items, self.terms.offload, self.terms.room, self.terms.tool_definition_tokens)
-        )
-        for item in new:
+        read = [*self._read, *messages]
+        tokens = self.tokens + sum([message.tokens for message in messages])
+        extra = self._extra + sum([message.extra() for message in messages])
+        if self.fold is None and self.terms.leave_alone(tokens, _leading_tokens(read)):
+            return History(self.terms, read, tokens, extra)
+        terms, parts = self.terms, self.parts.extended(messages, self.terms.offload)
+        fold = self.fold.copy() if self.fold else Fold(terms.offload, terms.room, terms.tool_definition_tokens)
+        for item in parts.items[len(self) if self.fold else 0 :]:
             fold.add(item)
-        return fold
+        return History(terms, read, tokens, extra, fold, parts)
+
+    @property
+    def parts(self) -> Parts:
+        if self._parts is None:
+            self._parts = NOTHING.extended(self._read, self.terms.offload)
+        return self._parts
+
+    @property
+    def messages(self) -> list[Message]:
+        return self.parts.messages
+
+    @property
+    def tools(self) -> list[str]:
+        """Per message, the name of the tool whose result it is."""
+        return self.parts.tools
+
+    @property
+    def items(self) -> list[Item]:
+        return self.parts.items
+
+    @property
+    def links(self) -> list[bytes]:
+        """Entry *i* identifies what the first *i* messages mean."""
+        return self.parts.links
 
     @property
     def irregular(self) -> Mapping[Irregular, int]:
         """How many messages fit into no pair, by the reason."""
-        found = self.pairing.irregular
-        return found | {Irregular.NO_RESULT: found.get(Irregular.NO_RESULT, 0) + 1} if self.pairing.open else found
+        pairing = self.parts.pairing
+        found = pairing.irregular
+        return found | {Irregular.NO_RESULT: found.get(Irregular.NO_RESULT, 0) + 1} if pairing.open else found
 
     def size(self) -> int:
         """About how many bytes it takes. It keeps messages that their own cache has evicted."""
-        names = len(self.naming.calls) + len(self.naming.taken)
-        return 4_000 + 350 * len(self.messages) + 100 * names + self.extra
+        naming = self._parts.naming if self._parts else Naming()
+        return 4_000 + 350 * len(self) + 100 * (len(naming.calls) + len(naming.taken)) + self._extra
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""
@@ -339,3 +385,8 @@ class History(msgspec.Struct, frozen=True):
     def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
         """The history together with the bytes of its entries."""
         return Transcript(raws, self.messages, self.tools)
+
+
+def _leading_tokens(messages: Sequence[Message]) -> int:
+    """The tokens of the system messages at the beginning."""
+    return sum([message.tokens for message in takewhile(lambda message: message.role is Role.SYSTEM, messages)])

@@ -36,10 +36,11 @@ class Opening(msgspec.Struct, frozen=True):
     def after(self, roles: Iterable[Role]) -> Opening:
         """The opening after messages of these roles."""
         opening = self
-        for role in roles:
-            opening = opening.then(role)
-            if opening.asked:
-                break
+        if not opening.asked:
+            for role in roles:
+                opening = opening.then(role)
+                if opening.asked:
+                    break
         return opening
 
     def part(self, role: Role, tokens: int, carries: Carries, offload: Offload) -> tuple[Role, bool]:

@@ -82,8 +82,10 @@ class Pairing:
 
     def copy(self) -> Self:
         other = type(self)()
-        other.irregular = self.irregular.copy()
-        other._open = {id: names.copy() for id, names in self._open.items()}
+        if self._open:
+            other._open = {id: names.copy() for id, names in self._open.items()}
+        if self.irregular:
+            other.irregular = self.irregular.copy()
         other._stays, other._loose = self._stays, self._loose
         return other
 

@@ -259,7 +259,7 @@ def outcome(
     """Return the outcome of a request whose last attempt this was. `refused` is what upstream did not take."""
     tenant, chat, planned = attempt.parsed.tenant, attempt.parsed.chat, attempt.planned
     events = planned.plan.events if planned else ()
-    messages = len(planned.past.items) if planned else 0
+    messages = len(planned.past) if planned else 0
     observed = attempt if isinstance(attempt, Observed) else None
     mode = Mode.OBSERVE if observed else planned.policy.offload.mode if planned else Mode.OFF
     return Outcome(
@@ -276,7 +276,7 @@ def outcome(
         reason=attempt.reason,
         obstacle=attempt.obstacle,
         messages=messages,
-        left_alone=planned.past.irregular if planned else {},
+        left_alone=planned.past.irregular if planned and planned.past.fold else {},
         tokens_before=planned.tokens if planned else 0,
         tokens_after=attempt.tokens,
         cost_before=observed.foreseen.before if observed else 0,

@@ -45,6 +45,7 @@ from proxy.requests.records import Records
 from proxy.requests.refusals import Tries
 from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, rewritten
+from proxy.requests.upstream_limits import LEAST
 from proxy.upstream.content_encoding import decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
@@ -56,6 +57,10 @@ if TYPE_CHECKING:
     from proxy.upstream.client import UpstreamReply
 
 T = TypeVar("T")
+
+
+TELLING = LEAST // 4
+"""Prompts that we count as smaller teach nothing: upstream, too, counts them as smaller than any window."""
 
 
 class Chat:
@@ -234,7 +239,8 @@ class _Request:
             ends, ours = ReplyEnds(), attempt.headers()
             await tool_loop.pass_on(reply, self._client, ours, self._dialect.error_event, ends.take, read)
             if reply.status == 200:
-                self._accepted(attempt, self._dialect.prompt_tokens(ends.last))
+                if attempt.tokens >= TELLING:
+                    self._accepted(attempt, self._dialect.prompt_tokens(ends.last))
                 if attempt.refused is not None and blamed and not self._is_error(reply, ends.first):
                     self._learn(attempt.refused, frozenset(), blamed)
             return None

@@ -7,7 +7,6 @@ own key brings counts for that caller's namespace alone.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -46,6 +45,10 @@ LARGE = 32 << 10
 """The most bytes of a list that are parsed on the event loop."""
 
 
+Source = tuple[str, str]
+"""An upstream, and whose credential it gets: the tenant's own key, or those of one caller."""
+
+
 class Sender(Protocol):
     """Sends requests upstream, as `UpstreamClient` does."""
 
@@ -71,9 +74,9 @@ class ListedWindows:
         self._reading = reading
         self._learned = learned
         self._clock = clock
-        self._asked: Lru[str, float] = Lru(QUESTIONS)
+        self._asked: Lru[Source, float] = Lru(QUESTIONS)
         """Source → when to ask again."""
-        self._windows: Lru[str, Mapping[str, int]] = Lru(WINDOWS)
+        self._windows: Lru[Source, Mapping[str, int]] = Lru(WINDOWS)
 
     def ask(self, tenant: Tenant, headers: Headers) -> None:
         """Ask the upstream of this request, in the background, unless that was done or the policy needs no answer.
@@ -88,7 +91,7 @@ class ListedWindows:
         if again is not None and self._clock() < again:
             return
         fetch = partial(self._fetch, source, tenant, _credentials(tenant, headers))
-        if self._background.start(f"models of {source}", fetch):
+        if self._background.start(f"models of {source[0]} for {source[1]}", fetch):
             self._asked.put(source, self._clock() + AGAIN)
 
     def window(self, namespace: str, policy: Policy, model: str) -> int | None:
@@ -97,7 +100,7 @@ class ListedWindows:
             return None
         return (self._windows.get(_source(namespace, policy)) or {}).get(model)
 
-    async def _fetch(self, source: str, tenant: Tenant, credentials: Headers) -> None:
+    async def _fetch(self, source: Source, tenant: Tenant, credentials: Headers) -> None:
         base_url = tenant.policy.upstream.base_url
         request = UpstreamRequest(
             method="GET",
@@ -141,11 +144,9 @@ class ListedWindows:
         return bytes(whole)
 
 
-def _source(namespace: str, policy: Policy) -> str:
-    """Identify an upstream and a credential, without keeping a key."""
+def _source(namespace: str, policy: Policy) -> Source:
     upstream = policy.upstream
-    holder = f"key {upstream.api_key}" if upstream.api_key is not None else f"caller {namespace}"
-    return hashlib.sha256(f"{upstream.base_url}\n{holder}".encode()).hexdigest()
+    return upstream.base_url, f"tenant {policy.tenant}" if upstream.api_key is not None else f"caller {namespace}"
 
 
 def _credentials(tenant: Tenant, headers: Headers) -> Headers:

@@ -77,7 +77,7 @@ class MessageCache:
             past, key, seen = await self._pool.run(caller, partial(self._begun, dialect, raws, terms))
         else:
             past, key, seen = self._begun(dialect, raws, terms)
-        new = raws[len(past.messages) :]
+        new = raws[len(past) :]
         messages = await self.read(dialect, new, Reading.of(terms.offload), terms.model, caller)
         if len(raws) > LARGE_ENTRIES:
             past = await self._pool.run(caller, partial(past.extended, messages))
@@ -96,7 +96,7 @@ class MessageCache:
         _update(seen, raws[:LONG])
         key = seen.digest()
         known, earlier = self._pasts.get((key, terms)) or (b"", past)
-        reached = max(len(earlier.messages), LONG)
+        reached = max(len(earlier), LONG)
         _update(seen, raws[LONG:reached])
         if seen.digest() == known:
             past = earlier

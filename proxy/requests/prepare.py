@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,13 +35,12 @@ OUR_TOOLS_TOKENS = 400
 """Approximate tokens of the definitions of our two tools, reserved whenever we may have to send them."""
 
 
-class PlannedRequest(msgspec.Struct, frozen=True):
+class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     """A request's history and its plan. `policy` is the policy for the request's model."""
 
     dialect: Dialect
     request: Request
     policy: Policy
-    transcript: Transcript
     past: History
     plan: Plan
     room: Room
@@ -52,6 +51,11 @@ class PlannedRequest(msgspec.Struct, frozen=True):
     @property
     def reading(self) -> Reading:
         return Reading.of(self.policy.offload)
+
+    @cached_property
+    def transcript(self) -> Transcript:
+        """The history together with the bytes of its entries."""
+        return self.past.transcript(self.request.entries)
 
     @property
     def concerns_us(self) -> bool:
@@ -180,8 +184,7 @@ async def plan(
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
     past = await reader.past(dialect, asked.entries, terms, caller)
-    transcript = past.transcript(asked.entries)
-    return PlannedRequest(dialect, asked, policy, transcript, past, past.plan(), room, asked.names)
+    return PlannedRequest(dialect, asked, policy, past, past.plan(), room, asked.names)
 
 
 class RenderedRequest(msgspec.Struct, frozen=True):

@@ -37,8 +37,9 @@ class Snapshots:
         self._refusals = refusals or RefusalMemory()
 
     def seen(self, history: PlannedRequest, records: Records) -> None:
-        """Note that the history was sent, whether or not it needs a snapshot now."""
-        self._summarizer.seen(_scope(history, records), history.chain[-1])
+        """Note that the history was sent, whether or not it needs a snapshot now. Small ones are far from it."""
+        if history.past.fold is not None:
+            self._summarizer.seen(_scope(history, records), history.chain[-1])
 
     async def existing(self, history: PlannedRequest, records: Records) -> ActiveSnapshot | None:
         """Return the snapshot of the latest boundary that has a record, or None.

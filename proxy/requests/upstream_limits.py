@@ -124,17 +124,20 @@ class UpstreamLimits:
 
         The policy's comes before that in upstream's list of models. A smaller one that a refusal showed still counts.
         """
-        known = self._known(namespace, policy.upstream.base_url, model)
+        models = self._callers.get(namespace)
+        known = models.get((policy.upstream.base_url, model)) if models else None
         given = policy.upstream.context_window
         if given is None:
             given = self.listed(namespace, policy, model)
-            given = given if given is not None and known.plausible(given, 0) else None
-        learned = known.window or None
-        return min((tokens for tokens in (given, learned) if tokens is not None), default=None)
+            given = given if given is not None and (known or _Known()).plausible(given, 0) else None
+        learned = known.window if known else 0
+        return min([tokens for tokens in (given, learned) if tokens], default=None)
 
     def accepted(self, namespace: str, policy: Policy, model: str, tokens: int, counted: int) -> None:
         """Learn that upstream took a prompt of `tokens`, as it counted them; we counted `counted`."""
         upstream = policy.upstream.base_url
+        if max(tokens, counted) < LEAST:
+            return  # no window is so small
         known = self._known(namespace, upstream, model)
         contradicted = any(
             known.plausible(window, refused) and window < (counted if refused else tokens)

@@ -76,7 +76,7 @@ def items(*messages: Json, offload: Offload = OFFLOAD) -> list[tuple[Role, bool]
     read = measured([*TALKED, *messages], offload)
     history = History.beginning(Terms("m", offload, Room(), 0)).extended(read[:2]).extended(read[2:])
     assert history.items == History.beginning(history.terms).extended(read).items
-    assert history.opening == START.after(message.role for message in read)
+    assert history.parts.opening == START.after(message.role for message in read)
     return [(item.role, item.preview < item.tokens) for item in history.items[len(TALKED) :]]
 
 
