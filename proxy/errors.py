@@ -27,13 +27,14 @@
   x ClientGone                       the client hung up: nobody is left to reply to
   x Refusal                          upstream answered with an error, which the client gets unchanged
   x Failed                           no summary was made
+    + Refused                        upstream refused the form of the call
 
 The last three are defined beside the work that they end, in `proxy.requests`. They have no status, because the proxy
 does not reply with them.
 
 Some exceptions are outside of the tree. `proxy.core` and `proxy.dialects` know of no requests and nobody's fault: they
 raise ValueErrors about a value (`NotJson`, `TooManyElements`, `Unplannable`, `TooLarge`, `TooSlow`, `LineTooLong`,
-`BadName`, `Unusable`, `Broken`), as `int` does, and `WrongState`, a RuntimeError, for a bug in the caller. `NotRegular`
+`BadName`, `Unusable`, `Useless`, `Broken`), as `int` does, and `WrongState`, a RuntimeError, for a bug in the caller. `NotRegular`
 is an OSError and `Stale` one of aiohttp's errors, because their callers handle them together with all others of that
 kind. `TooLong` and the private exceptions never leave their module.
 

@@ -46,7 +46,7 @@ LARGE = 32 << 10
 
 
 Source = tuple[str, str]
-"""An upstream, and whose credential it gets: the tenant's own key, or those of one caller."""
+"""An upstream, and whose credential it gets: a tenant's own key, of which only Python's salted hash is kept, or a caller's."""
 
 
 class Sender(Protocol):
@@ -146,7 +146,9 @@ class ListedWindows:
 
 def _source(namespace: str, policy: Policy) -> Source:
     upstream = policy.upstream
-    return upstream.base_url, f"tenant {policy.tenant}" if upstream.api_key is not None else f"caller {namespace}"
+    if upstream.api_key is None:
+        return upstream.base_url, f"caller {namespace}"
+    return upstream.base_url, f"tenant {policy.tenant}, key {hash(upstream.api_key):x}"
 
 
 def _credentials(tenant: Tenant, headers: Headers) -> Headers:
