@@ -46,7 +46,7 @@ LARGE = 32 << 10
 
 
 Source = tuple[str, str]
-"""An upstream, and whose credential it gets: a tenant's own key, of which only Python's salted hash is kept, or a caller's."""
+"""An upstream, and whose credential it gets: a caller's, or a tenant's, of which only Python's salted hash is kept."""
 
 
 class Sender(Protocol):
