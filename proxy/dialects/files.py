@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -78,13 +78,14 @@ def moved_files(
             loaders[path] = piece_loader(dialect, transcript, index, piece.part)
             labels[path] = piece.label.also(transcript.messages[index].answers)
             moved.setdefault(index, {})[piece.part] = path
+    elsewhere = {transcript.messages[index].answers for index in moved}
     since: SummaryBoundary | None = None
     for boundary in plan.boundaries:
         if shown and boundary.end <= shown.end:
             path = f"{store_dir}/{summary.file_name(chain[boundary.end])}"
             indexes = render.taken_since(transcript, boundary, since)
             loaders[path] = _originals_loader(dialect, transcript, indexes, moved)
-            labels[path] = replace(ORIGINALS, said=_said(transcript, indexes, moved))
+            labels[path] = replace(ORIGINALS, said=_said(transcript, indexes, elsewhere))
         since = boundary
     return Files(loaders, labels, store_dir)
 
@@ -94,9 +95,8 @@ def piece_loader(dialect: Dialect, transcript: Transcript, index: int, part: int
     return lambda: dict(dialect.texts(transcript.raws[index]))[part]
 
 
-def _said(transcript: Transcript, indexes: Sequence[int], moved: Mapping[int, object]) -> tuple[str, ...]:
-    """Return the words for the results among these entries that have no file of their own."""
-    elsewhere = {transcript.messages[index].answers for index in moved}
+def _said(transcript: Transcript, indexes: Sequence[int], elsewhere: Collection[str]) -> tuple[str, ...]:
+    """Return the words for the results of these entries' calls, without the calls whose results are `elsewhere`."""
     said = {
         word: None
         for index in indexes

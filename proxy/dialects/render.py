@@ -122,9 +122,13 @@ def taken(transcript: Transcript, boundary: SummaryBoundary) -> list[int]:
 
 
 def taken_since(transcript: Transcript, boundary: SummaryBoundary, since: SummaryBoundary | None) -> list[int]:
-    """Return the indexes of the entries that the boundary's snapshot replaces and that of `since` does not."""
-    before = set(taken(transcript, since)) if since else set()
-    return [index for index in taken(transcript, boundary) if index not in before]
+    """Return the indexes of the entries that the boundary's snapshot replaces and that of `since` does not.
+
+    A history has many boundaries, so only the entries between the two are looked at, and those that `since` kept.
+    """
+    first = since.end if since else 0
+    kept = sorted(index for index in since.pins if index < first) if since else []
+    return [index for index in (*kept, *range(first, boundary.end)) if not stays(transcript, boundary, index)]
 
 
 def shown_block(transcript: Transcript, shown: ActiveSnapshot | None) -> str:

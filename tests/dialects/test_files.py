@@ -6,14 +6,18 @@ import json
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Raw
 
 from proxy.core import preview, summary
 from proxy.core.history import BEGINNING, Naming, Reading, Transcript, links
 from proxy.core.plan import Move, OffloadEvent, Plan, SummaryBoundary
 from proxy.core.policy import Offload
+from proxy.dialects import render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.files import Files, moved_files
+from tests.doubling import assert_linear
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 PARTS = [{"type": "text", "text": "p" * 900}, {"type": "text", "text": "short"}, {"type": "text", "text": "q" * 900}]
@@ -141,3 +145,31 @@ def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.Monkey
     monkeypatch.setattr("proxy.dialects.files.KEPT", 2_500)
     assert all(files[path] for path in "abcca")
     assert opened == ["a", "a", "b", "c", "a"], "more than are kept"
+
+
+def test_many_cuts_are_looked_at_once() -> None:
+    def work(steps: int) -> None:
+        raws = [*RAWS[:1], *(RAWS[1:3] * steps)]
+        messages = [CHAT.read(raw, Reading.of(OFFLOAD), len) for raw in raws[:3]]
+        measured = [*messages[:1], *(messages[1:] * steps)]
+        transcript = Transcript(raws, measured, [""] * len(raws))
+        cuts = tuple(SummaryBoundary(end, frozenset({0, max(end - 2, 0)}), 1) for end in range(3, len(raws), 2))
+        moves = {index: Move(False, 1) for index in range(2, len(raws), 2)}
+        made = Plan(moves, cuts, (OffloadEvent(len(raws), 5, 5),), 0, True)
+        moved_files(CHAT, transcript, made, "/store", cuts[-1], [BEGINNING] * len(raws))
+
+    assert_linear(work, 200, 400)
+
+
+PINS = st.sets(st.integers(0, 9)).map(frozenset)
+
+
+@given(st.tuples(st.integers(0, 9), PINS), st.tuples(st.integers(0, 9), PINS))
+def test_what_a_cut_takes_since_another(one: tuple[int, frozenset[int]], other: tuple[int, frozenset[int]]) -> None:
+    (first, kept), (end, pins) = sorted((one, other))
+    since, boundary = SummaryBoundary(first, kept, 1), SummaryBoundary(end, pins, 2)
+    transcript = Transcript(RAWS, TRANSCRIPT.messages)
+    before = set(render.taken(transcript, since))
+    expected = [index for index in render.taken(transcript, boundary) if index not in before]
+    assert render.taken_since(transcript, boundary, since) == expected
+    assert render.taken_since(transcript, boundary, None) == render.taken(transcript, boundary)
