@@ -78,6 +78,7 @@ class ResponsesTurn:
         try:
             parsed = Event(event.data, event.raw, event.name)
         except NotJson:
+            self._note_foreign(event.data, event.name)
             return self._as_it_came(event)
         self._note_refusal(parsed)
         return self._take(parsed)
@@ -251,6 +252,13 @@ class ResponsesTurn:
         if not self._shown.items and event.type in ("error", "response.failed"):
             error = object_of(event.response).get("error")
             self._refusal = event.data if rawjson.is_null(error) else rawjson.encode({"error": error})
+        elif not event.type:
+            self._note_foreign(event.data, event.name)
+
+    def _note_foreign(self, data: bytes, name: bytes | None) -> None:
+        """Take data that is no event of this API for a refusal if it is an error, as gateways send them."""
+        if not self._shown.items and self._refusal is None and (name == b"error" or is_error(data)):
+            self._refusal = data
 
     def _take(self, event: Event) -> bytes:
         parts = self._round.read(event)

@@ -46,6 +46,24 @@ def test_error_in_the_place_of_a_stream(raw: bytes) -> None:
     assert RESPONSES.is_error(one.refusal)
 
 
+@pytest.mark.parametrize("early", [b"", begun(SILENT)])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        sse.encode(json.dumps({"error": ERROR}).encode()),
+        sse.encode(json.dumps([{"error": ERROR}]).encode()),
+        sse.encode(json.dumps({"object": "error", **ERROR}).encode()),
+        sse.encode(json.dumps({"detail": [{"loc": ["body", "tools"], "msg": "Extra inputs"}]}).encode()),
+        sse.encode(b"no tools", b"error"),
+    ],
+)
+def test_error_of_another_api_in_the_place_of_a_stream(raw: bytes, early: bytes) -> None:
+    one = turn()
+    one.request()
+    receive(one, early + raw)
+    assert one.refusal is not None and RESPONSES.complaint(200, one.refusal) in (Addition.TOOLS, Addition.ANY)
+
+
 def test_error_in_the_place_of_a_whole_reply() -> None:
     one = turn(stream=False)
     one.request()
