@@ -212,11 +212,19 @@ class _Request:
             return await self._send_untouched(attempt, blamed)
         self._keep_originals(attempt.rendered)
         try:
-            await tool_loop.converse(attempt.turn, self._client, attempt.io, large=attempt.planned.request.large)
+            large = attempt.planned.request.large
+            taken_back = await tool_loop.converse(attempt.turn, self._client, attempt.io, large=large)
         except Refusal as refusal:
             return refusal
-        self._accepted(attempt, attempt.spent.largest)
-        self._learn(attempt.planned, attempt.additions, blamed)
+        if taken_back is None:
+            self._accepted(attempt, attempt.spent.largest)
+        else:  # the largest prompt was the client's own
+            self._accepted(AsItCame(attempt.parsed, attempt.planned), attempt.spent.largest)
+        if taken_back is None or attempt.rounds:
+            self._learn(attempt.planned, attempt.additions, blamed)
+        elif not isinstance(complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict):
+            named = complaint if complaint in attempt.additions else Addition.ANY
+            self._learn(attempt.planned, frozenset(), blamed | {named})
         return None
 
     async def _send_untouched(self, attempt: AsItCame, blamed: frozenset[Addition]) -> Refusal | None:

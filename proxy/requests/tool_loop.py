@@ -95,20 +95,21 @@ class TurnIO(Protocol):
 
 async def converse(
     turn: Turn, client: Exchange, io: TurnIO, *, large: bool = False, heartbeat: float = HEARTBEAT
-) -> None:
-    """Drive the turn to its end. Raises UpstreamFault, or Refusal if the client was sent nothing.
+) -> Refusal | None:
+    """Drive the turn to its end. Raises UpstreamFault, or Refusal if the client was sent nothing. Returns the refusal
+    after which the client's own request was sent, if there was one.
 
     After a fault within a reply, the client's stream ends with an error event, as in OpenAI's API, and the fault is
     raised for the record. A stream is never silent for longer than `heartbeat` seconds. `large` says whether requests
     take so long to build that it must not happen on the event loop.
 
-    A refusal of the first round is raised. If a later round is refused before the client has seen anything of the
-    reply, the client's own request is sent instead.
+    A refusal of the first round is raised. If a later round is refused, or the first one after the reply's head was
+    sent, before the client has seen anything of the reply, the client's own request is sent instead.
     """
     line = Line(client, heartbeat)
     try:
         async with line.kept_alive():
-            await _Conversation(turn, line, io, large).run()
+            return await _Conversation(turn, line, io, large).run()
     except UpstreamFault as fault:
         if client.status:
             await client.finish(turn.error_event(fault))
@@ -148,8 +149,9 @@ class _Conversation:
         self._headers = Headers()
         self._begun = False  # whether any event with data has come
         self._whole = 0  # bytes of a reply that is not a stream
+        self._refused: Refusal | None = None  # after which the client's own request was sent
 
-    async def run(self) -> None:
+    async def run(self) -> Refusal | None:
         await self._round(self._ask_first)
         while self._turn.state is not State.DONE:
             if self._turn.state is State.CALLING:
@@ -158,16 +160,18 @@ class _Conversation:
                 await self._round(self._ask_again)
         await self._io.remember(self._turn)
         await self._end(await self._taken(self._turn.close, self._whole))
+        return self._refused
 
     async def _round(self, ask: Callable[[], Awaitable[UpstreamReply]]) -> None:
         """Ask and read the reply. Instead of a refused round, send the client's own request if that is possible."""
         try:
             async with aclosing(await ask()) as reply:
                 await self._read(reply)
-        except Refusal:
+        except Refusal as refusal:
             first = not (self._turn.rounds or self._line.open)
             if first or not (self._io.own_fits and self._turn.start_over()):
                 raise
+            self._refused = refusal
             async with aclosing(await self._ask(await self._request())) as reply:
                 await self._read(reply)
 

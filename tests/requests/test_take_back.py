@@ -19,7 +19,7 @@ from proxy.errors import UpstreamBroken
 from proxy.policies.tenants import Tenant
 from proxy.requests import tool_loop
 from tests.asgi import ScriptedClient
-from tests.dialects.chat.turns import ANSWER, DONE, folded, read, stream, text
+from tests.dialects.chat.turns import ANSWER, DONE, folded, read, stream, text, usage
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
 from tests.requests.test_handler import HELLO, LONG, NO_TOOLS, OVERFLOW, POLICY, World, chat, refused
 
@@ -210,6 +210,22 @@ async def test_refusal_that_cannot_be_read_whole_costs_the_client_nothing(
     if not isinstance(steps[-1], Exception):
         client, _ = await world.ask(chat(), Resumed(*steps, status=400))
         assert (client.status, client.body) == (400, b"".join(step for step in steps if isinstance(step, bytes)))
+
+
+async def test_error_after_the_head_of_a_stream_is_learned_and_distorts_no_counts(world: World) -> None:
+    where = msgspec.structs.replace(POLICY.upstream, context_window=40_000)
+    world.policy = msgspec.structs.replace(POLICY, upstream=where)
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    late = stream(role) + stream(json.loads(NO_TOOLS), DONE)
+    billed = stream({"choices": [], "usage": usage(len(STREAMED), 10)})
+    for _ in range(2):
+        own = ScriptedReply(ANSWER.replace(b"data: [DONE]", billed + b"data: [DONE]"))
+        client, outcome = await world.ask(STREAMED, ScriptedReply(stream(role), late, headers=[STREAM]), own)
+        assert world.sent[-1] == STREAMED and text(folded(client.body)) == "It is 42."
+        assert (outcome.refused, len(world.sent) % 2) == (("tools",), 0)
+    assert world.services.calibration.factor("acme-1", where.base_url, "m") == 1
+    client, _ = await world.ask(STREAMED, ScriptedReply(ANSWER))
+    assert world.sent[-1] == STREAMED and client.body == ANSWER and len(world.sent) == 5
 
 
 async def test_final_error_in_the_place_of_a_stream_reaches_the_client_as_it_came(world: World) -> None:
