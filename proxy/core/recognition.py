@@ -1,7 +1,8 @@
 """Recognises a reply that its client has rewritten before it sends it back.
 
 Clients drop the text beside calls, strip thinking, keep only the first call, give calls new ids, add defaulted
-arguments, or render calls as text. What remains must be the same, and it must prove something: `call_0` does not.
+arguments, render calls as text, or append the call that they made of the text. What remains must be the same, and it
+must prove something: `call_0` does not.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ MAX_CALLS = 32
 MAX_TEXT = 64 << 10
 """Most characters of a text in which calls are looked for. Clients render calls and not whole files."""
 
+MAX_LABEL = 40
+"""Most characters that a client writes before the calls that it appends."""
+
+_CLOSING = re.compile(r"\A\s*</\w{1,40}>")
+_QUOTED = re.compile(r"['\"](\w{1,20})['\"]\s*:")
+_CALL_MEMBERS = {"name", "arguments"}
 _DISTINCTIVE = re.compile(r"(?=[A-Za-z]*\d)[A-Za-z0-9]{8,}")
 _RUN = re.compile(r"[A-Za-z0-9]{8,}|\d+")
 
@@ -65,7 +72,11 @@ def resembles(seen: Visible, sent: Visible) -> bool:
     said, kept = plain(seen.text), plain(sent.text)
     same_text = bool(said) and said == kept
     if not sent.calls:
-        return same_text or any(_rendered(call, sent.text, said in kept) for call in seen.calls)
+        return (
+            same_text
+            or (not seen.calls and _completed(said, kept))
+            or any(_rendered(call, sent.text, said in kept) for call in seen.calls)
+        )
     pairs = _paired(seen.calls, sent.calls, same_text)
     if pairs is None:
         return False
@@ -80,6 +91,18 @@ def plain(text: str) -> str:
             *thought, rest = text.split(closing)
             text = " ".join([*(_before(piece, f"<{tag}>") for piece in thought), rest])
     return " ".join(text.split())
+
+
+def _completed(said: str, kept: str) -> bool:
+    """Whether a client closed the tag at which the model had stopped, or appended the call that it made of the text."""
+    if not said or not kept.startswith(said):
+        return False
+    added = _CLOSING.sub("", kept[len(said) :], count=1).strip()
+    if not added:
+        return True
+    label, opening, calls = added.partition("[")
+    labelled = not label or (len(label) <= MAX_LABEL and label.rstrip().endswith(":"))
+    return bool(opening) and labelled and calls.endswith("]") and _CALL_MEMBERS.issubset(_QUOTED.findall(calls))
 
 
 def _before(piece: str, opening: str) -> str:

@@ -36,15 +36,19 @@ class ResultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prefix: Annotated[
         str, Meta(max_length=200, description="how their text begins; it stays in the context. A user rule needs one")
     ] = ""
+    without: Annotated[
+        str,
+        Meta(max_length=200, description="a text that such a message must not contain, as it begins the user's own"),
+    ] = ""
     after: Annotated[After | None, Meta(description="first_user: only after the user's first message")] = None
 
 
-def _user(*prefixes: str) -> tuple[ResultRule, ...]:
-    return tuple(ResultRule(role=ResultRole.USER, prefix=prefix) for prefix in prefixes)
+def _user(*prefixes: str, without: str = "") -> tuple[ResultRule, ...]:
+    return tuple(ResultRule(role=ResultRole.USER, prefix=prefix, without=without) for prefix in prefixes)
 
 
 PRESETS: Mapping[ResultPreset, tuple[ResultRule, ...]] = {
-    ResultPreset.SMOLAGENTS: _user("Observation:", "Call id:", "Error:\n"),
+    ResultPreset.SMOLAGENTS: _user("Observation:", "Call id:", "Error:\n", without="\nNew task:\n"),
     ResultPreset.GPTME: (ResultRule(role=ResultRole.SYSTEM, after=After.FIRST_USER),),
     ResultPreset.CLINE: _user(
         *(
@@ -67,7 +71,8 @@ PRESETS: Mapping[ResultPreset, tuple[ResultRule, ...]] = {
         )
     ),
 }
-"""The rules of clients that we know. In smolagents, what the user says begins with `New task:`. Cline's tools that ask
+"""The rules of clients that we know. In smolagents, what the user says begins with `New task:`, and it
+makes one message of it and of an observation before it. Cline's tools that ask
 the user are left out, because their results are the user's own words."""
 
 
@@ -79,8 +84,10 @@ class Carries(IntEnum):
     YES = 2
 
 
-def carried(role: str, text: str, rules: Sequence[ResultRule]) -> tuple[Carries, int]:
-    """Return whether a message of this role that begins with this text carries a result, and its prefix's length."""
-    found = [rule for rule in rules if rule.role == role and text.startswith(rule.prefix)]
+def carried(role: str, texts: Sequence[str], rules: Sequence[ResultRule]) -> tuple[Carries, int]:
+    """Return whether a message of this role with these texts carries a result, and the length of its prefix."""
+    first = texts[0] if texts else ""
+    found = [rule for rule in rules if rule.role == role and first.startswith(rule.prefix)]
+    found = [rule for rule in found if not (rule.without and rule.without in "".join(texts))]
     carries = max((Carries.AFTER_FIRST_USER if rule.after else Carries.YES for rule in found), default=Carries.NO)
     return carries, max((len(rule.prefix) for rule in found), default=0)

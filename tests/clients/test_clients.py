@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.clients import running
 from tests.clients.catalogue import CLIENTS, Client
 from tests.clients.model import LOGS, REFERENCE, Reader, called, log, ours, results
 from tests.clients.tap import tap
@@ -20,8 +17,6 @@ from tests.serving import Proxy, tight
 NEEDLE = "heliotrope-7291"
 TASK = f"Read the logs part0.log to part{LOGS - 1}.log, one after the other, and tell me the code word."
 TIGHT = {"max_total_tokens": 1500, "max_tool_message_tokens": 200}
-LIMIT = 60
-"""Seconds until a run is killed; the slowest client takes a tenth of it."""
 
 pytestmark = [
     pytest.mark.clients,
@@ -91,53 +86,4 @@ async def test_the_client_works_through_the_proxy(
 
 
 async def run(client: Client, port: int, workspace: Path) -> str:
-    """The client's output. It gets nothing of our environment but PATH, and can call nothing but `port`."""
-    async with nobody() as nowhere:
-        process = await asyncio.create_subprocess_exec(
-            *client.command,
-            TASK,
-            cwd=workspace,
-            env={**environment(workspace.parent / "home", port, nowhere), **client.environment},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        output, errors = await finished(process)
-    assert process.returncode == 0, f"{errors}\n{output}"
-    return output
-
-
-def environment(home: Path, port: int, nowhere: str) -> dict[str, str]:
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(home),
-        "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1",
-        "OPENAI_API_KEY": "a-key",
-        "HTTP_PROXY": nowhere,
-        "HTTPS_PROXY": nowhere,
-        "NO_PROXY": "127.0.0.1",
-    }
-
-
-async def finished(process: asyncio.subprocess.Process) -> tuple[str, str]:
-    """Standard output and error. A run that takes too long is killed with its children; its return code shows that."""
-    overdue = asyncio.get_running_loop().call_later(LIMIT, os.killpg, process.pid, signal.SIGKILL)
-    output, errors = await process.communicate()
-    overdue.cancel()
-    return output.decode(), errors.decode()
-
-
-@asynccontextmanager
-async def nobody() -> AsyncIterator[str]:
-    """The address of an outgoing proxy. The test fails if anything connects to it."""
-    callers: list[bytes] = []
-
-    async def turned_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        callers.append(await reader.readline())
-        writer.close()
-
-    server = await asyncio.start_server(turned_away, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    assert not callers
+    return await running.run((*client.command, TASK), port, workspace, client.environment)

@@ -102,6 +102,7 @@ def named(*results: ResultPreset | ResultRule) -> Offload:
 @pytest.mark.parametrize(
     ("preset", "messages", "results"),
     [
+        (ResultPreset.SMOLAGENTS, ["Observation:\nReady.\nNew task:\nNever write to /etc."], [False]),
         (ResultPreset.SMOLAGENTS, ["Observation:\nfound", "New task:\ngo", "Call id: c1\nno"], [True, False, True]),
         (ResultPreset.CLINE, ["[read_file for 'a.py'] Result:", "[ask_followup_question] Result:"], [True, False]),
         (ResultPreset.GPTME, ["Observation: no"], [False]),

@@ -32,6 +32,9 @@ SMOLAGENTS = (
     " {'path': 'a.txt', 'limit': 3}}}]"
 )
 
+CODE = "I look.\n<code>\nlook('a.txt')"
+CODE_CALL = "\nCalling tools:\n[{'id': 'call_7', 'function': {'name': 'python', 'arguments': \"look('a.txt')\"}}]"
+
 REWRITTEN: dict[str, tuple[Visible, Visible]] = {
     "as it was": (ONE, ONE),
     "text dropped": (ONE, reply("", *ONE.calls)),
@@ -49,6 +52,8 @@ REWRITTEN: dict[str, tuple[Visible, Visible]] = {
     "calls dropped beside the text": (ONE, reply("I look.")),
     "calls as text": (ONE, reply(SMOLAGENTS)),
     "calls as JSON text": (TWO, reply(json.dumps([{"id": "call_0", "name": "look", "args": {"path": "a.txt"}}]))),
+    "a call made of the text": (reply(CODE), reply(CODE + "\n</code>" + CODE_CALL)),
+    "the tag closed at which the model stopped": (reply(CODE), reply(CODE + "</code>")),
     "thinking stripped": (THOUGHT, reply("It is 42.")),
     "thinking left in": (reply("It is 42."), THOUGHT),
     "thinking that the template opened": (reply("Hm.</think>It is 42."), reply("It is 42.")),
@@ -72,6 +77,10 @@ OTHERS: dict[str, tuple[Visible, Visible]] = {
     "a new call": (reply("I look."), reply("I look.", call("call_0", path="a.txt"))),
     "another call as text": (ONE, reply(SMOLAGENTS.replace("a.txt", "b.txt"))),
     "another text before calls as text": (ONE, reply(SMOLAGENTS.replace("I look.", "I search."))),
+    "a longer text": (reply("I look."), reply("I look. Then I search.")),
+    "a list after the text": (reply("I look."), reply("I look.\nFiles:\n[{'name': 'a.txt'}]")),
+    "a call made of another text": (reply(CODE), reply(CODE.replace("a.txt", "b.txt") + CODE_CALL)),
+    "a call made of nothing": (reply(""), reply(CODE_CALL)),
     "only thinking": (reply("<think>Hm.</think>"), reply("<think>Well.</think>")),
 }
 
@@ -102,6 +111,8 @@ def test_long_texts_take_linear_time() -> None:
     """Each of these would take minutes otherwise."""
     for text in ("<think>" * 200_000, "</think>" * 200_000, "<think></think>" * 100_000):
         plain(text)
+    for tail in ("</a" * 300_000, "[" + "'name" * 200_000 + "]"):
+        assert not resembles(reply("I look."), reply("I look." + tail))
     endless = reply("", call("a" * 1_000_000, path="x" * 1_000_000))
     assert not resembles(endless, reply("'" * 1_000_000))
 

@@ -166,8 +166,8 @@ class _Reader:
         self._calls = [(call.id, call.name, canonical(call.arguments)) for call in tool_calls(members)]
         self._texts = _content_texts(members.get("content"))
         self._others = self._other_parts()
-        first = self._texts[0][1] if self._texts else ""
-        self._carries, self._kept = carried(self._role.name.lower(), first, reading.results)
+        texts = [text for _, text in self._texts]
+        self._carries, self._kept = carried(self._role.name.lower(), texts, reading.results)
 
     def message(self, digest: bytes) -> Message:
         sizes = [self._count(text) for _, text in self._texts]

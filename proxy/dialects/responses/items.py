@@ -194,7 +194,7 @@ def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: 
     sizes = [count(text) for _, text in texts]
     fixed = sum(map(attachments.tokens, others))
     tokens = sum(sizes) + fixed + MESSAGE_TOKENS
-    carries, kept = carried(role.name.lower(), texts[0][1] if texts else "", reading.results)
+    carries, kept = carried(role.name.lower(), [text for _, text in texts], reading.results)
     moved = pieces(texts, sizes, Source(role, carries, kept), reading, count)
     text = "".join(text for _, text in texts)
     return Message(

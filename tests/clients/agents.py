@@ -1,0 +1,126 @@
+"""The agents: how to start each, and how its model calls its tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.clients.catalogue import ENVIRONMENTS, HERE
+from tests.clients.running import run
+from tests.clients.worker import Worker, prompts
+from tests.fake_upstream import Call, Message, calls, text
+from tests.strict import Rules
+
+MODELS = {"gpt-4.1": "compact", "gpt-4.1-mini": "compress", "gpt-4.1-nano": "auto"}
+"""The models, and their modes. The names are real: agents know windows, and some refuse other names."""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent, and what the scripted model needs to use its tools."""
+
+    name: str
+    command: tuple[str | Path, ...]
+    """The command line before the prompts: by default one JSON of model → prompts, and it prints model → answer."""
+    installed: Path
+    """A file that `make test-clients` creates last."""
+    read: Callable[[Path], Call | str] = lambda path: ("read_log", {"path": str(path)})
+    finish: Callable[[str], Message] = text
+    steps: Callable[[str, list[str]], list[tuple[str, ...]]] | None = None
+    """Model, prompts → the rest of each command line, where it talks to one model or takes one prompt at a time."""
+    results: tuple[str, ...] = ()
+    """The preset of the policy that it needs."""
+    unreachable: frozenset[str] = frozenset()
+    """Hosts that it asks for in vain; it goes on without."""
+    rules: Rules = field(default_factory=Rules)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its environment."""
+
+    def worker(self, workspace: Path) -> Worker:
+        return Worker(self.read, self.finish, folder=workspace)
+
+    async def talk(self, port: int, workspace: Path) -> dict[str, str]:
+        """Model → the last answer."""
+        if self.steps:
+            return {model: await self._talk_stepwise(port, workspace, model) for model in MODELS}
+        asked = json.dumps({model: prompts(model) for model in MODELS})
+        output = await run((*self.command, asked), port, workspace, self.settings, self.unreachable)
+        answers: dict[str, str] = json.loads(next(line for line in output.splitlines() if line.startswith('{"gpt-')))
+        return answers
+
+    async def _talk_stepwise(self, port: int, workspace: Path, model: str) -> str:
+        answer = ""
+        for step in self.steps(model, prompts(model)) if self.steps else ():
+            answer = await run((*self.command, *step), port, workspace, self.settings, self.unreachable)
+        return answer
+
+
+def _python(name: str, *arguments: str, script: str = "", environment: str = "", **options: Any) -> Agent:
+    folder = ENVIRONMENTS / (environment or script or name)
+    command = (folder / "bin" / "python", HERE / (script or name) / "run.py", *arguments)
+    return Agent(name, command, folder / ".installed", **options)
+
+
+def _code(path: Path) -> str:
+    return f"Thought: I read it.\n<code>\nprint(read_log({str(path)!r}))\n"
+
+
+def _final_code(answer: str) -> Message:
+    return text(f"Thought: I know.\n<code>\nfinal_answer({answer!r})\n")
+
+
+def _json_code(path: Path) -> str:
+    return json.dumps({"thought": "I read it.", "code": f"print(read_log({str(path)!r}))"})
+
+
+def _final_json(answer: str) -> Message:
+    return text(json.dumps({"thought": "I know.", "code": f"final_answer({answer!r})"}))
+
+
+def _gptme(name: str, form: str, read: Callable[[Path], Call | str], results: tuple[str, ...]) -> Agent:
+    """It answers a list of prompts in one conversation, then asks twice whether it is done."""
+    folder = ENVIRONMENTS / "gptme"
+    options = ("-n", "-t", "read", "--tool-format", form, "--system", "short", "--no-workspace", "-m")
+    return Agent(
+        name,
+        (folder / "bin" / "gptme", *options),
+        folder / ".installed",
+        read=read,
+        steps=lambda model, said: [(f"openai/{model}", said[0], "-", said[1], "-", said[2])],
+        results=results,
+        unreachable=frozenset({"openaipublic.blob.core.windows.net"}),
+    )
+
+
+_AI_SDK = HERE / "ai_sdk"
+
+AGENTS = (
+    Agent("ai_sdk", ("node", _AI_SDK / "run.mjs"), _AI_SDK / "node_modules" / ".package-lock.json"),
+    _python("langgraph", environment="deepagents", settings={"LANGSMITH_TRACING": "false"}),
+    _python(
+        "crewai",
+        rules=Rules(frozenset({"name"})),
+        settings={"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "CREWAI_TRACING_ENABLED": "false"},
+    ),
+    _python(
+        "smolagents_tool",
+        "tool",
+        script="smolagents",
+        finish=lambda answer: calls(("final_answer", {"answer": answer})),
+        results=("smolagents",),
+    ),
+    _python("smolagents_code", "code", script="smolagents", read=_code, finish=_final_code, results=("smolagents",)),
+    _python(
+        "smolagents_json", "json", script="smolagents", read=_json_code, finish=_final_json, results=("smolagents",)
+    ),
+    _gptme("gptme_tool", "tool", lambda path: ("read", {"path": str(path)}), ()),
+    _gptme("gptme_markdown", "markdown", lambda path: f"I read it.\n```read\n{path}\n```\n", ("gptme",)),
+    _python(
+        "aider",
+        unreachable=frozenset({"raw.githubusercontent.com"}),
+        settings={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    ),
+)

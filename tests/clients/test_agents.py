@@ -1,0 +1,97 @@
+"""Agents that rewrite their histories, unmodified, in each mode: what was moved, or said in the middle, stays known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.agents import AGENTS, MODELS, Agent
+from tests.clients.model import REFERENCE
+from tests.clients.tap import tap
+from tests.clients.worker import CODE, KEY, NEVER, SNAPSHOT, Worker, is_work, shown, write_logs
+from tests.fake_upstream import Recorded, Reply, StrictUpstream, error
+from tests.serving import Proxy, tight
+
+TIGHT = {
+    "max_total_tokens": 2500,
+    "max_tool_message_tokens": 400,
+    "keep_recent_count": 2,
+    "pin_user_tokens": 1000,
+    "compress": {"wait": "always", "snapshot_tokens": 200},
+}
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name),
+]
+
+
+@pytest.fixture
+def workspace(agent: Agent, tmp_path: Path) -> Path:
+    """A directory of logs, next to a home."""
+    if not agent.installed.exists():
+        pytest.skip(f"{agent.name} is not installed: make test-clients")
+    for name in ("home", "work"):
+        (tmp_path / name).mkdir()
+    write_logs(tmp_path / "work")
+    return tmp_path / "work"
+
+
+async def test_the_agent_remembers(agent: Agent, workspace: Path, spawn: Callable[..., Proxy]) -> None:
+    """In each mode it ends with the word, the key and the rule, and sees nothing of how."""
+    workers = {model: agent.worker(workspace) for model in MODELS}
+
+    def model(request: Recorded) -> Reply:
+        return workers[request.json["model"]](request) if request.is_chat else error(404)
+
+    with StrictUpstream(agent.rules) as upstream:
+        upstream.respond(model)
+        proxy = spawn({"default": policy(upstream.url, agent)})
+        async with tap(proxy.port) as tapped:
+            answers = await agent.talk(tapped.port, workspace)
+        assert '"level":"error"' not in proxy.log()
+    for name, mode in MODELS.items():
+        work = [request for request in upstream.chats if request.json["model"] == name and is_work(request)]
+        check(mode, work, workers[name])
+        assert squeezed(f"{CODE}, {KEY}, {NEVER}") in squeezed(answers[name]), answers[name]
+    for request in await tapped.requests():
+        assert "/context_store" not in json.dumps(request)
+
+
+def check(mode: str, work: list[Recorded], worker: Worker) -> None:
+    """What upstream got: moved text, the rule always, hidden rounds again, and prefixes that only events change."""
+    last = shown(work[-1])
+    assert REFERENCE.search(last) or SNAPSHOT in last
+    assert (SNAPSHOT in last) is (mode == "compress") or mode == "auto"
+    assert NEVER in last
+    said = [request for request in work if NEVER in shown(request)]
+    assert work[work.index(said[0]) :] == said
+    for one, other in pairwise(work):
+        assert changed(one) != changed(other) or is_prefix(one, other)
+    if mode == "compact":
+        assert worker.greps() == ["code word is", "bay key is"]
+
+
+def squeezed(output: str) -> str:
+    """The text without spaces: terminals wrap it."""
+    return "".join(output.split())
+
+
+def changed(request: Recorded) -> tuple[list[str], str]:
+    """What only an event changes: the references, and the snapshot."""
+    return REFERENCE.findall(shown(request)), shown(request).partition(SNAPSHOT)[2].partition("</state_snapshot>")[0]
+
+
+def is_prefix(one: Recorded, other: Recorded) -> bool:
+    return other.raw_messages[: len(one.messages)] == one.raw_messages
+
+
+def policy(url: str, agent: Agent) -> dict[str, Any]:
+    """One proxy for all modes: the model's name chooses."""
+    rules = [{"match": {"model": model}, "offload": {"mode": mode}} for model, mode in MODELS.items()]
+    return tight(url, offload={**TIGHT, "results": list(agent.results)}, rules=rules)

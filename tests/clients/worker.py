@@ -1,0 +1,110 @@
+"""A scripted model that works for agents: it reads logs, answers questions, and asks for what it cannot see any more.
+
+It decides by the request that it gets, and by which logs it has seen in earlier ones.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.clients.model import LOGS, REFERENCE, log, ours
+from tests.fake_upstream import Call, Message, Recorded, calls, mixed, text
+
+CODE, KEY, NEVER = "heliotrope-7291", "obsidian-4416", "never write to /etc/quarry"
+FACTS = {0: f"the code word is {CODE}", 1: f"the bay key is {KEY}"}
+SNAPSHOT = "<state_snapshot>"
+SUMMARY = f"<scratchpad>so</scratchpad>{SNAPSHOT}<progress>Several logs were read.</progress></state_snapshot>"
+WORD, BAY = re.compile(r"code word is (\w+-\d+)"), re.compile(r"bay key is (\w+-\d+)")
+READY = "Ready."
+
+FIRST = f"[{{model}}] Read the logs 0 to {LOGS // 2 - 1}, one after the other."
+RULE = f"A rule for all that follows: {NEVER}. Now read the logs {LOGS // 2} to {LOGS - 1}."
+QUESTION = "Tell me the word and the key that the logs name, and where you must never write."
+
+Json = dict[str, Any]
+
+
+def prompts(model: str) -> list[str]:
+    """What the user says, one after the other: the rule in the middle. gptme would insert files that it names."""
+    return [FIRST.format(model=model), RULE, QUESTION]
+
+
+def write_logs(folder: Path) -> None:
+    for number in range(LOGS):
+        content = log(number, "")
+        if fact := FACTS.get(number):
+            lines = content.splitlines()
+            lines[50] += f"; {fact}"
+            content = "\n".join(lines) + "\n"
+        (folder / f"part{number}.log").write_text(content)
+
+
+@dataclass
+class Worker:
+    """Greps the first log's fact when it has been moved, and uses the proxy's `read_file` beside two of the client's
+    calls. At the end it greps what it cannot see, and reports what it sees."""
+
+    read: Callable[[Path], Call | str]
+    """A file → the client's call that reads it, or text that its client takes for one."""
+    finish: Callable[[str], Message] = text
+    folder: Path = Path()
+    seen: set[int] = field(default_factory=set)
+    looked: bool = False
+    said: list[Message] = field(default_factory=list)
+
+    def __call__(self, request: Recorded) -> Message:
+        if is_summary(request):
+            return text(SUMMARY)
+        if not is_work(request):
+            return text("A title.")
+        self.said.append(self._next(request, shown(request)))
+        return self.said[-1]
+
+    def greps(self) -> list[str]:
+        made = [call for message in self.said for call in message.calls if call[0].endswith("grep")]
+        return [call[1]["pattern"] for call in made if "pattern" in call[1]]
+
+    def _next(self, request: Recorded, words: str) -> Message:
+        self.seen |= {number for number in range(LOGS) if f"{number}:000 the" in words}
+        reference, asked, limit = REFERENCE.search(words), QUESTION in words, LOGS if NEVER in words else LOGS // 2
+        grep, read_file = ours(request.tool_names)
+        if (reference or SNAPSHOT in words) and not WORD.search(words) and (asked or not self.looked):
+            self.looked = True
+            return calls((grep, {"pattern": "code word is"}))
+        unread = [number for number in range(limit) if number not in self.seen]
+        if not unread:
+            return self._answer(words, grep) if asked else self.finish(READY)
+        reads = [self.read(self.folder / f"part{number}.log") for number in unread[:2]]
+        made = [read for read in reads if not isinstance(read, str)]
+        if len(made) < len(reads):
+            return text(str(reads[0]))
+        if reference and len(unread) == LOGS // 2:
+            return mixed("All at once.", (read_file, {"path": reference[1], "limit": 3}), *made)
+        return calls(made[0])
+
+    def _answer(self, words: str, grep: str) -> Message:
+        word, key = WORD.search(words), BAY.search(words)
+        if not key:
+            return calls((grep, {"pattern": "bay key is"}))
+        return self.finish(f"{word and word[1]}, {key[1]}, {NEVER if NEVER in words else 'no rule'}")
+
+
+def is_summary(request: Recorded) -> bool:
+    return "private scratchpad" in str(request.messages[-1]["content"])
+
+
+def is_work(request: Recorded) -> bool:
+    return "Read the logs 0" in shown(request) and not is_summary(request)
+
+
+def shown(request: Recorded) -> str:
+    """All the text in the messages of a request."""
+    return "\n".join(plain(message.get("content")) for message in request.messages)
+
+
+def plain(content: str | list[Json] | None) -> str:
+    return content or "" if not isinstance(content, list) else "".join(part.get("text", "") for part in content)
