@@ -164,7 +164,8 @@ class Summarizer:
             self._report(job, Spent(), UNUSED, 0.0)
 
     async def _while_idle(self, job: SummaryJob, idle: Idle, spent: Spent, hurry: asyncio.Event) -> Snapshot:
-        """Make the snapshot while upstream is idle. It gives way to every request, until one waits for it."""
+        """Make the snapshot while upstream is idle. It gives way to every request, until one waits for it or a call is
+        answered, which would be paid for twice."""
         pause, until = QUIET, self._clock() + LONGEST_QUEUE
         while not hurry.is_set():
             if self._clock() > until:
@@ -176,7 +177,7 @@ class Summarizer:
                 making = asyncio.create_task(self._made(job, spent))
                 try:
                     await _first(asyncio.wait([making]), idle.disturbed())
-                    if making.done() or hurry.is_set():
+                    if making.done() or hurry.is_set() or spent.calls:
                         return await making
                 finally:
                     making.cancel()

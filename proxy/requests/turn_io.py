@@ -96,7 +96,8 @@ class RequestTurnIO:
     async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
         """Answer the calls in order. Each call gets an equal share of the tokens that the turn may still read."""
         if self._files is None:
-            self._files = self._ready.files()
+            reading = self._services.threads.reading  # a long history has thousands of files
+            self._files = await reading.run(self._tenant.namespace, self._ready.files, begun=True)
         limits = self._history.policy.tools
         first = calls[: limits.max_calls]
         share = max(0, min(limits.max_answer_tokens, self._budget() // len(first)))

@@ -367,6 +367,25 @@ class TestIdle:
         assert all(await asyncio.gather(*(flight for flight in flights if flight)))
         assert (world.most_at_once, len(world.asked)) == (1, 3)
 
+    async def test_what_is_paid_for_is_kept_when_a_request_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = World()
+        storing, go_on, keep = asyncio.Event(), asyncio.Event(), world.summarizer._keep
+
+        async def slowly(key: str, value: bytes) -> bytes | None:
+            storing.set()
+            await go_on.wait()
+            return await keep(key, value)
+
+        monkeypatch.setattr(world.summarizer, "_keep", slowly)
+        flight = world.summarizer.request(world.job(idle=self.idle))
+        await storing.wait()
+        self.traffic.began("http://u")
+        await asyncio.sleep(0.05)
+        self.traffic.ended("http://u")
+        go_on.set()
+        assert flight and await flight
+        assert len(world.asked) == 1
+
     async def test_it_gives_up_if_upstream_is_never_idle(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(summarizer, "LONGEST_QUEUE", 0.01)
         world = World()
