@@ -132,7 +132,7 @@ class ListedWindows:
         """Return the list's bytes, or none if upstream has no list for us. Raises ProxyError."""
         whole = bytearray()
         async with aclosing(await self._upstream.send(request)) as reply:
-            if reply.status >= 500:
+            if reply.status >= 500 or reply.status in (408, 429):  # it may have a list for us later
                 raise UpstreamBroken(f"Upstream answered {reply.status}")
             if reply.status != 200:
                 return b""

@@ -77,6 +77,9 @@ class TurnIO(Protocol):
     def own_fits(self) -> bool:
         """Whether the client's own request may be sent, because it fits the window as far as that is known."""
 
+    def is_final(self, refusal: Refusal) -> bool:
+        """Whether upstream refuses the client's own request, too: for its limits, the credentials or the like."""
+
     async def send(self, body: bytes) -> UpstreamReply:
         """Send one round's request and return the reply. Raises UpstreamFault if there is none."""
 
@@ -169,7 +172,8 @@ class _Conversation:
                 await self._read(reply)
         except Refusal as refusal:
             first = not (self._turn.rounds or self._line.open)
-            if first or not (self._io.own_fits and self._turn.start_over()):
+            in_vain = not self._turn.rounds and self._io.is_final(refusal)
+            if first or in_vain or not (self._io.own_fits and self._turn.start_over()):
                 raise
             self._refused = refusal
             async with aclosing(await self._ask(await self._request())) as reply:

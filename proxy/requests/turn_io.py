@@ -73,6 +73,10 @@ class RequestTurnIO:
         """Whether the client's own request fits the window as far as that is known."""
         return self._history.room.holds(self._history.tokens)
 
+    def is_final(self, refusal: tool_loop.Refusal) -> bool:
+        """Whether upstream refuses the client's own request, too: for its limits, the credentials or the like."""
+        return self._history.dialect.complaint(refusal.status, refusal.said()) is Verdict.FINAL
+
     async def send(self, body: bytes) -> UpstreamReply:
         """Send a rewritten body to the same address with the same headers. Raises UpstreamFault."""
         first = self._client.sent is None

@@ -107,7 +107,9 @@ async def test_it_is_not_asked(world: World, upstream: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", [UpstreamUnreachable("gone"), reply(b"", 503)], ids=["no connection", "a server's fault"]
+    "fault",
+    [UpstreamUnreachable("gone"), reply(b"", 503), reply(b"", 429)],
+    ids=["no connection", "a server's fault", "too many requests"],
 )
 async def test_an_upstream_that_fails_is_asked_again_later(world: World, fault: Any) -> None:
     assert await world.ask(tenant(), fault) is None

@@ -228,6 +228,13 @@ async def test_error_after_the_head_of_a_stream_is_learned_and_distorts_no_count
     assert world.sent[-1] == STREAMED and client.body == ANSWER and len(world.sent) == 5
 
 
+async def test_final_error_after_the_head_of_a_stream_costs_no_other_request(world: World) -> None:
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    said = stream({"error": {"code": 429, "message": "Rate limited"}}, DONE)
+    client, _ = await world.ask(STREAMED, ScriptedReply(stream(role), said, headers=[STREAM]))
+    assert b"Rate limited" in client.body and len(world.sent) == 1
+
+
 async def test_final_error_in_the_place_of_a_stream_reaches_the_client_as_it_came(world: World) -> None:
     said = stream({"error": {"code": 429, "message": "Rate limited"}}, DONE)
     client, _ = await world.ask(STREAMED, ScriptedReply(said, headers=[STREAM]))

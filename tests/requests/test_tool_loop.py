@@ -60,6 +60,7 @@ class Partner:
         self.sent: list[Any] = []
         self.remembered: list[Turn] = []
         self.own_fits = False
+        self.is_final: Callable[[tool_loop.Refusal], bool] = lambda refusal: False
         self.answering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
         self.remembering: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
 
