@@ -144,6 +144,11 @@ examples:
     command.add_argument(
         "--policy", action="append", metavar="FILE", help="a policy; repeat it to compare several [the defaults]"
     )
+    command.add_argument(
+        "--dialect",
+        metavar="API",
+        help="the API of JSONL, such as chat or responses [for each line, the first that fits]",
+    )
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     command.set_defaults(run=_replay)
 
@@ -221,7 +226,7 @@ def _check(chosen: argparse.Namespace) -> int:
 def _replay(chosen: argparse.Namespace) -> int:
     from proxy.cli.replay import run
 
-    run(chosen.files, chosen.policy or (), _settings(chosen).environment, as_json=chosen.json)
+    run(chosen.files, chosen.policy or (), _settings(chosen).environment, api=chosen.dialect, as_json=chosen.json)
     return OK
 
 

@@ -51,12 +51,14 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     """What upstream said about the cost."""
 
 
-def requests(path: Path) -> Iterator[RecordedRequest]:
-    """Yield the requests of a file. Raises UserMistake, which names the line or the entry."""
+def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
+    """Yield the requests of a file. `api` names the dialect of JSONL, which is guessed otherwise.
+
+    Raises UserMistake, which names the line or the entry.
+    """
     try:
         with path.open("rb") as file:
-            read = _har if _HAR.match(file.peek(HEAD)) else _lines
-            yield from read(str(path), file)
+            yield from _har(str(path), file) if _HAR.match(file.peek(HEAD)) else _lines(str(path), file, _dialects(api))
     except OSError as error:
         raise UserMistake(f"{path}: cannot be read: {error.strerror}") from error
 
@@ -64,7 +66,15 @@ def requests(path: Path) -> Iterator[RecordedRequest]:
 # -- JSONL -------------------------------------------------------------------------------------------------------------
 
 
-def _lines(name: str, file: BufferedReader) -> Iterator[RecordedRequest]:
+def _dialects(api: str | None) -> list[Dialect]:
+    """Return the dialect of this name, or all of them. Raises UserMistake."""
+    known = {one.name: one for one in reversed(DIALECTS)}
+    if api is not None and api not in known:
+        raise UserMistake(f"--dialect {api}: expected one of {', '.join(sorted(known))}")
+    return list(DIALECTS) if api is None else [known[api]]
+
+
+def _lines(name: str, file: BufferedReader, dialects: list[Dialect]) -> Iterator[RecordedRequest]:
     size, done = max(os.fstat(file.fileno()).st_size, 1), 0  # of a pipe, it is not known
     for number in count(1):
         line = file.readline(LONGEST + 1)
@@ -75,20 +85,20 @@ def _lines(name: str, file: BufferedReader) -> Iterator[RecordedRequest]:
         done += len(line)
         body = line.removeprefix(_BOM).strip() if number == 1 else line.strip()
         if body:
-            yield _from_line(f"{name}:{number}", body, min(done / size, 1.0))
+            yield _from_line(f"{name}:{number}", body, min(done / size, 1.0), dialects)
 
 
-def _from_line(place: str, body: bytes, position: float) -> RecordedRequest:
+def _from_line(place: str, body: bytes, position: float, dialects: list[Dialect]) -> RecordedRequest:
     """Return the request of one line, in the first dialect in which it has a history."""
     try:
         rawjson.members(body)
     except NotJson as error:
         raise UserMistake(f"{place}: expected a request body, a JSON object on one line: {error}") from error
-    for dialect in DIALECTS:
+    for dialect in dialects:
         found = _parsed(dialect, body, position)
         if found.reason is not Reason.INVALID and (found.chat is None or found.chat.entries):
             return found
-    raise UserMistake(f"{place}: expected a request body of {' or '.join(one.name for one in DIALECTS)}")
+    raise UserMistake(f"{place}: expected a request body of {' or '.join(dict.fromkeys(one.name for one in dialects))}")
 
 
 def _parsed(dialect: Dialect, body: bytes, position: float, said: Reported | None = None) -> RecordedRequest:

@@ -114,12 +114,17 @@ class Tally:
 
 
 def run(
-    files: Sequence[str], policies: Sequence[str], environment: Mapping[str, str], *, as_json: bool = False
+    files: Sequence[str],
+    policies: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    api: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Replay the files under each policy, and print what it would have done. Raises UserMistake."""
     tallies = [Tally(name, load_alone(Path(name), environment)) for name in policies] or [Tally(DEFAULTS, Policy())]
     with Progress(sys.stderr) as progress:
-        count = asyncio.run(replayed([Path(name) for name in files], tallies, progress))
+        count = asyncio.run(replayed([Path(name) for name in files], tallies, progress, api))
     if as_json:
         report = {"files": list(files), "requests": count, "policies": [tally.summary() for tally in tallies]}
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
@@ -127,13 +132,13 @@ def run(
         sys.stdout.write("".join(f"{line}\n" for line in table(count, len(files), tallies)) + _NOTES)
 
 
-async def replayed(files: Sequence[Path], tallies: Sequence[Tally], progress: Progress) -> int:
+async def replayed(files: Sequence[Path], tallies: Sequence[Tally], progress: Progress, api: str | None = None) -> int:
     """Give every request of the files to every tally; returns how many there were. Raises UserMistake."""
     threads, count = Threads(), 0
     try:
         reader = MessageCache(Tokens(), threads.reading, threads.large)
         for number, path in enumerate(files):
-            for recorded in requests(path):
+            for recorded in requests(path, api):
                 count += 1
                 for tally in tallies:
                     await tally.add(recorded, reader)

@@ -137,6 +137,14 @@ def test_responses_come_to_the_same(folder: Path, capsys: pytest.CaptureFixture[
     assert other["cost_after"] < other["cost_before"]
 
 
+def test_the_api_of_lines_may_be_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = lines(folder / "chat.jsonl", session("one"))
+    assert asked(capsys, chat, "--dialect", "chat") == asked(capsys, chat)
+    said = mistake(capsys, chat, "--dialect", "responses")
+    assert "chat.jsonl:1: expected a request body of responses\n" in said
+    assert "--dialect fax: expected one of chat, " in mistake(capsys, chat, "--dialect", "fax")
+
+
 def test_a_loss_is_shown_as_a_loss(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "early.yaml").write_text(EARLY.replace("cached_read: 0.5", "cached_read: 0"))
     recorded = lines(folder / "a.jsonl", session("one", 12))
@@ -204,9 +212,9 @@ def test_a_pipe_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ('"x"', "a.jsonl:2: expected a request body, a JSON object on one line:"),
         ('{"a": ' * 50_000, "a.jsonl:2: expected a request body, a JSON object on one line:"),
         ('{"model": "\xff\udcff"}', "a.jsonl:2: expected a request body"),
-        ('{"model": "m", "prompt": "x"}', "a.jsonl:2: expected a request body of chat or responses\n"),
-        ("{}", "a.jsonl:2: expected a request body of chat or responses\n"),
-        ('{"model": "m", "messages": 3}', "a.jsonl:2: expected a request body of chat or responses\n"),
+        ('{"model": "m", "prompt": "x"}', "a.jsonl:2: expected a request body of chat or responses"),
+        ("{}", "a.jsonl:2: expected a request body of chat or responses"),
+        ('{"model": "m", "messages": 3}', "a.jsonl:2: expected a request body of chat or responses"),
     ],
 )
 def test_a_bad_line_is_named(folder: Path, capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
