@@ -134,7 +134,8 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
 
     def snapshot_name(self, boundary: SummaryBoundary, version: str = summary.PROMPT_VERSION) -> str:
         """Return the name of the boundary's record: its history's meaning, our prompt's version, and the model."""
-        variant = hashlib.sha256(f"{version}\n{self.summary_model}".encode()).hexdigest()[:8]
+        made = f"{version}\n{self.summary_model}".encode("utf-8", "surrogatepass")
+        variant = hashlib.sha256(made).hexdigest()[:8]
         return f"{self.chain[boundary.end].hex()}-{variant}"
 
     def originals_path(self, boundary: SummaryBoundary) -> str:

@@ -165,7 +165,8 @@ class SnapshotWriter:
         text = await self._text(Calls(job, spent), job.group_tokens or UNKNOWN_WINDOW)
         count = self._counter(job.model)
         whole = encodable(await self._off_loop(job, partial(_completed, job, text, count)))
-        return Snapshot(text=whole, tokens=await self._off_loop(job, lambda: count(whole)), model=job.model)
+        tokens = await self._off_loop(job, lambda: count(whole))
+        return Snapshot(text=whole, tokens=tokens, model=encodable(job.model))
 
     async def _text(self, calls: Calls, limit: int) -> str:
         job = calls.job

@@ -12,6 +12,7 @@ from proxy.core.policy import Inject
 from proxy.core.policy import Tools as ToolsPolicy
 from proxy.core.summary import Section
 from tests.dialects.chat.turns import called, calls, read, whole
+from tests.requests.planning import CUT, planned
 from tests.requests.scripted import ScriptedReply
 from tests.requests.test_handler import POLICY, World
 from tests.requests.test_summarizer import World as Summaries
@@ -50,3 +51,8 @@ async def test_a_model_whose_name_has_half_a_character() -> None:
     body = {"model": "m\ud83d", "messages": [{"role": "user", "content": "Hello."}]}
     _, outcome = await world.ask(json.dumps(body).encode(), ScriptedReply(whole({"content": "It is 42."})))
     assert outcome.status == 200
+    made, _ = await planned(CUT, model="m\ud83d")
+    name = made.snapshot_name(made.plan.boundaries[-1])
+    summaries = Summaries()
+    assert await summaries.made(key=name, model="m\ud83d")
+    assert list(summaries.stored) == [f"ns/snapshots/{name}"]
