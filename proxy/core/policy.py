@@ -184,6 +184,8 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def result_rules(self) -> tuple[ResultRule, ...]:
         """The rules of `results`, those of presets included."""
+        if not self.results:
+            return ()
         return tuple(
             rule for named in self.results for rule in ((named,) if isinstance(named, ResultRule) else PRESETS[named])
         )

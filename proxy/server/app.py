@@ -10,8 +10,8 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Protocol
 
@@ -191,8 +191,12 @@ class App:
             client.charge(tenant.name)
             with self._metrics.in_flight():
                 whole = await client.gather(GATHERED if handler is self._relay else self._body_limit)
-                with self._slot(tenant.policy, uploads=handler is self._relay and not whole):
+                uploads = handler is self._relay and not whole
+                self._take_place(tenant.policy, uploads)
+                try:
                     await handler(client, tenant)
+                finally:
+                    self._give_back(tenant.policy, uploads)
         except ProxyError as error:
             await _apologise(client, error)
             self._record(_refused(client, tenant, Fault.OVERLOADED if isinstance(error, Overloaded) else Fault.CLIENT))
@@ -220,9 +224,8 @@ class App:
         """Raises ForeignSite if a web page in a browser on this machine may have sent this."""
         origin.check(client.headers, client.written_target, self._allowed_hosts)
 
-    @contextmanager
-    def _slot(self, policy: Policy, *, uploads: bool) -> Iterator[None]:
-        """Hold one of the tenant's places in this process. Raises Overloaded if all are taken.
+    def _take_place(self, policy: Policy, uploads: bool) -> None:
+        """Take one of the tenant's places in this process. Raises Overloaded if all are taken.
 
         A request takes its place when its body is complete. Uploads are forwarded while they arrive, so they may take
         only some of the places: slow senders then cannot shut out the tenant's other requests.
@@ -239,12 +242,11 @@ class App:
         self._under_way[policy.tenant] += 1
         if uploads:
             self._uploads[policy.tenant] += 1
-        try:
-            yield
-        finally:
-            self._under_way[policy.tenant] -= 1
-            if uploads:
-                self._uploads[policy.tenant] -= 1
+
+    def _give_back(self, policy: Policy, uploads: bool) -> None:
+        self._under_way[policy.tenant] -= 1
+        if uploads:
+            self._uploads[policy.tenant] -= 1
 
     def ending(self) -> None:
         """Start the drain timeout of requests and background tasks, because the process must end."""
