@@ -22,6 +22,7 @@ from proxy.core.sse import ServerSentEvent
 from proxy.core.summary import Section, SummaryAnswer
 from proxy.core.turn import Continuation, HiddenRound, State, Usage
 from proxy.dialects.chat import CHAT
+from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 from proxy.errors import ProxyError
 
@@ -266,7 +267,7 @@ class Dialect(Protocol):
         """
 
 
-DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES)
+DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES, MESSAGES)
 """Every dialect that the proxy knows. The first one that serves a request is used."""
 
 

@@ -1,0 +1,79 @@
+"""Messages, `POST .../messages`, as an implementation of the protocol `proxy.dialects.Dialect`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.request import Request
+from proxy.dialects import overflow
+from proxy.dialects.messages import blocks, costs, errors, render, request, summary
+from proxy.dialects.messages.refusals import shape
+from proxy.dialects.messages.round_request import LIMITS, RoundRequest
+from proxy.dialects.messages.turn import MessagesTurn
+from proxy.dialects.refusals import complaint, is_error
+from proxy.dialects.reply_limits import lowered, lowest
+
+_PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")
+"""Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
+
+
+class MessagesDialect:
+    """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
+
+    name = "messages"
+
+    parse = staticmethod(request.parse)
+    continued = staticmethod(request.continued)
+
+    read = staticmethod(blocks.read)
+    texts = staticmethod(blocks.texts)
+    replace = staticmethod(blocks.with_texts)
+    reply_meaning = staticmethod(blocks.reply_meaning)
+    sections = staticmethod(render.sections)
+    with_snapshot = staticmethod(render.with_snapshot)
+    joined = staticmethod(render.joined)
+    said = staticmethod(render.said)
+    reinserted = staticmethod(render.reinserted)
+    shrunk = staticmethod(render.shrunk)
+
+    summary_request = staticmethod(summary.alone)
+    summary_on_prefix = staticmethod(summary.on_prefix)
+    summary_answer = staticmethod(summary.answer)
+
+    may_be_overflow = staticmethod(overflow.may_be)
+    is_overflow = staticmethod(overflow.is_overflow)
+    window = staticmethod(overflow.window)
+    complaint = staticmethod(complaint)
+    is_error = staticmethod(is_error)
+    shape = staticmethod(shape)
+    prompt_tokens = staticmethod(costs.prompt_tokens)
+    error_body = staticmethod(errors.body)
+    error_event = staticmethod(errors.event)
+
+    def serves(self, method: str, path: bytes) -> bool:
+        return method == "POST" and _PATH.fullmatch(path) is not None
+
+    def reply_limit(self, asked: Request, left: int) -> int | None:
+        return lowest(lowered(asked.members, LIMITS, left))
+
+    def with_lower_limit(self, asked: Request, left: int) -> bytes:
+        return rawjson.encode(asked.members | lowered(asked.members, LIMITS, left))
+
+    def turn(
+        self,
+        asked: Request,
+        entries: Sequence[bytes | Raw],
+        tools: Sequence[bytes],
+        max_rounds: int,
+        usage: bool = True,
+        left: int | None = None,
+    ) -> MessagesTurn:
+        ours, names = [request.client_tool(raw) for raw in tools], asked.names or ("", "")
+        return MessagesTurn(RoundRequest(asked.members, entries, ours, names, max_rounds, asked.body, left))
+
+
+MESSAGES = MessagesDialect()

@@ -1,0 +1,268 @@
+"""Reads entries for the plan, and rewrites the texts of results without changing any other byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import labels, rawjson
+from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
+from proxy.core.plan import Role
+from proxy.core.rawjson import NotJson
+from proxy.core.results import carried
+from proxy.dialects import attachments
+from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces
+from proxy.dialects.messages.request import RESULT, is_reminder, parts_of
+from proxy.dialects.values import Members, object_of, text_of
+
+THINKING = ("thinking", "redacted_thinking")
+BINARY = ("image", "document", "container_upload")
+"""Blocks with a file's bytes or a reference to them."""
+
+OPAQUE_BYTES = 6
+"""Bytes of a block for each token of it, where we cannot read it: encrypted text in base64, and a frame."""
+
+_ROLES = {"user": Role.USER, "assistant": Role.ASSISTANT, "system": Role.SYSTEM}
+
+Place = int | None
+Places = list[tuple[Place, str]]
+
+
+# -- one entry --------------------------------------------------------------------------------------------------------
+
+
+def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
+    """Measure an entry. Raises Unplannable if it does not consist of JSON objects."""
+    try:
+        message, blocks = parts_of(entry)
+    except (NotJson, msgspec.MsgspecError) as error:
+        raise Unplannable(str(error)) from error
+    try:
+        if message is None:
+            return _client(Role.USER, list(map(rawjson.members, blocks)), digest(entry), reading, count, 0)
+        role = _ROLES.get(text_of(message.get("role")))
+        content = list(_content(message.get("content")))
+        if role is Role.ASSISTANT:
+            return _reply(content, digest(entry), count)
+        if role is None or _result(content) is not None:
+            return _unreadable(entry, Role.TOOL, count)
+        place = None if rawjson.is_string(message.get("content")) else 0
+        return _client(role, content, digest(entry), reading, count, place)
+    except (NotJson, msgspec.MsgspecError):
+        role = _ROLES.get(text_of((message or {}).get("role")), Role.TOOL)
+        return _unreadable(entry, role, count)
+
+
+def texts(entry: bytes | Raw) -> Places:
+    """Return the texts that may be replaced: those of an entry's result, or of its message. Raises NotJson."""
+    message, blocks = parts_of(entry)
+    if message is not None:
+        return _texts(message.get("content"))
+    found = list(map(rawjson.members, blocks))
+    result = _result(found)
+    return _texts(result.get("content")) if result is not None else list(_numbered(found))
+
+
+def with_texts(entry: bytes | Raw, replaced: Mapping[Place, str]) -> bytes:
+    """Return an entry with some of its texts replaced. All other members keep their bytes."""
+    if not replaced:
+        return bytes(entry)
+    message, blocks = parts_of(entry)
+    if message is not None:
+        return rawjson.encode(message | {"content": _replaced(message["content"], replaced)})
+    found = list(map(rawjson.members, blocks))
+    result = _result(found)
+    if result is None:
+        made: Sequence[bytes | Raw] = rawjson.elements(_replaced(Raw(rawjson.array(blocks)), replaced))
+    else:
+        changed = Raw(rawjson.encode(result | {"content": _replaced(result["content"], replaced)}))
+        made = [changed if members is result else raw for raw, members in zip(blocks, found, strict=True)]
+    return b",".join(made)
+
+
+def text_message(role: str, text: str) -> bytes:
+    return rawjson.encode({"role": role, "content": text})
+
+
+def result(id: str, text: str) -> bytes:
+    """Return the result of a call."""
+    return rawjson.encode({"type": RESULT, "tool_use_id": id, "content": text})
+
+
+def call_of(block: Members) -> ToolCall:
+    given = block.get("input")
+    arguments = "{}" if given is None or rawjson.is_null(given) else bytes(given).decode("utf-8", "replace")
+    return ToolCall(text_of(block.get("id")), text_of(block.get("name")), arguments)
+
+
+def blocks_of(entry: bytes | Raw) -> list[Members]:
+    """Return the blocks of an entry of any kind. Raises NotJson."""
+    message, blocks = parts_of(entry)
+    return list(map(rawjson.members, blocks) if message is None else _content(message.get("content")))
+
+
+def said(blocks: Iterable[Members]) -> tuple[str, list[ToolCall]]:
+    """Return the text of a reply, and the calls that the client answers."""
+    spoken: list[str] = []
+    calls: list[ToolCall] = []
+    for block in blocks:
+        kind = text_of(block.get("type"))
+        if kind == "text":
+            spoken.append(text_of(block.get("text")))
+        elif kind == "tool_use":
+            calls.append(call_of(block))
+    return "".join(spoken), calls
+
+
+def reply_meaning(text: str, calls: Sequence[ToolCall]) -> bytes:
+    """Return the meaning of a reply with this text and these calls when the client sends it back."""
+    return _meaning(Role.ASSISTANT, text, [(call.id, call.name, canonical(call.arguments)) for call in calls])
+
+
+def _content(content: Raw | None) -> Iterator[Members]:
+    """Yield a message's blocks; a string stands for one. Raises NotJson for anything else."""
+    if content is None or rawjson.is_null(content):
+        return
+    if rawjson.is_string(content):
+        yield {"type": Raw(b'"text"'), "text": content}
+    else:
+        yield from map(rawjson.members, rawjson.elements(content))
+
+
+def _result(blocks: Iterable[Members]) -> Members | None:
+    return next((block for block in blocks if text_of(block.get("type")) == RESULT), None)
+
+
+def _texts(content: Raw | None) -> Places:
+    if content is None or rawjson.is_null(content):
+        return []
+    if rawjson.is_string(content):
+        return [(None, rawjson.string(content))]
+    return list(_numbered(map(rawjson.members, rawjson.elements(content))))
+
+
+def _numbered(blocks: Iterable[Members]) -> Iterator[tuple[Place, str]]:
+    for place, block in enumerate(blocks):
+        if text_of(block.get("type")) == "text" and rawjson.is_string(block.get("text")):
+            yield place, rawjson.string(block["text"])
+
+
+def _replaced(content: Raw, replaced: Mapping[Place, str]) -> Raw:
+    """Return a message's or a result's content with these texts."""
+    if None in replaced:
+        return Raw(rawjson.encode(replaced[None]))
+    blocks = rawjson.elements(content)
+    for place, text in ((place, text) for place, text in replaced.items() if place is not None):
+        blocks[place] = Raw(rawjson.encode(rawjson.members(blocks[place]) | {"text": Raw(rawjson.encode(text))}))
+    return Raw(rawjson.array(blocks))
+
+
+# -- measures ---------------------------------------------------------------------------------------------------------
+
+
+def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, count: Count, place: Place) -> Message:
+    """Measure what a client sends: a result, or what the user says. `place`: where its text is, if it is only one.
+
+    Reminders have tokens and no meaning, because many a client sends each of them only once.
+    """
+    answer = _result(blocks)
+    if answer is None:
+        answers, reminders, others = "", 0, blocks
+        texts = [(None if place is None else number, text) for number, text in _numbered(blocks)]
+        meant = [text for _, text in texts if not is_reminder(text)]
+    else:
+        role, answers, texts = Role.TOOL, text_of(answer.get("tool_use_id")), _texts(answer.get("content"))
+        around = [block for block in blocks if block is not answer]
+        reminders = sum(count(text) for _, text in _numbered(around))
+        others = [*_content(answer.get("content")), *around]
+        meant = [text for _, text in texts]
+    others = [block for block in others if text_of(block.get("type")) != "text"]
+    sizes = [count(text) for _, text in texts]
+    fixed = sum(map(_file_tokens, others))
+    tokens = sum(sizes) + reminders + fixed + sum(_tokens(block, count) for block in others) + MESSAGE_TOKENS
+    carries, kept = carried(role.name.lower(), texts[0][1] if texts else "", reading.results)
+    moved = pieces(texts, sizes, Source(role, carries, kept), reading, count)
+    return Message(
+        digest=digest,
+        role=role,
+        meaning=_meaning(role, "".join(meant), [], answers, map(_canonical, others)),
+        tokens=tokens,
+        item=item(role, tokens, fixed, moved),
+        pieces=moved,
+        calls=(),
+        answers=answers,
+        carries=carries,
+    )
+
+
+def _unreadable(entry: bytes | Raw, role: Role, count: Count) -> Message:
+    """Measure an entry as a whole, whose form we do not know."""
+    text = bytes(entry).decode("utf-8", "replace")
+    tokens = count(text) + MESSAGE_TOKENS
+    return Message(
+        digest=digest(entry),
+        role=role,
+        meaning=_meaning(role, "unreadable", [("", "", canonical(text))]),
+        tokens=tokens,
+        item=item(role, tokens, 0, ()),
+        pieces=(),
+        calls=(),
+        answers="",
+        readable=False,
+    )
+
+
+def _reply(blocks: Sequence[Members], digest: bytes, count: Count) -> Message:
+    """Measure a reply of the model's."""
+    fixed = sum(map(_file_tokens, blocks))
+    tokens = sum(_tokens(block, count) for block in blocks) + fixed + MESSAGE_TOKENS
+    text, calls = said(blocks)
+    return Message(
+        digest=digest,
+        role=Role.ASSISTANT,
+        meaning=reply_meaning(text, calls),
+        tokens=tokens,
+        item=item(Role.ASSISTANT, tokens, fixed, ()),
+        pieces=(),
+        calls=tuple((call.id, call.name) for call in calls),
+        answers="",
+        labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in calls),
+    )
+
+
+def _tokens(block: Members, count: Count) -> int:
+    """Count the tokens of a block that is no file."""
+    kind = text_of(block.get("type"))
+    if kind == "text":
+        return count(text_of(block.get("text")))
+    if kind == "thinking":
+        return count(text_of(block.get("thinking")))
+    if kind in ("tool_use", "server_tool_use", "mcp_tool_use"):
+        call = call_of(block)
+        return count(call.name) + count(canonical(call.arguments))
+    if _file_tokens(block):
+        return 0
+    return sum(len(memoryview(raw)) for raw in block.values()) // OPAQUE_BYTES
+
+
+def _file_tokens(block: Members) -> int:
+    """Return the tokens of an image or a file; 0 for anything else, such as a document that is text."""
+    if text_of(block.get("type")) not in BINARY or text_of(object_of(block.get("source")).get("type")) == "text":
+        return 0
+    return attachments.tokens(rawjson.encode(block))
+
+
+def _canonical(block: Members) -> bytes:
+    """Return a block as canonical JSON, without its cache breakpoint."""
+    return rawjson.encode({key: block[key] for key in sorted(block) if key != "cache_control"})
+
+
+def _meaning(
+    role: Role, text: str, calls: Sequence[tuple[str, str, str]], answers: str = "", others: Iterable[bytes] = ()
+) -> bytes:
+    """The dialect's name is part of it, so that no record of another API is ever found here."""
+    meant = rawjson.encode(["messages", int(role), text.strip(), calls, answers])
+    return hashlib.sha256(b"\n".join([meant, *others])).digest()[:16]

@@ -1,0 +1,44 @@
+"""The proxy's own errors in the shape that clients of the Messages API know."""
+
+from __future__ import annotations
+
+import msgspec
+
+from proxy.core import rawjson, sse
+from proxy.core.rawjson import NotJson
+from proxy.dialects.values import object_of
+from proxy.errors import ProxyError
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+OTHER_REQUEST, OTHER = "invalid_request_error", "api_error"
+"""What every other error of the client, and every other error, is called."""
+
+
+def body(fault: ProxyError) -> bytes:
+    """The body of an error reply. `code` is ours, as in the other APIs."""
+    kind = TYPES.get(fault.status, OTHER_REQUEST if fault.status < 500 else OTHER)
+    code = {} if fault.code is None else {"code": fault.code}
+    return rawjson.encode({"type": "error", "error": {"type": kind, "message": fault.message, **code}})
+
+
+def event(fault: ProxyError, said: bytes = b"") -> bytes:
+    """The event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
+    return sse.encode(_error(said) or body(fault), b"error")
+
+
+def _error(said: bytes) -> bytes:
+    """Return upstream's refusal on one line, or nothing if it has another shape."""
+    try:
+        line = msgspec.json.format(said, indent=-1) if said else b""
+        return line if line and object_of(rawjson.members(line).get("error")) else b""
+    except (NotJson, msgspec.MsgspecError):
+        return b""

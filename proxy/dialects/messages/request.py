@@ -1,0 +1,238 @@
+"""Reads a Messages request: decodes the few members that the proxy needs, and divides the messages into entries.
+
+A message is an entry, with one exception. A user message that brings results holds those of several calls, and may go
+on with what the user said meanwhile. The plan counts each of them, so each result is an entry of its own, with the
+reminders that the client puts behind it; and so is the rest, if there is any. Such an entry consists of the blocks'
+bytes, joined by commas. Upstream gets neighbouring ones as one message again, because it wants all results of a reply
+in the message that follows it.
+
+The system prompt is no entry. An entry that is a string is text of ours for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.history import Unplannable
+from proxy.core.rawjson import NotJson
+from proxy.core.reasons import Reason
+from proxy.core.request import Request
+from proxy.core.turn import Continuation
+from proxy.dialects import parsing
+from proxy.dialects.values import NULL, Members, object_of, text_of
+
+Entry = bytes | Raw
+
+RESULT = "tool_result"
+
+REMINDERS = ("<system-reminder>", "<environment_details>")
+"""How texts begin that a client adds to results by itself: Claude Code's and Cline's. The user did not say them."""
+
+FRAME = frozenset(("role", "content"))
+"""The members of a message that the API knows. A message with others is one entry, whatever it brings."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The top-level members that we read. Missing ones are `null`."""
+
+    messages: Raw = NULL
+    model: Raw = NULL
+    stream: Raw = NULL
+    tools: Raw = NULL
+    system: Raw = NULL
+    max_tokens: Raw = NULL
+    context_management: Raw = NULL
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """What tells entries apart: a message has a role, a block has a type."""
+
+    role: str = ""
+    type: str = ""
+    content: Raw = NULL
+
+
+_decoder = msgspec.json.Decoder(Known)
+_heads = msgspec.json.Decoder(list[Head])
+
+
+def parse(body: bytes) -> Request:
+    """Parse a body. Raises Unplannable if it is not a Messages request; upstream explains the mistake better."""
+    try:
+        known = parsing.known(_decoder, body)
+        model = parsing.model(known.model)
+        parsing.check_others(body, known.messages, known.tools, known.system)
+        names = parsing.our_names(known.tools, _tool_name)
+        return Request(
+            body=body,
+            entries=list(_entries(known.messages)),
+            model=model,
+            stream=bytes(known.stream) == b"true",
+            tools=known.tools,
+            preamble=known.system,
+            reply_tokens=parsing.whole(known.max_tokens),
+            names=names,
+            obstacle=_obstacle(known) or ("" if names else "tools"),
+        )
+    except (NotJson, msgspec.MsgspecError) as error:
+        raise Unplannable(str(error)) from error
+
+
+def continued(request: Request, continuation: Continuation) -> bytes:
+    """Every request has the whole history."""
+    return request.body
+
+
+def _obstacle(known: Known) -> str:
+    """Clients that have upstream clear or compact the history keep doing so, and nothing of ours is added."""
+    edits = object_of(known.context_management).get("edits")
+    return "context_management" if rawjson.is_array(edits) and edits and rawjson.elements(edits) else ""
+
+
+# -- entries ----------------------------------------------------------------------------------------------------------
+
+
+def _entries(given: Raw) -> Iterator[Raw]:
+    if rawjson.is_null(given):
+        return
+    raws = parsing.elements(given, Reason.TOO_MANY_MESSAGES)
+    for raw, head in zip(raws, heads(given), strict=True):
+        if head.role == "user" and rawjson.is_array(head.content):
+            yield from _user_entries(raw, head.content)
+        else:
+            yield raw
+
+
+def _user_entries(raw: Raw, content: Raw) -> Iterator[Raw]:
+    blocks, found = rawjson.elements(content), heads(content)
+    if not any(head.type == RESULT for head in found) or rawjson.members(raw).keys() - FRAME:
+        yield raw
+        return
+    group: list[Raw] = []
+    holds = ""  # what the group is about: a result, or what the user said
+    for block, head in zip(blocks, found, strict=True):
+        about = RESULT if head.type == RESULT else "user" if is_said(block, head.type) else ""
+        if holds and (about == RESULT or (about and about != holds)):
+            yield entry(group)
+            group, holds = [], ""
+        group.append(block)
+        holds = holds or about
+    yield entry(group)
+
+
+def is_said(block: Raw, type: str) -> bool:
+    """Whether this block beside results is a text that the user said."""
+    return type == "text" and not is_reminder(text_of(rawjson.members(block).get("text")))
+
+
+def is_reminder(text: str) -> bool:
+    return text.lstrip().startswith(REMINDERS)
+
+
+def heads(array: bytes | Raw) -> list[Head]:
+    """Return what the elements are, in one pass over all of them. Raises NotJson."""
+    found, masked = rawjson.decode(_heads, array)
+    if not masked:
+        return found
+    return [msgspec.structs.replace(head, content=rawjson.unmasked(head.content)) for head in found]
+
+
+def entry(blocks: Sequence[Entry]) -> Raw:
+    """Return the entry that these blocks of a user message form."""
+    return Raw(blocks[0] if len(blocks) == 1 else b",".join(blocks))
+
+
+def is_text(entry: Entry) -> bool:
+    """Whether this entry is text for the system prompt."""
+    return rawjson.is_string(Raw(entry))
+
+
+def parts_of(entry: Entry) -> tuple[Members | None, list[Raw]]:
+    """Return a message's members and nothing, or nothing and the blocks. Raises NotJson."""
+    items = rawjson.elements(b"[%b]" % bytes(entry))
+    if len(items) == 1 and "role" in (members := rawjson.members(items[0])):
+        return members, []
+    return None, items
+
+
+def is_blocks(entry: Entry) -> bool:
+    """Whether an entry consists of blocks of a user message."""
+    return not is_text(entry) and not heads(b"[%b]" % bytes(entry))[0].role
+
+
+def assembled(members: Members, entries: Sequence[Entry]) -> Members:
+    """Return the members of a request that consist of these entries."""
+    ours = [entry for entry in entries if is_text(entry)]
+    messages = [entry for entry in entries if not is_text(entry)] if ours else entries
+    made: Members = {"messages": Raw(rawjson.array(_messages(messages)))}
+    if ours:
+        made["system"] = _with_texts(members.get("system"), ours)
+    return made
+
+
+def _messages(entries: Sequence[Entry]) -> Iterator[Entry]:
+    run: list[Entry] = []
+    for one in entries:
+        if is_blocks(one):
+            run.append(one)
+            continue
+        if run:
+            yield user_message(run)
+            run = []
+        yield one
+    if run:
+        yield user_message(run)
+
+
+def user_message(blocks: Sequence[Entry]) -> bytes:
+    return b'{"role":"user","content":[%b]}' % b",".join(blocks)
+
+
+def _with_texts(system: Raw | None, texts: Sequence[Entry]) -> Raw:
+    """Return the system prompt with these texts as its last blocks, behind the client's own breakpoints."""
+    if system is None or rawjson.is_null(system):
+        client: list[Raw] = []
+    else:
+        client = [text_block(system)] if rawjson.is_string(system) else rawjson.elements(system)
+    return Raw(rawjson.array([*client, *(text_block(Raw(text)) for text in texts)]))
+
+
+def text_block(text: Raw) -> Raw:
+    """Return the block with this text, which is a JSON string."""
+    return Raw(rawjson.encode({"type": "text", "text": text}))
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def client_tool(definition: bytes) -> bytes:
+    """Return one of our tools in the form that this API expects."""
+    members = rawjson.members(definition)
+    members["input_schema"] = members.pop("parameters")
+    return rawjson.encode(members)
+
+
+def with_tools(defined: Raw | None, ours: list[bytes]) -> Raw | None:
+    """Return the client's array of tools followed by ours, or None if there are no tools at all."""
+    if not ours:
+        return defined
+    client = [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
+    return Raw(rawjson.array([*client, *ours]))
+
+
+def has_tools(defined: Raw | None) -> bool:
+    """Whether an array of tools has any."""
+    return defined is not None and not rawjson.is_null(defined) and bool(rawjson.elements(defined))
+
+
+def tool_names(defined: Raw) -> frozenset[str]:
+    """Return the names of an array of tools that `parse` has accepted."""
+    return frozenset() if rawjson.is_null(defined) else frozenset(map(_tool_name, rawjson.elements(defined)))
+
+
+def _tool_name(raw: Raw) -> str:
+    return text_of(rawjson.members(raw).get("name"))

@@ -1,0 +1,379 @@
+"""The turn of the Messages API: hidden rounds, mixed turns, what is held, and one reply for all rounds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core import sse
+from proxy.core.history import Reading
+from proxy.core.preview import Shape
+from proxy.core.refusals import Addition
+from proxy.core.turn import Broken, State
+from proxy.dialects.messages import MESSAGES
+from proxy.dialects.messages.request import assembled
+from proxy.dialects.messages.turn import MessagesTurn
+from proxy.errors import UpstreamBroken
+from tests.dialects.messages.api import call, encoded, say, thinking
+from tests.dialects.messages.turns import FETCH, HI, accumulated, events, feed, message, run, stream, turn
+
+Json = dict[str, Any]
+
+LOOKS = message(thinking("I look."), say("Let me look."), call("grep", {"pattern": "x"}))
+AGAIN = message(thinking("More."), call("read_file", {"path": "p"}), number=3)
+ANSWERS = message(thinking("There."), say("It is 42."), number=2)
+MIXED = message(thinking("Both."), call("fetch", {"n": 1}), call("read_file", {"path": "p"}), call("fetch", {"n": 2}))
+FOUND = {"type": "tool_result", "tool_use_id": "toolu_1_2", "content": "found"}
+ERROR = {"type": "error", "error": {"type": "invalid_request_error", "message": "tools are not supported"}}
+
+
+def types(blocks: list[Json]) -> list[str]:
+    return [block["type"] for block in blocks]
+
+
+def put_back(one: MessagesTurn, content: list[Json]) -> list[Json]:
+    """The messages that upstream gets for a reply that the client sends back as it saw it."""
+    assert one.hidden is not None
+    visible = json.dumps({"role": "assistant", "content": content}).encode()
+    return json.loads(bytes(assembled({}, MESSAGES.reinserted(one.hidden, visible))["messages"]))  # type: ignore[no-any-return]
+
+
+def receive(one: MessagesTurn, raw: bytes) -> bytes:
+    return b"".join(map(one.receive, sse.EventDecoder().feed(raw)))
+
+
+# -- untouched --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        message(say("Hello.")),
+        message(thinking("Hm."), say("Hello."), call("fetch", {"n": 1}), call("fetch", {"n": 2})),
+        message({"type": "redacted_thinking", "data": "abc=="}, say("Hello.")),
+        message(say("Hel"), stop_reason="max_tokens"),
+        message({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": 1}}),
+        message(stop_reason="refusal"),
+    ],
+)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_reply_without_our_calls_arrives_byte_for_byte(reply: Json, data: st.DataObject) -> None:
+    raw = stream(reply)
+    cuts = data.draw(st.lists(st.integers(0, len(raw)), max_size=3))
+    for injected in (False, True):
+        assert run(turn(injected=injected), raw, cuts=cuts)[0] == raw
+    whole = json.dumps(reply, indent=1).encode()
+    assert run(turn(stream=False), whole)[0] == whole
+
+
+def test_unknown_events_comments_and_a_last_done_arrive_as_they_came() -> None:
+    begin, end = stream(message(say("x"))).split(b"event: content_block_start", 1)
+    odd = b': hi\n\nevent: new\ndata: {"type":"new"}\n\ndata: not json\n\n'
+    raw = begin + odd + b"event: content_block_start" + end
+    assert run(turn(), raw)[0] == raw
+
+
+# -- hidden rounds ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_hidden_rounds_look_like_one_reply_at_every_cut(data: st.DataObject) -> None:
+    looks, answers = stream(LOOKS), stream(ANSWERS)
+    cuts = data.draw(st.lists(st.integers(0, len(looks)), max_size=4))
+    one = turn()
+    out, asked = run(one, looks, answers, cuts=cuts)
+    final = accumulated(out)
+    assert final["id"] == "msg_1"
+    assert final["content"] == [*LOOKS["content"][:2], *ANSWERS["content"]]
+    assert final["stop_reason"] == "end_turn"
+    assert final["usage"]["output_tokens"] == 20
+    assert (final["usage"]["input_tokens"], final["usage"]["cache_read_input_tokens"]) == (190, 10)
+    assert asked[1]["messages"] == [
+        HI,
+        {"role": "assistant", "content": LOOKS["content"]},
+        {"role": "user", "content": [FOUND]},
+    ]
+    assert b"grep" not in out
+    assert (one.spent.prompt, one.spent.largest, one.spent.cached, one.spent.completion) == (300, 200, 20, 20)
+    assert put_back(one, final["content"])[2:] == [{"role": "assistant", "content": ANSWERS["content"]}]
+
+
+def test_hidden_rounds_look_the_same_in_a_whole_reply() -> None:
+    out, _ = run(turn(stream=False), *(json.dumps(reply).encode() for reply in (LOOKS, AGAIN, ANSWERS)))
+    assert json.loads(out) == accumulated(run(turn(), stream(LOOKS), stream(AGAIN), stream(ANSWERS))[0])
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_server_may_stream_one_round_and_not_the_next(first: bool) -> None:
+    whole = json.dumps(ANSWERS).encode()
+    if first:
+        out = json.loads(run(turn(), json.dumps(LOOKS).encode(), stream(ANSWERS))[0])
+    else:
+        out = accumulated(run(turn(), stream(LOOKS), whole)[0])
+    assert out["content"] == [*LOOKS["content"][:2], *ANSWERS["content"]]
+
+
+def test_what_is_put_back_is_what_the_model_wrote() -> None:
+    one = turn()
+    final = accumulated(run(one, stream(LOOKS), stream(AGAIN), stream(ANSWERS))[0])
+    back = put_back(one, final["content"])
+    assert [entry["content"] for entry in back if entry["role"] == "assistant"] == [
+        reply["content"] for reply in (LOOKS, AGAIN, ANSWERS)
+    ]
+    assert [entry["role"] for entry in back] == ["assistant", "user"] * 2 + ["assistant"]
+
+
+def test_thinking_streams_at_once() -> None:
+    one = turn()
+    one.request()
+    raw = stream(LOOKS)
+    assert receive(one, raw[: raw.index(b"signature_delta")]).count(b"thinking_delta") > 0
+
+
+# -- mixed turns ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_mixed_turn_shows_the_clients_calls_and_keeps_ours(data: st.DataObject) -> None:
+    raw, one = stream(MIXED), turn()
+    out, _ = run(one, raw, cuts=data.draw(st.lists(st.integers(0, len(raw)), max_size=4)))
+    final = accumulated(out)
+    assert [block.get("name") for block in final["content"]] == [None, "fetch", "fetch"]
+    assert final["stop_reason"] == "tool_use"
+    assert one.mixed
+    assert put_back(one, final["content"]) == [
+        {"role": "assistant", "content": MIXED["content"]},
+        {"role": "user", "content": [FOUND]},
+    ]
+
+
+def test_all_results_of_a_mixed_turn_are_in_one_message() -> None:
+    one = turn()
+    final = accumulated(run(one, stream(MIXED))[0])
+    results = [{"type": "tool_result", "tool_use_id": f"toolu_1_{n}", "content": "x"} for n in (1, 3)]
+    said = {"type": "text", "text": "<system-reminder>Be kind.</system-reminder>"}
+    body = {"messages": [HI, {"role": "user", "content": [*results, said]}]}
+    _, *theirs = MESSAGES.parse(json.dumps(body).encode()).entries
+    assert one.hidden is not None
+    back = MESSAGES.reinserted(one.hidden, json.dumps({"role": "assistant", "content": final["content"]}).encode())
+    made = json.loads(bytes(assembled({}, [*back, *theirs])["messages"]))
+    assert made == [
+        {"role": "assistant", "content": MIXED["content"]},
+        {"role": "user", "content": [FOUND, *results, said]},
+    ]
+
+
+def test_a_reply_that_the_client_rewrote_stays() -> None:
+    one = turn()
+    run(one, stream(MIXED))
+    rewritten = [call("fetch", {"n": 1}, id="other")]
+    assert put_back(one, rewritten) == [{"role": "assistant", "content": rewritten}]
+
+
+def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
+    for rounds in ([LOOKS, ANSWERS], [MIXED]):
+        one = turn()
+        final = accumulated(run(one, *map(stream, rounds))[0])
+        entry = json.dumps({"content": final["content"], "role": "assistant"}, indent=2).encode()
+        read = MESSAGES.read(entry, Reading(Shape("/s", 10, 0), 100), len)
+        assert read.meaning == MESSAGES.reply_meaning(*one.visible)
+
+
+SAID = st.sampled_from(
+    [
+        thinking("Hm."),
+        say("Well."),
+        say(""),
+        call("grep", {"pattern": "x"}),
+        call("functions.read_file", {"path": "p"}),
+        call("fetch", {"n": 1}),
+        {"type": "server_tool_use", "id": "srv", "name": "web_search", "input": {}},
+    ]
+)
+
+
+@settings(max_examples=60)
+@given(rounds=st.lists(st.lists(SAID, max_size=5), min_size=6, max_size=6), data=st.data())
+def test_whatever_the_model_says_is_one_reply_without_our_calls(rounds: list[list[Json]], data: st.DataObject) -> None:
+    one, out, calls = turn(max_rounds=3), b"", 0
+    for number, blocks in enumerate(rounds, 1):
+        raw = stream(message(*blocks, number=number))
+        one.request()
+        out += feed(one, raw, data.draw(st.lists(st.integers(0, len(raw)), max_size=2)))
+        if one.state is State.CALLING:
+            calls += len(one.calls)
+            one.answer(["found"] * len(one.calls))
+        if one.state is State.DONE:
+            break
+    assert one.state is State.DONE
+    final = accumulated(out + one.close())
+    assert {block.get("name", "fetch") for block in final["content"]} <= {"fetch", "web_search"}
+    called = "tool_use" in types(final["content"])
+    assert called or final["stop_reason"] == "end_turn"
+    assert (one.hidden is not None) >= (calls > 0)
+    if one.hidden is not None:  # what is put back is paired
+        back = put_back(one, final["content"])
+        ours = [
+            block["id"] for entry in back for block in entry["content"] if block.get("name") in ("grep", "read_file")
+        ]
+        assert ours == [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
+        assert all(entry["content"] for entry in back)
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_in_the_last_round_our_tools_are_gone() -> None:
+    _, asked = run(turn(max_rounds=1), stream(LOOKS), stream(AGAIN), stream(ANSWERS))
+    assert "cannot be called again" in asked[1]["messages"][-1]["content"][0]["content"]
+    assert asked[1]["tools"] == asked[2]["tools"] == [FETCH]
+    _, asked = run(turn(max_rounds=1, tools=None), stream(LOOKS), stream(AGAIN), stream(ANSWERS))
+    assert [body.get("tool_choice") for body in asked] == [None, {"type": "none"}, {"type": "none"}]
+    assert all(body["tools"] for body in asked)  # a history with calls is refused without
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_reply_is_never_empty(whole: bool) -> None:
+    silent = [message(call("grep", {"pattern": "y"}), number=number) for number in (1, 2, 3)]
+    one = turn(max_rounds=1)
+    if whole:
+        final = json.loads(run(one, *(json.dumps(reply).encode() for reply in silent))[0])
+    else:
+        final = accumulated(run(one, *map(stream, silent))[0])
+    assert types(final["content"]) == ["text"]
+    assert "ended its turn without an answer" in final["content"][0]["text"]
+    assert final["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize("reason", ["max_tokens", "pause_turn", "refusal"])
+def test_a_reply_that_stops_early_ends_the_turn(reason: str) -> None:
+    one = turn()
+    final = accumulated(run(one, stream({**LOOKS, "stop_reason": reason}))[0])
+    assert final["stop_reason"] == reason
+    assert types(final["content"]) == ["thinking", "text"]
+    assert one.hidden is None
+
+
+def test_a_forced_call_is_forced_once() -> None:
+    forced = {"type": "tool", "name": "grep", "disable_parallel_tool_use": True}
+    _, asked = run(turn(tool_choice=forced), stream(LOOKS), stream(ANSWERS))
+    assert asked[0]["tool_choice"] == forced
+    assert asked[1]["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
+    _, asked = run(turn(tool_choice={"type": "any"}), stream(LOOKS), stream(ANSWERS))
+    assert asked[1]["tool_choice"] == {"type": "any"}
+
+
+def test_json_is_held_until_the_round_is_visible() -> None:
+    form = {"format": {"type": "json_schema", "schema": {}}}
+    final = accumulated(run(turn(output_config=form), stream(LOOKS), stream(ANSWERS))[0])
+    assert [block["text"] for block in final["content"] if block["type"] == "text"] == ["It is 42."]
+    final = accumulated(run(turn(output_config=form), stream(ANSWERS))[0])
+    assert final["content"] == ANSWERS["content"]
+
+
+def test_a_reply_that_stops_within_our_call_is_broken() -> None:
+    raw = stream(message(call("grep", {"pattern": "x"})))
+    one = turn()
+    one.request()
+    with pytest.raises(Broken):
+        feed(one, raw[: raw.index(b"event: content_block_stop")])
+
+
+@pytest.mark.parametrize("name", ["functions.grep", "grep<|channel|>commentary"])
+def test_our_tools_are_recognised_by_the_names_that_models_write(name: str) -> None:
+    out, asked = run(turn(), stream(message(call(name, {"pattern": "x"}))), stream(ANSWERS))
+    assert asked[1]["messages"][1]["content"][0]["name"] == "grep"
+    assert b"tool_use" not in out
+
+
+def test_a_call_without_an_id_gets_one() -> None:
+    nameless = message(call("grep", {"pattern": "x"}))
+    del nameless["content"][0]["id"]
+    _, asked = run(turn(), stream(nameless), stream(ANSWERS))
+    called, answered = asked[1]["messages"][1:]
+    assert called["content"][0]["id"] == answered["content"][0]["tool_use_id"] != ""
+
+
+def test_arguments_that_are_no_object_go_back_as_an_empty_one() -> None:
+    raw = stream(message(call("grep", {"pattern": "x"}))).replace(b'\\"}', b'\\"')
+    one = turn()
+    one.request()
+    feed(one, raw)
+    assert one.calls[0].arguments == '{"pattern": "x"'
+    one.answer(["no"])
+    assert json.loads(one.request())["messages"][1]["content"][0]["input"] == {}
+
+
+def test_citations_come_back() -> None:
+    cited = [{"type": "char_location", "cited_text": "x", "document_index": 0}]
+    reply = message({**say("It."), "citations": cited}, call("grep", {"pattern": "x"}))
+    out, asked = run(turn(stream=False), json.dumps(reply).encode(), json.dumps(ANSWERS).encode())
+    assert asked[1]["messages"][1]["content"] == reply["content"]
+    assert json.loads(out)["content"][0] == reply["content"][0]
+
+
+def test_answers_that_do_not_fit_are_reworded() -> None:
+    one = turn()
+    one.request()
+    feed(one, stream(LOOKS))
+    one.answer(["a long answer"])
+    one.request()
+    one.reword("too long")
+    assert json.loads(one.request())["messages"][-1]["content"] == [{**FOUND, "content": "too long"}]
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_error_in_the_place_of_a_stream(begun: bool) -> None:
+    raw = stream(LOOKS)
+    one = turn()
+    one.request()
+    receive(one, (raw[: raw.index(b"event: content_block_start")] if begun else b"") + encoded(ERROR))
+    assert one.refusal is not None
+    assert MESSAGES.complaint(200, one.refusal) is Addition.TOOLS
+
+
+def test_error_in_the_place_of_a_whole_reply() -> None:
+    one = turn(stream=False)
+    one.request()
+    one.receive_whole(json.dumps(ERROR).encode())
+    assert one.refusal is not None
+
+
+def test_an_error_after_a_block_is_part_of_the_reply() -> None:
+    raw = stream(LOOKS)
+    one = turn()
+    one.request()
+    out = receive(one, raw[: raw.index(b"event: message_delta")] + encoded(ERROR))
+    assert events(out)[-1] == ERROR
+    assert one.refusal is None
+    assert not one.start_over()
+
+
+def test_a_refused_later_round_ends_with_the_clients_own_request() -> None:
+    one = turn()
+    one.request()
+    shown = feed(one, stream(message(call("grep", {"pattern": "x"}))))
+    one.answer(["found"])
+    one.request()  # is refused
+    assert one.start_over()
+    assert json.loads(one.request())["tools"] == [FETCH]
+    final = accumulated(shown + feed(one, stream(ANSWERS)) + one.close())
+    assert final["content"] == ANSWERS["content"]
+    assert one.hidden is None
+
+
+def test_an_error_event_has_the_shape_that_clients_know() -> None:
+    [said] = events(turn().error_event(UpstreamBroken("broke")))
+    assert said == {"type": "error", "error": {"type": "api_error", "message": "broke", "code": "upstream_broken"}}
+    [said] = events(turn().error_event(UpstreamBroken("broke"), json.dumps(ERROR, indent=1).encode()))
+    assert said == ERROR
