@@ -24,6 +24,7 @@ from proxy.core.turn import Continuation, HiddenRound, State, Usage
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
+from proxy.dialects.usage import Reported
 from proxy.errors import ProxyError
 
 Entry = bytes | Raw
@@ -124,6 +125,10 @@ class Dialect(Protocol):
     @property
     def name(self) -> str:
         """The name of the dialect's folder."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether its requests only ask how many tokens they have, so that no model replies and nothing is recorded."""
 
     def serves(self, method: str, path: bytes) -> bool:
         """Whether a request with this method and path (without the query) asks this API for a model's reply."""
@@ -241,6 +246,9 @@ class Dialect(Protocol):
         """Return the tokens of the prompt, as upstream counted them, from the last bytes of a reply; 0 if they do not
         say."""
 
+    def reported(self, end: bytes) -> Reported | None:
+        """Return what the last bytes of a reply that is only relayed say about its cost, or None if they do not."""
+
     def window(self, body: bytes) -> int | None:
         """Return the context window, in tokens, that such a refusal names, or None if it names none."""
 
@@ -267,7 +275,7 @@ class Dialect(Protocol):
         """
 
 
-DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES, MESSAGES)
+DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES, MESSAGES, MESSAGES.counting)
 """Every dialect that the proxy knows. The first one that serves a request is used."""
 
 

@@ -24,11 +24,14 @@ _CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
 """The end of one caller's namespace. No tenant's name ends like this, because `proxy.policies` rejects it."""
 
 _AUTHORIZATION = b"authorization"
-KEY_HEADERS = (_AUTHORIZATION, b"api-key", b"x-api-key")
+_X_API_KEY = b"x-api-key"
+KEY_HEADERS = (_AUTHORIZATION, b"api-key", _X_API_KEY)
 """The headers that carry a client's key, in order of preference: OpenAI's, Azure's, Anthropic's."""
 
 _PREFIX = rb"(?:/v1|/openai/v1|/openai/deployments/[^/]+)?"
 _INFERENCE = re.compile(_PREFIX + rb"/(?:chat/completions|completions|embeddings|responses)")
+_MESSAGES = re.compile(rb"(?:/v1)*/messages(?:/count_tokens)?")
+"""Anthropic's, whose clients append `/v1` even to a base URL that has it."""
 _MODELS = re.compile(_PREFIX + rb"/models")
 
 CALLERS = 10_000
@@ -57,16 +60,18 @@ class Tenant(msgspec.Struct, frozen=True):
         policy = self.policy
         return policy.upstream.api_key is not None or any(rule.upstream.api_key is not None for rule in policy.rules)
 
-    def credential(self, upstream: Upstream) -> Header | None:
+    def credential(self, upstream: Upstream, path: bytes = b"") -> Header | None:
         """Return the header that replaces all the client's credentials, or None to pass those on.
 
         The tenant's key goes into the header that carried the client's key, because an Azure client uses the header
-        that an Azure upstream reads. `upstream` is the policy's upstream for the request's model.
+        that an Azure upstream reads. Anthropic reads keys from one header only, so a request for its API, as its
+        `path` tells, has that one. `upstream` is the policy's upstream for the request's model.
         """
         if upstream.api_key is None:
             return None
         key = upstream.api_key.encode("ascii")
-        return self.key_header, b"Bearer " + key if self.key_header == _AUTHORIZATION else key
+        header = _X_API_KEY if _MESSAGES.fullmatch(path) else self.key_header
+        return header, b"Bearer " + key if header == _AUTHORIZATION else key
 
 
 class Callers:
@@ -132,7 +137,7 @@ def allowed(path: bytes, policy: Policy, method: str) -> bool:
         return False
     if policy.upstream.api_key is None:
         return True
-    if method == "POST" and _INFERENCE.fullmatch(path):
+    if method == "POST" and (_INFERENCE.fullmatch(path) or _MESSAGES.fullmatch(path)):
         return True
     if method in ("GET", "HEAD") and _MODELS.fullmatch(path):
         return True

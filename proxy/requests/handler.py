@@ -25,7 +25,6 @@ from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition, Verdict
 from proxy.core.request import LARGE_BYTES
 from proxy.dialects import Dialect
-from proxy.dialects.usage import reported
 from proxy.errors import ClientFault, UpstreamBroken
 from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
@@ -46,6 +45,7 @@ from proxy.requests.refusals import Tries
 from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, rewritten
 from proxy.requests.upstream_limits import LEAST
+from proxy.telemetry.outcome import Kind
 from proxy.upstream.content_encoding import decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
@@ -121,6 +121,8 @@ class _Request:
 
     def outcome(self) -> Outcome:
         """Return the outcome of the request so far."""
+        if self._dialect.counts:  # what is counted is sent, and recorded, later
+            return self._client.outcome(Kind.RELAY, self._tenant.name, self._tenant.namespace)
         return outcome(self._newest, self._client, self._records.errors, self._refused)
 
     # -- from the body to an attempt --
@@ -172,7 +174,8 @@ class _Request:
         planned = attempt.planned
         if planned is None:
             return attempt
-        self._services.snapshots.seen(planned, self._records)
+        if not self._dialect.counts:
+            self._services.snapshots.seen(planned, self._records)
         if not planned.concerns_us:
             return await self._fitting(attempt, planned)
         if tries.reason:
@@ -186,7 +189,8 @@ class _Request:
         )
         rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), large)
         io = self._turn_io(attempt.parsed, rendered)
-        rendered = await snapshots.complete(rendered, self._records, self._tenant.name, io.ask, io.idle)
+        if not self._dialect.counts:
+            rendered = await snapshots.complete(rendered, self._records, self._tenant.name, io.ask, io.idle)
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(prepare.fitting, rendered, reader), large)
         if not rendered.changed:
@@ -210,6 +214,8 @@ class _Request:
         nothing."""
         if isinstance(attempt, AsItCame):
             return await self._send_untouched(attempt, blamed)
+        if self._dialect.counts:
+            return await self._count(attempt)
         self._keep_originals(attempt.rendered)
         try:
             large = attempt.planned.request.large
@@ -253,6 +259,14 @@ class _Request:
                     self._learn(attempt.refused, frozenset(), blamed)
             return None
 
+    async def _count(self, attempt: Rewritten) -> Refusal | None:
+        """Have upstream count the rewritten request's tokens. Nothing is stored, asked for or learned on the way."""
+        async with aclosing(await attempt.io.send(attempt.turn.request())) as reply:
+            if reply.status != 200:
+                return await tool_loop.refusal(reply)
+            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event)
+            return None
+
     async def _observe(self, parsed: ParsedRequest) -> None:
         """Send the client's bytes upstream and upstream's bytes back, and only record what the plan would have done.
 
@@ -268,7 +282,7 @@ class _Request:
         async with aclosing(await self._services.upstream.send(request)) as reply:
             end = DecodedEnd(reply)
             await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, end.take)
-            said = reported(end.last) if reply.status == 200 else None
+            said = self._dialect.reported(end.last) if reply.status == 200 else None
             if planned is not None and said is not None:
                 self._newest = await self._run(partial(Observed.of, parsed, planned, said), planned.request.large)
 
@@ -314,7 +328,7 @@ class _Request:
     def _accepted(self, attempt: Attempt, tokens: int) -> None:
         """Learn that upstream took a prompt of so many tokens; 0 if its reply did not say how many."""
         chat, policy = attempt.parsed.chat, attempt.parsed.tenant.policy
-        if not tokens or chat is None:
+        if not tokens or chat is None or self._dialect.counts:
             return
         limits, namespace = self._services.learned, self._tenant.namespace
         counted = int(attempt.tokens * self._factor(attempt.parsed))

@@ -53,7 +53,7 @@ class Relay:
         return UpstreamRequest(
             method=client.method,
             url=url_for(upstream.base_url, client.target),
-            headers=request_headers(client.headers, tenant.credential(upstream)),
+            headers=request_headers(client.headers, tenant.credential(upstream, client.path)),
             content=content,
             connect_timeout=upstream.connect_timeout,
             first_byte_timeout=self._first_byte_timeout,

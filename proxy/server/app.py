@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy import operations
-from proxy.dialects import DIALECTS, for_request
+from proxy.dialects import DIALECTS, Dialect, for_request
 from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
 from proxy.policies import PolicyLoader
@@ -136,7 +136,7 @@ class App:
             refusals=self._learning.refusals,
             calibration=self._learning.calibration,
         )
-        self._chats: dict[str, Handler] = {dialect.name: Chat(services, dialect) for dialect in DIALECTS}
+        self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
         self._operations = Operations(services, self._summarizer)
         self._callers = Callers()
         self._drain = settings.drain_timeout
@@ -209,7 +209,8 @@ class App:
             operations.check_caller(tenant)
             return self._operations
         _check_path(client, tenant.policy)
-        return self._chats[client.dialect] if client.dialect else self._relay
+        dialect = for_request(client.method, client.path)
+        return self._chats[dialect] if dialect else self._relay
 
     def _tenant(self, client: Exchange) -> Tenant:
         """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 Header = tuple[bytes, bytes]
@@ -92,12 +93,20 @@ def _dropped(always: frozenset[bytes], headers: Headers) -> frozenset[bytes]:
     return always.union(*[[option.strip().lower() for option in value.split(b",")] for value in values])
 
 
+_ANTHROPIC = re.compile(rb"(?:/v1)*(/messages(?:[/?].*)?)", re.DOTALL)
+"""A path, and perhaps a query, of Anthropic's API. Its base URLs are given without `/v1`, and its clients append it
+even to one that has it."""
+
+
 def url_for(base_url: str, target: bytes) -> str:
     """Return the upstream URL of a request for `target`, its raw path and query with the leading slash.
 
     A leading `/v1` is replaced by `base_url`. Any other path is appended to `base_url` without its own trailing `/v1`.
+    A path of Anthropic's API has `/v1` exactly once in any case.
     """
     base = base_url.rstrip("/")
+    if anthropic := _ANTHROPIC.fullmatch(target):
+        return base.removesuffix("/v1") + "/v1" + anthropic[1].decode("ascii")
     path = target.decode("ascii")
     if path.startswith("/v1") and path[3:4] in ("", "/", "?"):
         return base + path[3:]

@@ -54,8 +54,8 @@ def test_the_lowest_limit_counts() -> None:
     assert lowest({}) is None
 
 
-ENTRIES = {"chat": "messages", "responses": "input"}
-FIELDS = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
+ENTRIES = {"chat": "messages", "responses": "input", "messages": "messages"}
+FIELDS = {"chat": "max_completion_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
 
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)

@@ -124,6 +124,7 @@ def test_the_tenants_key_goes_where_the_clients_stood(header: Header, expected: 
     tenant = identify([header], KNOWN)
     assert tenant.credential(ACME.upstream) == expected
     assert tenant.credential(Upstream()) is None
+    assert tenant.credential(ACME.upstream, b"/v1/messages") == (b"x-api-key", b"sk-upstream")
 
 
 def test_an_open_relay_lends_its_key_to_callers_without_one() -> None:
@@ -168,6 +169,8 @@ WIDER = Policy(upstream=ACME.upstream, relay=("/files/*", "/v1/batches", "/audio
         ("HEAD", b"/models"),
         ("POST", b"/openai/deployments/my-gpt/chat/completions"),
         ("POST", b"/openai/v1/responses"),
+        ("POST", b"/v1/messages"),
+        ("POST", b"/v1/v1/messages/count_tokens"),
     ],
 )
 def test_paths_that_anybodys_key_opens(method: str, path: bytes) -> None:
@@ -180,6 +183,7 @@ def test_paths_that_anybodys_key_opens(method: str, path: bytes) -> None:
     [
         ("GET", b"/v1/chat/completions"),  # lists the replies stored for everybody behind the key
         ("GET", b"/v1/responses/resp_1"),
+        ("POST", b"/v1/messages/batches"),
         ("DELETE", b"/v1/models"),
         ("DELETE", b"/v1/models/ft:gpt:acme"),
         ("GET", b"/v1/files"),

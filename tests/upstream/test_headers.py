@@ -100,6 +100,11 @@ def test_without_some_names() -> None:
         ("https://h/api/v3", b"/v1/models", "https://h/api/v3/models"),
         ("https://h/api/v3", b"/files", "https://h/api/v3/files"),
         ("https://h/api/v1", b"/files", "https://h/api/files"),
+        ("https://h", b"/v1/messages?beta=true", "https://h/v1/messages?beta=true"),
+        ("https://h/v1/", b"/v1/messages", "https://h/v1/messages"),
+        ("https://h/v1", b"/v1/v1/messages/count_tokens", "https://h/v1/messages/count_tokens"),
+        ("https://h/anthropic", b"/messages/batches", "https://h/anthropic/v1/messages/batches"),
+        ("https://h", b"/v1/threads/t/messages", "https://h/threads/t/messages"),
         ("http://h:1", b"//v1//a|b", "http://h:1//v1//a|b"),
     ],
 )

@@ -23,6 +23,7 @@ class ChatDialect:
     """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
 
     name = "chat"
+    counts = False
 
     parse = staticmethod(parse)
 
@@ -51,6 +52,7 @@ class ChatDialect:
     error_event = staticmethod(errors.event)
 
     prompt_tokens = staticmethod(usage.prompt_tokens)
+    reported = staticmethod(usage.reported)
 
     are_paired = staticmethod(messages.are_paired)
     """Checks records that are older than the other dialects; not part of the protocol."""

@@ -19,12 +19,17 @@ from proxy.dialects.reply_limits import lowered, lowest
 
 _PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
+_COUNT = b"/count_tokens"
 
 
 class MessagesDialect:
     """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
 
     name = "messages"
+
+    def __init__(self, *, counts: bool = False) -> None:
+        """`counts`: it serves `POST .../messages/count_tokens`, which takes what would be sent."""
+        self.counts = counts
 
     parse = staticmethod(request.parse)
     continued = staticmethod(request.continued)
@@ -51,11 +56,18 @@ class MessagesDialect:
     is_error = staticmethod(is_error)
     shape = staticmethod(shape)
     prompt_tokens = staticmethod(costs.prompt_tokens)
+    reported = staticmethod(costs.reported)
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
 
     def serves(self, method: str, path: bytes) -> bool:
-        return method == "POST" and _PATH.fullmatch(path) is not None
+        asked = path.removesuffix(_COUNT) if self.counts else path
+        return method == "POST" and self.counts == (asked != path) and _PATH.fullmatch(asked) is not None
+
+    @property
+    def counting(self) -> MessagesDialect:
+        """The dialect of requests that only ask how many tokens they have."""
+        return MessagesDialect(counts=True)
 
     def reply_limit(self, asked: Request, left: int) -> int | None:
         return lowest(lowered(asked.members, LIMITS, left))

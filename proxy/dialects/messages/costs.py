@@ -7,7 +7,7 @@ import re
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.dialects.usage import UsageFields
+from proxy.dialects.usage import Reported, UsageFields
 from proxy.dialects.values import Members, object_of, whole
 
 INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
@@ -18,12 +18,13 @@ USAGE = UsageFields(
     completion="output_tokens",
     total="",
     prompt_details="",
-    completion_details="",
+    completion_details="output_tokens_details",
     cached="cache_read_input_tokens",
 )
 
 _counts = {part: re.compile(rb'(?<!\\)"%b"\s*:\s*(\d{1,11})(?!\d)' % part.encode()) for part in INPUT}
 """Members of the usage. Within a string of the reply, the quotation marks would be escaped."""
+_completion = re.compile(rb'(?<!\\)"output_tokens"\s*:\s*(\d{1,11})(?!\d)')
 _searches = re.compile(rb'(?<!\\)"web_(?:search|fetch)_requests"\s*:\s*[1-9]')
 """Upstream's own tools ask the model several times, and the usage covers them all."""
 
@@ -35,6 +36,15 @@ def prompt_tokens(end: bytes) -> int:
         return 0
     found = {part: [int(count) for count in pattern.findall(end)] for part, pattern in _counts.items()}
     return sum(counts[-1] for counts in found.values() if counts) if found[INPUT[0]] else 0
+
+
+def reported(end: bytes) -> Reported | None:
+    """Return what these last bytes say about the cost, or None if they do not."""
+    prompt = prompt_tokens(end)
+    if not prompt:
+        return None
+    completion, cached = (pattern.findall(end) for pattern in (_completion, _counts[USAGE.cached]))
+    return Reported(prompt, int(completion[-1]) if completion else 0, int(cached[-1]) if cached else None)
 
 
 def with_prompt(usage: Members) -> Raw:

@@ -21,6 +21,7 @@ class ResponsesDialect:
     """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
 
     name = "responses"
+    counts = False
 
     parse = staticmethod(request.parse)
     continued = staticmethod(request.continued)
@@ -46,6 +47,7 @@ class ResponsesDialect:
     is_error = staticmethod(is_error)
     shape = staticmethod(shape)
     prompt_tokens = staticmethod(usage.prompt_tokens)
+    reported = staticmethod(usage.reported)
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
 

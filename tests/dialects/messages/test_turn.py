@@ -220,10 +220,9 @@ def test_whatever_the_model_says_is_one_reply_without_our_calls(rounds: list[lis
     assert (one.hidden is not None) >= (calls > 0)
     if one.hidden is not None:  # what is put back is paired
         back = put_back(one, final["content"])
-        ours = [
-            block["id"] for entry in back for block in entry["content"] if block.get("name") in ("grep", "read_file")
-        ]
-        assert ours == [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
+        put = [block for entry in back for block in entry["content"]]
+        ours = [block["id"] for block in put if block.get("name") in ("grep", "read_file")]
+        assert ours == [block["tool_use_id"] for block in put if block["type"] == "tool_result"]
         assert all(entry["content"] for entry in back)
 
 

@@ -1,0 +1,280 @@
+"""`/v1/messages`, streamed and plain, through the real proxy in front of a strict upstream.
+
+The policy is tight enough that compaction, hidden rounds and mixed turns happen in a short session.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from zlib import crc32
+
+import httpx
+import pytest
+
+from tests.dialects.messages.api import MessagesApi, call, say, thinking
+from tests.dialects.messages.turns import FETCH, accumulated
+from tests.fake_upstream import StrictUpstream
+from tests.serving import Proxy, served, tight
+
+Json = dict[str, Any]
+Ask = Callable[..., Json]
+
+BIG = "".join(f"line {number}: nothing of interest here\n" for number in range(60)) + "the code is heliotrope-7291\n"
+REFERENCE = re.compile(r"\(detailed result is stored in (/context_store/\S+?)[;)]")
+REMINDER = {"type": "text", "text": "<system-reminder>Mind the list.</system-reminder>"}
+USER = {"role": "user", "content": "Read the log."}
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[StrictUpstream]:
+    with StrictUpstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def proxy(up: StrictUpstream) -> Iterator[Proxy]:
+    with served({"default": tight(up.url)}) as one:
+        yield one
+
+
+@pytest.fixture
+def api(up: StrictUpstream, request: pytest.FixtureRequest) -> MessagesApi:
+    """The API of one test. Its ids are those of no other test, so that no test finds another one's records."""
+    up.begin_anew()
+    up.respond(made := MessagesApi(made=lambda number: f"{crc32(request.node.name.encode()):x}_{number}"))
+    return made
+
+
+def post(proxy: Proxy, body: Json, path: str = "/v1/messages", **headers: str) -> httpx.Response:
+    with httpx.Client(trust_env=False, timeout=20) as http:
+        sent = {"x-api-key": "sk-test", "anthropic-version": "2023-06-01", **headers}
+        return http.post(f"{proxy.root}{path}", json=body, headers=sent)
+
+
+def body_of(messages: list[Json], **options: Any) -> Json:
+    return {"model": "m", "max_tokens": 4_000, "messages": messages, "tools": [FETCH], **options}
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "streamed"])
+def ask(proxy: Proxy, request: pytest.FixtureRequest) -> Ask:
+    """Ask, and return the message as a client makes it."""
+
+    def asking(messages: list[Json], proxy: Proxy = proxy, **options: Any) -> Json:
+        reply = post(proxy, body_of(messages, stream=request.param, **options))
+        assert reply.status_code == 200, reply.text
+        return accumulated(reply.content) if request.param else reply.json()  # type: ignore[no-any-return]
+
+    return asking
+
+
+def step(message: Json, *texts: str, after: tuple[Json, ...] = ()) -> list[Json]:
+    """What the client sends back: the reply as it was, and the results of its calls."""
+    called = [block for block in message["content"] if block["type"] == "tool_use"]
+    results = [
+        {"type": "tool_result", "tool_use_id": block["id"], "content": text}
+        for block, text in zip(called, texts, strict=True)
+    ]
+    return [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": [*results, *after]}]
+
+
+def begun(ask: Ask, api: MessagesApi, **options: Any) -> list[Json]:
+    """A history with a large result, after which two more steps were made, so that the result is old."""
+    messages: list[Json] = [USER]
+    for text in (BIG, "small", "small"):
+        api.script([thinking("I need it."), call("fetch", {"url": text[:5]}), call("fetch", {"url": "other"})])
+        messages += step(ask(messages, **options), text, "other", after=(REMINDER,))
+    return messages
+
+
+def looked(api: MessagesApi) -> None:
+    api.script(
+        [thinking("I must look."), say("Let me look."), call("grep", {"pattern": "code is"})],
+        [thinking("There."), say("It is heliotrope-7291.")],
+    )
+
+
+def test_a_moved_result_is_read_back_in_a_hidden_round(ask: Ask, api: MessagesApi) -> None:
+    messages = begun(ask, api)
+    looked(api)
+    reply = ask(messages)
+    assert [block["type"] for block in reply["content"]] == ["thinking", "text", "thinking", "text"]
+    assert reply["stop_reason"] == "end_turn"
+    sent = api.asked[-1]
+    [moved] = [
+        block
+        for message in sent["messages"]
+        for block in message["content"]
+        if isinstance(block, dict) and REFERENCE.search(str(block.get("content")))
+    ]
+    assert len(moved["content"]) < len(BIG)
+    assert "heliotrope-7291" in sent["messages"][-1]["content"][0]["content"]
+    assert [tool["name"] for tool in sent["tools"]] == ["fetch", "grep", "read_file"]
+
+    api.script([say("You are welcome.")])
+    later = [*messages, {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "Thanks"}]
+    assert ask(later)["content"] == [say("You are welcome.")]
+    assert api.asked[-1]["messages"][: len(sent["messages"])] == sent["messages"]
+    assert api.refused == []
+
+
+def test_a_mixed_turn_answers_ours_and_leaves_theirs(ask: Ask, api: MessagesApi) -> None:
+    messages = begun(ask, api)
+    api.script([thinking("Both."), call("grep", {"pattern": "code is"}), call("fetch", {"url": "more"})])
+    reply = ask(messages)
+    assert [block["name"] for block in reply["content"] if block["type"] == "tool_use"] == ["fetch"]
+    api.script([say("Done.")])
+    assert ask([*messages, *step(reply, "more", after=(REMINDER,))])["content"] == [say("Done.")]
+    asked, results = api.asked[-1]["messages"][-2:]
+    assert [block["type"] for block in asked["content"]] == ["thinking", "tool_use", "tool_use"]
+    assert [block["type"] for block in results["content"]] == ["tool_result", "tool_result", "text"]
+    assert api.refused == []
+
+
+def test_reminders_that_come_once_lose_no_hidden_round(ask: Ask, api: MessagesApi) -> None:
+    messages = begun(ask, api)
+    looked(api)
+    reply = ask(messages)
+    without = [
+        {**message, "content": [block for block in message["content"] if block != REMINDER]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]
+    api.script([say("Done.")])
+    ask([*without, {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "?"}])
+    assert "grep" in json.dumps(api.asked[-1]["messages"])
+    assert api.refused == []
+
+
+def test_what_the_user_says_beside_results_begins_a_turn(ask: Ask, api: MessagesApi) -> None:
+    messages = begun(ask, api)
+    messages[-1]["content"].append(say("Stop, look for the code instead."))
+    looked(api)
+    ask(messages)
+    assert api.asked[-1]["messages"][len(messages) - 1] == messages[-1]
+    assert api.refused == []
+
+
+def test_an_untouched_request_and_its_reply_arrive_byte_for_byte(
+    proxy: Proxy, api: MessagesApi, up: StrictUpstream
+) -> None:
+    api.script([thinking("Hm."), say("Hello.")])
+    raw = json.dumps(body_of([USER], stream=True), indent=1).encode()
+    with httpx.Client(trust_env=False) as http:
+        names = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
+        beta = {**names, "anthropic-beta": "interleaved-thinking-2025-05-14"}
+        reply = http.post(f"{proxy.url}/messages", content=raw, headers=beta)
+    assert up.requests[-1].body == raw
+    assert {name: up.requests[-1].header(name) for name in beta} == beta
+    assert accumulated(reply.content)["content"][1] == say("Hello.")
+
+
+def test_the_client_s_own_compaction_goes_through_and_says_why(
+    proxy: Proxy, api: MessagesApi, up: StrictUpstream
+) -> None:
+    api.script([say("ok")])
+    reply = post(proxy, body_of([USER], context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}))
+    assert reply.headers["x-offload-reason"] == "context_management"
+    api.script([say("ok")])
+    assert "x-offload-reason" not in post(proxy, body_of([USER], context_management={"edits": []})).headers
+
+
+def test_counted_is_what_would_be_sent(proxy: Proxy, api: MessagesApi, ask: Ask) -> None:
+    messages = begun(ask, api)
+    looked(api)
+    reply = ask(messages)
+    later = [*messages, {"role": "assistant", "content": reply["content"]}, {"role": "user", "content": "Thanks"}]
+    stored = proxy.stored()
+    body = {key: value for key, value in body_of(later).items() if key != "max_tokens"}
+    counted = post(proxy, body, "/v1/messages/count_tokens")
+    assert counted.status_code == 200, counted.text
+    assert proxy.stored() == stored
+    api.script([say("ok")])
+    ask(later)
+    assert counted.json()["input_tokens"] > 100
+    assert [api.counted[-1][key] for key in ("messages", "tools")] == [
+        api.asked[-1][key] for key in ("messages", "tools")
+    ]
+    assert api.refused == []
+
+
+def test_errors_have_anthropics_shape(proxy: Proxy, api: MessagesApi) -> None:
+    reply = post(proxy, body_of([{"role": "assistant", "content": "x"}]))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith("messages: first message")
+    api.refused.clear()
+    with httpx.Client(trust_env=False) as http:
+        offer = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-key": "eA=="}
+        ours = http.post(f"{proxy.url}/messages", headers={**offer, "sec-websocket-version": "13"}, content=b"{}")
+    assert ours.json()["type"] == "error"
+    assert ours.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_request_that_is_too_long_is_made_to_fit(
+    up: StrictUpstream, api: MessagesApi, serve: Callable[..., Proxy]
+) -> None:
+    proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 100_000, "max_unseen_tool_tokens": 90_000})})
+    api.window = 3_000
+    messages: list[Json] = [USER]
+    for number in range(4):
+        id = f"toolu_{number}"
+        messages.append({"role": "assistant", "content": [call("fetch", {}, id=id)]})
+        results = [{"type": "tool_result", "tool_use_id": id, "content": f"{number} {BIG}" * 2}]
+        messages.append({"role": "user", "content": results})
+    api.script([say("ok")])
+    reply = post(proxy, body_of(messages, max_tokens=100))
+    assert reply.status_code == 200, reply.text
+    assert "prompt is too long" in api.refused[0]
+    api.refused.clear()
+
+
+def test_the_tenant_s_key_goes_out_as_anthropic_expects_it(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    up.begin_anew()
+    up.respond(api := MessagesApi(expect_key="sk-theirs"))
+    policy = tight(up.url, open=True)
+    policy["upstream"] = {"base_url": up.url.removesuffix("/v1"), "api_key": "sk-theirs"}
+    proxy = serve({"default": policy})
+    api.script([say("ok")], [say("ok")])
+    assert post(proxy, body_of([USER]), "/v1/v1/messages").status_code == 200
+    with httpx.Client(trust_env=False) as http:
+        bearer = {"authorization": "Bearer mine"}
+        assert http.post(f"{proxy.url}/messages", json=body_of([USER]), headers=bearer).status_code == 200
+    assert up.requests[-1].header("authorization") is None
+    assert api.refused == []
+
+
+RECORD = "<overall_goal>ship it</overall_goal><progress>the code is heliotrope-7291</progress>"
+SNAPSHOT = f"<scratchpad>so</scratchpad><state_snapshot>{RECORD}</state_snapshot>"
+WORDS = "so many words that nobody needs to read them twice " * 18
+CACHED = {"type": "ephemeral"}
+
+
+@pytest.mark.parametrize("source", ["conversation", "originals"])
+def test_old_history_becomes_a_snapshot(
+    up: StrictUpstream, api: MessagesApi, serve: Callable[..., Proxy], source: str
+) -> None:
+    compress = {"wait": "always", "snapshot_tokens": 100, "source": source}
+    proxy = serve({"default": tight(up.url, offload={"mode": "compress", "pin_user_tokens": 60, "compress": compress})})
+    system = [{"type": "text", "text": "Be brief.", "cache_control": CACHED}]
+    messages: list[Json] = [{"role": "user", "content": "Fix the deploy script."}]
+    api.respond(
+        lambda body: [say(SNAPSHOT)] if "scratchpad" in str(body["messages"]) else [thinking("Hm."), say(WORDS)]
+    )
+    for turn in range(6):
+        marked = {**messages[-1], "content": [{**say(str(messages[-1]["content"])), "cache_control": CACHED}]}
+        reply = post(proxy, body_of([*messages[:-1], marked], system=system, metadata={"user_id": "u"}))
+        assert reply.status_code == 200, reply.text
+        messages += [{"role": "assistant", "content": reply.json()["content"]}]
+        messages.append({"role": "user", "content": f"Go on, {turn}."})
+    [made, *_] = [body for body in api.asked if "private scratchpad" in str(body["messages"])]
+    assert made["metadata"] == {"user_id": "u"}
+    assert made.get("system") == (system if source == "conversation" else None)
+    last = api.asked[-1]
+    assert last["system"][0] == system[0]
+    assert "heliotrope-7291" in last["system"][1]["text"]
+    assert len(last["messages"]) < len(messages)
+    assert last["messages"][0]["role"] == "user"
+    assert api.refused == []

@@ -1,0 +1,219 @@
+"""Entries: how messages are divided, what each part means and weighs, and which of its texts can be moved."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.history import Message, Reading, Unplannable
+from proxy.core.plan import Role
+from proxy.core.policy import SnapshotRole
+from proxy.core.preview import MARK, Shape
+from proxy.core.turn import HiddenRound
+from proxy.dialects.messages import MESSAGES
+from proxy.dialects.messages.request import assembled
+from proxy.dialects.render import compact
+from tests.dialects.messages.api import call, say, thinking
+
+Json = dict[str, Any]
+
+SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
+READING = Reading(SHAPE, 20_000)
+LONG = "long " * 400
+HI = {"role": "user", "content": "hi"}
+REMINDER = say("<system-reminder>x</system-reminder>")
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 9_000}}
+
+
+def parsed(messages: Any, **members: Any) -> Any:
+    return MESSAGES.parse(json.dumps({"model": "m", "max_tokens": 9, "messages": messages, **members}).encode())
+
+
+def entries(*blocks: Json) -> list[bytes]:
+    return [bytes(entry) for entry in parsed([{"role": "user", "content": list(blocks)}]).entries]
+
+
+def read(raw: Any) -> Message:
+    return MESSAGES.read(raw if isinstance(raw, bytes) else json.dumps(raw).encode(), READING, len)
+
+
+def result(id: str = "t1", content: Any = LONG, **members: Any) -> Json:
+    return {"type": "tool_result", "tool_use_id": id, "content": content, **members}
+
+
+def sent(request: Any, raws: Any) -> Json:
+    return json.loads(MESSAGES.turn(request, raws, [], 8).request())  # type: ignore[no-any-return]
+
+
+# -- dividing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("blocks", "roles"),
+    [
+        ([say("a"), say("b")], [Role.USER]),
+        ([result()], [Role.TOOL]),
+        ([result("t1"), result("t2"), result("t3")], [Role.TOOL] * 3),
+        ([result("t1"), REMINDER, result("t2"), REMINDER, REMINDER], [Role.TOOL] * 2),
+        ([result("t1"), result("t2"), REMINDER, say("Stop!"), REMINDER], [Role.TOOL, Role.TOOL, Role.USER]),
+        ([REMINDER, result()], [Role.TOOL]),
+        ([result(), IMAGE], [Role.TOOL]),
+        ([REMINDER, say("Do it.")], [Role.USER]),
+    ],
+)
+def test_results_are_entries_and_so_is_what_the_user_says_beside_them(blocks: list[Json], roles: list[Role]) -> None:
+    request = parsed([HI, {"role": "assistant", "content": "x"}, {"role": "user", "content": blocks}])
+    assert [read(bytes(entry)).role for entry in request.entries[2:]] == roles
+    assert sent(request, request.entries)["messages"][2] == {"role": "user", "content": blocks}
+
+
+def test_a_message_with_members_of_its_own_stays_whole() -> None:
+    odd = {"role": "user", "content": [result()], "id": "m1"}
+    [entry] = parsed([odd]).entries
+    assert json.loads(bytes(entry)) == odd
+    assert not read(odd).readable
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"messages": 1}', b'{"messages": [1]}', b"{", b'{"model": 1}'])
+def test_what_is_no_request_is_left_to_upstream(body: bytes) -> None:
+    with pytest.raises(Unplannable):
+        MESSAGES.parse(body)
+
+
+@pytest.mark.parametrize(
+    ("members", "obstacle"),
+    [
+        ({}, ""),
+        ({"context_management": {}}, ""),
+        ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
+        ({"tools": [{"name": f"t{number}"} for number in range(127)]}, "tools"),
+    ],
+)
+def test_a_client_that_has_upstream_edit_the_history_is_left_alone(members: Json, obstacle: str) -> None:
+    assert parsed([HI], **members).obstacle == obstacle
+
+
+def test_our_tools_stand_behind_the_clients() -> None:
+    request = parsed([HI], tools=[{"name": "grep", "input_schema": {}}])
+    assert request.names == ("offload_grep", "offload_read_file")
+    definition = json.dumps({"name": "offload_grep", "description": "d", "parameters": {"type": "object"}}).encode()
+    body = json.loads(MESSAGES.turn(request, request.entries, [definition], 8).request())
+    assert body["tools"][1] == {"name": "offload_grep", "description": "d", "input_schema": {"type": "object"}}
+
+
+# -- meaning ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_reply_means_its_text_and_its_calls() -> None:
+    def reply(*blocks: Json) -> bytes:
+        return read({"role": "assistant", "content": list(blocks)}).meaning
+
+    meant = reply(thinking("Hm."), say("So."), call("fetch", {"a": 1, "b": 2}, id="c"))
+    assert reply(say("So. "), {**call("fetch", {"b": 2, "a": 1}, id="c"), "cache_control": {}}) == meant
+    assert meant not in (reply(say("So.")), reply(say("No."), call("fetch", {"a": 1, "b": 2}, id="c")))
+    assert read({"role": "assistant", "content": "So."}).meaning == reply(say("So."))
+
+
+def test_reminders_and_breakpoints_mean_nothing() -> None:
+    assert read(entries(result(), REMINDER)[0]).meaning == read(entries(result(cache_control={}))[0]).meaning
+    assert read({"role": "user", "content": [REMINDER, say("hi")]}).meaning == read(HI).meaning
+    assert read(entries(result("t2"))[0]).meaning != read(entries(result())[0]).meaning
+    assert read(entries(result(), REMINDER)[0]).tokens > read(entries(result())[0]).tokens
+
+
+# -- texts that move --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [LONG, [say(LONG), IMAGE, say(LONG)], [{**say(LONG), "cache_control": {}}]])
+def test_texts_of_results_move_and_nothing_else_changes(content: Any) -> None:
+    block = result(content=content, is_error=False, cache_control={"type": "ephemeral"})
+    [raw] = entries(block, REMINDER)
+    message = read(raw)
+    moved, reminder = json.loads(b"[%b]" % compact(MESSAGES, raw, message, SHAPE, first_preview=False))
+    texts = 1 if isinstance(content, str) else sum(part["type"] == "text" for part in content)
+    assert json.dumps(moved).count(MARK) == texts == len(message.pieces)
+    assert reminder == REMINDER
+    assert {**moved, "content": content} == block
+    if not isinstance(content, str):
+        assert [{**part, "text": ""} for part in moved["content"]] == [{**part, "text": ""} for part in content]
+    assert message.item.preview < message.tokens
+
+
+def test_texts_of_user_messages_move() -> None:
+    for raw in ({"role": "user", "content": LONG}, {"role": "user", "content": [IMAGE, say(LONG)]}):
+        made = json.loads(compact(MESSAGES, json.dumps(raw).encode(), read(raw), SHAPE, first_preview=False))
+        assert json.dumps(made).count(MARK) == 1
+    [_, said] = entries(result(), say(LONG), IMAGE)
+    made = json.loads(b"[%b]" % compact(MESSAGES, said, read(said), SHAPE, first_preview=False))
+    assert MARK in made[0]["text"]
+    assert made[1] == IMAGE
+
+
+def test_files_weigh_what_they_cost_and_text_documents_what_they_say() -> None:
+    assert read({"role": "user", "content": [IMAGE]}).tokens < 1_000
+    assert read({"role": "user", "content": [IMAGE]}).item.fixed > 0
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x" * 60_000}}
+    assert read({"role": "user", "content": [document]}).item.fixed == 0
+    assert read({"role": "user", "content": [document]}).tokens > 9_000
+
+
+@pytest.mark.parametrize("message", [{"role": "narrator", "content": "x"}, {"role": "user", "content": 7}])
+def test_an_unknown_form_stays_as_it_is(message: Json) -> None:
+    assert not read(message).readable
+    assert read(message).pieces == ()
+
+
+# -- snapshots and put-back -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", [None, "Be brief.", [{**say("Be brief."), "cache_control": {}}]])
+def test_a_snapshot_stands_behind_the_system_prompt(system: Any) -> None:
+    request = parsed([HI], **({} if system is None else {"system": system}))
+    body = sent(request, MESSAGES.with_snapshot(list(request.entries), 0, "record", SnapshotRole.AUTO))
+    before = [say(system)] if isinstance(system, str) else system or []
+    assert body["system"] == [*before, say("record")]
+    assert body["messages"] == [HI]
+
+
+def test_a_snapshot_may_be_a_user_message() -> None:
+    request = parsed([HI], system="Be brief.")
+    made = MESSAGES.with_snapshot(list(request.entries), 0, "record", SnapshotRole.USER)
+    assert sent(request, MESSAGES.joined(made))["messages"] == [{"role": "user", "content": [say("record"), say("hi")]}]
+
+
+def test_old_answers_of_ours_become_a_line() -> None:
+    reply = json.dumps({"role": "assistant", "content": [call("grep", {"pattern": "x"}, id="t1")]}).encode()
+    hidden = HiddenRound((reply, json.dumps(result()).encode()), None, (), tokens=900, sizes=(20, 880))
+    shrunk = MESSAGES.shrunk(hidden, 100)
+    assert "left out now" in json.loads(shrunk.before[1])["content"]
+    made = json.loads(
+        bytes(assembled({}, MESSAGES.reinserted(shrunk, b'{"role":"assistant","content":"Done."}'))["messages"])
+    )
+    assert [message["role"] for message in made] == ["assistant", "user", "assistant"]
+
+
+def test_an_entry_is_readable_block_by_block() -> None:
+    blocks = [thinking("Hm."), say("So."), call("fetch", {"n": 1}, id="c1")]
+    raw = json.dumps({"role": "assistant", "content": blocks}).encode()
+    assert [(section.title, section.text) for section in MESSAGES.sections(raw, 3, read(raw), "")] == [
+        ("4 assistant reasoning", "Hm."),
+        ("4 assistant", "So."),
+        ("4 assistant calls fetch c1", '{"n": 1}'),
+    ]
+    [raw] = entries(result(content=[say("found")]), REMINDER)
+    assert [section.text for section in MESSAGES.sections(raw, 3, read(raw), "fetch")] == ["found", REMINDER["text"]]
+
+
+def test_upstreams_cost_includes_what_was_cached() -> None:
+    end = (
+        b'{"usage":{"input_tokens":5,"cache_creation_input_tokens":20,"cache_read_input_tokens":300,"output_tokens":7}}'
+    )
+    assert MESSAGES.prompt_tokens(end) == 325
+    said = MESSAGES.reported(end)
+    assert said is not None
+    assert (said.prompt, said.completion, said.cached) == (325, 7, 300)
+    assert MESSAGES.prompt_tokens(end + b'"server_tool_use":{"web_search_requests":2}') == 0
+    assert MESSAGES.prompt_tokens(b"{}") == 0
+    assert MESSAGES.reported(b"{}") is None
