@@ -119,9 +119,15 @@ $(STAMP): constraints.txt pyproject.toml
 	$(PIP) --python .lowest/bin/python install --quiet --no-deps --editable .
 	touch $@
 
-.clients/%/.installed: tests/clients/%.txt | $(STAMP)
-	test -x .clients/$*/bin/python || $(PY) -m venv --without-pip .clients/$*
-	$(PIP) --python .clients/$*/bin/python $(INSTALL) $<
+# With uv, which pip installs: pip alone takes longer for all these packages than the tests may.
+.clients/uv/.installed: tests/clients/uv.txt | $(STAMP)
+	test -x .clients/uv/bin/python || $(PY) -m venv --without-pip .clients/uv
+	$(PIP) --python .clients/uv/bin/python $(INSTALL) $<
+	touch $@
+
+.clients/%/.installed: tests/clients/%.txt | .clients/uv/.installed
+	.clients/uv/bin/uv venv --quiet --allow-existing --python $(PY) .clients/$*
+	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .clients/$*/bin/python $<
 	touch $@
 
 .competitors/%/.installed: tests/bench/competitors/%.txt | $(STAMP)
@@ -132,4 +138,4 @@ $(STAMP): constraints.txt pyproject.toml
 # Not `npm ci`: it refuses a lock that lacks optional packages of other platforms, and not all of them can be had.
 tests/%/node_modules/.package-lock.json: tests/%/package-lock.json
 	cd tests/$* && npm install --no-save --no-audit --no-fund --loglevel=error
-	touch $@
+	mkdir -p $(@D) && touch $@

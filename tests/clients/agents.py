@@ -33,6 +33,8 @@ class Agent:
     """Model, prompts → the rest of each command line, where it talks to one model or takes one prompt at a time."""
     results: tuple[str, ...] = ()
     """The preset of the policy that it needs."""
+    home: Callable[[int], Mapping[str, str]] = lambda port: {}
+    """The proxy's port → files in its home directory."""
     unreachable: frozenset[str] = frozenset()
     """Hosts that it asks for in vain; it goes on without."""
     rules: Rules = field(default_factory=Rules)
@@ -44,6 +46,10 @@ class Agent:
 
     async def talk(self, port: int, workspace: Path) -> dict[str, str]:
         """Model → the last answer."""
+        for name, content in self.home(port).items():
+            file = workspace.parent / "home" / name
+            file.parent.mkdir(parents=True)
+            file.write_text(content)
         if self.steps:
             return {model: await self._talk_stepwise(port, workspace, model) for model in MODELS}
         asked = json.dumps({model: prompts(model) for model in MODELS})
@@ -95,6 +101,17 @@ def _gptme(name: str, form: str, read: Callable[[Path], Call | str], results: tu
     )
 
 
+_CLINE = HERE / "cline" / "node_modules" / "@cline" / "cli-linux-x64" / "bin" / "cline"
+
+
+def _cline_home(port: int) -> Mapping[str, str]:
+    """What `cline auth` writes."""
+    settings = {"provider": "openai-compatible", "apiKey": "a-key", "baseUrl": f"http://127.0.0.1:{port}/v1"}
+    provider = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    made = {"version": 1, "lastUsedProvider": "openai-compatible", "providers": {"openai-compatible": provider}}
+    return {".cline/data/settings/providers.json": json.dumps(made)}
+
+
 _AI_SDK = HERE / "ai_sdk"
 
 AGENTS = (
@@ -122,5 +139,14 @@ AGENTS = (
         "aider",
         unreachable=frozenset({"raw.githubusercontent.com"}),
         settings={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+    ),
+    Agent(
+        "cline",
+        (_CLINE, "--json", "--compaction", "off"),
+        _CLINE,
+        read=lambda path: ("read_files", {"files": [{"path": str(path)}]}),
+        steps=lambda model, said: [("-m", model, "\n".join(said))],
+        home=_cline_home,
+        unreachable=frozenset({"cline.bot"}),
     ),
 )
