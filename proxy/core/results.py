@@ -84,7 +84,7 @@ class Carries(IntEnum):
     YES = 2
 
 
-def carried(role: str, texts: Sequence[str], rules: Sequence[ResultRule]) -> tuple[Carries, int]:
+def carried(role: str, texts: list[str], rules: Sequence[ResultRule]) -> tuple[Carries, int]:
     """Return whether a message of this role with these texts carries a result, and the length of its prefix."""
     first = texts[0] if texts else ""
     found = [rule for rule in rules if rule.role == role and first.startswith(rule.prefix)]

@@ -183,7 +183,7 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
     sizes = [count(text) for _, text in texts]
     fixed = sum(map(_file_tokens, others))
     tokens = sum(sizes) + reminders + fixed + sum(_tokens(block, count) for block in others) + MESSAGE_TOKENS
-    carries, kept = carried(role.name.lower(), texts[0][1] if texts else "", reading.results)
+    carries, kept = carried(role.name.lower(), [text for _, text in texts], reading.results)
     moved = pieces(texts, sizes, Source(role, carries, kept), reading, count)
     return Message(
         digest=digest,
