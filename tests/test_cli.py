@@ -178,7 +178,7 @@ def test_check_names_every_bad_file(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
         f"offload-proxy: {tmp_path}/acme.yaml:1: api_keys[0].env: the environment variable ACME is not set",
-        f"{tmp_path}/default.yaml:2: offload.mode: expected one of auto, compact, compress, off",
+        f"{tmp_path}/default.yaml:2: offload.mode: expected one of auto, compact, compress, observe, off",
     ]
 
 

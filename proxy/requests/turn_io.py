@@ -208,7 +208,7 @@ async def _answer(upstream: UpstreamClient, request: UpstreamRequest, dialect: D
     async with aclosing(await upstream.send(request)) as reply:
         said = await tool_loop.body(reply)
         answer = dialect.summary_answer(reply.status, said)
-        if answer.text or answer.too_long:
+        if answer.text or answer.too_long or (reply.status == 200 and not dialect.is_error(said)):
             return answer
         return msgspec.structs.replace(answer, refused=dialect.complaint(reply.status, said) is not Verdict.FINAL)
 
