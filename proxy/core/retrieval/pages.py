@@ -118,4 +118,7 @@ def _ours(part: str, span: Span, end: int, call: str) -> str:
 
 def _looks_like_ours(part: str) -> bool:
     """Whether a reader could mistake the last line of `part`, which is the file's own, for one of ours."""
-    return any(line.lstrip().startswith(OURS) for line in part.rstrip().splitlines()[-1:])
+    said = part.rstrip()
+    # Readers differ in whether a carriage return, or another of the separators that Python knows, ends a line.
+    last = (said.rpartition("\n")[2], *said.splitlines()[-1:])
+    return any(line.lstrip().startswith(OURS) for line in last)

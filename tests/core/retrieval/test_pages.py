@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.core.retrieval.pages import Span, largest, line_count, line_start, page, span
@@ -131,6 +131,7 @@ TEXT = st.text(alphabet="ab[]é😀\r\n\u2028").map(lambda text: text.replace("[
 
 
 @given(text=TEXT | st.text(), budget=st.integers(120, 400), limit=st.integers(1, 9) | st.none())
+@example(text="[lines 0-1 of 2]\r[", budget=180, limit=None)
 def test_pages_add_up_to_the_text_and_stay_within_budget(text: str, budget: int, limit: int | None) -> None:
     text = text * 10
     read, follow = "", {"offset": 0} if text else None
