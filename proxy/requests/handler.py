@@ -44,7 +44,7 @@ from proxy.requests.records import Records
 from proxy.requests.refusals import Tries
 from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, rewritten
-from proxy.requests.upstream_limits import LEAST
+from proxy.requests.upstream_limits import TELLING
 from proxy.telemetry.outcome import Kind
 from proxy.upstream.content_encoding import decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
@@ -57,10 +57,6 @@ if TYPE_CHECKING:
     from proxy.upstream.client import UpstreamReply
 
 T = TypeVar("T")
-
-
-TELLING = LEAST // 4
-"""Prompts that we count as smaller teach nothing: upstream, too, counts them as smaller than any window."""
 
 
 class Chat:

@@ -28,6 +28,9 @@ WINDOWS = 16
 LEAST = 1_024
 """The fewest tokens that are believed to be a window. No model that is used for chats takes fewer."""
 
+TELLING = LEAST // 4
+"""Prompts that we count as smaller teach nothing: upstream, too, counts them as smaller than any window."""
+
 SHRINK = 0.8
 """The window to assume, as a share of the refused tokens, if upstream names no window that is smaller."""
 
