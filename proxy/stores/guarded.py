@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from proxy.stores.base import Entry, Retention, Store, lifetime
 from proxy.stores.breaker import Breaker
 from proxy.stores.memory import Absent, Memory, Missing
 from proxy.telemetry.outcome import StoreError, StoreMiss, StoreOperation
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Allowance", "Guarded", "Missing", "Put", "Visit"]
 
@@ -224,6 +227,10 @@ class Visit:
             return self._late(operation)
         except StoreFault as fault:
             self._guarded.failed(operation, fault.message)
+            return self._missed(operation, StoreMiss.FAILED)
+        except Exception:
+            log.exception("a bug in the store, at %s", operation.value)
+            self._guarded.failed(operation, "a bug, see the log")
             return self._missed(operation, StoreMiss.FAILED)
         self._answered = True
         self._breaker.succeeded()

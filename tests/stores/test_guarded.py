@@ -160,6 +160,18 @@ async def test_what_is_read_is_as_the_engine_has_it_and_pushes_nothing_out(guard
     assert guarded.memory.recall([KEY, OTHER]) == {KEY: Missing.ABSENT}
 
 
+async def test_a_bug_in_an_engine_is_a_fault_and_logged(
+    visit: Visit, store: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def tripped(keys: Sequence[str]) -> Sequence[bytes | None]:
+        raise AttributeError("'NoneType' object has no attribute 'write'")
+
+    monkeypatch.setattr(store, "get_many", tripped)
+    assert await visit.get(KEY) is Missing.FAILED
+    assert sum(visit.errors.values()) == 1
+    assert "a bug in the store, at get" in caplog.text and "NoneType" in caplog.text
+
+
 async def test_lists_and_reads_say_that_they_failed(guarded: Guarded, store: Scripted) -> None:
     assert await guarded.visit().list("acme-1/") == [Entry("acme-1/", 0, 0)]
     store.trouble = "away"
