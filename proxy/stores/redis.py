@@ -175,7 +175,7 @@ def _milliseconds(seconds: float | None) -> int | None:
 def _faults() -> Iterator[None]:
     try:
         yield
-    except (RedisError, OSError) as error:
+    except (RedisError, OSError, RuntimeError) as error:  # uvloop's, if redis-py writes to a connection that was cut
         # Without the error's text, which can contain the data we sent. `from error` would show it in a traceback.
         raise StoreFault(f"Redis failed: {_reason(error)}") from None
 
