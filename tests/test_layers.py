@@ -17,7 +17,7 @@ LAYERS = [
     {"dialects"},
     {"lru", "regex", "regular_files", "settings", "threads", "tokens", "policies", "stores", "telemetry", "upstream"},
     {"requests"},
-    {"operations"},
+    {"operations", "dashboard"},
     {"server"},
     {"demo", "cli", "__main__"},
 ]
