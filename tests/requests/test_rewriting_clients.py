@@ -160,7 +160,7 @@ class Agent:
         sent = self.world.sent[first]
         self._check_prefix(sent, outcome.events)
         reply = read(client.body)["message"]
-        self.turns.append((json.dumps(self.history), saw(reply), {mark.encode() for mark in marks}))
+        self.turns.append((json.dumps(self.history, sort_keys=True), saw(reply), {mark.encode() for mark in marks}))
         self._adopt(reply, step)
         return set(MARK.findall(sent))
 
