@@ -7,6 +7,7 @@ Each command imports its modules when it runs, so that `--help` is quick.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,8 @@ With OFFLOAD_ADMIN_TOKEN, callers on other machines can see /metrics and /_offlo
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     chosen = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and models have characters that not every locale has
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code: int = chosen.run(chosen)
         sys.stdout.flush()
@@ -68,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: Exception, code: int) -> int:
-    sys.stderr.write(f"offload-proxy: {error}\n")
+    text = "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(error))
+    sys.stderr.write(f"offload-proxy: {text}\n")
     return code
 
 
@@ -131,8 +135,9 @@ def _add_check(commands: Commands) -> None:
 
 def _add_replay(commands: Commands) -> None:
     examples = """\
-FILE is JSONL with one request body on a line (chat completions or Responses), or a browser's or mitmproxy's HAR.
-Nothing is sent or written, and credentials in a HAR are not looked at.
+FILE is JSONL with one request body on a line (chat completions, Responses or Messages), also gzipped; a browser's or
+mitmproxy's HAR; a directory of those, such as a capture of `serve --capture`; or - for standard input.
+Nothing is sent or stored, and credentials in a HAR are not looked at.
 
 examples:
   offload-proxy replay session.jsonl                        what the default policy would have done
@@ -147,7 +152,7 @@ examples:
     command.add_argument(
         "--dialect",
         metavar="API",
-        help="the API of JSONL, such as chat or responses [for each line, the first that fits]",
+        help="the API of JSONL: chat, responses or messages [guessed for each line]",
     )
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     command.set_defaults(run=_replay)

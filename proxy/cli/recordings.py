@@ -1,16 +1,22 @@
-"""Reads recorded requests, one at a time, from files of any size: JSONL of request bodies, and HAR.
+"""Reads recorded requests, one at a time, from files of any size: JSONL, also gzipped, and HAR.
 
-No header is read, so no credential either.
+A line of JSONL is a request's body, or an object with `url` and `body`, as in the proxy's own captures and in the input
+of OpenAI's batches. No header is read, so no credential either.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import mmap
 import os
 import re
+import stat
+import sys
+import zlib
 from base64 import b64decode
-from collections.abc import Iterator
-from io import BufferedReader
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,26 +29,34 @@ from proxy.core.history import Unplannable
 from proxy.core.rawjson import NotJson
 from proxy.core.reasons import Reason
 from proxy.core.request import Request
-from proxy.dialects import DIALECTS, Dialect, for_request
-from proxy.dialects.usage import Reported, reported
+from proxy.dialects import DIALECTS, Dialect, for_body, for_request
+from proxy.dialects.usage import Reported
+from proxy.dialects.values import object_of, text_of
 from proxy.errors import UserMistake
+from proxy.requests.passthrough import ReplyEnds
 
-LONGEST = 64 << 20
-"""Most bytes of a line: as many as the proxy accepts as a request by default."""
+STDIN = Path("-")
+"""Stands for standard input."""
+SUFFIXES = (".jsonl", ".jsonl.gz", ".har")
+"""How the names of the files end that are read of a directory."""
+LONGEST = (64 << 20) + (64 << 10)
+"""Most bytes of a line or of a text in a HAR: as many as the proxy accepts as a request by default, and what a capture
+has beside it."""
 HEAD = 4 << 10
 """Bytes at the beginning of a file that show whether it is HAR."""
-TAIL = 4 << 10
-"""Characters at the end of a reply that say what it cost."""
 
 _HAR = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"log"\s*:')
 _BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+_STEP = 1 << 20
+_ENVELOPE = frozenset(("url", "body"))
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
     """One request. `chat` is None if the proxy would not plan it, for this `reason`."""
 
-    position: float
-    """The part of the file that has been read, from 0 to 1."""
+    position: float | None
+    """The part of the file that has been read, from 0 to 1; None if its size is not known."""
     dialect: Dialect | None
     """None: it asks no model that the proxy knows, and would be relayed."""
     chat: Request | None = None
@@ -51,57 +65,134 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     """What upstream said about the cost."""
 
 
+def named(paths: Sequence[str]) -> list[Path]:
+    """Return the files to read: those that are given, and in their order those below given directories.
+
+    Raises UserMistake for a directory without any.
+    """
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path == STDIN or not path.is_dir():
+            files.append(path)
+            continue
+        below = [Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(SUFFIXES)]
+        if not below:
+            raise UserMistake(f"{path}: has no files named {', '.join(f'*{suffix}' for suffix in SUFFIXES)}")
+        files += sorted(below, key=lambda file: (file.name, file))  # captures are named after their time
+    return files
+
+
 def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
     """Yield the requests of a file. `api` names the dialect of JSONL, which is guessed otherwise.
 
     Raises UserMistake, which names the line or the entry.
     """
+    dialect = _dialect(api)
     try:
-        with path.open("rb") as file:
-            yield from _har(str(path), file) if _HAR.match(file.peek(HEAD)) else _lines(str(path), file, _dialects(api))
+        with _opened(path) as file:
+            packed = file.peek(HEAD).startswith(_GZIP)
+            unpacked = gzip.GzipFile(fileobj=file) if packed else file
+            if not _HAR.match(unpacked.peek(HEAD)):
+                yield from _lines(str(path), file, unpacked, dialect)
+            elif packed or _size(file) is None:
+                raise UserMistake(f"{path}: a HAR is not read compressed or from a pipe; save it to a file first")
+            else:
+                yield from _har(str(path), file)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserMistake(f"{path}: is not whole, or no gzip; give what can be unpacked of it: {error}") from error
     except OSError as error:
         raise UserMistake(f"{path}: cannot be read: {error.strerror}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
+    with open(sys.stdin.fileno() if path == STDIN else path, "rb", closefd=path != STDIN) as file:
+        yield file
+
+
+def _size(file: io.BufferedReader) -> int | None:
+    """Return the size of a regular file, and None for anything else."""
+    status = os.fstat(file.fileno())
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 # -- JSONL -------------------------------------------------------------------------------------------------------------
 
 
-def _dialects(api: str | None) -> list[Dialect]:
-    """Return the dialect of this name, or all of them. Raises UserMistake."""
-    known = {one.name: one for one in reversed(DIALECTS)}
+def _dialect(api: str | None) -> Dialect | None:
+    """Return the dialect of this name. Raises UserMistake."""
+    known = {one.name: one for one in DIALECTS if not one.counts}
     if api is not None and api not in known:
         raise UserMistake(f"--dialect {api}: expected one of {', '.join(sorted(known))}")
-    return list(DIALECTS) if api is None else [known[api]]
+    return known[api] if api else None
 
 
-def _lines(name: str, file: BufferedReader, dialects: list[Dialect]) -> Iterator[RecordedRequest]:
-    size, done = max(os.fstat(file.fileno()).st_size, 1), 0  # of a pipe, it is not known
+def _lines(
+    name: str, file: io.BufferedReader, unpacked: io.BufferedReader | gzip.GzipFile, dialect: Dialect | None
+) -> Iterator[RecordedRequest]:
+    """Yield the requests of the lines of `unpacked`, which is made of `file`."""
+    size = _size(file)
     for number in count(1):
-        line = file.readline(LONGEST + 1)
+        line = unpacked.readline(LONGEST + 1)
         if not line:
             return
         if len(line) > LONGEST:
             raise UserMistake(f"{name}:{number}: longer than {LONGEST:,} bytes")
-        done += len(line)
         body = line.removeprefix(_BOM).strip() if number == 1 else line.strip()
         if body:
-            yield _from_line(f"{name}:{number}", body, min(done / size, 1.0), dialects)
+            yield _from_line(f"{name}:{number}", body, file.tell() / size if size else None, dialect)
 
 
-def _from_line(place: str, body: bytes, position: float, dialects: list[Dialect]) -> RecordedRequest:
-    """Return the request of one line, in the first dialect in which it has a history."""
+def _from_line(place: str, body: bytes, position: float | None, dialect: Dialect | None) -> RecordedRequest:
+    """Return the request of one line: by its address, or in the first dialect in which it has a history."""
     try:
-        rawjson.members(body)
+        members = rawjson.members(body)
     except NotJson as error:
         raise UserMistake(f"{place}: expected a request body, a JSON object on one line: {error}") from error
-    for dialect in dialects:
-        found = _parsed(dialect, body, position)
+    if members.keys() >= _ENVELOPE:
+        asked = text_of(members.get("method")) or "POST"
+        return _from_envelope(asked, text_of(members["url"]), bytes(members["body"]), position, _said(members))
+    candidates = [dialect] if dialect else for_body(body)
+    for candidate in candidates:
+        found = _parsed(candidate, body, position)
         if found.reason is not Reason.INVALID and (found.chat is None or found.chat.entries):
             return found
-    raise UserMistake(f"{place}: expected a request body of {' or '.join(dict.fromkeys(one.name for one in dialects))}")
+    raise UserMistake(
+        f"{place}: expected a request body of {' or '.join(dict.fromkeys(one.name for one in candidates))}"
+    )
 
 
-def _parsed(dialect: Dialect, body: bytes, position: float, said: Reported | None = None) -> RecordedRequest:
+def _from_envelope(
+    method: str, url: str, body: bytes | None, position: float | None, said: Reported | None
+) -> RecordedRequest:
+    """Return the request with this address. `body` is None if it is too large."""
+    dialect = _serving(method, url)
+    if dialect is None:
+        return RecordedRequest(position, None)
+    if body is None:
+        return RecordedRequest(position, dialect, reason=Reason.ENCODING)
+    return _parsed(dialect, body, position, said)
+
+
+def _serving(method: str, url: str) -> Dialect | None:
+    """Return the dialect of this address, or None if no model is asked for a reply there."""
+    try:
+        path = urlsplit(url).path.encode("utf-8", "surrogatepass")
+    except ValueError:
+        return None
+    dialect = for_request(method, path)
+    return None if dialect is None or dialect.counts else dialect
+
+
+def _said(members: dict[str, Raw]) -> Reported | None:
+    """Return what a capture says about the cost."""
+    try:
+        return msgspec.json.decode(members.get("usage", rawjson.NULL), type=Reported | None)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _parsed(dialect: Dialect, body: bytes, position: float | None, said: Reported | None = None) -> RecordedRequest:
     try:
         return RecordedRequest(position, dialect, dialect.parse(body), said=said)
     except Unplannable as error:
@@ -111,34 +202,15 @@ def _parsed(dialect: Dialect, body: bytes, position: float, said: Reported | Non
 # -- HAR ---------------------------------------------------------------------------------------------------------------
 
 
-class _Text(msgspec.Struct, frozen=True):
-    text: str | None = None
-    encoding: str | None = None
-
-    def content(self) -> bytes:
-        text = self.text or ""
-        if self.encoding != "base64":
-            return text.encode("utf-8", "surrogatepass")
-        try:
-            return b64decode(text)
-        except ValueError:
-            return b""
-
-
 class _HarRequest(msgspec.Struct, frozen=True):
     method: str
     url: str
-    postData: _Text | None = None
-
-
-class _HarResponse(msgspec.Struct, frozen=True):
-    status: int = 0
-    content: _Text = _Text()
+    postData: Raw = rawjson.NULL
 
 
 class _Entry(msgspec.Struct, frozen=True):
     request: _HarRequest
-    response: _HarResponse = _HarResponse()
+    response: Raw = rawjson.NULL
 
 
 class _Log(msgspec.Struct, frozen=True):
@@ -152,7 +224,7 @@ class _Har(msgspec.Struct, frozen=True):
 _entry = msgspec.json.Decoder(_Entry)
 
 
-def _har(name: str, file: BufferedReader) -> Iterator[RecordedRequest]:
+def _har(name: str, file: io.BufferedReader) -> Iterator[RecordedRequest]:
     """Yield the requests of a HAR. The file is mapped into memory, and one entry at a time is decoded."""
     mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     start = len(_BOM) if mapped[: len(_BOM)] == _BOM else 0
@@ -169,20 +241,38 @@ def _har(name: str, file: BufferedReader) -> Iterator[RecordedRequest]:
 
 
 def _from_entry(entry: _Entry, position: float) -> RecordedRequest:
-    try:
-        path = urlsplit(entry.request.url).path.encode("utf-8", "surrogatepass")
-    except ValueError:
-        path = b""
-    dialect = for_request(entry.request.method, path)
+    """Return the request of an entry. What it brings is decoded only if a model was asked."""
+    asked = entry.request
+    dialect = _serving(asked.method, asked.url)
     if dialect is None:
         return RecordedRequest(position, None)
-    body = entry.request.postData.content() if entry.request.postData else b""
-    reply = entry.response
-    said = reported(reply.content.content()[-TAIL:]) if reply.status == 200 else None
-    return _parsed(dialect, body, position, said)
+    reply, said = object_of(entry.response), None
+    if bytes(reply.get("status", rawjson.NULL)) == b"200" and (content := _content(reply.get("content"))):
+        ends = ReplyEnds()
+        ends.take(content)
+        said = dialect.reported(ends.both)
+    return _from_envelope(asked.method, asked.url, _content(asked.postData), position, said)
+
+
+def _content(raw: Raw | None) -> bytes | None:
+    """Return the bytes of a request or a reply; empty if there are none, and None if there are too many."""
+    content = object_of(raw)
+    text = content.get("text", rawjson.NULL)
+    if len(memoryview(text)) > LONGEST:
+        return None
+    written = text_of(text)
+    if text_of(content.get("encoding")).lower() != "base64":
+        return written.encode("utf-8", "surrogatepass")
+    try:
+        return b64decode(written)
+    except ValueError:
+        return b""
 
 
 def _line_of(error: Exception, text: memoryview) -> str:
     """Return the line at which JSON is malformed, as `:LINE`, or nothing if the error names no place."""
     at = re.search(r"\(byte (\d+)\)", str(error))
-    return f":{bytes(text[: int(at[1])]).count(10) + 1}" if at else ""
+    if at is None:
+        return ""
+    before = text[: int(at[1])]
+    return f":{1 + sum(bytes(before[start : start + _STEP]).count(10) for start in range(0, len(before), _STEP))}"

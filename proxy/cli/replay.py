@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
-from proxy.cli.recordings import RecordedRequest, requests
+from proxy.cli.progress import Progress, columns
+from proxy.cli.recordings import RecordedRequest, named, requests
 from proxy.core.forecast import Billed
 from proxy.core.history import Unplannable
 from proxy.core.plan import Role
@@ -28,14 +29,14 @@ from proxy.threads import Threads
 from proxy.tokens import Tokens
 
 DEFAULTS = "the defaults"
-BAR, STEP = 30, 0.1
-"""Characters of the progress bar, and the seconds between two updates."""
+NOTES, LONGEST_NAME = 100, 30
+"""Most characters of a line of the notes, and of a policy's name in the table."""
 
-_NOTES = """
-A session is all requests that begin with the same messages. Costs are of the input, in plain input
-tokens under each policy's prices, as if everything from the request before were cached, or as billed
-where a HAR has upstream's usage. Reading back and different replies are not included.
-"""
+_NOTES = (
+    "A session is all requests that begin with the same messages. Costs are of the input, in plain input tokens under "
+    "each policy's prices, as if everything from the request before were cached, or as billed where a recording has "
+    "upstream's usage. Reading back and different replies are not included."
+)
 
 Session = tuple[str, str, bytes]
 
@@ -110,7 +111,7 @@ class Tally:
         names = ("planned", "billed", "changed", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
         figures = {name: getattr(self, name) for name in names}
         rest = {"sessions": len(self.sessions), "sessions_costing_more": self.losses, "worst_session": self.worst}
-        return {"policy": self.name, **figures, **rest, "unplanned": dict(self.unplanned)}
+        return {"policy": printable(self.name), **figures, **rest, "unplanned": dict(self.unplanned)}
 
 
 def run(
@@ -123,73 +124,70 @@ def run(
 ) -> None:
     """Replay the files under each policy, and print what it would have done. Raises UserMistake."""
     tallies = [Tally(name, load_alone(Path(name), environment)) for name in policies] or [Tally(DEFAULTS, Policy())]
+    paths = named(files)
     with Progress(sys.stderr) as progress:
-        count = asyncio.run(replayed([Path(name) for name in files], tallies, progress, api))
+        count = replayed(paths, tallies, progress, api)
     if as_json:
-        report = {"files": list(files), "requests": count, "policies": [tally.summary() for tally in tallies]}
+        report: dict[str, object] = {"files": list(map(printable, files)), "requests": count}
+        report["policies"] = [tally.summary() for tally in tallies]
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in table(count, len(files), tallies)) + _NOTES)
+        width = columns(sys.stdout)
+        sys.stdout.write("".join(f"{line}\n" for line in table(count, len(paths), tallies, width)))
+        sys.stdout.write(f"\n{textwrap.fill(_NOTES, min(width or NOTES, NOTES))}\n")
 
 
-async def replayed(files: Sequence[Path], tallies: Sequence[Tally], progress: Progress, api: str | None = None) -> int:
-    """Give every request of the files to every tally; returns how many there were. Raises UserMistake."""
+def replayed(files: Sequence[Path], tallies: Sequence[Tally], progress: Progress, api: str | None = None) -> int:
+    """Give every request of the files to every tally; returns how many there were. Raises UserMistake.
+
+    Files are read outside of the event loop, and its `run` is not used: both would keep Ctrl-C from ending this.
+    """
     threads, count = Threads(), 0
-    try:
-        reader = MessageCache(Tokens(), threads.reading, threads.large)
+    reader = MessageCache(Tokens(), threads.reading, threads.large)
+    with closing(threads), asyncio.Runner() as runner:
+        loop = runner.get_loop()
         for number, path in enumerate(files):
             for recorded in requests(path, api):
                 count += 1
                 for tally in tallies:
-                    await tally.add(recorded, reader)
-                progress.show((number + recorded.position) / len(files), count)
-    finally:
-        threads.close()
+                    loop.run_until_complete(tally.add(recorded, reader))
+                at = recorded.position
+                progress.show(None if at is None else (number + at) / len(files), count)
     return count
 
 
-class Progress:
-    """A bar on a terminal; nothing elsewhere."""
+def table(count: int, files: int, tallies: Sequence[Tally], width: int | None = None) -> Iterator[str]:
+    """Yield the lines of the table, with a column for each policy.
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
-        self._visible, self._next, self._width = stream.isatty(), 0.0, 0
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._width:
-            self._stream.write("\r" + " " * self._width + "\r")
-
-    def show(self, share: float, count: int) -> None:
-        """Show how much is done, as a share from 0 to 1, and how many requests that were."""
-        if not self._visible or self._clock() < self._next:
-            return
-        self._next = self._clock() + STEP
-        line = f"[{'#' * round(share * BAR):{BAR}}] {share:4.0%}  {count:,} requests"
-        self._stream.write(f"\r{line:{self._width}}")
-        self._stream.flush()
-        self._width = len(line)
-
-
-def table(count: int, files: int, tallies: Sequence[Tally]) -> Iterator[str]:
-    """Yield the lines of the table, with a column for each policy."""
+    Columns that do not fit beside each other in `width` characters follow in a table of their own.
+    """
     sessions = max(len(tally.sessions) for tally in tallies)
     yield f"{_several(count, 'request')}, {_several(sessions, 'session')}, {_several(files, 'file')}"
-    yield ""
-    rows = list(_rows(count, tallies))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for title, *cells in rows:
-        padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        yield "  ".join([f"{title:{widths[0]}}", *padded]).rstrip()
+    rows = list(rows_of(count, tallies))
+    titles, *cells = ([*column] for column in zip(*rows, strict=True))
+    while cells:
+        shown, taken = [titles], len(max(titles, key=len))
+        while cells and (len(shown) == 1 or width is None or taken + _wide(cells[0]) <= width):
+            taken += _wide(cells[0])
+            shown.append(cells.pop(0))
+        yield ""
+        for title, *values in zip(*shown, strict=True):
+            padded = (f"{value:>{_wide(column)}}" for value, column in zip(values, shown[1:], strict=True))
+            yield "".join([f"{title:{len(max(titles, key=len))}}", *padded]).rstrip()
 
 
-def _rows(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
+def _wide(column: Sequence[str]) -> int:
+    """Return the characters of a column and of the gap before it."""
+    return 2 + len(max(column, key=len))
+
+
+def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
+    """Yield the table's rows: a title, and a cell for each policy. The first row has the policies' names."""
+
     def row(title: str, cell: Callable[[Tally], str]) -> list[str]:
         return [title, *map(cell, tallies)]
 
-    yield row("", lambda one: _tail(one.name))
+    yield row("", lambda one: _tail(printable(one.name)))
     yield row("requests planned", lambda one: f"{one.planned:,} of {count:,}")
     yield row("requests changed", lambda one: f"{one.changed:,} of {one.planned:,}")
     yield row("events", lambda one: f"{one.events:,}")
@@ -221,5 +219,10 @@ def _several(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def _tail(name: str, most: int = 30) -> str:
+def printable(text: str) -> str:
+    """Return a file's name without what could control a terminal, or is no text."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def _tail(name: str, most: int = LONGEST_NAME) -> str:
     return name if len(name) <= most else "…" + name[1 - most :]

@@ -14,8 +14,9 @@ from typing import Protocol
 
 from msgspec import Raw
 
-from proxy.core.history import Count, Message, Reading, ToolCall
+from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable
 from proxy.core.policy import SnapshotRole
+from proxy.core.rawjson import NotJson
 from proxy.core.refusals import Complaint
 from proxy.core.request import Request
 from proxy.core.sse import ServerSentEvent
@@ -277,6 +278,16 @@ class Dialect(Protocol):
 
 DIALECTS: tuple[Dialect, ...] = (CHAT, RESPONSES, MESSAGES, MESSAGES.counting)
 """Every dialect that the proxy knows. The first one that serves a request is used."""
+
+
+def for_body(body: bytes) -> list[Dialect]:
+    """Return the dialects of which a body without a path may be, the likeliest first."""
+    own: list[Dialect] = [dialect for dialect in DIALECTS if not dialect.counts]
+    try:
+        messages = MESSAGES.recognises(MESSAGES.parse(body))
+    except (Unplannable, NotJson):
+        messages = False
+    return [MESSAGES, *own] if messages else own
 
 
 def for_request(method: str, path: bytes) -> Dialect | None:

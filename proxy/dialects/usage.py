@@ -11,9 +11,9 @@ from proxy.core import rawjson
 from proxy.core.turn import Usage
 from proxy.dialects.values import Members, object_of, whole
 
-_PROMPT = re.compile(rb'(?<!\\)"(?:prompt|input)_tokens"\s*:\s*(\d{1,11})(?!\d)')
-_COMPLETION = re.compile(rb'(?<!\\)"(?:completion|output)_tokens"\s*:\s*(\d{1,11})(?!\d)')
-_CACHED = re.compile(rb'(?<!\\)"(?:cached_tokens|prompt_cache_hit_tokens)"\s*:\s*(\d{1,11})(?!\d)')
+_PROMPT = re.compile(rb'(?<!\\)"(?:prompt|input)_tokens"\s*:\s*(\d{1,11})(?![\d.eE])')
+_COMPLETION = re.compile(rb'(?<!\\)"(?:completion|output)_tokens"\s*:\s*(\d{1,11})(?![\d.eE])')
+_CACHED = re.compile(rb'(?<!\\)"(?:cached_tokens|prompt_cache_hit_tokens)"\s*:\s*(\d{1,11})(?![\d.eE])')
 """Members of the usage. Within a string of the reply, the quotation marks would be escaped."""
 
 

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
 from proxy.core.history import Unplannable
-from proxy.core.policy import Mode, Policy, SnapshotRole
+from proxy.core.policy import Policy, SnapshotRole
 from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition, Verdict
 from proxy.core.request import LARGE_BYTES
 from proxy.dialects import Dialect
-from proxy.errors import ClientFault, UpstreamBroken
+from proxy.dialects.usage import Reported
+from proxy.errors import ClientFault, Overloaded, UpstreamBroken
 from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
 from proxy.requests.attempt import (
@@ -38,13 +39,14 @@ from proxy.requests.attempt import (
     outcome,
     rendered_headers,
 )
-from proxy.requests.passthrough import DecodedEnd, ReplyEnds, served
+from proxy.requests.passthrough import DecodedEnds, ReplyEnds, served
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
 from proxy.requests.refusals import Tries
 from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, rewritten
 from proxy.requests.upstream_limits import TELLING
+from proxy.requests.wishes import held_back, observes
 from proxy.telemetry.outcome import Kind
 from proxy.upstream.content_encoding import decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
@@ -137,14 +139,14 @@ class _Request:
         except Unplannable as error:
             return _parsed(body, tenant, error.reason)
         chosen = tenant.policy.for_model(chat.model)
-        held_back, policy = _held_back(client, chosen), chosen.planning
+        reason, policy = held_back(client, chosen), chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
-        if not held_back and _observes(client, chosen):
+        if not reason and observes(client, chosen):
             return ParsedRequest(body, tenant, _searching(policy), chat, observed=True)
         self._services.seen(tenant, client.headers)
         going_on = await self._records.continuation(chat.continues) if chat.continues else None
         continued = self._dialect.continued(chat, going_on) if going_on else None
-        return ParsedRequest(body, tenant, _searching(policy), chat, held_back, continued)
+        return ParsedRequest(body, tenant, _searching(policy), chat, reason, continued)
 
     async def _plan(self, parsed: ParsedRequest) -> AsItCame:
         """Return the request with its plan, or with the reason why it has none."""
@@ -268,19 +270,27 @@ class _Request:
 
         Nothing is stored, asked for or learned on the way.
         """
-        attempt: Attempt = await self._plan(parsed)
+        attempt: Attempt = AsItCame(parsed, reason=Reason.BUSY)
+        with suppress(Overloaded):  # what is only observed is not refused for want of a plan
+            attempt = await self._plan(parsed)
+            if attempt.planned is not None:
+                attempt = await self._observed(parsed, attempt.planned)
         self._newest, planned = attempt, attempt.planned
-        if planned is not None:
-            observe = partial(Observed.of, parsed, planned)
-            attempt = self._newest = await self._run(observe, planned.request.large)
         request = self._services.relay.request(self._client, parsed.tenant, parsed.body)
         self._client.sent = time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
-            end = DecodedEnd(reply)
-            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, end.take)
-            said = self._dialect.reported(end.last) if reply.status == 200 else None
+            ends = DecodedEnds(reply)
+            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, ends.take)
+            said = self._dialect.reported(ends.both) if reply.status == 200 else None
             if planned is not None and said is not None:
-                self._newest = await self._run(partial(Observed.of, parsed, planned, said), planned.request.large)
+                self._newest = await self._observed(parsed, planned, said)
+
+    async def _observed(self, parsed: ParsedRequest, planned: PlannedRequest, said: Reported | None = None) -> Observed:
+        """Return the attempt with its forecast, which rests on what upstream `said` once its reply has ended."""
+        observe = partial(Observed.of, parsed, planned, said)
+        if not planned.request.large:
+            return observe()
+        return await self._services.threads.reading.run(self._tenant.namespace, observe, begun=said is not None)
 
     async def _pass_on(self, refusal: Refusal, ours: Sequence[Header]) -> None:
         """Reply with upstream's refusal: its status, headers and body. Raises UpstreamBroken if it was cut off."""
@@ -381,20 +391,3 @@ def _parsed(body: bytes, tenant: Tenant, reason: Reason = Reason.NONE) -> Parsed
 
 def _searching(policy: Policy) -> Budget:
     return Budget(policy.tools.max_search_seconds)
-
-
-def _held_back(client: Exchange, policy: Policy) -> Reason:
-    """Return why the client or the policy wants the request sent as it came, or `Reason.NONE`."""
-    if policy.offload.mode is Mode.OFF:
-        return Reason.OFF
-    return Reason.HEADER if b"off" in _wishes(client) else Reason.NONE
-
-
-def _observes(client: Exchange, policy: Policy) -> bool:
-    """Whether the client or the policy wants the plan recorded and not carried out."""
-    return policy.offload.mode is Mode.OBSERVE or b"observe" in _wishes(client)
-
-
-def _wishes(client: Exchange) -> Collection[bytes]:
-    """Return what the client says in its header `x-offload`."""
-    return {value.strip().lower() for value in client.headers.get_all(b"x-offload")} if client.has_wish else ()

@@ -125,6 +125,11 @@ class ReplyEnds:
     def __init__(self) -> None:
         self.first = self.last = b""
 
+    @property
+    def both(self) -> bytes:
+        """The beginning and the end, on lines of their own."""
+        return self.first + b"\n" + self.last
+
     def take(self, chunk: bytes) -> None:
         """Take the reply's next chunk."""
         if len(self.first) < ENDING:
@@ -132,11 +137,14 @@ class ReplyEnds:
         self.last = (self.last + chunk[-ENDING:])[-ENDING:]
 
 
-class DecodedEnd:
-    """Keeps the end of a reply that is relayed, decompressed. It stays empty if that is not possible."""
+class DecodedEnds(ReplyEnds):
+    """Keeps the beginning and the end of a reply that is relayed, decompressed. They are empty if that is not possible.
+
+    Some streams say at their beginning what the prompt cost, and at their end what the reply did.
+    """
 
     def __init__(self, reply: UpstreamReply) -> None:
-        self.last = b""
+        super().__init__()
         self._decoder: ContentDecoder | None = None
         codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
         with suppress(BadEncoding):
@@ -147,12 +155,12 @@ class DecodedEnd:
         size = 0
         try:
             for piece in self._decoder.feed(chunk) if self._decoder else ():
-                self.last = (self.last + piece[-ENDING:])[-ENDING:]
+                super().take(piece)
                 size += len(piece)
                 if size > DECODED:
                     raise BadEncoding("too large to be decompressed on the event loop")
         except BadEncoding:
-            self._decoder, self.last = None, b""
+            self._decoder, self.first, self.last = None, b"", b""
 
 
 async def _report(client: Exchange, error: ProxyError) -> Fault:

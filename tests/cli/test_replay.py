@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import gzip
 import io
 import json
 import os
+import signal
+import sys
+import termios
 import threading
 from base64 import b64encode
 from collections.abc import Iterable
@@ -13,8 +18,11 @@ from typing import Any
 
 import pytest
 
-from proxy.cli import MISTAKE, OK, main, recordings
-from proxy.cli.replay import Progress
+from proxy.cli import INTERRUPTED, MISTAKE, OK, main, progress, recordings
+from proxy.cli.progress import Progress
+from proxy.cli.replay import Tally, table
+from proxy.core.policy import Policy
+from tests.serving import wait_until
 
 Json = dict[str, Any]
 SECRET = "sk-very-secret"
@@ -246,7 +254,7 @@ def test_a_bad_har_is_named(folder: Path, capsys: pytest.CaptureFixture[str], te
 
 def test_files_that_cannot_be_read_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "none.jsonl: cannot be read: No such file or directory" in mistake(capsys, "none.jsonl")
-    assert ": cannot be read: Is a directory" in mistake(capsys, str(folder))
+    assert f"{folder}: has no files named *.jsonl, " in mistake(capsys, str(folder))
     recorded = lines(folder / "a.jsonl", session("one", 1))
     assert "none.yaml: cannot be read" in mistake(capsys, "--policy", "none.yaml", recorded)
     (folder / "bad.yaml").write_text("offload: {mode: atuo}\n")
@@ -260,6 +268,195 @@ def test_a_tenants_policy_needs_none_of_its_callers_keys(folder: Path, capsys: p
     recorded = lines(folder / "a.jsonl", session("one"))
     [found] = asked(capsys, "--policy", "acme.yaml", recorded)["policies"]
     assert found["planned"] == 8
+
+
+def as_messages(body: Json) -> Json:
+    """The same request as a client of the Messages API has it."""
+    messages: list[Json] = []
+    for message in body["messages"]:
+        if message["role"] == "user":
+            messages.append(message)
+        for call in message.get("tool_calls", ()):
+            block = {"type": "tool_use", "id": call["id"], "name": "look", "input": {}}
+            messages.append({"role": "assistant", "content": [block]})
+        if message["role"] == "tool":
+            block = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+            messages.append({"role": "user", "content": [block]})
+    return {"model": body["model"], "max_tokens": 100, "messages": messages}
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        ({}, 2),
+        ({"system": "Be brief."}, 1),
+        ({"stop_sequences": ["x"]}, 1),
+        ({"tools": [{"name": "look", "input_schema": {"type": "object"}}]}, 1),
+    ],
+)
+def test_lines_of_messages_are_told_from_chat(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: Json, steps: int
+) -> None:
+    *_, body = session("one", steps)
+    path = lines(folder / "a.jsonl", [as_messages(body) | more])
+    [found] = recordings.requests(Path(path))
+    assert found.dialect is not None and found.dialect.name == "messages" and not found.dialect.counts
+    assert asked(capsys, path) == asked(capsys, path, "--dialect", "messages")
+
+
+def test_lines_of_chat_are_not_taken_for_messages(folder: Path) -> None:
+    bodies = [*session("one", 2), {**session("one", 1)[0], "max_tokens": 5, "thinking": {"type": "enabled"}}]
+    bodies.append({"model": "m", "messages": [{"role": "system", "content": "tool_result input_schema"}]})
+    path = lines(folder / "a.jsonl", bodies)
+    assert [one.dialect and one.dialect.name for one in recordings.requests(Path(path))] == ["chat"] * 4
+
+
+def test_a_har_of_messages_is_billed_by_its_own_usage_and_counting_is_another_api(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = as_messages(session("one")[-1])
+    usage = {"input_tokens": 1_000, "cache_read_input_tokens": 4_000, "cache_creation_input_tokens": 15_000}
+    start = json.dumps({"type": "message_start", "message": {"usage": usage | {"output_tokens": 1}}})
+    stream = f"data: {start}\n\n{'data: {}' * 2_000}\n\ndata: {json.dumps({'usage': {'output_tokens': 9}})}\n\n"
+    counting = entry(body, "/v1/messages/count_tokens", text='{"input_tokens": 20000}')
+    path = folder / "a.har"
+    path.write_text(json.dumps(har(entry(body, "/v1/messages", text=stream), counting)))
+    [found] = asked(capsys, "--policy", "early.yaml", str(path))["policies"]
+    assert (found["planned"], found["billed"], found["unplanned"]) == (1, 1, {"other API": 1})
+    assert found["cost_before"] == 4_000 * 0.5 + 16_000
+
+
+def test_a_browsers_har_may_have_anything_beside_what_models_were_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = session("one", 1)[0]
+    socket = {"request": {"method": "GET", "url": "wss://api.test/v1/responses"}, "_webSocketMessages": [{"data": 1}]}
+    blocked = entry(body) | {"response": None}
+    odd = entry(body) | {"response": {"status": "ok", "content": [1]}}
+    nothing = entry(body) | {"response": {"status": 200, "content": {"size": -1, "text": None}}}
+    form = entry(None)
+    form["request"]["postData"] = {"mimeType": "multipart/form-data", "params": []}
+    packed = entry(body)
+    packed["request"]["postData"] = {"text": b64encode(json.dumps(body).encode()).decode(), "encoding": "base64"}
+    bad = {"request": {"method": "POST", "url": "http://[bad/v1/chat/completions", "postData": 3}}
+    path = folder / "a.har"
+    path.write_text(json.dumps(har(socket, blocked, odd, nothing, form, packed, bad)))
+    [found] = asked(capsys, str(path))["policies"]
+    assert (found["planned"], found["billed"]) == (4, 0)
+    assert found["unplanned"] == {"other API": 2, "invalid": 1}
+
+
+def test_a_body_in_a_har_that_the_proxy_would_not_take_is_counted(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordings, "LONGEST", 500)
+    path = folder / "a.har"
+    *_, large = session("one", 2)
+    path.write_text(json.dumps(har(entry(large), entry(session("one", 1)[0]))))
+    [found] = asked(capsys, str(path))["policies"]
+    assert (found["planned"], found["unplanned"]) == (1, {"encoding": 1})
+
+
+def test_lines_may_name_their_address_as_batches_and_captures_do(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, body = session("one")
+    said = {"prompt": 20_000, "completion": 3, "cached": 4_000}
+    given = [
+        {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body},
+        {"url": "/v1/messages?beta=true", "usage": said, "body": as_messages(body)},
+        {"url": "/v1/messages/count_tokens", "body": as_messages(body)},
+        {"url": "/v1/responses", "usage": {"prompt": "many"}, "body": as_items(body)},
+        {"url": "/v1/responses", "body": {"model": "m", "input": "go on", "previous_response_id": "r"}},
+        {"url": "/v1/embeddings", "body": {"model": "m", "input": "x"}},
+        {"url": "/v1/chat/completions", "body": 3},
+    ]
+    [found] = asked(capsys, "--policy", "early.yaml", lines(folder / "a.jsonl", given))["policies"]
+    assert (found["planned"], found["billed"]) == (3, 1)
+    assert found["unplanned"] == {"other API": 2, "invalid": 1, "field previous_response_id": 1}
+
+
+def test_gzip_is_read_and_must_be_whole(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = gzip.compress(Path(lines(folder / "a.jsonl", session("one"))).read_bytes())
+    (folder / "a.jsonl.gz").write_bytes(packed)
+    assert asked(capsys, "a.jsonl.gz")["policies"] == asked(capsys, "a.jsonl")["policies"]
+    for damaged in (packed[:-9], packed[: len(packed) // 2], packed[:15] + b"\xff" * 99):
+        (folder / "b.jsonl.gz").write_bytes(damaged)
+        assert "b.jsonl.gz: is not whole, or no gzip" in mistake(capsys, "b.jsonl.gz")
+    (folder / "c.har").write_bytes(gzip.compress(json.dumps(har()).encode()))
+    assert "c.har: a HAR is not read compressed or from a pipe" in mistake(capsys, "c.har")
+
+
+def test_a_directory_stands_for_the_recordings_below_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "deep").mkdir()
+    lines(folder / "deep" / "b.jsonl", session("one"))
+    lines(folder / "a.jsonl", session("two"))
+    (folder / "c.har").write_text(json.dumps(har()))
+    (folder / "notes.txt").write_text("none")
+    assert asked(capsys, str(folder))["requests"] == 16
+    assert recordings.named([str(folder), "-"]) == [
+        folder / "a.jsonl",
+        folder / "deep" / "b.jsonl",
+        folder / "c.har",
+        Path("-"),
+    ]
+
+
+def test_names_that_are_no_text_or_move_terminals_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"\xff\x1b[31m.jsonl")
+    lines(folder / name, session("one", 1))
+    (folder / "\x1b[2J.yaml").write_text(EARLY)
+    [file] = asked(capsys, name)["files"]
+    assert file == "\ufffd\ufffd[31m.jsonl"
+    assert "\ufffd[2J.yaml:1: tenant: expected" in mistake(capsys, "--policy", "\x1b[2J.yaml", name)
+
+
+def test_columns_that_do_not_fit_follow_below() -> None:
+    tallies = [Tally(name, Policy()) for name in ("a" * 30, "b" * 12, "c")]
+    wide, narrow = list(table(0, 1, tallies)), list(table(0, 1, tallies, 40))
+    assert max(map(len, wide)) > 46 and wide.count("") == 1
+    assert narrow.count("") == 3 and all(len(line) <= 55 for line in narrow)
+    assert sorted(" ".join(narrow).split()) != [] and {"a" * 30, "b" * 12, "c"} <= set(" ".join(narrow).split())
+    assert sum(line.startswith("requests planned") for line in narrow) == 3
+
+
+def test_standard_input_is_read(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a.har").write_text(json.dumps(har(entry(session("one", 1)[0]))))
+    for path, count in ((lines(folder / "a.jsonl", session("one")), 8), ("a.har", 1)):
+        with open(path) as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            assert asked(capsys, "-")["requests"] == count
+    reader, writer = os.pipe()
+    os.write(writer, (folder / "a.har").read_bytes())
+    os.close(writer)
+    with open(reader) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        assert "-: a HAR is not read compressed or from a pipe; save it to a file first" in mistake(capsys, "-")
+
+
+def test_ctrl_c_ends_a_replay_that_waits_for_its_pipe(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    over = threading.Event()
+
+    def interrupt() -> None:
+        os.write(writer, f"{json.dumps(session('one', 1)[0])}\n".encode())
+        wait_until(lambda: not fcntl.ioctl(reader, termios.FIONREAD, b"\0" * 4).strip(b"\0"))
+        os.kill(os.getpid(), signal.SIGINT)
+        over.wait(30)
+        os.close(writer)
+
+    thread = threading.Thread(target=interrupt)
+    with open(reader) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        thread.start()
+        code = main(["replay", "-"])
+        over.set()
+        thread.join()
+    assert (code, *capsys.readouterr()) == (INTERRUPTED, "", "")
 
 
 class Terminal(io.StringIO):
@@ -282,3 +479,15 @@ def test_the_bar_appears_on_terminals_only_and_goes_away() -> None:
         f"[{'#' * 15}{' ' * 15}]  50%  1,000 requests",
     )
     assert erased.strip() == end == "" and len(erased) == len(second)
+
+
+def test_the_bar_stays_within_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (120, 40, 25, 5, 2):
+        monkeypatch.setattr(progress, "columns", lambda stream, width=width: width)
+        terminal = Terminal()
+        with Progress(terminal, iter(range(9)).__next__) as bar:
+            bar.show(0.5, 1_000_000)
+            bar.show(None, 1_000_001)
+        shown = [part for part in terminal.getvalue().split("\r") if part]
+        assert shown and max(map(len, shown)) < width
+        assert ("#" in shown[0]) == (width >= 40) and "#" not in shown[1]

@@ -12,9 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.core.policy import Mode, Policy, Rule
+from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
+from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
-from proxy.errors import UpstreamBroken
+from proxy.errors import Overloaded, UpstreamBroken
+from proxy.requests import prepare
 from proxy.requests.handler import Chat
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Outcome
@@ -188,6 +191,66 @@ async def test_responses_are_observed_as_chat_is(world: World) -> None:
     assert seen(outcome) == ("observed", "observe", "billed", "") and outcome.compacted == 1
     assert (outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == (10_000, 2_000, 5)
     assert outcome.cost_before == 200 + 10_000
+
+
+def messages_stream(usage: Any, later: Any) -> bytes:
+    """A stream of Messages, which says at its beginning what the prompt cost."""
+    begin = json.dumps({"type": "message_start", "message": {"id": "m", "usage": usage}})
+    text = json.dumps({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "word " * 3_000}})
+    end = json.dumps({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": later})
+    return b"".join(b"data: %b\n\n" % event.encode() for event in (begin, text, end))
+
+
+@pytest.mark.parametrize(
+    ("usage", "later", "found"),
+    [
+        (
+            {"input_tokens": 500, "cache_read_input_tokens": 9_000, "output_tokens": 1},
+            {"output_tokens": 7},
+            (9_500, 9_000, 7),
+        ),
+        ({"input_tokens": 500, "output_tokens": 1}, {"output_tokens": 7}, (500, 0, 7)),
+        ({}, {"input_tokens": 500, "cache_read_input_tokens": 0, "output_tokens": 7}, (500, 0, 7)),
+        (None, None, (0, 0, 0)),
+    ],
+)
+async def test_messages_are_observed_and_billed_by_both_ends_of_a_stream(
+    world: World, usage: Any, later: Any, found: tuple[int, int, int]
+) -> None:
+    world.chat = Chat(world.services, MESSAGES)
+    asked = [
+        {"role": "user", "content": "What is it?"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "search", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "word " * 5_000}]},
+        {"role": "assistant", "content": "It is 42."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    body = json.dumps({"model": "m", "max_tokens": 9, "stream": True, "messages": asked}).encode()
+    reply = messages_stream(usage, later)
+    client, outcome = await world.ask(body, ScriptedReply(reply[:100], reply[100:], headers=[STREAM]))
+    assert world.sent == [body] and client.body == reply
+    billed = "billed" if "cache_read" in json.dumps([usage, later]) else "unknown"
+    assert seen(outcome) == ("observed", "observe", billed, "") and outcome.compacted == 1
+    assert (outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == found
+
+
+@pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("count", ["-5", "1e30", "1.5", "null", '"7"', "[7]", "{}", "9" * 40, "true", "0"])
+def test_odd_usage_is_none(dialect: Dialect, count: str) -> None:
+    usage = '{"prompt_tokens": %s, "input_tokens": %s, "cached_tokens": %s, "cache_read_input_tokens": %s}'
+    assert dialect.reported(f'{{"usage": {usage % ((count,) * 4)}}}'.encode()) is None
+
+
+async def test_what_is_only_observed_is_not_refused_for_want_of_a_plan(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def busy(*_: Any) -> None:
+        raise Overloaded("too much work")
+
+    monkeypatch.setattr(prepare, "plan", busy)
+    client, outcome = await world.ask(LONG, ScriptedReply(REPLY))
+    assert world.sent == [LONG] and (client.status, client.body) == (200, REPLY)
+    assert seen(outcome) == ("untouched", "off", "", "busy") and not outcome.fault
 
 
 async def test_a_continuation_is_not_looked_up(world: World) -> None:

@@ -31,6 +31,7 @@ class MessagesDialect:
         """`counts`: it serves `POST .../messages/count_tokens`, which takes what would be sent."""
         self.counts = counts
 
+    recognises = staticmethod(request.recognises)
     parse = staticmethod(request.parse)
     continued = staticmethod(request.continued)
 

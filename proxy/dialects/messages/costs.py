@@ -22,9 +22,9 @@ USAGE = UsageFields(
     cached="cache_read_input_tokens",
 )
 
-_counts = {part: re.compile(rb'(?<!\\)"%b"\s*:\s*(\d{1,11})(?!\d)' % part.encode()) for part in INPUT}
+_counts = {part: re.compile(rb'(?<!\\)"%b"\s*:\s*(\d{1,11})(?![\d.eE])' % part.encode()) for part in INPUT}
 """Members of the usage. Within a string of the reply, the quotation marks would be escaped."""
-_completion = re.compile(rb'(?<!\\)"output_tokens"\s*:\s*(\d{1,11})(?!\d)')
+_completion = re.compile(rb'(?<!\\)"output_tokens"\s*:\s*(\d{1,11})(?![\d.eE])')
 _searches = re.compile(rb'(?<!\\)"web_(?:search|fetch)_requests"\s*:\s*[1-9]')
 """Upstream's own tools ask the model several times, and the usage covers them all."""
 

@@ -32,6 +32,9 @@ RESULT = "tool_result"
 REMINDERS = ("<system-reminder>", "<environment_details>")
 """How texts begin that a client adds to results by itself: Claude Code's and Cline's. The user did not say them."""
 
+OWN = frozenset(("stop_sequences", "anthropic_version", "anthropic_beta"))
+"""Members of a request that no other API has."""
+
 FRAME = frozenset(("role", "content"))
 """The members of a message that the API knows. A message with others is one entry, whatever it brings."""
 
@@ -80,6 +83,14 @@ def parse(body: bytes) -> Request:
         )
     except (NotJson, msgspec.MsgspecError) as error:
         raise Unplannable(str(error)) from error
+
+
+def recognises(asked: Request) -> bool:
+    """Whether a request that `parse` takes can only be of this API, and not of chat, which has messages as well."""
+    if not rawjson.is_null(asked.preamble) or not OWN.isdisjoint(asked.members):
+        return True
+    tools = rawjson.elements(asked.tools) if rawjson.is_array(asked.tools) else []
+    return any("input_schema" in object_of(tool) for tool in tools) or any(map(is_blocks, asked.entries))
 
 
 def continued(request: Request, continuation: Continuation) -> bytes:
