@@ -10,10 +10,12 @@ from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
+from itertools import filterfalse
 from typing import Protocol
 
-from proxy.core import sse
+from proxy.core import rawjson, sse
 from proxy.core.history import ToolCall
+from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken, State
 from proxy.dialects import Turn
 from proxy.errors import BadEncoding, OffloadError, ProxyError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
@@ -250,7 +252,7 @@ class _Conversation:
                 if self._turn.over:
                     await _rest(chunks)
                     return
-        out = early + await self._received(lambda _: decoder.flush(), b"")
+        out = early + await self._received(lambda _: list(filterfalse(_is_cut, decoder.flush())), b"")
         if self._turn.refusal is not None:
             raise _refused(reply, raw, self._turn.refusal)
         await self._line.write(out + b"\n\n" if out else b"")
@@ -308,6 +310,17 @@ def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
     """Return whether a reply is a stream, by its content type, or `otherwise` if that does not say."""
     kinds = b" ".join(reply.headers.get_all(b"content-type")).lower()
     return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
+
+
+def _is_cut(event: sse.ServerSentEvent) -> bool:
+    """Whether this event, after which the stream ended, is incomplete. Clients discard it, and it may be ours."""
+    if event.data is None or not event.data.lstrip().startswith(b"{"):
+        return False
+    try:
+        rawjson.members(event.data)
+    except NotJson:
+        return True
+    return False
 
 
 def _is_compressed(reply: UpstreamReply) -> bool:

@@ -5,6 +5,7 @@ The policy is tight enough that compaction, hidden rounds and mixed turns happen
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -180,6 +181,26 @@ def test_the_client_s_own_compaction_goes_through_and_says_why(
     assert reply.headers["x-offload-reason"] == "context_management"
     api.script([say("ok")])
     assert "x-offload-reason" not in post(proxy, body_of([USER], context_management={"edits": []})).headers
+
+
+def test_clearing_old_thinking_is_no_compaction(proxy: Proxy, api: MessagesApi) -> None:
+    """Claude Code sends this with every request of a session that thinks."""
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    asking = functools.partial(_asked, proxy, context_management={"edits": edits})
+    messages = begun(asking, api)
+    looked(api)
+    assert asking(messages)["content"][-1] == say("It is heliotrope-7291.")
+    assert api.asked[-1]["context_management"] == {"edits": edits}
+    api.script([say("ok")])
+    both = [*edits, {"type": "clear_tool_uses_20250919"}]
+    reply = post(proxy, body_of([USER], context_management={"edits": both}))
+    assert reply.headers["x-offload-reason"] == "context_management"
+
+
+def _asked(proxy: Proxy, messages: list[Json], **options: Any) -> Json:
+    reply = post(proxy, body_of(messages, **options))
+    assert reply.status_code == 200, reply.text
+    return reply.json()  # type: ignore[no-any-return]
 
 
 def test_counted_is_what_would_be_sent(proxy: Proxy, api: MessagesApi, ask: Ask) -> None:

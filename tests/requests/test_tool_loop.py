@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -368,6 +369,29 @@ async def test_stream_that_fails_ends_with_an_error_event(steps: tuple[Step, ...
     assert DONE not in events(bench.browser.body) and bench.browser.complete
     assert bench.partner.remembered == []
     assert all(reply.closed for reply in bench.partner.read)
+
+
+CALLING = stream(chunk(calls(called("grep", '{"pattern":"secret"}'))))
+
+
+@pytest.mark.parametrize("end", range(8, len(CALLING), 7))
+async def test_stream_that_ends_within_an_event_shows_nothing_of_it(end: int) -> None:
+    bench = Bench(ScriptedReply(stream(ROLE, chunk({"content": "x"})), CALLING[:end]))
+    with contextlib.suppress(UpstreamBroken):
+        await bench.run()
+    assert [event["choices"][0]["delta"] for event in events(bench.browser.body) if "choices" in event] == [
+        {"role": "assistant", "content": ""},
+        {"content": "x"},
+    ]
+
+
+@pytest.mark.parametrize("second", [b"", stream(ROLE, chunk({"content": "It"}))])
+async def test_later_round_without_an_end_ends_with_an_error_event(second: bytes) -> None:
+    bench = Bench(ScriptedReply(OURS), ScriptedReply(second))
+    with pytest.raises(UpstreamBroken):
+        await bench.run()
+    assert events(bench.browser.body)[-1]["error"]["type"] == "upstream_error"
+    assert bench.partner.remembered == []
 
 
 # -- later rounds -----------------------------------------------------------------------------------------------------

@@ -127,12 +127,12 @@ class ChatTurn:
     def end(self) -> bytes:
         """End the round's reply, whether or not upstream said it was complete; returns the bytes for the client.
 
-        Raises Broken if it stopped within a call of ours.
+        Raises Broken if it was not, and has a call of ours or follows one: the client does not see where it stopped.
         """
         self._require(State.READING)
         parts = self._round.settle()
-        if self._round.calls.ours and not (self._done or self._round.finish or self._failed):
-            raise Broken("the reply stopped within a tool call")
+        if (self._round.calls.ours or self.rounds) and not (self._done or self._round.finish or self._failed):
+            raise Broken("the reply stopped before its end")
         self._ledger.add(self._round.usage)
         self._answering = self._to_answer()
         if self._answering:

@@ -35,6 +35,9 @@ REMINDERS = ("<system-reminder>", "<environment_details>")
 OWN = frozenset(("stop_sequences", "anthropic_version", "anthropic_beta"))
 """Members of a request that no other API has."""
 
+THINKING_EDITS = "clear_thinking_"
+"""How the names of edits begin by which upstream clears thinking of earlier turns. A date follows."""
+
 FRAME = frozenset(("role", "content"))
 """The members of a message that the API knows. A message with others is one entry, whatever it brings."""
 
@@ -99,9 +102,14 @@ def continued(request: Request, continuation: Continuation) -> bytes:
 
 
 def _obstacle(known: Known) -> str:
-    """Clients that have upstream clear or compact the history keep doing so, and nothing of ours is added."""
+    """Clients that have upstream clear or compact the history keep doing so, and nothing of ours is added.
+
+    Clearing old thinking is no reason: nothing else is touched by it, and Claude Code has it done in each request.
+    """
     edits = object_of(known.context_management).get("edits")
-    return "context_management" if rawjson.is_array(edits) and edits and rawjson.elements(edits) else ""
+    found = rawjson.elements(edits) if edits is not None and rawjson.is_array(edits) else []
+    others = [edit for edit in found if not text_of(object_of(edit).get("type")).startswith(THINKING_EDITS)]
+    return "context_management" if others else ""
 
 
 # -- entries ----------------------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from proxy.dialects.messages.round_request import LIMITS
 from proxy.dialects.values import Members, object_of, string, whole
 
 IDENTITY = ("metadata",)
-KEPT = (*IDENTITY, "cache_control", "service_tier", "thinking", "anthropic_version")
-"""Members that a summary call copies from its request: who asks, how to cache, how to reason. Another model may know
-only the members that say who asks."""
+KEPT = (*IDENTITY, "cache_control", "service_tier", "thinking", "context_management", "anthropic_version")
+"""Members that a summary call copies from its request: who asks, how to cache, how to reason, which thinking counts.
+Another model may know only the members that say who asks."""
 
 LIMIT = LIMITS[0]
 DEFAULT_LIMIT = 8_192

@@ -83,7 +83,7 @@ class MessagesTurn:
             parsed = ReplyEvent(event.data, event.raw, event.name)
         except NotJson:
             return self._as_it_came(event)
-        if parsed.type == "error" and not self._shown.blocks:
+        if parsed.type == "error" and self._unseen:
             self._refusal = parsed.data
         return self._take(parsed)
 
@@ -120,11 +120,11 @@ class MessagesTurn:
     def end(self) -> bytes:
         """End the round's reply, whether or not upstream said it was complete; returns the bytes for the client.
 
-        Raises Broken if it stopped within a call of ours.
+        Raises Broken if it was not, and has a call of ours or follows one: the client does not see where it stopped.
         """
         self._require(State.READING)
-        if self._round.ours and not (self._round.reason or self._done):
-            raise Broken("the reply stopped within a tool call")
+        if (self._round.ours or self.rounds) and not (self._round.reason or self._round.failed or self._done):
+            raise Broken("the reply stopped before its end")
         self._ledger.add(with_prompt(self._round.usage))
         self._answering = self._to_answer()
         parts: list[Part] = []
@@ -178,7 +178,7 @@ class MessagesTurn:
     def start_over(self) -> bool:
         """Prepare to send the client's own request instead of the next round. Returns False, doing nothing, if the
         client has seen anything of the reply."""
-        if self._bare or (self._shown.streamed and self._shown.blocks):
+        if self._bare or not self._unseen:
             return False
         self._bare, self._names, self.state = True, (), State.READY
         self._before, self._after, self._answering, self._results = [], [], [], 0
@@ -247,6 +247,11 @@ class MessagesTurn:
     def _show(self, parts: Sequence[Part]) -> bytes:
         self._shown.hides |= self._round.hides
         return self._shown.show(parts)
+
+    @property
+    def _unseen(self) -> bool:
+        """Whether the client has seen nothing of the reply but its beginning. A whole reply is sent at the end."""
+        return not (self._shown.streamed and self._shown.blocks)
 
     def _as_it_came(self, event: sse.ServerSentEvent) -> bytes:
         return event.raw if self._shown.streamed else b""

@@ -116,12 +116,12 @@ class ResponsesTurn:
     def end(self) -> bytes:
         """End the round's reply, whether or not upstream said it was complete; returns the bytes for the client.
 
-        Raises Broken if it stopped within a call of ours.
+        Raises Broken if it was not, and has a call of ours or follows one: the client does not see where it stopped.
         """
         self._require(State.READING)
         parts = self._round.settle()
-        if self._round.ours and not (self._round.status or self._done):
-            raise Broken("the reply stopped within a tool call")
+        if (self._round.ours or self.rounds) and not (self._round.status or self._done):
+            raise Broken("the reply stopped before its end")
         self._ledger.add(self._round.usage)
         self._answering = self._to_answer()
         if self._answering:
@@ -176,7 +176,7 @@ class ResponsesTurn:
     def start_over(self) -> bool:
         """Prepare to send the client's own request instead of the next round. Returns False, doing nothing, if the
         client has seen anything of the reply."""
-        if self._bare or (self._shown.streamed and self._shown.items):
+        if self._bare or not self._unseen:
             return False
         self._bare, self._names, self.state = True, (), State.READY
         self._before, self._after, self._answering, self._results = [], [], [], 0
@@ -249,7 +249,7 @@ class ResponsesTurn:
         self._round = Round(self._names, later=later, holds_text=holds_text, theirs=self._theirs)
 
     def _note_refusal(self, event: Event) -> None:
-        if not self._shown.items and event.type in ("error", "response.failed"):
+        if self._unseen and event.type in ("error", "response.failed"):
             error = object_of(event.response).get("error")
             self._refusal = event.data if rawjson.is_null(error) else rawjson.encode({"error": error})
         elif not event.type:
@@ -257,8 +257,13 @@ class ResponsesTurn:
 
     def _note_foreign(self, data: bytes, name: bytes | None) -> None:
         """Take data that is no event of this API for a refusal if it is an error, as gateways send them."""
-        if not self._shown.items and self._refusal is None and (name == b"error" or is_error(data)):
+        if self._unseen and self._refusal is None and (name == b"error" or is_error(data)):
             self._refusal = data
+
+    @property
+    def _unseen(self) -> bool:
+        """Whether the client has seen nothing of the reply but its beginning. A whole reply is sent at the end."""
+        return not (self._shown.streamed and self._shown.items)
 
     def _take(self, event: Event) -> bytes:
         parts = self._round.read(event)

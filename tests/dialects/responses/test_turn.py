@@ -307,6 +307,25 @@ def test_a_reply_that_stops_within_our_call_is_broken() -> None:
         feed(one, raw[: raw.index(b"function_call_arguments.done")])
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_error_in_the_place_of_a_later_round(whole: bool) -> None:
+    one = turn(stream=not whole)
+    one.request()
+    one.receive_whole(json.dumps(LOOKS).encode()) if whole else feed_events(one, stream(LOOKS))
+    one.end()
+    one.answer(["found"])
+    one.request()
+    out = feed_events(one, encoded({"type": "error", "code": "server_error", "message": "no"}))
+    assert (one.refusal is not None) == whole  # a stream has shown something, so there the error ends the reply
+    assert (out == b"") == whole
+
+
+@pytest.mark.parametrize("second", [b"", stream(ANSWERS)[:3_000]])
+def test_a_later_round_without_an_end_is_broken(second: bytes) -> None:
+    with pytest.raises(Broken):
+        run(turn(), stream(LOOKS), second[: second.rfind(b"\n\n") + 2])
+
+
 def test_a_failed_reply_is_passed_on() -> None:
     failed = response(status="failed", error={"code": "server_error", "message": "no"}, tools=[])
     raw = stream(failed)
