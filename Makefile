@@ -40,6 +40,9 @@ NODE_CLIENTS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json
 COMPETITORS := $(patsubst tests/bench/competitors/%.txt,.competitors/%/.installed,$(wildcard tests/bench/competitors/*.txt))
 NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/bench/competitors/*/package-lock.json))
 
+# Bytecode is kept whatever the environment says: tests start the proxy hundreds of times, and each start would compile it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-fast test-all test-lowest test-clients lint types bench-smoke bench-competitors servers lock lock-clients lock-competitors clean
 .DELETE_ON_ERROR:
 

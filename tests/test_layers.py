@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,22 @@ CONTRACTS = {"proxy/telemetry/metrics.py": {"tool_calls"}, "proxy/dialects/refus
 """File → names in it that belong to others: a metric of ours happens to have one, and refusals the others."""
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted((ROOT / "proxy").rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        yield name, ast.parse(path.read_text(encoding="utf-8"))
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+FILES = {dotted(path): path for path in sorted((ROOT / "proxy").rglob("*.py"))}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Module → names below `proxy` that it imports."""
+    return {name: {one for one in imports(tree) if one.startswith("proxy.")} for name, tree in trees().items()}
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -87,21 +100,17 @@ def part(name: str) -> str:
     return [*name.split("."), ""][1]
 
 
-ALL = list(modules())
-GRAPH = {name: {one for one in imports(tree) if one.startswith("proxy.")} for name, tree in ALL}
-
-
-@pytest.mark.parametrize("name", [name for name in GRAPH if part(name)])
+@pytest.mark.parametrize("name", [name for name in FILES if part(name)])
 def test_imports_only_go_downwards(name: str) -> None:
     rank = {module: number for number, layer in enumerate(LAYERS) for module in layer}
     assert part(name) in rank, f"{name} stands in no layer"
-    above = {one for one in GRAPH[name] if part(one) in rank and rank[part(one)] > rank[part(name)]}
+    above = {one for one in graph()[name] if part(one) in rank and rank[part(one)] > rank[part(name)]}
     assert not above
 
 
 def test_there_are_no_import_cycles() -> None:
-    known = set(GRAPH)
-    edges = {name: {_module(one, known) for one in ones} - {name} for name, ones in GRAPH.items()}
+    known = set(FILES)
+    edges = {name: {_module(one, known) for one in ones} - {name} for name, ones in graph().items()}
     edges = {name: {one for one in ones if not name.startswith(one + ".")} for name, ones in edges.items()}
     while leaves := [name for name, ones in edges.items() if not ones & set(edges)]:
         for name in leaves:
@@ -115,12 +124,12 @@ def _module(name: str, known: set[str]) -> str:
 
 @pytest.mark.parametrize(("outside", "homes"), HOMES.items())
 def test_each_outside_thing_has_one_home(outside: str, homes: set[str]) -> None:
-    users = {part(name) for name, tree in ALL if any(one.split(".")[0] == outside for one in imports(tree))}
+    users = {part(name) for name, tree in trees().items() if any(one.split(".")[0] == outside for one in imports(tree))}
     assert users <= homes
 
 
 def test_core_and_dialects_are_pure() -> None:
-    for name, tree in ALL:
+    for name, tree in trees().items():
         if part(name) in ("core", "dialects"):
             pure = ("proxy.core", "proxy.dialects", "proxy.errors")
             outside = {one.split(".")[0] for one in imports(tree) if not one.startswith(pure)}
@@ -132,7 +141,7 @@ def test_only_settings_reads_the_environment() -> None:
     """But for prometheus-client's own variable, which is all that library looks at."""
     readers = {
         part(name)
-        for name, tree in ALL
+        for name, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr == "environ"
     }
@@ -160,14 +169,14 @@ def test_a_dialect_is_used_through_the_protocol() -> None:
     """Where one dialect in particular is meant, as for old records, only its object is imported: `chat.CHAT`."""
     for folder in (path.parent.name for path in (ROOT / "proxy" / "dialects").glob("*/__init__.py")):
         package = f"proxy.dialects.{folder}"
-        for name in GRAPH:
-            inside = {one for one in GRAPH[name] if one == package or one.startswith(package + ".")}
+        for name in FILES:
+            inside = {one for one in graph()[name] if one == package or one.startswith(package + ".")}
             exempt = name.startswith(package) or part(name) in SPEAK_CHAT
             assert exempt or inside <= {f"{package}.{folder.upper()}"}, name
 
 
 def test_what_dialects_share_knows_none_of_them() -> None:
     folders = {f"proxy.dialects.{path.parent.name}" for path in (ROOT / "proxy" / "dialects").glob("*/__init__.py")}
-    shared = {name for name in GRAPH if name.rpartition(".")[0] == "proxy.dialects"} - folders
+    shared = {name for name in FILES if name.rpartition(".")[0] == "proxy.dialects"} - folders
     for name in shared:
-        assert not [one for one in GRAPH[name] if one.startswith(tuple(folders))], name
+        assert not [one for one in graph()[name] if one.startswith(tuple(folders))], name

@@ -62,6 +62,7 @@ def test_the_demo_exits_with_0_and_prints_its_claims(environment: dict[str, str]
     assert "originals" in listed.stdout
 
 
+@pytest.mark.sweep
 def test_the_demo_shows_a_live_table_on_a_terminal(environment: dict[str, str]) -> None:
     ours, theirs = pty.openpty()
     environment["TERM"] = "xterm"

@@ -80,6 +80,7 @@ def test_all_searches_of_a_turn_share_one_budget(up: StrictUpstream, serve: Call
     assert all("at most 16 calls" in answer for answer in answers[16:])
 
 
+@pytest.mark.sweep
 def test_a_search_does_not_outlive_its_process(up: StrictUpstream) -> None:
     up.respond(lambda request: searching(request, 16))
     policy = tight(up.url, tools={"max_search_seconds": 600})

@@ -21,6 +21,7 @@ def test_grep_speed_measures_a_few_files(tmp_path: Path) -> None:
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.sweep
 def test_without_ripgrep_the_table_shows_only_the_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     figures = grep_speed.run(2, 1)

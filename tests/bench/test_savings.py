@@ -272,6 +272,7 @@ def test_savings_without_transcripts_says_so(
 
 
 @needed
+@pytest.mark.sweep
 def test_the_default_policy_meets_its_expected_savings() -> None:
     bench = savings.Bench(list(savings.plannable(load(30_000))))
     assert len(bench.runs) >= 100

@@ -75,6 +75,7 @@ def test_conversations_extend_their_beginning_and_differ_from_each_other() -> No
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads /proc")
+@pytest.mark.sweep
 def test_figures_are_those_of_the_measured_proxy() -> None:
     with answering() as upstream:
         with metered(upstream, MODES[COMPACT], small(0)) as meter:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from proxy.core.policy import Policy, Wait
@@ -93,6 +94,7 @@ async def talked(process: Process, between: Callable[[int], None] = lambda turn:
     return process.paid
 
 
+@pytest.mark.sweep
 async def test_a_dead_store_costs_at_most_one_more_summary() -> None:
     living = await talked(Process(MemoryStore()))
     assert 4 < living < 20

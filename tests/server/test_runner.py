@@ -95,7 +95,10 @@ async def refused(port: int) -> None:
             await asyncio.sleep(0.05)
 
 
-WORKERS = pytest.mark.parametrize("flags", [(), ("--workers=2",)], ids=["alone", "workers"])
+WORKERS = pytest.mark.parametrize(
+    "flags",
+    [pytest.param((), id="alone"), pytest.param(("--workers=2",), id="workers", marks=pytest.mark.sweep)],
+)
 
 
 @WORKERS
