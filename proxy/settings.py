@@ -49,6 +49,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     first_byte_timeout: Seconds = 600
     drain_timeout: Seconds = 30
     log_format: Annotated[Literal["json", "text"], Meta(description="json or text")] = "json"
+    capture: Annotated[Path | None, Meta(description="a directory")] = None
+    """The folder for whole requests of tenants whose policy has `capture: true`."""
+    capture_limit: Annotated[int, Meta(ge=1 << 20, description="a size of at least 1MiB, such as 1GiB")] = 1 << 30
+    """Largest size of all captures."""
     admin_token: str | None = None
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000, description="a number above 0")] = 1_000
     """Connections to upstreams at once, for each worker process."""
@@ -126,6 +130,8 @@ _PLAIN: Mapping[str, Callable[[str], object]] = {
     "allowed_hosts": _names,
     "body_limit": _bytes,
     "buffered_limit": _bytes,
+    "capture": os.path.expanduser,
+    "capture_limit": _bytes,
     "policies": os.path.expanduser,
     "store": os.path.expanduser,
 }

@@ -26,6 +26,8 @@ EVERY = {
     "drain_timeout": ("7", 7.0),
     "log_format": ("text", "text"),
     "max_connections": ("9", 9),
+    "capture": ("/var/captures", Path("/var/captures")),
+    "capture_limit": ("2GiB", 2 << 30),
     "allowed_hosts": ("Host.Docker.Internal., [FD00::1]", frozenset({"host.docker.internal", "fd00::1"})),
 }
 

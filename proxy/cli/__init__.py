@@ -40,6 +40,8 @@ _SERVE = (
     ("drain-timeout", "SECONDS", "longest time for requests under way to finish after SIGTERM [30]"),
     ("max-connections", "N", "connections to upstreams at once, for each process [1000]"),
     ("allowed-hosts", "NAMES", "comma-separated host names that browsers may use, besides loopback's [none]"),
+    ("capture", "DIR", "keep whole requests for `replay`, of tenants whose policy has `capture: true` [off]"),
+    ("capture-limit", "SIZE", "largest size of all captures; the oldest are deleted [1GiB]"),
     ("log-format", "FORMAT", "json or text [json]"),
 )
 

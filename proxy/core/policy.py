@@ -234,6 +234,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
     store_originals: bool = True
+    capture: bool = False
     retention: float | None = 30 * 86_400
     share_namespace: bool = False
     relay: tuple[str, ...] = ()

@@ -109,6 +109,7 @@ def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
         tools=written.tools,
         limits=written.limits,
         store_originals=written.store_originals,
+        capture=written.capture,
         retention=None if written.retention is None else duration(written.retention),
         share_namespace=written.share_namespace,
         relay=written.relay,

@@ -57,6 +57,9 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
     store_originals: Annotated[bool, Meta(description="keep what was moved on disk too, for people to trace")] = True
+    capture: Annotated[
+        bool, Meta(description="keep whole requests for `replay`, in the folder of `serve --capture`")
+    ] = False
     retention: Annotated[
         Annotated[str, Meta(pattern=rf"^({_DURATION}|forever)$(?!\n)")] | None,
         Meta(description="how long records are kept, such as 30d, 12h or 90s; null or forever: without end"),

@@ -120,9 +120,14 @@ def namespace(policy: Policy, key: bytes | None) -> str:
     return f"{policy.tenant}-{caller}"
 
 
+def tenant_of(namespace: str) -> str:
+    """Return the name of the tenant whose caller has this namespace."""
+    return _CALLER.sub("", namespace)
+
+
 def retention(namespace: str, policies: Policies) -> float | None:
     """Return for how many seconds to keep a namespace's records. None means for ever, also if its policy is gone."""
-    owners = {namespace, _CALLER.sub("", namespace)}
+    owners = {namespace, tenant_of(namespace)}
     return next((policy.retention for policy in policies.all() if policy.tenant in owners), None)
 
 

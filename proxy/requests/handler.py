@@ -71,7 +71,7 @@ class Chat:
     async def __call__(self, client: Exchange, tenant: Tenant) -> None:
         """Reply, and record one outcome whatever happens."""
         request = _Request(self._services, self._dialect, client, tenant)
-        await served(client, self._services.sink, request.answer(), request.outcome)
+        await served(client, request.ended, request.answer(), request.outcome)
 
 
 class _Request:
@@ -122,6 +122,11 @@ class _Request:
         if self._dialect.counts:  # what is counted is sent, and recorded, later
             return self._client.outcome(Kind.RELAY, self._tenant.name, self._tenant.namespace)
         return outcome(self._newest, self._client, self._records.errors, self._refused)
+
+    def ended(self, outcome: Outcome) -> None:
+        """Pass on the outcome of the whole request."""
+        self._services.sink(outcome)
+        self._services.capture(outcome, self._tenant.policy, self._newest.parsed.chat)
 
     # -- from the body to an attempt --
 

@@ -10,6 +10,8 @@ from proxy.requests.calibration import Calibration
 from proxy.requests.refusals import RefusalMemory
 
 if TYPE_CHECKING:
+    from proxy.core.policy import Policy
+    from proxy.core.request import Request
     from proxy.policies.tenants import Tenant
     from proxy.requests.background import Background
     from proxy.requests.message_cache import MessageCache
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from proxy.requests.upstream_limits import UpstreamLimits
     from proxy.settings import Settings
     from proxy.stores.guarded import Guarded
+    from proxy.telemetry.outcome import Outcome
     from proxy.threads import Threads
     from proxy.upstream.client import UpstreamClient
     from proxy.upstream.headers import Headers
@@ -40,5 +43,7 @@ class Services:
     sink: Sink
     seen: Callable[[Tenant, Headers], None] = lambda tenant, headers: None
     """Called with the tenant and the headers of every chat request; the tenant has the policy for its model."""
+    capture: Callable[[Outcome, Policy, Request | None], None] = lambda outcome, policy, chat: None
+    """Called with every chat request that has ended, and None if it could not be read."""
     refusals: RefusalMemory = field(default_factory=RefusalMemory)
     calibration: Calibration = field(default_factory=Calibration)

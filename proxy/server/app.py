@@ -28,6 +28,7 @@ from proxy.operations import Operations
 from proxy.policies import PolicyLoader
 from proxy.policies.tenants import Callers, Tenant, allowed, retention
 from proxy.requests.background import Background
+from proxy.requests.captures import Captures
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
 from proxy.requests.learning import Learning
@@ -121,6 +122,7 @@ class App:
         self._learning = Learning(
             self._store, self._upstream, self._background, self._threads.reading, self._metrics.learned
         )
+        self._captures = Captures(settings, lambda: self._book.current)
         services = Services(
             settings=settings,
             upstream=self._upstream,
@@ -133,6 +135,7 @@ class App:
             learned=self._learning.limits,
             sink=self._answered,
             seen=self._learning.seen,
+            capture=self._captures.take,
             refusals=self._learning.refusals,
             calibration=self._learning.calibration,
         )
@@ -323,6 +326,7 @@ class App:
             await held.enter_async_context(self._upstream)
             held.push_async_callback(self._finish)
             await held.enter_async_context(running(self._book.watch()))
+            await held.enter_async_context(running(self._captures.run()))
             await held.enter_async_context(running(self._learning.shared.run()))
             if not expires_by_itself(self._store_url):
                 sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))

@@ -78,6 +78,7 @@ tools:
   max_retrieved_tokens: 18001
 limits: {{concurrent_requests: 257}}
 store_originals: false
+capture: true
 retention: 12h
 share_namespace: true
 relay: [/files/*]
@@ -156,6 +157,7 @@ def test_every_key_is_taken() -> None:
         tools=tools,
         limits=Limits(concurrent_requests=257),
         store_originals=False,
+        capture=True,
         retention=12 * 3600,
         share_namespace=True,
         relay=("/files/*",),
