@@ -14,6 +14,11 @@ from tests.clients.worker import Worker, prompts
 from tests.fake_upstream import Call, Message, calls, text
 from tests.strict import Rules
 
+DOCS = HERE.parents[1] / "docs" / "clients.md"
+DOCUMENTED = "http://127.0.0.1:8787"
+"""The proxy's address in them."""
+
+CLAUDES = {"claude-opus-5-5": "compact", "claude-sonnet-5-5": "compress", "claude-haiku-5-5": "auto"}
 MODELS = {"gpt-4.1": "compact", "gpt-4.1-mini": "compress", "gpt-4.1-nano": "auto"}
 """The models, and their modes. The names are real: agents know windows, and some refuse other names."""
 
@@ -31,6 +36,9 @@ class Agent:
     finish: Callable[[str], Message] = text
     steps: Callable[[str, list[str]], list[tuple[str, ...]]] | None = None
     """Model, prompts → the rest of each command line, where it talks to one model or takes one prompt at a time."""
+    api: str = "chat"
+    models: Mapping[str, str] = field(default_factory=lambda: MODELS)
+    """Model → mode."""
     results: tuple[str, ...] = ()
     """The preset of the policy that it needs."""
     home: Callable[[int], Mapping[str, str]] = lambda port: {}
@@ -48,13 +56,14 @@ class Agent:
         """Model → the last answer."""
         for name, content in self.home(port).items():
             file = workspace.parent / "home" / name
-            file.parent.mkdir(parents=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content)
         if self.steps:
-            return {model: await self._talk_stepwise(port, workspace, model) for model in MODELS}
-        asked = json.dumps({model: prompts(model) for model in MODELS})
+            return {model: await self._talk_stepwise(port, workspace, model) for model in self.models}
+        asked = json.dumps({model: prompts(model) for model in self.models})
         output = await run((*self.command, asked), port, workspace, self.settings, self.unreachable)
-        answers: dict[str, str] = json.loads(next(line for line in output.splitlines() if line.startswith('{"gpt-')))
+        begins = f'{{"{next(iter(self.models))}'
+        answers: dict[str, str] = json.loads(next(line for line in output.splitlines() if line.startswith(begins)))
         return answers
 
     async def _talk_stepwise(self, port: int, workspace: Path, model: str) -> str:
@@ -62,6 +71,13 @@ class Agent:
         for step in self.steps(model, prompts(model)) if self.steps else ():
             answer = await run((*self.command, *step), port, workspace, self.settings, self.unreachable)
         return answer
+
+
+def documented(part: str, port: int) -> str:
+    """The lines of docs/clients.md that contain `part`, and point their client at the proxy: here on this port."""
+    blocks = DOCS.read_text().split("```")[1::2]
+    [block] = [block for block in blocks if part in block]
+    return block.partition("\n")[2].replace(DOCUMENTED, f"http://127.0.0.1:{port}")
 
 
 def _python(name: str, *arguments: str, script: str = "", environment: str = "", **options: Any) -> Agent:
@@ -112,6 +128,29 @@ def _cline_home(port: int) -> Mapping[str, str]:
     return {".cline/data/settings/providers.json": json.dumps(made)}
 
 
+def _codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call]) -> Agent:
+    """Each prompt resumes the session of the one before."""
+    program = next((HERE / "codex" / "node_modules").glob("@openai/*/vendor/*/bin/codex"), HERE / "codex" / "none")
+    offline = ("--disable", "plugins", "-c", "analytics.enabled=false", "-c", "check_for_update_on_startup=false")
+    options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m")
+    return Agent(
+        name,
+        (program, "exec", *offline),
+        program,
+        read=read,
+        steps=lambda model, said: [
+            (*options, model, said[0]),
+            *(("resume", "--last", *options, model, prompt) for prompt in said[1:]),
+        ],
+        api="responses",
+        models=models,
+        home=lambda port: {".codex/config.toml": documented("[model_providers.offload]", port)},
+    )
+
+
+_CLAUDE = HERE / "claude_code" / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
+_OPENCODE = HERE / "opencode" / "node_modules" / "opencode-linux-x64-baseline" / "bin" / "opencode"
+
 _AI_SDK = HERE / "ai_sdk"
 
 AGENTS = (
@@ -148,5 +187,38 @@ AGENTS = (
         steps=lambda model, said: [("-m", model, "\n".join(said))],
         home=_cline_home,
         unreachable=frozenset({"cline.bot"}),
+    ),
+    _codex(
+        "codex",
+        {"gpt-5.5": "compact", "gpt-5.2": "compress", "gpt-5.1": "auto"},
+        lambda path: ("exec_command", {"cmd": f"cat {path}"}),
+    ),
+    _codex(
+        "codex_code_mode",
+        {"gpt-6.1-sol": "compact", "gpt-6-sol": "compress", "gpt-6-luna": "auto"},
+        lambda path: ("exec", f"text(await tools.exec_command({{cmd: 'cat {path}'}}));"),
+    ),
+    Agent(
+        "claude_code",
+        (_CLAUDE, "--print", "--allowedTools", "Read"),
+        _CLAUDE,
+        read=lambda path: ("Read", {"file_path": str(path)}),
+        steps=lambda model, said: [
+            ("--model", model, "--", said[0]),
+            *(("--model", model, "--continue", "--", prompt) for prompt in said[1:]),
+        ],
+        api="messages",
+        models=CLAUDES,
+        settings={"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+    ),
+    Agent(
+        "opencode",
+        (_OPENCODE, "run", "--title", "Logs"),
+        _OPENCODE,
+        read=lambda path: ("read", {"filePath": str(path)}),
+        steps=lambda model, said: [("-m", f"offload/{model}", "\n".join(said))],
+        home=lambda port: {".config/opencode/opencode.json": documented("@ai-sdk/openai-compatible", port)},
+        unreachable=frozenset({"npm"}),
+        settings={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
     ),
 )

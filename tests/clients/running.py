@@ -45,6 +45,8 @@ def _environment(home: Path, port: int, nowhere: str) -> dict[str, str]:
         "HOME": str(home),
         "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1",
         "OPENAI_API_KEY": "a-key",
+        "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{port}",
+        "ANTHROPIC_API_KEY": "a-key",
         "HTTP_PROXY": nowhere,
         "HTTPS_PROXY": nowhere,
         "NO_PROXY": "127.0.0.1",

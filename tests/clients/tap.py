@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from functools import partial
 from typing import Any
 
 from tests import wire
+
+ASKING = re.compile(rb"POST \S*/(chat/completions|responses|messages)[ ?]")
 
 
 @dataclass
@@ -22,9 +25,9 @@ class Tap:
     """The server's bytes, by connection."""
 
     async def requests(self) -> list[dict[str, Any]]:
-        """The bodies of the client's chat requests."""
+        """The bodies of the client's requests for replies."""
         messages = [message for stream in self.sent for message in await _parse(stream)]
-        return [json.loads(message.body) for message in messages if b"/chat/completions" in message.line]
+        return [json.loads(message.body) for message in messages if ASKING.search(message.line)]
 
     async def replies(self) -> list[bytes]:
         """The bodies of all replies."""

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.clients.agents import AGENTS, MODELS, Agent
+from tests.clients.agents import AGENTS, Agent
+from tests.clients.apis import Asked, api
 from tests.clients.model import REFERENCE
 from tests.clients.tap import tap
-from tests.clients.worker import CODE, KEY, NEVER, SNAPSHOT, Worker, is_work, shown, write_logs
-from tests.fake_upstream import Recorded, Reply, StrictUpstream, error
+from tests.clients.worker import CODE, KEY, NEVER, SNAPSHOT, Worker, is_work, write_logs
+from tests.fake_upstream import Message, StrictUpstream
 from tests.serving import Proxy, tight
 
 TIGHT = {
@@ -44,35 +45,37 @@ def workspace(agent: Agent, tmp_path: Path) -> Path:
 
 async def test_the_agent_remembers(agent: Agent, workspace: Path, spawn: Callable[..., Proxy]) -> None:
     """In each mode it ends with the word, the key and the rule, and sees nothing of how."""
-    workers = {model: agent.worker(workspace) for model in MODELS}
+    workers = {model: agent.worker(workspace) for model in agent.models}
+    seen: list[Asked] = []
 
-    def model(request: Recorded) -> Reply:
-        return workers[request.json["model"]](request) if request.is_chat else error(404)
+    def answer(asked: Asked) -> Message:
+        seen.append(asked)
+        return workers[asked.model](asked)
 
     with StrictUpstream(agent.rules) as upstream:
-        upstream.respond(model)
+        upstream.respond(served := api(agent.api, answer))
         proxy = spawn({"default": policy(upstream.url, agent)})
         async with tap(proxy.port) as tapped:
             answers = await agent.talk(tapped.port, workspace)
         assert '"level":"error"' not in proxy.log()
-    for name, mode in MODELS.items():
-        work = [request for request in upstream.chats if request.json["model"] == name and is_work(request)]
-        check(mode, work, workers[name])
+    assert served.refused == []
+    for name, mode in agent.models.items():
+        check(mode, [asked for asked in seen if asked.model == name and is_work(asked)], workers[name])
         assert squeezed(f"{CODE}, {KEY}, {NEVER}") in squeezed(answers[name]), answers[name]
     for request in await tapped.requests():
         assert "/context_store" not in json.dumps(request)
 
 
-def check(mode: str, work: list[Recorded], worker: Worker) -> None:
+def check(mode: str, work: list[Asked], worker: Worker) -> None:
     """What upstream got: moved text, the rule always, hidden rounds again, and prefixes that only events change."""
-    last = shown(work[-1])
+    last = work[-1].shown
     assert REFERENCE.search(last) or SNAPSHOT in last
     assert (SNAPSHOT in last) is (mode == "compress") or mode == "auto"
     assert NEVER in last
-    said = [request for request in work if NEVER in shown(request)]
+    said = [asked for asked in work if NEVER in asked.shown]
     assert work[work.index(said[0]) :] == said
     for one, other in pairwise(work):
-        assert changed(one) != changed(other) or is_prefix(one, other)
+        assert changed(one) != changed(other) or other.history[: len(one.history)] == one.history
     if mode == "compact":
         assert worker.greps() == ["code word is", "bay key is"]
 
@@ -82,16 +85,12 @@ def squeezed(output: str) -> str:
     return "".join(output.split())
 
 
-def changed(request: Recorded) -> tuple[list[str], str]:
+def changed(asked: Asked) -> tuple[list[str], str]:
     """What only an event changes: the references, and the snapshot."""
-    return REFERENCE.findall(shown(request)), shown(request).partition(SNAPSHOT)[2].partition("</state_snapshot>")[0]
-
-
-def is_prefix(one: Recorded, other: Recorded) -> bool:
-    return other.raw_messages[: len(one.messages)] == one.raw_messages
+    return REFERENCE.findall(asked.shown), asked.shown.partition(SNAPSHOT)[2].partition("</state_snapshot>")[0]
 
 
 def policy(url: str, agent: Agent) -> dict[str, Any]:
     """One proxy for all modes: the model's name chooses."""
-    rules = [{"match": {"model": model}, "offload": {"mode": mode}} for model, mode in MODELS.items()]
+    rules = [{"match": {"model": model}, "offload": {"mode": mode}} for model, mode in agent.models.items()]
     return tight(url, offload={**TIGHT, "results": list(agent.results)}, rules=rules)

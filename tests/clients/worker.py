@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from tests.clients.apis import Asked
 from tests.clients.model import LOGS, REFERENCE, log, ours
-from tests.fake_upstream import Call, Message, Recorded, calls, mixed, text
+from tests.fake_upstream import Call, Message, calls, mixed, text
 
 CODE, KEY, NEVER = "heliotrope-7291", "obsidian-4416", "never write to /etc/quarry"
 FACTS = {0: f"the code word is {CODE}", 1: f"the bay key is {KEY}"}
@@ -20,12 +20,12 @@ SNAPSHOT = "<state_snapshot>"
 SUMMARY = f"<scratchpad>so</scratchpad>{SNAPSHOT}<progress>Several logs were read.</progress></state_snapshot>"
 WORD, BAY = re.compile(r"code word is (\w+-\d+)"), re.compile(r"bay key is (\w+-\d+)")
 READY = "Ready."
+MOST = 40
+"""Replies of a run; it needs about twenty."""
 
 FIRST = f"[{{model}}] Read the logs 0 to {LOGS // 2 - 1}, one after the other."
 RULE = f"A rule for all that follows: {NEVER}. Now read the logs {LOGS // 2} to {LOGS - 1}."
 QUESTION = "Tell me the word and the key that the logs name, and where you must never write."
-
-Json = dict[str, Any]
 
 
 def prompts(model: str) -> list[str]:
@@ -56,22 +56,23 @@ class Worker:
     looked: bool = False
     said: list[Message] = field(default_factory=list)
 
-    def __call__(self, request: Recorded) -> Message:
-        if is_summary(request):
+    def __call__(self, asked: Asked) -> Message:
+        if is_summary(asked):
             return text(SUMMARY)
-        if not is_work(request):
+        if not is_work(asked):
             return text("A title.")
-        self.said.append(self._next(request, shown(request)))
+        assert len(self.said) < MOST, f"the model goes round in circles: {self.said[-1]}"
+        self.said.append(self._next(asked.tools, asked.shown))
         return self.said[-1]
 
     def greps(self) -> list[str]:
         made = [call for message in self.said for call in message.calls if call[0].endswith("grep")]
         return [call[1]["pattern"] for call in made if "pattern" in call[1]]
 
-    def _next(self, request: Recorded, words: str) -> Message:
+    def _next(self, tools: list[str], words: str) -> Message:
         self.seen |= {number for number in range(LOGS) if f"{number}:000 the" in words}
         reference, asked, limit = REFERENCE.search(words), QUESTION in words, LOGS if NEVER in words else LOGS // 2
-        grep, read_file = ours(request.tool_names)
+        grep, read_file = ours(tools)
         if (reference or SNAPSHOT in words) and not WORD.search(words) and (asked or not self.looked):
             self.looked = True
             return calls((grep, {"pattern": "code word is"}))
@@ -93,18 +94,9 @@ class Worker:
         return self.finish(f"{word and word[1]}, {key[1]}, {NEVER if NEVER in words else 'no rule'}")
 
 
-def is_summary(request: Recorded) -> bool:
-    return "private scratchpad" in str(request.messages[-1]["content"])
+def is_summary(asked: Asked) -> bool:
+    return "private scratchpad" in asked.texts[-1]
 
 
-def is_work(request: Recorded) -> bool:
-    return "Read the logs 0" in shown(request) and not is_summary(request)
-
-
-def shown(request: Recorded) -> str:
-    """All the text in the messages of a request."""
-    return "\n".join(plain(message.get("content")) for message in request.messages)
-
-
-def plain(content: str | list[Json] | None) -> str:
-    return content or "" if not isinstance(content, list) else "".join(part.get("text", "") for part in content)
+def is_work(asked: Asked) -> bool:
+    return "Read the logs 0" in asked.shown and not is_summary(asked)

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from proxy.core import labels, rawjson
 from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.core.plan import Role
 from proxy.core.rawjson import NotJson
-from proxy.core.results import carried
+from proxy.core.results import Carries, carried
 from proxy.dialects import attachments
 from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces
-from proxy.dialects.messages.request import RESULT, is_reminder, parts_of
+from proxy.dialects.messages.request import FRAME, RESULT, is_reminder, parts_of
 from proxy.dialects.values import Members, object_of, text_of
 
 THINKING = ("thinking", "redacted_thinking")
@@ -50,7 +51,8 @@ def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
         if role is None or _result(content) is not None:
             return _unreadable(entry, Role.TOOL, count)
         place = None if rawjson.is_string(message.get("content")) else 0
-        return _client(role, content, digest(entry), reading, count, place)
+        measured = _client(role, content, digest(entry), reading, count, place)
+        return _sealed(measured) if role is Role.SYSTEM and message.keys() - FRAME else measured
     except (NotJson, msgspec.MsgspecError):
         role = _ROLES.get(text_of((message or {}).get("role")), Role.TOOL)
         return _unreadable(entry, role, count)
@@ -184,6 +186,8 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
     fixed = sum(map(_file_tokens, others))
     tokens = sum(sizes) + reminders + fixed + sum(_tokens(block, count) for block in others) + MESSAGE_TOKENS
     carries, kept = carried(role.name.lower(), [text for _, text in texts], reading.results)
+    if role is Role.SYSTEM and texts and not meant:
+        carries = Carries.YES  # the client's reminders, which belong to the step before them
     moved = pieces(texts, sizes, Source(role, carries, kept), reading, count)
     return Message(
         digest=digest,
@@ -196,6 +200,12 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
         answers=answers,
         carries=carries,
     )
+
+
+def _sealed(message: Message) -> Message:
+    """Return a system message as one that stays where it is. It says more than text: how upstream thinks from here on,
+    for example. Claude Code describes its environment in one."""
+    return replace(message, role=Role.SEALED, item=item(Role.SEALED, message.tokens, 0, ()), pieces=())
 
 
 def _unreadable(entry: bytes | Raw, role: Role, count: Count) -> Message:

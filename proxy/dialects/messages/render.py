@@ -15,7 +15,7 @@ from proxy.core.turn import HiddenRound
 from proxy.dialects import shrinking
 from proxy.dialects.messages import blocks
 from proxy.dialects.messages.blocks import THINKING, blocks_of, call_of, result, text_message
-from proxy.dialects.messages.request import RESULT, Entry, is_blocks, is_text, parts_of, text_block, user_message
+from proxy.dialects.messages.request import RESULT, Entry, blocks_in, is_blocks, is_text, parts_of, user_message
 from proxy.dialects.values import Members, text_of
 
 
@@ -79,12 +79,7 @@ def _said_by_user(entry: Entry) -> list[Raw] | None:
     message, found = parts_of(entry)
     if message is None:
         return found
-    content = message.get("content")
-    if text_of(message.get("role")) != "user" or content is None:
-        return None
-    if rawjson.is_string(content):
-        return [text_block(content)]
-    return rawjson.elements(content) if rawjson.is_array(content) else None
+    return blocks_in(entry) if text_of(message.get("role")) == "user" else None
 
 
 def _calls(entry: bytes) -> list[ToolCall]:

@@ -27,9 +27,12 @@ from proxy.dialects.values import NULL, Members, object_of, text_of
 
 Entry = bytes | Raw
 
+BETWEEN_REPLIES = ("", "user", "system")
+"""The roles of entries between two replies. Blocks of a user message have none."""
+
 RESULT = "tool_result"
 
-REMINDERS = ("<system-reminder>", "<environment_details>")
+REMINDERS = ("<system-reminder>", "<total_tokens>", "<environment_details>")
 """How texts begin that a client adds to results by itself: Claude Code's and Cline's. The user did not say them."""
 
 OWN = frozenset(("stop_sequences", "anthropic_version", "anthropic_beta"))
@@ -194,9 +197,33 @@ def assembled(members: Members, entries: Sequence[Entry]) -> Members:
 
 
 def _messages(entries: Sequence[Entry]) -> Iterator[Entry]:
-    run: list[Entry] = []
+    """Yield the messages. What comes between two replies may have to be put in order."""
+    turn: list[tuple[str, Entry]] = []
     for one in entries:
-        if is_blocks(one):
+        role = heads(b"[%b]" % bytes(one))[0].role
+        if role in BETWEEN_REPLIES:
+            turn.append((role, one))
+            continue
+        yield from _turn(turn)
+        turn = []
+        yield one
+    yield from _turn(turn)
+
+
+def _turn(turn: list[tuple[str, Entry]]) -> Iterator[Entry]:
+    """Yield the messages between two replies.
+
+    Upstream takes a system message only as the last of them. A cut can leave user messages behind one; then everything
+    that the user says comes first.
+    """
+    roles = [role for role, _ in turn]
+    if "system" in roles[:-1] and roles[0] != "system" and all(blocks_in(one) is not None for _, one in turn):
+        yield user_message([block for role, one in turn if role != "system" for block in blocks_in(one) or ()])
+        yield _one_system_message([one for role, one in turn if role == "system"])
+        return
+    run: list[Entry] = []
+    for role, one in turn:
+        if not role:
             run.append(one)
             continue
         if run:
@@ -205,6 +232,27 @@ def _messages(entries: Sequence[Entry]) -> Iterator[Entry]:
         yield one
     if run:
         yield user_message(run)
+
+
+def _one_system_message(messages: Sequence[Entry]) -> Entry:
+    if len(messages) == 1:
+        return messages[0]
+    members: Members = {}
+    for message in messages:
+        members |= rawjson.members(Raw(message))
+    content = [block for message in messages for block in blocks_in(message) or ()]
+    return rawjson.encode(members | {"content": Raw(rawjson.array(content))})
+
+
+def blocks_in(entry: Entry) -> list[Raw] | None:
+    """Return the blocks of a message or of a part of one; a string stands for one. None for any other content."""
+    message, found = parts_of(entry)
+    if message is None:
+        return found
+    content = message.get("content", NULL)
+    if rawjson.is_string(content):
+        return [text_block(content)]
+    return rawjson.elements(content) if rawjson.is_array(content) else None
 
 
 def user_message(blocks: Sequence[Entry]) -> bytes:

@@ -186,8 +186,8 @@ def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: 
     if kind.type in COMPACTIONS:
         return _compaction(members, digest)
     role = Role.TOOL if kind.type in OUTPUTS else _ROLES.get(kind.role)
-    if role is None:
-        raise NotJson(f"unknown role {kind.role[:40]!r}")
+    if role is None or (role is not Role.TOOL and kind.type != "message"):
+        raise NotJson(f"unknown item {kind.type[:40]!r} of {kind.role[:40]!r}")
     answers = (text_of(members.get("call_id")) or text_of(members.get("id"))) if role is Role.TOOL else ""
     texts = _texts(members)
     others = _others(members, members.get("output" if role is Role.TOOL else "content"))

@@ -68,8 +68,9 @@ class Kind(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def replies(self) -> bool:
-        """Whether the item belongs to a reply of the model, as unknown ones do: they keep their places in it."""
-        if self.type == "message":
+        """Whether the item belongs to a reply of the model, as unknown ones do: they keep their places in it. One with
+        a role is the client's: Codex defines its tools in an item of the developer's."""
+        if self.type == "message" or self.role:
             return self.role == "assistant"
         return self.type not in OUTPUTS and self.type not in COMPACTIONS
 

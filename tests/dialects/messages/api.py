@@ -143,6 +143,7 @@ class MessagesApi:
         if not messages or messages[0]["role"] != "user":
             raise RefusedMessage('messages: first message must use the "user" role')
         blocks = [self._blocks(index, message) for index, message in enumerate(messages)]
+        _check_places(messages)
         self._check_tools(body, [block for found in blocks for block in found])
         self._check_pairs(messages, blocks)
         marks = json.dumps(body).count('"cache_control": {')
@@ -151,13 +152,14 @@ class MessagesApi:
 
     def _blocks(self, index: int, message: Json) -> list[Json]:
         where = f"messages.{index}"
-        if extra := set(message) - {"role", "content"}:
+        known = {"role", "content"} | ({"output_config", "clear_at"} if message["role"] == "system" else set())
+        if extra := set(message) - known:
             raise RefusedMessage(f"{where}.{min(extra)}: Extra inputs are not permitted")
-        if message["role"] not in ("user", "assistant"):
+        if message["role"] not in ("user", "assistant", "system"):
             raise RefusedMessage(f'{where}: Unexpected role "{message["role"]}".')
         content = message["content"]
         blocks = [say(content)] if isinstance(content, str) else content
-        if not blocks:
+        if not blocks and "output_config" not in message:
             raise RefusedMessage(f"{where}: all messages must have non-empty content")
         for place, block in enumerate(blocks):
             self._check_block(f"{where}.content.{place}", block)
@@ -241,6 +243,21 @@ class MessagesApi:
             self._signed[signature] = block["thinking"]
             return {**block, "signature": signature}
         return block
+
+
+def _check_places(messages: Sequence[Json]) -> None:
+    """Check that a system message follows what the user says, and comes directly before a reply.
+
+    https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages
+    """
+    for index, message in enumerate(messages):
+        if message["role"] != "system" or not message["content"]:
+            continue
+        if index == 0 or messages[index - 1]["role"] != "user":
+            said = "a `system` message must follow a `user` message or an `assistant` message with server tool use"
+            raise RefusedMessage(f"messages.{index}: {said}")
+        if index + 1 < len(messages) and messages[index + 1]["role"] != "assistant":
+            raise RefusedMessage(f"messages.{index}: a `system` message must be last or precede an `assistant` message")
 
 
 def usage(before: int, after: int, cached: int = 0) -> Json:

@@ -11,6 +11,7 @@ from proxy.core.history import Message, Reading, Unplannable
 from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
 from proxy.core.preview import MARK, Shape
+from proxy.core.results import Carries
 from proxy.core.turn import HiddenRound
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.request import assembled
@@ -24,6 +25,8 @@ READING = Reading(SHAPE, 20_000)
 LONG = "long " * 400
 HI = {"role": "user", "content": "hi"}
 REMINDER = say("<system-reminder>x</system-reminder>")
+KEEP_THINKING = {"type": "clear_thinking_20251015", "keep": "all"}
+"""What Claude Code sends with every request."""
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 9_000}}
 
 
@@ -88,6 +91,12 @@ def test_what_is_no_request_is_left_to_upstream(body: bytes) -> None:
         ({}, ""),
         ({"context_management": {}}, ""),
         ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management"),
+        ({"context_management": {"edits": [KEEP_THINKING]}}, ""),
+        (
+            {"context_management": {"edits": [KEEP_THINKING, {"type": "clear_tool_uses_20250919"}]}},
+            "context_management",
+        ),
+        ({"context_management": {"edits": [1]}}, "context_management"),
         ({"tools": [{"name": f"t{number}"} for number in range(127)]}, "tools"),
     ],
 )
@@ -163,6 +172,49 @@ def test_files_weigh_what_they_cost_and_text_documents_what_they_say() -> None:
 def test_an_unknown_form_stays_as_it_is(message: Json) -> None:
     assert not read(message).readable
     assert read(message).pieces == ()
+
+
+# -- system messages --------------------------------------------------------------------------------------------------
+
+
+def system(text: str, **members: Any) -> Json:
+    return {"role": "system", "content": text, **members}
+
+
+def test_a_system_message_that_says_more_than_text_stays_where_it_is() -> None:
+    message = read(system(LONG, output_config={"effort": "medium"}))
+    assert message.role is Role.SEALED
+    assert message.pieces == ()
+    assert message.tokens > len(LONG)
+    assert read(system(LONG)).role is Role.SYSTEM
+
+
+def test_a_system_message_of_reminders_belongs_to_the_step_before_it() -> None:
+    assert read(system("<total_tokens>14986893 tokens left</total_tokens>")).carries is Carries.YES
+    assert read(system("Do not deploy.")).carries is Carries.NO
+    assert read(system("")).carries is Carries.NO
+
+
+@pytest.mark.parametrize(
+    ("messages", "made"),
+    [
+        ([HI, system("a")], None),
+        ([HI, HI, system("a"), {"role": "assistant", "content": "b"}, HI, system("c")], None),
+        ([system("a"), HI], None),
+        ([HI, system("a"), HI], [{"role": "user", "content": [say("hi"), say("hi")]}, system("a")]),
+        (
+            [HI, system("a", output_config={"effort": "low"}), system("b"), {"role": "user", "content": [say("x")]}],
+            [
+                {"role": "user", "content": [say("hi"), say("x")]},
+                {"role": "system", "content": [say("a"), say("b")], "output_config": {"effort": "low"}},
+            ],
+        ),
+        ([HI, system("a"), {"role": "user", "content": 7}], None),
+    ],
+)
+def test_a_system_message_is_the_last_before_a_reply(messages: list[Json], made: list[Json] | None) -> None:
+    request = parsed(messages)
+    assert sent(request, request.entries)["messages"] == (made or messages)
 
 
 # -- snapshots and put-back -------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ Reply = Sequence[Json]
 
 PARAMETERS = frozenset(
     """
-    background conversation context_management include input instructions max_output_tokens max_tool_calls metadata
+    background client_metadata conversation context_management include input instructions max_output_tokens
+    max_tool_calls metadata
     model parallel_tool_calls previous_response_id prompt prompt_cache_key prompt_cache_retention reasoning
     safety_identifier service_tier store stream stream_options temperature text tool_choice tools top_logprobs top_p
     truncation user verbosity
@@ -37,6 +38,7 @@ ITEM_FIELDS = {
     "custom_tool_call": {"type", "id", "call_id", "name", "input", "status"},
     "custom_tool_call_output": {"type", "id", "call_id", "output"},
     "item_reference": {"type", "id"},
+    "additional_tools": {"type", "id", "role", "tools"},
     "web_search_call": {"type", "id", "status", "action"},
 }
 OPENERS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}

@@ -51,6 +51,20 @@ def test_the_items_of_a_reply_are_one_entry() -> None:
     assert json.loads(b"[%b]" % bytes(entries[1])) == reply
 
 
+def test_what_the_developer_adds_is_no_reply_and_leads() -> None:
+    """Codex defines its tools so. They must not be summarised, nor end the leading system messages."""
+    tools = {"type": "additional_tools", "role": "developer", "tools": [{"type": "namespace", "name": "functions"}]}
+    prompt = {"role": "developer", "content": "Be brief."}
+    entries = parsed([tools, prompt, USER]).entries
+    assert len(entries) == 3
+    messages = [read(json.loads(bytes(entry))) for entry in entries]
+    assert [message.role for message in messages] == [Role.SYSTEM, Role.SYSTEM, Role.USER]
+    assert [message.readable for message in messages] == [False, True, True]
+    assert messages[0].tokens > len("additional_tools")
+    grown = RESPONSES.with_snapshot(list(entries), 2, "record", SnapshotRole.AUTO)
+    assert [bytes(entry) for entry in (*grown[:2], grown[-1])] == [bytes(entry) for entry in entries]
+
+
 def test_a_string_is_one_entry_and_keeps_its_form_alone() -> None:
     request = parsed("hi", tools=[])
     assert [bytes(entry) for entry in request.entries] == [b'"hi"']
