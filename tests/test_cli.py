@@ -224,7 +224,7 @@ def test_ls_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    "action", [["ls"], ["ls", "acme"], ["cat", "a/b/c"], ["grep", "x"], ["gc"], ["gc", "--dry-run"]]
+    "action", [["ls"], ["ls", "acme"], ["forget", "acme"], ["cat", "a/b/c"], ["grep", "x"], ["gc"], ["gc", "--dry-run"]]
 )
 @pytest.mark.parametrize("url", ["{}", "file://{}"])
 def test_a_folder_that_is_not_there_is_named_and_not_made(

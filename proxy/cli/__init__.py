@@ -166,6 +166,7 @@ examples:
   offload-proxy store ls                        what there is, by namespace and kind
   offload-proxy store ls default-anonymous      the records of one namespace
   offload-proxy store grep 'E47\\d+' acme-       search every record whose key begins with acme-
+  offload-proxy store forget acme-anonymous     delete everything that is kept of one caller
   offload-proxy store gc --dry-run              show how many records are older than their tenant's retention
 """
     actions = _add(commands, "store", "list, read, search and clean up the store", examples).add_subparsers(
@@ -200,6 +201,16 @@ examples:
     )
     gc.add_argument("--dry-run", action="store_true", help="only say how many would be deleted")
     gc.set_defaults(run=_store, action="gc")
+
+    forget = actions.add_parser(
+        "forget",
+        parents=[shared],
+        help="delete everything that is kept of a namespace: its records of every kind, and its captures",
+    )
+    forget.add_argument("namespace", metavar="NAMESPACE", help="one caller, as `store ls` lists them")
+    forget.add_argument("--capture", metavar="DIR", help="the folder of `serve --capture`; also OFFLOAD_CAPTURE")
+    forget.add_argument("--yes", action="store_true", help="do not ask")
+    forget.set_defaults(run=_forget)
 
 
 def _serve(chosen: argparse.Namespace) -> int:
@@ -251,6 +262,12 @@ def _store(chosen: argparse.Namespace) -> int:
         case _:
             work = store.gc(settings, chosen.older_than, dry_run=chosen.dry_run)
     return store.run(settings, work)
+
+
+def _forget(chosen: argparse.Namespace) -> int:
+    from proxy.cli.forget import forget
+
+    return forget(_settings(chosen), chosen.namespace, sure=chosen.yes)
 
 
 def _demo(chosen: argparse.Namespace) -> int:

@@ -134,7 +134,7 @@ def gc(settings: Settings, older_than: str | None, *, dry_run: bool) -> Command:
         old = [entry for entry in entries if _outlived(entry, kept_for, now)]
         for entry in old if not dry_run else ():
             await store.delete(entry.key)
-        count, size = len(old), _size(sum(entry.size for entry in old))
+        count, size = len(old), in_units(sum(entry.size for entry in old))
         sys.stdout.write(f"{'would delete' if dry_run else 'deleted'} {count} of {len(entries)} records, {size}\n")
         return 0
 
@@ -176,7 +176,7 @@ def _counted(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
     yield "NAMESPACE", "KIND", "RECORDS", "SIZE", "LAST USED"
     for (namespace, kind), group in sorted(groups.items()):
         size, newest = sum(entry.size for entry in group), max(entry.modified for entry in group)
-        yield namespace, kind, str(len(group)), _size(size), _age(now - newest)
+        yield namespace, kind, str(len(group)), in_units(size), _age(now - newest)
 
 
 def _listed(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
@@ -189,7 +189,7 @@ def _listed(entries: list[Entry]) -> Iterator[tuple[str, ...]]:
     for entry in sorted(entries, key=lambda entry: (entry.modified, entry.key)):
         _, kind, part = entry.key.split("/")
         path = _shown((name_of(part) or "").encode()) if kind == "files" else ""
-        yield kind, _size(entry.size), _age(now - entry.modified), entry.key, path
+        yield kind, in_units(entry.size), _age(now - entry.modified), entry.key, path
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> None:
@@ -218,7 +218,8 @@ def _shown(text: bytes) -> str:
     return "".join(char if char.isprintable() or char == "\t" else "\ufffd" for char in text.decode("utf-8", "replace"))
 
 
-def _size(size: float) -> str:
+def in_units(size: float) -> str:
+    """Return a number of bytes for people."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import time
 import uuid
 from collections import Counter, deque
@@ -245,12 +244,12 @@ def _folder(settings: Settings, retention: Retention, clock: Callable[[], float]
     return CaptureFolder(settings.capture, settings.capture_limit, retention, clock)
 
 
-def forget(root: Path, namespace: str) -> tuple[int, int]:
-    """Delete a namespace's captures. Returns how many files that were and their bytes. Raises OSError."""
-    found = [status.st_size for path, status in _files(root) if path.parent.name == namespace]
-    if (root / namespace).is_dir():
-        shutil.rmtree(root / namespace)
-    return len(found), sum(found)
+def kept(root: Path, namespace: str, *, delete: bool) -> tuple[int, int]:
+    """Return how many files of captures a namespace has and their bytes, and delete them if wanted. Raises OSError."""
+    found = [(path, status.st_size) for path, status in _files(root) if path.parent.name == namespace]
+    for path, _ in found if delete else ():
+        _delete(path)
+    return len(found), sum(size for _, size in found)
 
 
 def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -247,7 +247,7 @@ def test_there_are_not_more_files_than_can_be_listed(disk: Disk, monkeypatch: py
 
 def test_a_folder_that_vanished_is_made_again(disk: Disk) -> None:
     disk.write("acme")
-    captures.forget(disk.root, "acme")
+    captures.kept(disk.root, "acme", delete=True)
     disk.root.rmdir()
     disk.write("acme")
     assert disk.size() == 500

@@ -1,0 +1,118 @@
+"""`store forget`: everything of one namespace goes, and nothing of another's."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+
+from proxy.cli import FAILED, MISTAKE, OK, main
+from proxy.stores import open_store
+from tests.stores.engines import redis_server
+
+CALLER, OTHER = "acme-0123456789abcdef", "acme-0123456789abcde0"
+KEYS = [f"{CALLER}/rounds/{number}" for number in range(40)] + [
+    f"{CALLER}/beliefs/b",
+    f"{OTHER}/rounds/1",
+    "acme/files/f",
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+async def _fill(url: str) -> None:
+    store = open_store(url)
+    for key in KEYS:
+        await store.put(key, b"12345")
+    await store.close()
+
+
+async def _keys(url: str) -> set[str]:
+    store = open_store(url)
+    found = {entry.key async for entry in store.list("")}
+    await store.close()
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    url = str(tmp_path / "store")
+    asyncio.run(_fill(url))
+    return url
+
+
+@pytest.fixture
+def captures(tmp_path: Path) -> Path:
+    folder = tmp_path / "captures"
+    for namespace in (CALLER, OTHER):
+        (folder / namespace).mkdir(parents=True)
+        for name in ("1.jsonl", "2.jsonl"):
+            (folder / namespace / name).write_text("x" * 1_000)
+    return folder
+
+
+def test_everything_of_one_namespace_goes(store: str, captures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == OK
+    assert capsys.readouterr() == (
+        "deleted 2 files of captured requests, 2 KiB\n"
+        "deleted 1 record of kind beliefs, 5 B\n"
+        "deleted 40 records of kind rounds, 200 B\n",
+        "",
+    )
+    assert asyncio.run(_keys(store)) == {f"{OTHER}/rounds/1", "acme/files/f"}
+    assert [path.parent.name for path in sorted(captures.rglob("*.jsonl"))] == [OTHER, OTHER]
+    assert not (captures / CALLER).exists()
+    assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == FAILED
+    assert capsys.readouterr() == ("", f"nothing is kept of {CALLER}\n")
+
+
+def test_every_kind_of_store_forgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with redis_server(tmp_path) as redis:
+        url = f"redis://127.0.0.1:{redis.port}/0"
+        asyncio.run(_fill(url))
+        assert main(["store", "forget", CALLER, "--store", url, "--yes"]) == OK
+        assert asyncio.run(_keys(url)) == {f"{OTHER}/rounds/1", "acme/files/f"}
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y\n", OK, 2), ("Yes\n", OK, 2), ("\n", 1, 43), ("", 1, 43)])
+def test_a_terminal_is_asked(
+    store: str,
+    answer: str,
+    code: int,
+    left: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    assert main(["store", "forget", CALLER, "--store", store]) == code
+    out, _ = capsys.readouterr()
+    assert out.startswith(
+        "1 record of kind beliefs, 5 B\n40 records of kind rounds, 200 B\nDelete all of this of acme-"
+    )
+    assert ("deleted" in out) == (code == OK) and len(asyncio.run(_keys(store))) == left
+
+
+def test_without_a_terminal_it_wants_to_be_told(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert main(["store", "forget", CALLER, "--store", store]) == MISTAKE
+    assert "40 records of kind rounds, 200 B: give --yes, as there is no terminal to ask" in capsys.readouterr().err
+    assert len(asyncio.run(_keys(store))) == len(KEYS)
+
+
+@pytest.mark.parametrize("namespace", ["", ".", "..", "a/b", "../x", "a*", f"{CALLER}/"])
+def test_what_is_no_namespace_is_refused(store: str, capsys: pytest.CaptureFixture[str], namespace: str) -> None:
+    assert main(["store", "forget", namespace, "--store", store, "--yes"]) == MISTAKE
+    assert "expected a namespace, as `store ls` lists them" in capsys.readouterr().err
+
+
+def test_a_folder_of_captures_that_is_not_there_is_named(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "forget", CALLER, "--store", store, "--capture", "/none", "--yes"]) == MISTAKE
+    assert "--capture /none: No such file or directory" in capsys.readouterr().err
+    assert len(asyncio.run(_keys(store))) == len(KEYS)
