@@ -27,6 +27,9 @@ file by more."""
 ABOUT_CHARS = 80
 """Characters of an argument that are shown to say what a file is."""
 
+RESULT_OF = "result of "
+"""Precedes the tool's name where a text says what it is."""
+
 PARSED = 64 << 10
 """Characters of arguments that are parsed, which takes less than a millisecond; of more, the beginning is read as
 text."""
@@ -67,10 +70,6 @@ class Label(msgspec.Struct, frozen=True, gc=False):
         """The characters that the label adds to a reference."""
         return len(self.stem) + len(self.origin)
 
-    def also(self, word: str) -> Label:
-        """Return the label with one more word by which a model may call the text."""
-        return msgspec.structs.replace(self, said=(*self.said, word)) if word else self
-
     def size(self) -> int:
         """About how many bytes it takes."""
         return 150 + len(self.stem) + len(self.origin) + len(self.about) + sum(60 + len(said) for said in self.said)
@@ -86,7 +85,7 @@ def of_call(tool: str, arguments: str, count: Callable[[str], int]) -> Label:
     tool = _safe(tool)[:STEM_CHARS] or "tool"
     values = [value for _, value in sorted(_strings(arguments), key=_rank)]
     stem, shown = next(((stem, value) for value in values if (stem := _stem(value))), (tool, "".join(values[:1])))
-    origin = f"result of {tool}"
+    origin = f"{RESULT_OF}{tool}"
     about = f"{origin} {_shown(shown)}" if shown else origin
     said = tuple(dict.fromkeys(islice(_words(tool, values), SAID)))
     return Label(stem, origin, about, said, count(stem) + count(origin))

@@ -71,13 +71,17 @@ def moved_files(
     """
     loaders: dict[str, Callable[[], str]] = {}
     labels: dict[str, Label] = {}
+    said: dict[str, dict[str, None]] = {}
     moved: dict[int, dict[int | None, str]] = {}
     for index, move in plan.moves.items():
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
             path = f"{store_dir}/{piece.name}"
             loaders[path] = piece_loader(dialect, transcript, index, piece.part)
-            labels[path] = piece.label.also(transcript.messages[index].answers)
+            labels[path] = piece.label
+            # Equal results of several calls are one file, which each of these calls names.
+            said.setdefault(path, {}).update(dict.fromkeys((*piece.label.said, transcript.messages[index].answers)))
             moved.setdefault(index, {})[piece.part] = path
+    labels.update((path, replace(labels[path], said=tuple(words))) for path, words in said.items())
     elsewhere = {transcript.messages[index].answers for index in moved}
     since: SummaryBoundary | None = None
     for boundary in plan.boundaries:

@@ -224,6 +224,19 @@ def test_every_moved_text_is_a_file() -> None:
             assert files[path] == moved[index]
 
 
+def test_equal_results_of_several_calls_are_one_file_that_each_of_them_finds() -> None:
+    steps = [USER]
+    for number, path in enumerate(("mailer/settings.py", "billing/settings.py")):
+        function = {"name": "view", "arguments": json.dumps({"path": path})}
+        call = {"id": f"c{number}", "type": "function", "function": function}
+        steps += [raw("assistant", "", tool_calls=[call]), raw("tool", "same " * 900, tool_call_id=f"c{number}")]
+    case = Case(SYSTEM, *steps, raw("assistant", "done"), LAST)
+    files = moved_files(CHAT, case.transcript, case.plan, "/store", None, case.chain)
+    [path] = files
+    for word in ("mailer/settings.py", "billing/settings.py", "c0", "c1"):
+        assert list(files.index.find(word).paths) == [path]
+
+
 def test_a_snapshots_originals_are_one_file_in_the_words_they_came_in() -> None:
     files = moved_files(CHAT, CUT.transcript, CUT.plan, "/store", CUT.plan.boundaries[-1], CUT.chain)
     text = files[CUT.shown().path]

@@ -1,8 +1,9 @@
 """Finds the files that a model means, whatever it calls them.
 
 A model asks for a result by what it knows: the path of its own call, with or without our folder in front, a part of
-it, the tool's name, or a name that an earlier version gave. All of these lead only to files of the index, which are the
-request's own, so no spelling reaches any other text.
+it, the tool's name, a name that an earlier version gave, or a phrase in which one of these stands, such as our own
+`result of read_log /var/log/billing.log`. All of these lead only to files of the index, which are the request's own, so
+no spelling reaches any other text.
 """
 
 from __future__ import annotations
@@ -12,22 +13,33 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import islice
 from urllib.parse import unquote
 
 import msgspec
 
-from proxy.core.labels import DIGITS, Label
+from proxy.core.labels import DIGITS, RESULT_OF, Label
 from proxy.core.retrieval.search import below, fitting, named
 
 Parts = tuple[str, ...]
 """The components of a path, in lower case."""
 
-_WRAPPING = "\"'`<>()[]{},; \t\r\n"
+_WRAPPING = "\"'`<>()[]{},;@ \t\r\n"
 _LINES = re.compile(
     r"(?:(?::\d+){1,2}(?:-\d+)?|#L\d+(?:-L?\d+)?|[ ,(\[]+lines? \d+(?: ?(?:-|to) ?\d+)?[)\]]*|\(\d+(?:-\d+)?\))$",
     re.I,
 )
 _DIGEST = re.compile(r"(.*?)[-_]([0-9a-f]{6,64})$")
+_BREAKS = re.compile(r"[\s\"'`<>()\[\]{},;=|]+")
+_NAMED = re.compile(r"[/\\]|\.[A-Za-z]\w{0,9}$")
+"""What a path or a file's name has in it."""
+_RUN = re.compile(r"[^\W_]+")
+
+MAX_NAMES, MAX_RUN = 20, 64
+"""The most names, and the most words, of a phrase that are looked up."""
+
+LEAST_RUN = 5
+"""Characters. A shorter part of a phrase says too little."""
 
 
 class Meant(msgspec.Struct, frozen=True):
@@ -51,14 +63,29 @@ class Index:
         return label.about if label else ""
 
     def find(self, path: str) -> Meant:
-        """Return the files that `path` means, in the order of the history; none if nothing is called so."""
+        """Return the files that `path` means, in the order of the history; none if nothing is called so. It may be
+        several, each on a line of its own."""
+        several = [line for line in path.splitlines()[:MAX_NAMES] if line.strip()]
+        if len(several) < 2:
+            return self._find(path)
+        found = [self._find(one) for one in several]
+        paths = self._in_order([path for meant in found for path in meant.paths])
+        return Meant(paths, all(meant.exact for meant in found))
+
+    def _find(self, path: str) -> Meant:
         for spelled in (path, _clean(path)):
             file = named(spelled, self.paths)
             found = [file] if file is not None else below(spelled, self.paths)
             if found:
                 return Meant(found, exact=True)
+        ways = [self._called, self._in_phrase]
+        if len(_names_in(path)) > 1:
+            ways.reverse()
+        return Meant(next((found for way in ways if (found := way(path))), []), exact=False)
+
+    def _called(self, path: str) -> list[str]:
         wanted = self._below_folder(_parts(path))
-        return Meant(self._alike(wanted) if wanted else [], exact=False)
+        return self._alike(wanted) if wanted else []
 
     def fitting(self, glob: str, paths: Sequence[str]) -> list[str]:
         """Return those of `paths` whose name fits the glob, or else those whose calls named something that fits."""
@@ -107,6 +134,17 @@ class Index:
                     posted[key].append((parts, path))
         return posted
 
+    @cached_property
+    def _runs(self) -> dict[Parts, list[str]]:
+        """Files by the words in each text that they are called by, with and without the tool in front."""
+        found: defaultdict[Parts, list[str]] = defaultdict(list)
+        for path, label in self._labels.items():
+            tool = label.origin.removeprefix(RESULT_OF)
+            for said in (label.about, label.stem, *label.said):
+                for text in (said, f"{tool} {said}"):
+                    found[_run(text)].append(path)
+        return found
+
     # -- from the surest likeness to the vaguest --
 
     def _alike(self, wanted: Parts) -> list[str]:
@@ -114,11 +152,12 @@ class Index:
         if match := _digest(wanted):
             if found := self._by_digest.get(match[2][:DIGITS]):
                 return found
-            last = match[1].removeprefix("tool_call_")  # names were once made of the call's id
-            wanted = (*wanted[:-1], last)
+            if last not in self._by_last:  # a call's id may look like one of our names
+                last = match[1].removeprefix("tool_call_")  # names were once made of the call's id
+                wanted = (*wanted[:-1], last)
         known = self._by_last.get(last, ())
         return (
-            _files(path for parts, path in known if parts == wanted)
+            _files(path for parts, path in known if parts == wanted and len(parts) > 1)
             or _files(path for parts, path in known if len(parts) > 1 < len(wanted) and _ends_alike(parts, wanted))
             or _files(path for _, path in known)
             or (self._matching(wanted) if set("*?") & set(last) else [])
@@ -150,6 +189,38 @@ class Index:
             if match and bare in (match[1], _bare(match[1])):
                 yield path
 
+    # -- phrases --
+
+    def _in_phrase(self, phrase: str) -> list[str]:
+        """Return the files that a phrase means: all of it, or else the names in it, or else a part of it."""
+        run = _run(phrase)
+        folder = _run(self._store_dir)
+        if run[: len(folder)] == folder:
+            run = run[len(folder) :]
+        if found := self._runs.get(run) or self._runs.get(run[:-1] if run[-1:] == ("txt",) else run):
+            return _files(found)
+        names = _names_in(phrase)
+        if own := [file for name in names if (file := named(name, self.paths)) is not None]:
+            return self._in_order(own)
+        if names:
+            return self._in_order([path for name in names for path in self._called(name)])
+        return self._in_order(self._part_of(run) or self._around(run))
+
+    def _part_of(self, run: Parts) -> list[str]:
+        """Return the files that the longest part of a phrase means. A tool's name is the last resort."""
+        tools = {_run(label.origin.removeprefix(RESULT_OF)) for label in self._labels.values()}
+        sizes = sorted({len(known) for known in self._runs if len(known) <= MAX_RUN}, reverse=True)
+        parts = [run[start : start + size] for size in sizes for start in range(len(run) - size + 1)]
+        known = [part for part in parts if part in self._runs and len("".join(part)) >= LEAST_RUN]
+        return next((self._runs[part] for part in sorted(known, key=tools.__contains__)), [])
+
+    def _around(self, run: Parts) -> list[str]:
+        """Return the files whose calls have these words in a row."""
+        wanted = f" {' '.join(run)} "
+        if len(wanted) < LEAST_RUN + 2:
+            return []
+        return [path for known, paths in self._runs.items() if wanted in f" {' '.join(known)} " for path in paths]
+
     def _below_folder(self, parts: Parts) -> Parts:
         """Return the components without our folder in front."""
         folder = _parts(self._store_dir)
@@ -165,6 +236,13 @@ def _clean(path: str) -> str:
     return _LINES.sub("", bare).strip(_WRAPPING).replace("\\", "/")
 
 
+def line_of(path: str) -> int:
+    """Return the first line that a path names at its end, counted from 0; 0 if it names none."""
+    named = _LINES.search(path.strip(_WRAPPING))
+    numbers = re.findall(r"\d{1,9}", named[0]) if named else []
+    return max(int(numbers[0]) - 1, 0) if numbers else 0
+
+
 def _parts(path: str) -> Parts:
     found: list[str] = []
     for part in _clean(path).lower().split("/"):
@@ -173,6 +251,16 @@ def _parts(path: str) -> Parts:
         elif part not in ("", "."):
             found.append(part)
     return tuple(found)
+
+
+def _names_in(phrase: str) -> list[str]:
+    """Return what looks like a path or a file's name in a text."""
+    return [piece for piece in _BREAKS.split(phrase) if _NAMED.search(piece)][:MAX_NAMES]
+
+
+def _run(text: str) -> Parts:
+    """Return the first words of a text, whatever stands between them."""
+    return tuple(match[0] for match in islice(_RUN.finditer(text.lower()), MAX_RUN))
 
 
 def _digest(parts: Parts) -> re.Match[str] | None:

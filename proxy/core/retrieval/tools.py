@@ -15,8 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.core.retrieval import pages
-from proxy.core.retrieval.aliases import Index
-from proxy.core.retrieval.arguments import Tool, Useless, brief, number, parsed, string
+from proxy.core.retrieval.aliases import Index, line_of
+from proxy.core.retrieval.arguments import Tool, Useless, at_most, brief, noted, number, parsed, path_of, string
 from proxy.core.retrieval.definitions import DEFAULT_MATCHES, NAMES, OTHER_NAMES, Names, definitions
 from proxy.core.retrieval.reports import FEW, LISTED, Reports
 from proxy.core.retrieval.search import Files, Find, LineMatch, LineTooLong, TooSlow, matches
@@ -85,6 +85,10 @@ class Material(msgspec.Struct, frozen=True, dict=True):
     def fits(self, text: str) -> bool:
         return self.count(text) <= self.budget
 
+    def less(self, text: str) -> Material:
+        """Return the same for an answer that begins with `text`."""
+        return msgspec.structs.replace(self, budget=self.budget - self.count(text)) if text else self
+
 
 def answer(tool: Tool, arguments: str | bytes, material: Material) -> ToolAnswer:
     """Run `answering` to its end and return its result."""
@@ -105,16 +109,19 @@ def answering(tool: Tool, arguments: str | bytes, material: Material) -> Generat
     """
     result: Result = "ok"
     text: str | None
+    note = ""
     try:
-        given = parsed(tool, arguments, material.names)
+        given, ignored = parsed(tool, arguments, material.names)
+        note = noted(ignored, tool, material.names)
+        material = material.less(note)
         text = (yield from _grep(given, material)) if tool == "grep" else _read(given, material)
     except Useless as useless:
         text, result = _fitting(_Short(str(useless)), material), "refused"
     except _Short as short:
         text, result = _fitting(short, material), short.result
     if text is None:
-        text, result = BUDGET_USED_UP, "budget"
-    return ToolAnswer(text, result, material.count(text))
+        note, text, result = "", BUDGET_USED_UP, "budget"
+    return ToolAnswer(note + text, result, material.count(note + text))
 
 
 def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
@@ -158,9 +165,9 @@ class _Scope(msgspec.Struct, frozen=True):
 
 
 def _grep(given: Mapping[str, Any], material: Material) -> Generator[None, None, str | None]:
-    pattern, limit = string(given, "pattern"), number(given, "limit", DEFAULT_MATCHES, least=1)
+    pattern, limit = string(given, "pattern"), at_most(given, DEFAULT_MATCHES)
     find = _compiled(pattern, material)
-    scope = _scope(string(given, "path"), string(given, "glob"), material)
+    scope = _scope(path_of(given), string(given, "glob"), material)
     try:
         found = yield from _found(matches(material.files, scope.first, find))
         wider = not found and bool(scope.rest)
@@ -279,10 +286,11 @@ def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, materi
 
 
 def _read(given: Mapping[str, Any], material: Material) -> str | None:
-    path, head = _existing(string(given, "path"), material)
-    line, column = number(given, "offset", 0), number(given, "column", 0)
-    limit = number(given, "limit", sys.maxsize, least=1)
+    asked = path_of(given)
+    path, head = _existing(asked, material)
     text = material.files[path]
+    line, column = number(given, "offset", _pointed_at(asked, text)), number(given, "column", 0)
+    limit = at_most(given, sys.maxsize)
     span = pages.span(text, line, limit, column)
     if span is None:
         raise _Short(head + _past_end(text, line, column), "empty")
@@ -306,6 +314,12 @@ def _existing(path: str, material: Material) -> tuple[str, str]:
     [file] = meant.paths
     about = index.about(file)
     return file, "" if meant.exact else f"[this is {file}{about and f': {about}'}]\n"
+
+
+def _pointed_at(asked: str, text: str) -> int:
+    """Return the line, counted from 0, that a path such as `settings.py:120` names, if the text has it; or else 0."""
+    line = line_of(asked)
+    return line if line < pages.line_count(text) else 0
 
 
 def _widened(text: str, span: pages.Span) -> pages.Span:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,10 @@ CALLS = {
 DIGESTS = {name: f"{number}a5c0ffee{number}" + "0" * 22 for number, name in enumerate(CALLS)}
 LABELS = {name: labels.of_call(tool, json.dumps(arguments), len) for name, (tool, arguments) in CALLS.items()}
 PATHS = {name: f"{STORE}/{labels.file_name(LABELS[name], DIGESTS[name])}" for name in CALLS}
-FILES = {path: LABELS[name].also(f"call_{name}") for name, path in PATHS.items()}
+FILES = {
+    path: msgspec.structs.replace(LABELS[name], said=(*LABELS[name].said, f"call_{name}"))
+    for name, path in PATHS.items()
+}
 INDEX = Index(FILES, FILES, STORE)
 
 MEANT: list[tuple[str, str]] = [
@@ -111,6 +115,31 @@ MEANT: list[tuple[str, str]] = [
     ("*.log", "log"),
     ("**/billing.log", "log"),
     ("/context_store/*.csv", "win"),
+    # in what we say ourselves: a reference, a title, a list, a first line
+    (f"(detailed result is stored in {PATHS['log']}; complete, result of read_log)", "log"),
+    (f"{PATHS['py']}: result of read_file mailer/settings.py", "py"),
+    (f"File: {PATHS['url'].removeprefix(f'{STORE}/')} (result of web_fetch)", "url"),
+    ("result of read_log /var/log/billing.log", "log"),
+    ("result of bash cd /srv/app && cat deploy/cluster_state.json | head -500", "json"),
+    ("result of get_user_details aarav_garcia_1177", "user"),
+    ("the result of web_search: how to rotate TLS keys", "query"),
+    # as a call, a command, a phrase
+    ('read_log(path="/var/log/billing.log")', "log"),
+    ('read_log({"path": "/var/log/billing.log"})', "log"),
+    ('get_user_details(user_id="aarav_garcia_1177")', "user"),
+    ("user_id=aarav_garcia_1177", "user"),
+    ("get_user_details_aarav_garcia_1177.txt", "user"),
+    ("cat deploy/cluster_state.json", "json"),
+    ("tail -n 50 /var/log/billing.log | sort", "log"),
+    ("web_search how to rotate TLS keys", "query"),
+    ("how_to_rotate_tls_keys.txt", "query"),
+    (f"{STORE}/how_to_rotate_TLS_keys", "query"),
+    ("rotate TLS keys", "query"),
+    ("[setup](https://docs.example.org/guide/setup.html)", "url"),
+    ("docs.example.org/guide/setup.html", "url"),
+    ("@deploy/cluster_state.json", "json"),
+    ("deploy/cluster_state.json, deploy/other.json", "json"),
+    ("deploy/cluster_state.json\ndeploy/other.json", "json"),
 ]
 
 
@@ -130,6 +159,9 @@ SEVERAL = {
     "read_file": ["py", "py2"],
     "/context_store/billing": ["log", "py2"],
     "*.py": ["py", "py2"],
+    "billing.log\nmailer/settings.py": ["log", "py"],
+    "mailer/settings.py, /var/log/billing.log": ["log", "py"],
+    "result of read_file": ["py", "py2"],
     "": list(CALLS),
     "/": list(CALLS),
     "/context_store": list(CALLS),
@@ -144,7 +176,20 @@ def test_a_word_for_several_means_all_of_them(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "../../etc/passwd", "mailer/other.py", "nothing", "\x00", "..", "/context_store/../etc", "*.go"],
+    [
+        *(
+            "/etc/passwd",
+            "../../etc/passwd",
+            "mailer/other.py",
+            "nothing",
+            "\x00",
+            "..",
+            "/context_store/../etc",
+            "*.go",
+        ),
+        *("cat mailer/other.py", "result of read_file mailer/other.py", "read_log(path='/var/log/mail.log')", "x of y"),
+        *("python -m json", "= = =", "other.py, another.py", "a\nb"),
+    ],
 )
 def test_what_was_not_moved_is_not_found(path: str) -> None:
     assert found(path) in ([], list(FILES)) if path == ".." else found(path) == []
@@ -175,7 +220,7 @@ def test_looking_up_is_linear_in_the_words() -> None:
             for number in range(files)
         }
         index = Index(known, known, STORE)
-        for path in ("a/" * 80, "b", "a", "/".join("ab" * 40), "x-12345678.txt", "*b"):
+        for path in ("a/" * 80, "b", "a", "/".join("ab" * 40), "x-12345678.txt", "*b", "a b " * 250, "a/b " * 250):
             index.find(path)
 
     assert_linear(work, 500, 1_000)
