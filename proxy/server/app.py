@@ -161,15 +161,16 @@ class App:
 
     async def _guarded(self, client: Exchange) -> None:
         """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""
-        if client.path in operations.PATHS:
-            client.fault_body = operations.refusal()
-        elif dialect := for_request(client.method, client.path):
+        dialect = for_request(client.method, client.path)
+        if dialect:
             client.dialect, client.fault_body = dialect.name, dialect.error_body
+        elif client.path in operations.PATHS:
+            client.fault_body = operations.refusal()
         try:
             if client.path in _OURS or client.path.startswith(_RESERVED):
                 await self._serve_own(client)
             else:
-                await self._admit(client)
+                await self._admit(client, dialect)
         except asyncio.CancelledError:
             # Only the server cancels, when the drain timeout is over; no caller is left to see the exception.
             await _apologise(client, Overloaded("The proxy is shutting down", retry_after=COME_BACK))
@@ -186,11 +187,11 @@ class App:
         else:
             await self._own(client.scope, client.receive, client.send)
 
-    async def _admit(self, client: Exchange) -> None:
+    async def _admit(self, client: Exchange, dialect: Dialect | None) -> None:
         tenant = None
         try:
             tenant = self._tenant(client)
-            handler = self._handler(client, tenant)
+            handler = self._handler(client, tenant, dialect)
             client.charge(tenant.name)
             with self._metrics.in_flight():
                 whole = await client.gather(GATHERED if handler is self._relay else self._body_limit)
@@ -206,13 +207,12 @@ class App:
         except ClientGone:
             self._record(_refused(client, tenant, Fault.CLIENT_GONE))
 
-    def _handler(self, client: Exchange, tenant: Tenant) -> Handler:
+    def _handler(self, client: Exchange, tenant: Tenant, dialect: Dialect | None) -> Handler:
         """Return the handler of this request. Raises ClientFault if there is none."""
         if client.path in operations.PATHS:
             operations.check_caller(tenant)
             return self._operations
         _check_path(client, tenant.policy)
-        dialect = for_request(client.method, client.path)
         return self._chats[dialect] if dialect else self._relay
 
     def _tenant(self, client: Exchange) -> Tenant:

@@ -6,10 +6,11 @@ import asyncio
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from proxy.errors import ProxyError
 from proxy.server.inbound import Inbound
+from proxy.upstream.headers import Headers
 
 WRITTEN = 256 * 1024
 """Most bytes that are written to the connection at once. If we wrote a large reply in one piece, the request would be
@@ -165,35 +166,30 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError(f"{kind} at the wrong time")
 
     def _start(self, status: int, headers: Any) -> None:
-        lines, fields = [STATUS_LINE[status]], self.default_headers + list(headers)
-        # One search for all: both patterns look for single characters, and neither looks for the one that joins them.
-        if HEADER_RE.search(b"".join([name for name, _ in fields])) or HEADER_VALUE_RE.search(
-            b" ".join([value for _, value in fields])
-        ):
+        headers = Headers([(name.lower(), value) for name, value in (*self.default_headers, *headers)])
+        if headers.has_control_characters():
             raise RuntimeError("a header with characters that no header may have")
-        for name, value in fields:
-            lower = name.lower()
-            if lower == b"content-length" and self.chunked_encoding is None:
-                self.expected_content_length, self.chunked_encoding = int(value), False
-            elif lower == b"connection":
-                self.keep_alive = self.keep_alive and b"close" not in value.lower()
-                continue
-            lines += (lower, b": ", value, b"\r\n")
+        fields = dict(headers)
+        if b"connection" in fields:
+            self.keep_alive = self.keep_alive and b"close" not in b",".join(headers.get_all(b"connection")).lower()
+            headers = headers.without((b"connection",))
+        if b"content-length" in fields:
+            self.expected_content_length, self.chunked_encoding = int(fields[b"content-length"]), False
+        lines = [*map(b": ".join, headers)]
         bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
         if self.chunked_encoding is None and not bodiless:
             if self.scope["http_version"] == "1.0":
                 self._until_closed, self.keep_alive = True, False
             else:
                 self.chunked_encoding = True
-                lines.append(b"transfer-encoding: chunked\r\n")
+                lines.append(b"transfer-encoding: chunked")
         if self.more_body:
             self.keep_alive = False
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
+            lines.append(b"connection: close")
         self.response_started = True
         self.waiting_for_100_continue = False
-        self.transport.write(b"".join(lines))
+        self.transport.write(STATUS_LINE[status] + b"\r\n".join([*lines, b"", b""]))
 
     def _continue(self, body: bytes, more: bool) -> None:
         if self.scope["method"] == "HEAD":

@@ -21,13 +21,11 @@ from __future__ import annotations
 import asyncio
 import enum
 import urllib.parse
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import (
-    HttpToolsProtocol,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported
 from proxy.requests.exchange import RAW, Exchange, Raw
@@ -278,7 +276,6 @@ class ExactProtocol(HttpToolsProtocol):
             raise _Enough
         super().on_message_begin()
         self.raw_headers = []
-        self._codings: list[bytes] = []
         self._reading, self._since, self._most = HEAD, 0, self._segment
 
     def on_url(self, url: bytes) -> None:
@@ -295,23 +292,20 @@ class ExactProtocol(HttpToolsProtocol):
         if len(self.raw_headers) >= HEAD_FIELDS:
             raise _too_large()
         self.raw_headers.append((name, value))
-        name = name.lower()
-        self.headers.append((name, value))
-        if name == b"expect":
-            self.expect_100_continue = value.lower() == b"100-continue"
-        elif name == b"transfer-encoding":
-            self._codings.append(value.strip().lower())
 
     def on_headers_complete(self) -> None:
         if self._resumes:
             return
         if self._most > HEAD_BYTES:
-            head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.raw_headers)
             if head > HEAD_BYTES:
                 raise _too_large()
-        if self._codings and self._codings != [b"chunked"]:
+        self.headers += [(name.lower(), value) for name, value in self.raw_headers]
+        fields = dict(self.headers)
+        if b"transfer-encoding" in fields and _codings(self.headers) != [b"chunked"]:
             # RFC 9112, 6.1. If we relayed only the content, it would no longer be known how it is encoded.
             raise Unsupported("No `Transfer-Encoding` but chunked is understood; use `Content-Encoding`")
+        self.expect_100_continue = fields.get(b"expect", b"").lower() == b"100-continue"
         version = self.parser.get_http_version()
         path, query = _split(self.url)
         self.scope["method"] = self.parser.get_method().decode("ascii")
@@ -386,6 +380,11 @@ def _too_large() -> HeadTooLarge:
         f"The request's head, its trailers or a chunk's extensions have more than {HEAD_BYTES} bytes or "
         f"{HEAD_FIELDS} fields"
     )
+
+
+def _codings(headers: Iterable[Header]) -> list[bytes]:
+    """Return each header line that says how the body is transferred."""
+    return [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
 
 
 def _split(target: bytes) -> tuple[bytes, bytes]:

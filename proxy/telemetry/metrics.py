@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, lru_cache
 from http import HTTPStatus
+from itertools import compress
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -149,7 +150,8 @@ class Metrics:
         if outcome.reason:
             self._unplanned(tenant, outcome.reason, outcome.obstacle, outcome.dialect).inc()
         outcome = self._as_it_went(tenant, outcome)
-        for series, amount in zip(self._sums_of(tenant), _summed(outcome), strict=True):
+        amounts = _summed(outcome)
+        for series, amount in compress(zip(self._sums_of(tenant), amounts, strict=True), amounts):
             if amount > 0:
                 series.inc(min(amount, MOST))
         for irregular, times in outcome.left_alone.items():

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 Header = tuple[bytes, bytes]
 
+_FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
 
 class Headers(list[Header]):
     """Raw headers in order, with repeated ones repeated and names in any case. Search by lower-case name.
@@ -28,10 +30,22 @@ class Headers(list[Header]):
         """Return every value of this lower-case name, in order."""
         return [value for each, value in self if each.lower() == name]
 
+    def has(self, name: bytes) -> bool:
+        """Whether there is a header of this lower-case name."""
+        return name in map(bytes.lower, dict(self))
+
+    def names(self) -> list[bytes]:
+        """Return the names in order, in lower case."""
+        return [name.lower() for name, _ in self]
+
     def without(self, names: Iterable[bytes]) -> Headers:
         """Return a copy without the headers of these lower-case names."""
         names = frozenset(names)
         return Headers([header for header in self if header[0].lower() not in names])
+
+    def has_control_characters(self) -> bool:
+        """Whether a name or value has a character that is forbidden in headers (RFC 9110, 5.5)."""
+        return _FORBIDDEN.search(b"".join(map(b"".join, self))) is not None
 
 
 # RFC 9110, 7.6.1, and its remark about Proxy-Connection. Proxy-Authenticate and Proxy-Authorization also concern only
@@ -61,14 +75,15 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
     right as long as the body is the client's. If you send another body, remove it with `Headers.without`.
     """
     headers = Headers(headers)
-    dropped = _dropped(_OURS_TO_SAY, headers)
+    names = headers.names()
+    dropped = _dropped(_OURS_TO_SAY, headers, names)
     if credential is not None:
         dropped |= _CREDENTIALS
     kept = Headers(
         [
             header
-            for header in headers
-            if (lower := header[0].lower()) not in dropped and not lower.startswith(b"x-offload")
+            for header, name in zip(headers, names, strict=True)
+            if name not in dropped and not name.startswith(b"x-offload")
         ]
     )
     if credential is not None:
@@ -77,18 +92,22 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
 
 
 def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Headers:
-    """Return the headers of upstream's reply that go to the client, then `ours`, which replace any of the same name."""
+    """Return the headers of upstream's reply that go to the client, then `ours`, which replace any of the same name.
+
+    The names in `ours` are in lower case.
+    """
     headers, ours = Headers(headers), list(ours)
-    dropped = _dropped(_HOP_BY_HOP, headers)
-    if ours:
-        dropped = dropped.union([name.lower() for name, _ in ours])
-    kept = headers.without(dropped)
+    names = headers.names()
+    dropped = _dropped(_HOP_BY_HOP, headers, names).union(dict(ours))
+    kept = Headers([header for header, name in zip(headers, names, strict=True) if name not in dropped])
     kept.extend(ours)
     return kept
 
 
-def _dropped(always: frozenset[bytes], headers: Headers) -> frozenset[bytes]:
+def _dropped(always: frozenset[bytes], headers: Headers, names: list[bytes]) -> frozenset[bytes]:
     """Return these names and those that `Connection` declares to be for this hop only, all in lower case."""
+    if b"connection" not in names:
+        return always
     values = headers.get_all(b"connection")
     return always.union(*[[option.strip().lower() for option in value.split(b",")] for value in values])
 

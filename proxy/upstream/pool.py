@@ -217,8 +217,7 @@ def _timeout(connect: float) -> aiohttp.ClientTimeout:
 
 def _head(way: _Way, method: str, target: str, headers: Headers, content: Content) -> bytes:
     """Build the request's head. Raises ValueError for characters that are forbidden in it."""
-    lines = [f"{method} {way.origin}{target} HTTP/1.1".encode("ascii"), *way.lines]
-    lines += [b"%b: %b" % header for header in headers]
+    lines = [f"{method} {way.origin}{target} HTTP/1.1".encode("ascii"), *way.lines, *map(b": ".join, headers)]
     lines += _framing(method, headers, content)
     head = b"\n".join(lines)
     if head.count(b"\n") >= len(lines) or _FORBIDDEN.search(head):
@@ -229,7 +228,7 @@ def _head(way: _Way, method: str, target: str, headers: Headers, content: Conten
 
 def _framing(method: str, headers: Headers, content: Content) -> list[bytes]:
     """Return the header that says where the body ends, unless the headers already have one."""
-    if headers.get_all(b"content-length"):
+    if headers.has(b"content-length"):
         return []
     if not isinstance(content, bytes):
         return [b"Transfer-Encoding: chunked"]
