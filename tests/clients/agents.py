@@ -151,10 +151,30 @@ def _codex(name: str, models: Mapping[str, str], read: Callable[[Path], Call]) -
 _CLAUDE = HERE / "claude_code" / "node_modules" / "@anthropic-ai" / "claude-code-linux-x64" / "claude"
 _OPENCODE = HERE / "opencode" / "node_modules" / "opencode-linux-x64-baseline" / "bin" / "opencode"
 
-_AI_SDK = HERE / "ai_sdk"
+
+def _node(name: str, folder: str, *arguments: str, **options: Any) -> Agent:
+    installed = HERE / folder / "node_modules" / ".package-lock.json"
+    return Agent(name, ("node", HERE / folder / "run.mjs", *arguments), installed, **options)
+
+
+def _responses(name: str, *arguments: str, **options: Any) -> Agent:
+    return _python(name, *arguments, api="responses", **options)
+
+
+def _messages(name: str, *arguments: str, **options: Any) -> Agent:
+    return _python(name, *arguments, api="messages", models=CLAUDES, **options)
+
 
 AGENTS = (
-    Agent("ai_sdk", ("node", _AI_SDK / "run.mjs"), _AI_SDK / "node_modules" / ".package-lock.json"),
+    _node("ai_sdk_chat", "ai_sdk", "chat"),
+    _node("ai_sdk_responses", "ai_sdk", "responses", api="responses"),
+    _node("ai_sdk_messages", "ai_sdk", "messages", api="messages", models=CLAUDES),
+    _node("anthropic_node", "anthropic_node", api="messages", models=CLAUDES),
+    _messages("anthropic_plain", "plain", script="anthropic_python"),
+    _messages("anthropic_streamed", "streamed", script="anthropic_python"),
+    _responses("openai_plain", "plain", script="openai_responses", environment="openai_python"),
+    _responses("openai_streamed", "streamed", script="openai_responses", environment="openai_python"),
+    _responses("openai_agents_responses", environment="openai_agents"),
     _python("langgraph", environment="deepagents", settings={"LANGSMITH_TRACING": "false"}),
     _python(
         "crewai",

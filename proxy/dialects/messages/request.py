@@ -55,6 +55,7 @@ class Known(msgspec.Struct, frozen=True):
     system: Raw = NULL
     max_tokens: Raw = NULL
     context_management: Raw = NULL
+    thread: Raw = NULL
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -105,10 +106,12 @@ def continued(request: Request, continuation: Continuation) -> bytes:
 
 
 def _obstacle(known: Known) -> str:
-    """Clients that have upstream clear or compact the history keep doing so, and nothing of ours is added.
+    """Clients that have upstream keep, clear or compact the history go on so, and nothing of ours is added.
 
     Clearing old thinking is no reason: nothing else is touched by it, and Claude Code has it done in each request.
     """
+    if not rawjson.is_null(known.thread):
+        return "thread"
     edits = object_of(known.context_management).get("edits")
     found = rawjson.elements(edits) if edits is not None and rawjson.is_array(edits) else []
     others = [edit for edit in found if not text_of(object_of(edit).get("type")).startswith(THINKING_EDITS)]

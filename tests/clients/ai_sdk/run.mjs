@@ -1,10 +1,18 @@
-// An agent loop of the AI SDK over chat completions, streamed.
+// An agent loop of the AI SDK over chat completions, Responses or Messages, streamed.
 import { readFile } from "node:fs/promises";
+import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
-const provider = createOpenAI({ baseURL: process.env.OPENAI_BASE_URL });
+const openai = createOpenAI({ baseURL: process.env.OPENAI_BASE_URL });
+const anthropic = createAnthropic({ baseURL: `${process.env.ANTHROPIC_BASE_URL}/v1` });
+const stateless = { store: false, include: ["reasoning.encrypted_content"] };
+const apis = {
+  chat: { model: openai.chat },
+  responses: { model: openai.responses, providerOptions: { openai: stateless } },
+  messages: { model: anthropic, providerOptions: { anthropic: { thinking: { type: "adaptive" } } } },
+};
 const tools = {
   read_log: tool({
     description: "The text of a log file.",
@@ -13,12 +21,12 @@ const tools = {
   }),
 };
 
-async function talk(model, prompts) {
+async function talk({ model, ...options }, name, prompts) {
   const messages = [];
   let answer = "";
   for (const content of prompts) {
     messages.push({ role: "user", content });
-    const run = streamText({ model: provider.chat(model), messages, tools, stopWhen: stepCountIs(20) });
+    const run = streamText({ model: model(name), messages, tools, stopWhen: stepCountIs(20), ...options });
     answer = await run.text;
     messages.push(...(await run.responseMessages));
   }
@@ -26,7 +34,7 @@ async function talk(model, prompts) {
 }
 
 const answers = {};
-for (const [model, prompts] of Object.entries(JSON.parse(process.argv[2]))) {
-  answers[model] = await talk(model, prompts);
+for (const [name, prompts] of Object.entries(JSON.parse(process.argv[3]))) {
+  answers[name] = await talk(apis[process.argv[2]], name, prompts);
 }
 console.log(JSON.stringify(answers));

@@ -97,6 +97,8 @@ def test_what_is_no_request_is_left_to_upstream(body: bytes) -> None:
             "context_management",
         ),
         ({"context_management": {"edits": [1]}}, "context_management"),
+        ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
+        ({"thread": None}, ""),
         ({"tools": [{"name": f"t{number}"} for number in range(127)]}, "tools"),
     ],
 )
