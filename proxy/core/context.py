@@ -10,9 +10,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Self
 
+import msgspec
+
 from proxy.core.pins import Pins
 from proxy.core.plan import Item, Role
 from proxy.core.policy import Mode, Offload
+
+
+class Gain(msgspec.Struct, frozen=True, gc=False):
+    """A message that an event would compact."""
+
+    index: int
+    before: int
+    """Live tokens of old history before it."""
+    freed: int
+    """Tokens that moving it frees."""
+    since: int
+    """The number of requests before the first one that carried it."""
 
 
 class Messages:
@@ -33,14 +47,24 @@ class Messages:
         """Where the last two user messages begin. They are never touched."""
         self.unanswered = 0
         """Where the messages begin that the model has not answered yet."""
+        self.reply = 0
+        """Where the model's newest reply begins."""
+        self.reply_before = 0
+        """Where the reply before that one begins."""
         self.staying: set[int] = set()
         """The messages that a cut leaves in their places, because calls and results near them do not pair."""
+        self.requests = 0
+        """The requests that the client has sent, the one under way included."""
+        self.since: list[int] = []
+        """For each message, the number of requests before the first one that carried it."""
         self._steps: list[int] = []  # for each message, where its step begins
 
     def append(self, item: Item, live: int) -> None:
         """Add the next message, with its live tokens."""
         index = len(self.items)
         if item.role is Role.ASSISTANT:
+            if self.unanswered < index or not index:
+                self.reply_before, self.reply = self.reply, index
             self.unanswered = index + 1
         elif item.role is Role.USER:
             self.recent_user, self.turn = self.turn, index
@@ -49,6 +73,7 @@ class Messages:
         self._steps.append(self._steps[-1] if in_step else index)
         self.items.append(item)
         self.live.append(live)
+        self.since.append(self.requests)
         if item.role is Role.SYSTEM and self.leading == index:
             self.leading += 1
             self.leading_tokens += live
@@ -60,10 +85,13 @@ class Messages:
         """Whether no message waits for an answer: the last one is the assistant's, or there is none."""
         return not self.items or self.items[-1].role is Role.ASSISTANT
 
-    def window(self, keep: int) -> int:
-        """Where the recent window begins: the last `keep` messages or all unanswered ones, widened to whole steps."""
+    def window(self, keep: int, answered: int | None = None) -> int:
+        """Where the recent window begins: the last `keep` messages or all from `answered` on, widened to whole steps.
+
+        `answered`: by default, where the messages begin that the model has not answered yet.
+        """
         size = len(self.items)
-        start = min(size - min(keep, size), self.unanswered)
+        start = min(size - min(keep, size), self.unanswered if answered is None else answered)
         return self._steps[start] if start < size else size
 
     def replies_between(self, kept: Sequence[int], end: int) -> Iterator[int]:
@@ -113,7 +141,7 @@ class Messages:
     def copy(self) -> Self:
         other = copy.copy(self)
         other.items, other.live, other._steps = self.items.copy(), self.live.copy(), self._steps.copy()
-        other.staying = self.staying.copy()
+        other.staying, other.since = self.staying.copy(), self.since.copy()
         return other
 
 
@@ -129,11 +157,11 @@ class OldHistory:
         """Where the recent window begins."""
         self.movable = 0
         """Live tokens, without the snapshot."""
-        self.gains: list[int] = []
-        """The messages that an event would compact now."""
+        self.results: list[Gain] = []
+        """The results that an event would compact now."""
+        self.users: list[Gain] = []
+        """The user messages that it would compact."""
         self.gain = 0
-        self.gain_from = 0
-        """Live tokens before the first gain."""
         self._users = Pins(offload.pin_user_tokens, keeps_first=True)
         self._systems = Pins(offload.pin_user_tokens)
         self._waiting: dict[int, int] = {}  # large ones of the last two user messages: live tokens before each
@@ -159,12 +187,12 @@ class OldHistory:
         self.end = max(self.end, end)
         self._systems.release(self.end)
         for index in self._users.release(messages.recent_user):
-            self._gain(index, self._waiting.pop(index), messages.shrinkable(index))
+            self._gain(self.users, messages, index, self._waiting.pop(index))
 
     def _add(self, messages: Messages, index: int) -> None:
         item, live, freed = messages.items[index], messages.live[index], messages.shrinkable(index)
         if self._compacts and item.role is Role.TOOL and item.tokens > self._least and freed > 0:
-            self._gain(index, self._tokens, freed)
+            self._gain(self.results, messages, index, self._tokens)
         if index in messages.staying:
             self._users.keep(index, live)
         elif item.role is Role.USER:
@@ -179,10 +207,14 @@ class OldHistory:
     def _tokens(self) -> int:
         return self.movable + self._snapshot
 
-    def _gain(self, index: int, before: int, freed: int) -> None:
-        self.gain_from = min(self.gain_from, before) if self.gains else before
-        self.gain += freed
-        self.gains.append(index)
+    def _gain(self, gains: list[Gain], messages: Messages, index: int, before: int) -> None:
+        gains.append(Gain(index, before, messages.shrinkable(index), messages.since[index]))
+        self.gain += gains[-1].freed
+
+    @property
+    def gain_from(self) -> int:
+        """Live tokens before the first gain."""
+        return min([gains[0].before for gains in (self.results, self.users) if gains], default=0)
 
     def shrunk(self, index: int, freed: int) -> None:
         """A reference has replaced this message, which freed so many tokens."""
@@ -192,9 +224,15 @@ class OldHistory:
             if later > index:
                 self._waiting[later] -= freed
 
-    def gains_taken(self) -> None:
-        """An event has compacted all gains."""
-        self.gains, self.gain = [], 0
+    def take_gains(self, first: int = 0) -> list[int]:
+        """Take the gains from message `first` on, which an event compacts, and return their indexes."""
+        taken = list[int]()
+        for gains in (self.results, self.users):
+            while gains and gains[-1].index >= first:
+                gain = gains.pop()
+                self.gain -= gain.freed
+                taken.append(gain.index)
+        return taken
 
     def settle(self) -> frozenset[int]:
         """The pins for a summary here. Messages that were released become part of it and are never pinned again."""
@@ -212,6 +250,6 @@ class OldHistory:
 
     def copy(self) -> Self:
         other = copy.copy(self)
-        other.gains, other._waiting = self.gains.copy(), self._waiting.copy()
+        other.results, other.users, other._waiting = self.results.copy(), self.users.copy(), self._waiting.copy()
         other._users, other._systems = self._users.copy(), self._systems.copy()
         return other

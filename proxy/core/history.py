@@ -22,7 +22,7 @@ from proxy.core.labels import Label
 from proxy.core.opening import START, Opening
 from proxy.core.pairing import REGULAR, Irregular, Pairing, Place
 from proxy.core.plan import Item, Plan, Role, Room
-from proxy.core.planner import Fold
+from proxy.core.planner import Fold, begun, least_planned
 from proxy.core.policy import Offload
 from proxy.core.preview import Shape
 from proxy.core.reasons import Reason
@@ -256,7 +256,7 @@ class Terms(msgspec.Struct, frozen=True):
 
     def leave_alone(self, tokens: int, leading: int) -> bool:
         """Whether a history of so few tokens, `leading` of them in leading system messages, never needs a plan."""
-        if tokens > min(self.offload.max_total_tokens, self.offload.max_unseen_tool_tokens):
+        if tokens > min(least_planned(self.offload), self.offload.max_unseen_tool_tokens):
             return False
         return self.room.holds(tokens - leading + self.room.reserved(leading))
 
@@ -335,7 +335,7 @@ class History:
         if self.fold is None and self.terms.leave_alone(tokens, _leading_tokens(read)):
             return History(self.terms, read, tokens, extra)
         terms, parts = self.terms, self.parts.extended(messages, self.terms.offload)
-        fold = self.fold.copy() if self.fold else Fold(terms.offload, terms.room, terms.tool_definition_tokens)
+        fold = self.fold.copy() if self.fold else begun(terms.offload, terms.room, terms.tool_definition_tokens)
         for item in parts.items[len(self) if self.fold else 0 :]:
             fold.add(item)
         return History(terms, read, tokens, extra, fold, parts)

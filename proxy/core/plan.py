@@ -77,6 +77,19 @@ class SummaryBoundary(msgspec.Struct, frozen=True):
     """The ordinal of the event that fixed it."""
 
 
+class Cause(IntEnum):
+    """Why an event happened."""
+
+    TOTAL = 0
+    """Old history exceeds `max_total_tokens`, and the event pays for itself."""
+    RENT = 1
+    """The newest results have cost, or will soon cost, as much as it takes to move them."""
+    HARD = 2
+    """Old history exceeds what models can work with. The event need not pay."""
+    WINDOW = 3
+    """The request does not fit the window. The event need not pay."""
+
+
 class OffloadEvent(msgspec.Struct, frozen=True):
     """A request point at which the context was rewritten.
 
@@ -86,6 +99,7 @@ class OffloadEvent(msgspec.Struct, frozen=True):
     point: int
     turn: int
     answered: int
+    cause: Cause = Cause.TOTAL
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -100,6 +114,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Whether that is within the window."""
     waited: int = 0
     """The client's requests since the latest event."""
+    answered: int | None = None
+    """Where the newest reply begins that the model gave before this request. None under the rules of plan 1."""
 
     @property
     def empty(self) -> bool:
@@ -115,8 +131,14 @@ class Plan(msgspec.Struct, frozen=True):
         return min([*points, *(index + 1 for index, move in self.moves.items() if move.first_preview)], default=0)
 
     @property
-    def turn(self) -> int:
-        """Where the user turn of the newest event begins. Older hidden rounds may be shortened."""
+    def used(self) -> int:
+        """The hidden rounds before this message have been used: their long answers shrink to pointers.
+
+        An answer stays whole in the request after its reply and leaves with the next one, by its position alone. Under
+        plan 1 it stays until an event in a later user turn.
+        """
+        if self.answered is not None:
+            return self.answered
         return self.events[-1].turn if self.events else 0
 
     def before(self, event: int) -> Plan:

@@ -13,17 +13,24 @@ All sizes are tokens. Every comparison with a threshold is strict.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterable
 from typing import Self
 
-from proxy.core.context import Messages, OldHistory
-from proxy.core.plan import Item, Move, OffloadEvent, Plan, Role, Room, SummaryBoundary
+from proxy.core.context import Gain, Messages, OldHistory
+from proxy.core.plan import Cause, Item, Move, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.core.policy import Mode, Offload
-from proxy.core.rental import SkiRental
+from proxy.core.rental import LEAST_FREED, Account, SkiRental
 
 
 class Fold:
-    """The planner's state after the items so far. Each item takes constant time, however many came before."""
+    """The planner's state after the items so far. Each item takes constant time, however many came before.
+
+    Every event pays for itself. The newest results move once their own rents cover it and our sum stays within
+    `max_loss` of no proxy's. Beyond `max_total_tokens`, all old results move or history is summarised as soon as our
+    sum stays within no proxy's. Only first sight, fitting the window, and history beyond `hard_total_tokens` need not
+    pay.
+    """
 
     def __init__(self, offload: Offload, room: Room, tool_definition_tokens: int = 0) -> None:
         self._offload = offload
@@ -34,8 +41,13 @@ class Fold:
         self._enough = max(offload.min_saved_tokens, 1)
         self.messages = Messages()
         """The messages so far."""
+        self.account = Account(offload)
         self._old = OldHistory(offload)
         self._rental = SkiRental(offload)
+        self._answered = deque([0] * offload.min_views, maxlen=offload.min_views)  # by the latest requests
+        self._client = 0  # tokens of the messages as the client sent them, without leading system messages
+        self._offering = False  # whether earlier requests had our tools
+        self._bill: float | None = None  # of the request under way, if it has an event
         self._moves: dict[int, Move] = {}
         self._boundaries: list[SummaryBoundary] = []
         self._events: list[OffloadEvent] = []
@@ -54,6 +66,8 @@ class Fold:
         if first_sight:
             self._moves[len(self.messages.items)] = Move(first_preview=True, event=0)
         self.messages.append(item, item.first_preview if first_sight else item.tokens)
+        if len(self.messages.items) > self.messages.leading:
+            self._client += item.tokens
 
     def plan(self) -> Plan:
         """The plan for a request that ends here. The fold itself can continue."""
@@ -66,7 +80,9 @@ class Fold:
     def copy(self) -> Self:
         """An independent fold in the same state."""
         other = copy.copy(self)
-        other.messages, other._old, other._rental = self.messages.copy(), self._old.copy(), copy.copy(self._rental)
+        other.messages, other._old = self.messages.copy(), self._old.copy()
+        other._rental, other.account = copy.copy(self._rental), copy.copy(self.account)
+        other._answered = self._answered.copy()
         other._moves, other._boundaries, other._events = (
             self._moves.copy(),
             self._boundaries.copy(),
@@ -83,28 +99,39 @@ class Fold:
             live=live,
             fits=self._room.holds(live),
             waited=self._waited if self._events else 0,
+            answered=self._used(),
         )
+
+    def _used(self) -> int | None:
+        """Where the newest reply begins that the model gave before this request."""
+        return self.messages.reply_before if self.messages.answered else self.messages.reply
 
     def _request_point(self) -> None:
         """The client asks here: have an event if it pays for itself, or if the request exceeds its window."""
-        self._waited += 1
-        self._old.advance(self.messages, self.messages.window(self._keep))
-        self._rental.pay(self._removable())
-        if not self._holds(self.messages.total):
+        messages = self.messages
+        self._begin_request()
+        if not self._holds(messages.total):
             self._fit()
-        elif self._old.offloadable > self._offload.max_total_tokens:
+        else:
             self._consider()
+        bill = self._cost(messages.total, self.account.live) if self._bill is None else self._bill
+        self.account.settle(bill, messages.total, self._client)
+        self._offering = self._offering or bool(self._moves or self._boundaries)
+
+    def _begin_request(self) -> None:
+        self._waited += 1
+        self.messages.requests += 1
+        self._bill = None
+        self._old.advance(self.messages, self._window())
+
+    def _window(self) -> int:
+        """Where the recent window begins: what the model has answered fewer than `min_views` times is in it."""
+        self._answered.append(self.messages.unanswered)
+        return self.messages.window(self._keep, self._answered[0])
 
     def _holds(self, live: int) -> bool:
         """Whether upstream has room for so many tokens behind the leading system messages."""
         return self._room.holds(self._room.reserved(self.messages.leading_tokens) + live)
-
-    def _removable(self) -> int:
-        """Tokens that an event would free now. Carrying them is the rent that finally pays for the event."""
-        mode = self._offload.mode
-        if mode is Mode.COMPACT or (mode is Mode.AUTO and self._old.gain >= self._enough):
-            return self._old.gain
-        return max(self._compressible, 0)
 
     @property
     def _compressible(self) -> int:
@@ -112,13 +139,32 @@ class Fold:
         return self._old.movable - self._old.pinned - (0 if self._boundaries else self._rental.snapshot)
 
     def _consider(self) -> None:
-        """Have an event if it frees enough and the rent paid so far covers the cost of breaking the prefix."""
+        """Have an event if one pays for itself: the newest results first, then all old history if it is too much."""
+        newest = self._rental.worth_moving(self._old.results, self.messages.requests, self._price_of_moving)
+        if newest is not None and self._affords(*newest):
+            self._event(self._old.take_gains(newest[0].index), newest[0].before, Cause.RENT)
+        elif self._old.offloadable > self._offload.max_total_tokens:
+            self._consider_total()
+
+    def _affords(self, first: Gain, freed: int) -> bool:
+        """Whether moving the results from `first` on leaves our sum within `max_loss`."""
+        loss = self._offload.max_loss
+        own = self._cost(self.messages.total - freed, first.before, event=True)
+        return loss is None or self.account.allows(own, self._client, loss)
+
+    def _consider_total(self) -> None:
+        """Move all old results, or summarise history, if that frees enough and the account allows it."""
         boundary = self._wants_summary()
-        if (self._compressible if boundary else self._old.gain) < self._enough:
+        freed = self._compressible if boundary else self._old.gain
+        if freed < self._enough:
             return
-        urgent = self._old.offloadable > 2 * self._offload.max_total_tokens
-        if urgent or self._rental.paid >= self._price(boundary):
-            self._event(self._old.gains, boundary)
+        kept = 0 if boundary else self._old.gain_from
+        total = self.messages.total
+        own = self._cost(total - freed, kept, summarised=total if boundary else None, event=True)
+        if self.account.allows(own, self._client):
+            self._event(self._old.take_gains(), kept, Cause.TOTAL, boundary=boundary)
+        elif self._old.offloadable > self._offload.hard_total():
+            self._event(self._old.take_gains(), kept, Cause.HARD, boundary=boundary)
 
     def _wants_summary(self) -> bool:
         """Whether compaction alone leaves too much."""
@@ -128,32 +174,48 @@ class Fold:
         ratio = (self.messages.total - self._old.gain) / self.messages.total
         return left > self._offload.max_total_tokens and ratio > self._offload.compact_ratio_threshold
 
-    def _price(self, boundary: bool) -> float:
-        """The cost of an event: everything that remains after its first change is written anew.
-
-        Freed tokens are not written again and do not count. On 111 recorded runs above 30,000 tokens (writing at 1.25)
-        this rule costs 0.73 of no proxy in the median and 1.17 at worst; counting them costs 0.83 and 1.27.
+    def _rewritten(self, left: int, kept: int) -> int:
+        """The tokens that an event writes anew which leaves so many, the first `kept` of them as they were.
 
         The first event adds our tools, which come before the messages, so the leading ones are written anew as well.
         """
-        total = self.messages.total
-        left = total - (self._compressible if boundary else self._old.gain)
         if self._tool_definition_tokens and not self._moves and not self._boundaries:
-            rewritten = left + self._tool_definition_tokens + _coarse(self.messages.leading_tokens)
+            return left + self._tool_definition_tokens + _coarse(self.messages.leading_tokens)
+        return max(left - kept, 0)
+
+    def _price_of_moving(self, freed: int, kept: int) -> float:
+        """The price of moving results that frees so many tokens. Freed tokens are not written again.
+
+        What is new would have to be written in any case, and counts all the same: caches with breakpoints often lose
+        more than what follows the change. Without it, the worst recorded run is at 1.29 there instead of 1.13.
+        """
+        return self._rental.price(self._rewritten(self.messages.total - freed, kept), summarised=None)
+
+    def _cost(self, live: int, kept: int, summarised: int | None = None, event: bool = False) -> float:
+        """The cost of this request with so many live tokens, the first `kept` of them cached; see `Account`.
+
+        Requests that have our tools pay for them, and the first one also for writing the leading messages anew.
+        """
+        tools = self._tool_definition_tokens
+        if not tools or not (event or self._moves or self._boundaries):
+            cost = self.account.cost(live, min(kept, live))
+        elif self._offering:
+            cost = self.account.cost(tools + live, tools + min(kept, live))
         else:
-            rewritten = max(left - (0 if boundary else self._old.gain_from), 0)
-        return self._rental.price(rewritten, summarised=total if boundary else None)
+            cost = self.account.cost(tools + live, 0) + self._rental.price(_coarse(self.messages.leading_tokens), None)
+        return cost + (0.0 if summarised is None else self._rental.price(0, summarised))
 
     def _fit(self) -> None:
         """The request exceeds the window: move every seen result, then summarise everything before the unseen ones."""
         unseen = self.messages.window(0)
         self._old.advance(self.messages, unseen)
-        moved = sorted({*self._old.gains, *filter(self.messages.movable, range(self._fitted, unseen))})
+        gains = self._old.take_gains()
+        moved = sorted({*gains, *filter(self.messages.movable, range(self._fitted, unseen))})
         freed = sum(map(self.messages.shrinkable, moved))
         self._fitted = unseen
         boundary = not self._holds(self.messages.total - freed) and self._summary_helps(freed)
         if moved or boundary:
-            self._event(moved, boundary)
+            self._event(moved, 0, Cause.WINDOW, boundary=boundary)
 
     def _summary_helps(self, freed: int) -> bool:
         """Whether a summary makes the request fit, or at least saves as much as an event must.
@@ -165,19 +227,23 @@ class Fold:
         fits = self._holds(self.messages.total - self._compressible)
         return self._compressible - freed >= (1 if fits else self._enough)
 
-    def _event(self, moved: Iterable[int], boundary: bool) -> None:
-        """Rewrite the context here: `moved` become references and, with `boundary`, old history becomes a snapshot."""
+    def _event(self, moved: Iterable[int], kept: int, cause: Cause, *, boundary: bool = False) -> None:
+        """Rewrite the context here: `moved` become references and, with `boundary`, old history becomes a snapshot.
+
+        The first `kept` tokens behind the leading messages stay as they are.
+        """
         messages = self.messages
-        self._events.append(OffloadEvent(len(messages.items), messages.turn, messages.unanswered))
+        before = messages.total
+        self._events.append(OffloadEvent(len(messages.items), messages.turn, messages.unanswered, cause))
         self._waited = 0
         for index in moved:
             self._old.shrunk(index, messages.shrink(index))
             at_first_sight = index in self._moves and self._moves[index].first_preview
             self._moves[index] = Move(first_preview=at_first_sight, event=len(self._events))
-        self._old.gains_taken()
         self._rental.settle()
         if boundary:
             self._summarise()
+        self._bill = self._cost(messages.total, kept, summarised=before if boundary else None)
 
     def _summarise(self) -> None:
         """Replace all old history, an earlier snapshot included, by one snapshot; leading messages and pins stay."""
@@ -193,6 +259,41 @@ class Fold:
         self._boundaries.append(SummaryBoundary(end=old.end, pins=pins, event=len(self._events)))
 
 
+class FirstFold(Fold):
+    """The rules of plan 1: one ski rental for all movable history. It stays for one release, for rolling upgrades."""
+
+    def _used(self) -> None:
+        """Answers of our tools stay until an event in a later user turn."""
+
+    def _begin_request(self) -> None:
+        super()._begin_request()
+        self._rental.pay(self._removable())
+
+    def _window(self) -> int:
+        return self.messages.window(self._keep)
+
+    def _removable(self) -> int:
+        """Tokens that an event would free now. Carrying them is the rent that finally pays for the event."""
+        mode = self._offload.mode
+        if mode is Mode.COMPACT or (mode is Mode.AUTO and self._old.gain >= self._enough):
+            return self._old.gain
+        return max(self._compressible, 0)
+
+    def _consider(self) -> None:
+        """Have an event if it frees enough and the rent paid so far covers the cost of breaking the prefix."""
+        if self._old.offloadable <= self._offload.max_total_tokens:
+            return
+        boundary = self._wants_summary()
+        if (self._compressible if boundary else self._old.gain) < self._enough:
+            return
+        urgent = self._old.offloadable > 2 * self._offload.max_total_tokens
+        kept, total = 0 if boundary else self._old.gain_from, self.messages.total
+        left = total - (self._compressible if boundary else self._old.gain)
+        price = self._rental.price(self._rewritten(left, kept), summarised=total if boundary else None)
+        if urgent or self._rental.paid >= price:
+            self._event(self._old.take_gains(), kept, Cause.HARD if urgent else Cause.TOTAL, boundary=boundary)
+
+
 def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:
     """The plan for a history: a pure function of the history, the policy and the upstream's room.
 
@@ -202,9 +303,19 @@ def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_to
     return folded(items, offload, room, tool_definition_tokens).plan()
 
 
+def begun(offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Fold:
+    """The fold of an empty history, by the rules that the policy names."""
+    return (FirstFold if offload.plan == 1 else Fold)(offload, room, tool_definition_tokens)
+
+
+def least_planned(offload: Offload) -> int:
+    """A history of so few tokens has no event as long as it fits the window."""
+    return min(offload.max_total_tokens, LEAST_FREED) if offload.plan > 1 else offload.max_total_tokens
+
+
 def folded(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Fold:
     """The fold over these items, for a history that continues."""
-    state = Fold(offload, room, tool_definition_tokens)
+    state = begun(offload, room, tool_definition_tokens)
     for item in items:
         state.add(item)
     return state

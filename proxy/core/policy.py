@@ -31,6 +31,10 @@ REPLY_SHARE, LEAST_REPLY, MOST_REPLY = 8, 1_000, 16_000
 """The room for a reply: one part in so many of the window, and its bounds in tokens. Few replies of agents are longer
 than some thousand tokens, and models with small windows write shorter ones."""
 
+HARD_TOTAL = 5
+"""So many times `max_total_tokens` is what no model should have to work with. On the recorded runs, less makes the
+worst run dearer and saves nothing in the median."""
+
 
 class Mode(StrEnum):
     OFF = "off"
@@ -61,8 +65,18 @@ class SnapshotRole(StrEnum):
 
 class Inject(StrEnum):
     WHEN_OFFLOADING = "when_offloading"
+    AGENTS = "agents"
+    """From the start for requests that bring tools of their own, `WHEN_OFFLOADING` for the others."""
     ALWAYS = "always"
     NEVER = "never"
+
+
+class Profile(StrEnum):
+    """Presets of plan 2; see `profiles`."""
+
+    CAREFUL = "careful"
+    BALANCED = "balanced"
+    FRUGAL = "frugal"
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,6 +144,13 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """When history is moved out of the context, and what stays."""
 
     mode: Annotated[Mode, Meta(description="how old history may be moved")] = Mode.AUTO
+    plan: Annotated[
+        int, Meta(ge=1, le=2, description="the rules of the plan: 2 are the new ones; a `profile` implies 2")
+    ] = 1
+    profile: Annotated[
+        Profile,
+        Meta(description="plan 2: how soon results leave. It sets the keys below that are left out"),
+    ] = Profile.BALANCED
     max_total_tokens: Annotated[Tokens, Meta(description="old history allowed before offloading starts, in tokens")] = (
         20_000
     )
@@ -143,6 +164,23 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_unseen_tool_tokens: Annotated[
         Tokens, Meta(description="tokens above which a tool result is moved before the model has seen it")
     ] = 20_000
+    min_views: Annotated[
+        int, Meta(ge=1, le=1_000, description="plan 2: replies of the model that a tool result stays for, at least")
+    ] = 1
+    max_loss: Annotated[
+        Annotated[float, Meta(ge=0, le=10)] | None,
+        Meta(
+            description="plan 2: the share of the cost without a proxy by which moving results may exceed it for a "
+            "while; null: as much as they have cost"
+        ),
+    ] = None
+    hard_total_tokens: Annotated[
+        Tokens | None,
+        Meta(
+            description="plan 2: old history above which offloading need not pay, in tokens; null: five times "
+            "`max_total_tokens`"
+        ),
+    ] = None
     min_saved_tokens: Annotated[Tokens, Meta(description="tokens that moving must save to be worth it")] = 8_000
     preview_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the head")] = 100
     preview_tail_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the tail")] = 0
@@ -181,6 +219,10 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def keep_for_compression(self) -> int:
         """How many of the last messages a summary leaves alone."""
         return 2 if self.keep_recent_count is None else self.keep_recent_count
+
+    def hard_total(self) -> int:
+        """The tokens of old history above which plan 2 has an event at any price."""
+        return HARD_TOTAL * self.max_total_tokens if self.hard_total_tokens is None else self.hard_total_tokens
 
     def result_rules(self) -> tuple[ResultRule, ...]:
         """The rules of `results`, those of presets included."""
@@ -252,6 +294,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.offload.mode is not Mode.OBSERVE:
             return self
         return msgspec.structs.replace(self, offload=msgspec.structs.replace(self.offload, mode=Mode.AUTO))
+
+    def for_request(self, *, has_tools: bool) -> Policy:
+        """The policy for one request, which may bring tools of its own: `inject` is never `AGENTS` in it."""
+        if self.tools.inject is not Inject.AGENTS:
+            return self
+        inject = Inject.ALWAYS if has_tools else Inject.WHEN_OFFLOADING
+        return msgspec.structs.replace(self, tools=msgspec.structs.replace(self.tools, inject=inject))
 
     def for_model(self, model: str) -> Policy:
         """The policy with the sections of the first rule that matches this model."""

@@ -41,6 +41,11 @@ class Request(msgspec.Struct, frozen=True, dict=True):
         return rawjson.members(self.body)
 
     @property
+    def has_tools(self) -> bool:
+        """Whether the client sent tools of its own, as agents do."""
+        return bytes(self.tools).strip() not in (b"null", b"[]", b"")
+
+    @property
     def large(self) -> bool:
         """Whether work on all of the request takes more than a few milliseconds."""
         return len(self.body) > LARGE_BYTES or len(self.entries) > LARGE_ENTRIES

@@ -94,7 +94,7 @@ def _with_snapshot(dialect: Dialect, entries: list[Entry], leading: int, role: S
 def shrunk(dialect: Dialect, plan: Plan, rounds: Mapping[int, HiddenRound], least: int) -> dict[int, HiddenRound]:
     """Return the hidden rounds as they are sent. Before the newest event's user turn, answers above `least` tokens are
     replaced by lines."""
-    return {index: dialect.shrunk(hidden, least) if index < plan.turn else hidden for index, hidden in rounds.items()}
+    return {index: dialect.shrunk(hidden, least) if index < plan.used else hidden for index, hidden in rounds.items()}
 
 
 def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.core.policy import Inject, Mode, Offload, Policy, Rule, Tools, Upstream
+from proxy.core.profiles import presets
 from proxy.core.results import ResultRole, ResultRule
 from proxy.policies.document import Document, Path, read
 from proxy.policies.error_texts import explained
@@ -20,6 +21,9 @@ from proxy.policies.format import SECTIONS, PolicyFile, duration
 
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results"}
 """Keys that may be empty, for example because everything in a section is commented out."""
+
+_RULED = ("upstream", "offload", "tools")
+"""The sections that a rule may change."""
 
 
 class PolicySource(msgspec.Struct, frozen=True):
@@ -64,8 +68,14 @@ def _parsed(
     defaults: dict[str, Any] = {"tenant": stem, "upstream": {"base_url": base_url} if base_url else {}}
     value = _accepted(document.value)
     value = overlay(defaults, value) if isinstance(value, dict) else value
-    written = _converted(document, value)
+    written = _converted(document, _preset(value) if isinstance(value, dict) else value)
     return document, written, _policy(stem, written, value)
+
+
+def _preset(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these sections with what their profile sets where they say nothing."""
+    offload = sections.get("offload", {})
+    return overlay(presets(offload) if isinstance(offload, Mapping) else {}, sections)
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,14 +130,12 @@ def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
 def _rule(rule: Mapping[str, Any], value: Mapping[str, Any]) -> Rule:
     """Return the rule overlaid on its policy. Both have been validated, so the result is valid too."""
 
-    def section(name: str) -> dict[str, Any]:
-        return overlay(value.get(name, {}), rule.get(name, {}))
-
+    sections = _preset({name: overlay(value.get(name, {}), rule.get(name, {})) for name in _RULED})
     return Rule(
         model=rule["match"]["model"],
-        upstream=msgspec.convert(section("upstream"), Upstream),
-        offload=msgspec.convert(section("offload"), Offload),
-        tools=msgspec.convert(section("tools"), Tools),
+        upstream=msgspec.convert(sections["upstream"], Upstream),
+        offload=msgspec.convert(sections["offload"], Offload),
+        tools=msgspec.convert(sections["tools"], Tools),
     )
 
 

@@ -178,6 +178,7 @@ async def plan(
     """Read the history and plan. Returns None if the request must not be changed. Raises Unplannable."""
     if policy.offload.mode is Mode.OFF or asked.names is None or asked.obstacle:
         return None
+    policy = policy.for_request(has_tools=asked.has_tools)
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
     before = 0 if asked.preamble is rawjson.NULL else await reader.tool_tokens(asked.preamble, asked.model, caller)
     reply = policy.upstream.reply_room(window)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.core.pins import MOST_PREVIEWS
 from proxy.core.plan import PATIENCE, Item, Move, Plan, Role, Room, live
-from proxy.core.planner import Fold, fold
+from proxy.core.planner import begun, fold
 from proxy.core.policy import Compress, Mode, Offload
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "U": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
@@ -358,6 +358,10 @@ offloads = st.builds(
     cached_read=st.sampled_from([0.0, 0.1, 0.5]),
     cache_write=st.sampled_from([0.0, 1.25]),
     pin_user_tokens=st.sampled_from([0, 100, 2000]),
+    plan=st.sampled_from([1, 2]),
+    min_views=st.sampled_from([1, 3]),
+    max_loss=st.sampled_from([None, 0.0, 0.2]),
+    hard_total_tokens=st.sampled_from([None, 2000]),
 )
 rooms = st.builds(Room, st.sampled_from([None, 500, 3000]), st.sampled_from([0, 100]))
 
@@ -438,7 +442,7 @@ def test_unseen_results_are_sent_whole(items: list[Item], offload: Offload) -> N
 def test_asking_a_fold_for_its_plan_does_not_change_it(
     items: list[Item], offload: Offload, room: Room, tool_definition_tokens: int, data: st.DataObject
 ) -> None:
-    state = Fold(offload, room, tool_definition_tokens)
+    state = begun(offload, room, tool_definition_tokens)
     for number, one in enumerate(items):
         if data.draw(st.booleans()):
             assert state.plan() == fold(items[:number], offload, room, tool_definition_tokens)
@@ -467,7 +471,7 @@ def test_planning_is_linear_in_the_history() -> None:
             touched += 1
             return super().__getitem__(index)
 
-    state = Fold(offload, Room())
+    state = begun(offload, Room())
     state.messages.items = Counting()
     for one in items:
         state.add(one)

@@ -181,6 +181,36 @@ def test_keys_are_kept_as_digests() -> None:
     assert "sk-" not in repr(source)
 
 
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("{}", (1, 20_000, 2_000, 1, None)),
+        ("{plan: 2}", (2, 10_000, 500, 3, 0.2)),
+        ("{profile: careful}", (2, 20_000, 500, 10, 0.04)),
+        ("{profile: frugal, max_total_tokens: 7, max_loss: null}", (2, 7, 500, 1, None)),
+        ("{profile: frugal, plan: 1}", (1, 20_000, 2_000, 1, None)),
+    ],
+)
+def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[object, ...]) -> None:
+    found = taken(f"offload: {section}", "default").offload
+    shown = (found.plan, found.max_total_tokens, found.max_tool_message_tokens, found.min_views, found.max_loss)
+    assert shown == expected
+
+
+def test_a_rule_may_have_a_profile_of_its_own() -> None:
+    text = "offload: {profile: careful, min_saved_tokens: 9}\nrules: [{match: {model: m}, offload: {profile: frugal}}]"
+    careful, frugal = taken(text, "default"), taken(text, "default").for_model("m")
+    assert [one.offload.min_views for one in (careful, frugal)] == [10, 1]
+    assert [one.offload.min_saved_tokens for one in (careful, frugal)] == [9, 9]
+    assert [one.tools.inject for one in (careful, frugal)] == ["when_offloading", "agents"]
+
+
+@pytest.mark.parametrize("section", ["{profile: [frugal]}", "{profile: bold}", "{plan: 3}", "{plan: two}", "7"])
+def test_a_profile_that_there_is_not_is_refused(section: str) -> None:
+    with pytest.raises(PolicyError, match="offload"):
+        taken(f"offload: {section}", "default")
+
+
 def test_what_is_left_out_has_its_default() -> None:
     assert taken("{}", "default") == Policy()
     assert taken(KEYED, "globex") == Policy(tenant="globex")
