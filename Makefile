@@ -3,6 +3,7 @@
 # make test-fast   the core and the units: no server processes
 # make test-all    the sweeps as well
 # make test-lowest a selection, with the lowest versions that pyproject.toml allows
+# make bench-model how well a small model reads moved results back, on a server here (fetches 1.1 GB; hours)
 # make test-clients, lint, types, bench-smoke, bench-competitors, lock, clean
 #
 # Needs make and Python >= 3.11; everything else goes into .venv, and is installed again only when its pins change.
@@ -43,7 +44,7 @@ NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.
 # Bytecode is kept whatever the environment says: tests start the proxy hundreds of times, and each start would compile it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-all test-lowest test-clients lint types bench-smoke bench-competitors servers lock lock-clients lock-competitors clean
+.PHONY: demo test test-fast test-all test-lowest test-clients lint types bench-smoke bench-model bench-competitors servers lock lock-clients lock-competitors clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -78,6 +79,12 @@ types: $(STAMP)
 bench-smoke: $(STAMP)
 	$(PY) -m tests.bench --smoke
 
+# What to ask, such as READBACK="--histories 1 --questions 10 --conditions everything compact".
+READBACK ?= --records 25
+
+bench-model: $(STAMP) .model/.installed
+	$(PY) -m tests.bench.readback --local .model $(READBACK)
+
 bench-competitors: $(STAMP) $(COMPETITORS) $(if $(shell command -v npm),$(NODE_COMPETITORS))
 
 # Third-party servers that tests talk to where they are there.
@@ -97,7 +104,7 @@ lock:
 		--output-file tests/lowest.txt
 
 lock-clients:
-	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in,$(COMPILE) --custom-compile-command "make lock-clients" \
+	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in tests/bench/readback/llama.in,$(COMPILE) --custom-compile-command "make lock-clients" \
 		$(if $(findstring llama,$(input)),--no-deps) $(input) --output-file $(input:.in=.txt) &&) true
 
 lock-competitors:
@@ -105,7 +112,7 @@ lock-competitors:
 		$(input) --output-file $(input:.in=.txt) &&) true
 
 clean:
-	rm -rf $(VENV) .clients .lowest .competitors build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .clients .lowest .competitors .model build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
 	rm -rf tests/clients/*/node_modules tests/bench/competitors/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -131,6 +138,11 @@ $(STAMP): constraints.txt pyproject.toml
 .clients/%/.installed: tests/clients/%.txt | .clients/uv/.installed
 	.clients/uv/bin/uv venv --quiet --allow-existing --python $(PY) .clients/$*
 	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .clients/$*/bin/python $<
+	touch $@
+
+.model/.installed: tests/bench/readback/llama.txt | .clients/uv/.installed
+	.clients/uv/bin/uv venv --quiet --allow-existing --python $(PY) .model
+	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .model/bin/python $<
 	touch $@
 
 .competitors/%/.installed: tests/bench/competitors/%.txt | $(STAMP)

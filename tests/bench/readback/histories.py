@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import msgspec
@@ -14,9 +13,13 @@ import msgspec
 Json = dict[str, Any]
 
 KINDS = ("value", "line", "count", "comparison", "nowhere")
-NOWHERE = "NOT FOUND"
+DENIAL = re.compile(r"\b(?:no|not|none|nothing|nowhere|cannot|unable|\w+n\Wt)\b", re.I)
+NUMBER = re.compile(r"\b\d{5,6}\b")
+"""One of the records' numbers."""
 STATES = ("open", "closed", "draining")
+SYSTEM = "You are a careful assistant. Look up every answer with your tools and never guess."
 RECORDS = 90
+"""Entries of a tool result: about 2,000 tokens of o200k_base."""
 
 SETTINGS = {
     "operations": [
@@ -71,7 +74,9 @@ class Question(msgspec.Struct, frozen=True):
     answer: str
 
     def is_right(self, reply: str) -> bool:
-        """Whether the reply has the answer, whatever its case and spaces."""
+        """Whether the reply has the answer, whatever its case and spaces, or says that there is none."""
+        if self.kind == "nowhere":
+            return DENIAL.search(reply) is not None and not NUMBER.search(reply.replace(",", ""))
         if self.kind == "comparison":  # naming both is no answer
             reply = reply.lower().rpartition("answer:")[2]
         said, wanted = (" ".join(text.lower().replace(",", "").split()) for text in (reply, self.answer))
@@ -88,7 +93,7 @@ class Recorded(msgspec.Struct, frozen=True):
     def messages(self, dropped: bool = False) -> list[Json]:
         """Return the messages before the question. `dropped`: without the texts of the results."""
         made: list[Json] = [
-            {"role": "system", "content": "You answer questions about what your tools have returned."},
+            {"role": "system", "content": SYSTEM},
             {"role": "user", "content": "Collect everything that the questions may be about."},
         ]
         for number, document in enumerate(self.documents):
@@ -118,20 +123,24 @@ class Recorded(msgspec.Struct, frozen=True):
         ]
 
 
-def histories() -> list[Recorded]:
-    """Return all histories, each with 14 questions of five kinds."""
-    return [_history(name, random.Random(name)) for name in SETTINGS]
+def histories(records: int = RECORDS, questions: int | None = None) -> list[Recorded]:
+    """Return all histories with results of so many entries, each with 14 questions of five kinds, or the given number
+    of them, in which every kind has its turn."""
+    return [_history(name, random.Random(name), records, questions) for name in SETTINGS]
 
 
-def _history(name: str, chance: random.Random) -> Recorded:
-    marks = iter(chance.sample(range(1_000, 10_000), RECORDS * len(SETTINGS[name])))
-    documents = [_document(*setting, marks, chance) for setting in SETTINGS[name]]
-    return Recorded(name, documents, _questions(documents, chance))
+def _history(name: str, chance: random.Random, records: int, questions: int | None) -> Recorded:
+    marks = iter(chance.sample(range(1_000, 10_000), records * len(SETTINGS[name])))
+    documents = [_document(*setting, list(islice(marks, records)), chance) for setting in SETTINGS[name]]
+    asked = _questions(documents, chance)
+    turns = zip_longest(*([question for question in asked if question.kind == kind] for kind in KINDS))
+    chosen = set(islice((question for turn in turns for question in turn if question), questions))
+    return Recorded(name, documents, [question for question in asked if question in chosen])
 
 
-def _document(tool: str, path: str, form: str, marks: Iterator[int], chance: random.Random) -> Document:
+def _document(tool: str, path: str, form: str, marks: list[int], chance: random.Random) -> Document:
     records = []
-    for number, mark in enumerate(islice(marks, RECORDS)):
+    for number, mark in enumerate(marks):
         key, value, state = f"K{mark}", chance.randrange(10_000, 1_000_000), chance.choice(STATES)
         line = ""
         if form != "json":
@@ -171,5 +180,5 @@ def _questions(documents: list[Document], chance: random.Random) -> list[Questio
         )
     for document in documents[:2]:
         key = f"K0{chance.randrange(100, 1_000)}"
-        asked.append(Question("nowhere", f"Which number belongs to {key} in {document.path}?", NOWHERE))
+        asked.append(Question("nowhere", f"Which number belongs to {key} in {document.path}?", ""))
     return sorted(asked, key=lambda question: KINDS.index(question.kind))

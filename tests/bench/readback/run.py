@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
 import msgspec
 
 from proxy.core.retrieval.definitions import NAMES, OTHER_NAMES
-from tests.bench.readback.histories import KINDS, NOWHERE, Question, Recorded
+from tests.bench.readback.histories import KINDS, Question, Recorded
 from tests.bench.readback.recorder import SECONDS, Passed, Recorder
 from tests.serving import PLAIN, served, tight
 
@@ -20,14 +22,15 @@ Json = dict[str, Any]
 CONDITIONS = ("everything", "dropped", "compact", "compress", "auto")
 PROXIED = CONDITIONS[2:]
 
-RULE = f"Answer in one short sentence. If it is nowhere in what the tools returned, say {NOWHERE}."
+RULE = "Look it up with your tools."
+"""Added to each question. Small models take any hint at how to answer, or at what to say if there is nothing, for an
+order to answer at once."""
 CLIENT_ROUNDS = 3
 """How often the client answers calls of its own tools before it takes what there is."""
 UNAVAILABLE = "This tool is not available any more. Answer from what was returned before."
 NOT_UNDERSTOOD = (
     "Nothing that was moved",
     "The arguments",
-    "There is no argument",
     "This pattern",
     '"',
     "not answered",
@@ -37,8 +40,21 @@ OURS = frozenset((*NAMES, *OTHER_NAMES))
 SNAPSHOT = "<state_snapshot>"
 
 
+RAW = re.compile(rf'"name":\s*"(?:{"|".join(OURS)})"')
+"""A call of ours that reached the client as text."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A model's call, and what it was told; empty if nothing."""
+
+    name: str
+    arguments: str
+    told: str
+
+
 class Score(msgspec.Struct):
-    """One condition's counts. `facts`: exact values asked for that stand in a snapshot, of `asked_facts`."""
+    """One condition's counts. `empty`: last messages with neither text nor calls; `raw`: texts with a call of ours in
+    them; `facts`: exact values asked for that stand in a snapshot, of `asked_facts`."""
 
     condition: str
     asked: Counter[str] = msgspec.field(default_factory=Counter)
@@ -47,43 +63,52 @@ class Score(msgspec.Struct):
     understood: int = 0
     rounds: int = 0
     empty: int = 0
+    raw: int = 0
     sent: int = 0
     cached: int = 0
     facts: int = 0
     asked_facts: int = 0
 
 
-def measured(
-    recorder: Recorder, model: str, key: str, histories: Sequence[Recorded], conditions: Iterable[str]
-) -> Iterator[Score]:
+class Asker(msgspec.Struct, frozen=True):
+    """Asks a model behind a recorder. `log` gets a line of JSON for each question."""
+
+    recorder: Recorder
+    model: str
+    key: str
+    log: TextIO
+
+
+def measured(asker: Asker, histories: Sequence[Recorded], conditions: Iterable[str]) -> Iterator[Score]:
     """Yield the score of each condition."""
     for condition in conditions:
         proxied = condition in PROXIED
-        policy = tight(recorder.url, **_sections(condition)) if proxied else {}
+        policy = tight(asker.recorder.url, **_sections(condition)) if proxied else {}
         with served({"default": policy}) if proxied else nullcontext() as proxy:
-            yield _score(proxy.url if proxy else recorder.url, condition, recorder, model, key, histories)
+            yield _score(proxy.url if proxy else asker.recorder.url, condition, asker, histories)
 
 
 def _sections(condition: str) -> Json:
     compress = {"wait": "always", "snapshot_tokens": 700, "timeout": SECONDS}
-    return {"offload": {"mode": condition, "max_total_tokens": 2_000, "compress": compress}}
+    return {"offload": {"mode": condition, "max_total_tokens": 500, "compress": compress}}
 
 
-def _score(url: str, condition: str, recorder: Recorder, model: str, key: str, histories: Sequence[Recorded]) -> Score:
+def _score(url: str, condition: str, asker: Asker, histories: Sequence[Recorded]) -> Score:
     score = Score(condition)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = {"authorization": f"Bearer {asker.key}"} if asker.key else {}
     with httpx.Client(base_url=url, headers=headers, timeout=SECONDS, trust_env=False, verify=PLAIN) as client:
         for history in histories:
             snapshots = ""
             for question in history.questions:
-                recorder.taken()
-                reply = _asked(client, model, history, question, dropped=condition == "dropped")
-                passed = recorder.taken()
-                score.asked[question.kind] += 1
-                score.right[question.kind] += question.is_right(reply)
-                score.empty += not reply.strip()
-                _count(score, passed)
+                asker.recorder.taken()
+                last = _asked(client, asker.model, history, question, dropped=condition == "dropped")
+                passed = asker.recorder.taken()
+                calls = _calls(passed)
+                _count(score, question, last, passed, calls)
                 snapshots += "".join(_snapshots(passed))
+                said = {"condition": condition, "history": history.name, **msgspec.to_builtins(question)}
+                took = {"last": last, "right": question.is_right(_content(last)), "rounds": len(passed)}
+                print(json.dumps({**said, **took, "calls": msgspec.to_builtins(calls)}), file=asker.log)
             if condition in PROXIED:
                 values = [question.answer for question in history.questions if question.kind == "value"]
                 score.asked_facts += len(values)
@@ -91,8 +116,8 @@ def _score(url: str, condition: str, recorder: Recorder, model: str, key: str, h
     return score
 
 
-def _asked(client: httpx.Client, model: str, history: Recorded, question: Question, *, dropped: bool) -> str:
-    """Return the model's last word. Calls of the client's own tools are told that there is nothing more."""
+def _asked(client: httpx.Client, model: str, history: Recorded, question: Question, *, dropped: bool) -> Json:
+    """Return the model's last message. Calls of the client's own tools are told that there is nothing more."""
     messages = [*history.messages(dropped), {"role": "user", "content": f"{question.text} {RULE}"}]
     message: Json = {}
     for _ in range(CLIENT_ROUNDS):
@@ -104,27 +129,40 @@ def _asked(client: httpx.Client, model: str, history: Recorded, question: Questi
             break
         messages.append({"role": "assistant", "content": message.get("content"), "tool_calls": calls})
         messages += [{"role": "tool", "tool_call_id": call["id"], "content": UNAVAILABLE} for call in calls]
+    return message
+
+
+def _content(message: Json) -> str:
     return message.get("content") or ""
 
 
-def _count(score: Score, passed: Sequence[Passed]) -> None:
+def _calls(passed: Sequence[Passed]) -> list[Call]:
+    """Return the calls of all tools, with what they were told."""
+    told = {
+        message["tool_call_id"]: str(message["content"])
+        for each in passed
+        for message in each.request["messages"]
+        if message["role"] == "tool"
+    }
+    return [
+        Call(call["function"]["name"], call["function"]["arguments"], told.get(call["id"], ""))
+        for each in passed
+        for call in each.message.get("tool_calls") or ()
+    ]
+
+
+def _count(score: Score, question: Question, last: Json, passed: Sequence[Passed], calls: Sequence[Call]) -> None:
+    reply = _content(last)
+    score.asked[question.kind] += 1
+    score.right[question.kind] += question.is_right(reply)
+    score.empty += not reply.strip() and not last.get("tool_calls")
+    score.raw += bool(RAW.search(reply))
     score.rounds += len(passed)
     score.sent += sum(each.prompt for each in passed)
     score.cached += sum(each.cached for each in passed)
-    made = {
-        call["id"]
-        for each in passed
-        for call in each.message.get("tool_calls") or ()
-        if call["function"]["name"] in OURS
-    }
-    answers = {
-        message["tool_call_id"]: message["content"]
-        for each in passed
-        for message in each.request["messages"]
-        if message["role"] == "tool" and message["tool_call_id"] in made
-    }
-    score.reads += len(made)
-    score.understood += sum(not str(answer).startswith(NOT_UNDERSTOOD) for answer in answers.values())
+    reads = [call for call in calls if call.name in OURS]
+    score.reads += len(reads)
+    score.understood += sum(call.told != "" and not call.told.startswith(NOT_UNDERSTOOD) for call in reads)
 
 
 def _snapshots(passed: Iterable[Passed]) -> Iterator[str]:
@@ -137,21 +175,18 @@ def _snapshots(passed: Iterable[Passed]) -> Iterator[str]:
                 yield from (text.partition(SNAPSHOT)[2] for text in texts if "messages are stored in:" in text)
 
 
-def table(scores: Sequence[Score], model: str) -> str:
-    """Return the scores as a table in Markdown."""
-    questions = sum(scores[0].asked.values()) if scores else 0
-    lines = [
-        f"{model}, {questions} questions in each condition, temperature 0\n",
-        "| condition | right | "
-        + " | ".join(KINDS)
-        + " | reads | understood | rounds | empty | tokens sent | from cache | facts in snapshots |",
-        "|---" * (len(KINDS) + 9) + "|",
-    ]
+def table(scores: Iterable[Score], title: str) -> Iterator[str]:
+    """Yield the lines of a table in Markdown, each row as soon as it is there."""
+    yield f"{title}, temperature 0\n"
+    columns = ["condition", "right", *KINDS, "reads", "understood", "requests", "empty", "raw calls", "tokens sent"]
+    columns += ["from cache", "facts in snapshots"]
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
     for score in scores:
         kinds = " | ".join(f"{score.right[kind]}/{score.asked[kind]}" for kind in KINDS)
         facts = f"{score.facts}/{score.asked_facts}" if score.asked_facts else ""
-        lines.append(
-            f"| {score.condition} | {sum(score.right.values())}/{sum(score.asked.values())} | {kinds} | {score.reads}"
-            f" | {score.understood} | {score.rounds} | {score.empty} | {score.sent:,} | {score.cached:,} | {facts} |"
+        yield (
+            f"| {score.condition} | {score.right.total()}/{score.asked.total()} | {kinds} | {score.reads}"
+            f" | {score.understood} | {score.rounds} | {score.empty} | {score.raw} | {score.sent:,} | {score.cached:,}"
+            f" | {facts} |"
         )
-    return "\n".join(lines)
