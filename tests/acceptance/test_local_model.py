@@ -40,10 +40,26 @@ def test_the_benchmarks_server_writes_calls_as_its_template_asks_for_them() -> N
         reply = client.post("/v1/chat/completions", json={**asked, "max_tokens": 1}).raise_for_status().json()
     assert prompt.startswith("<|im_start|>system\n\n\n# Tools\n\nYou may call these functions:\n<tools>\n{")
     assert '```json\n{"name": <function-name>, "arguments": <args-json-object>}\n```<|im_end|>\n' in prompt
-    assert prompt.endswith(
-        '<|im_start|>user\nLook twice.<|im_end|>\n<|im_start|>assistant\nTwice.\n```json\n{"name": "look", "arguments": '
-        '{"at": 1}}\n```\n```json\n{"name": "look", "arguments": {}}\n```<|im_end|>\n<|im_start|>user\n<tool_response>\n'
-        "one\n</tool_response>\n<tool_response>\ntwo\n</tool_response><|im_end|>\n<|im_start|>user\nAnd now?<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
+    assert prompt.endswith("""\
+<|im_start|>user
+Look twice.<|im_end|>
+<|im_start|>assistant
+Twice.
+```json
+{"name": "look", "arguments": {"at": 1}}
+```
+```json
+{"name": "look", "arguments": {}}
+```<|im_end|>
+<|im_start|>user
+<tool_response>
+one
+</tool_response>
+<tool_response>
+two
+</tool_response><|im_end|>
+<|im_start|>user
+And now?<|im_end|>
+<|im_start|>assistant
+""")
     assert reply["usage"]["completion_tokens"] == 1
