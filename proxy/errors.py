@@ -22,6 +22,7 @@
       - UpstreamBroken          502
       - NoSummary               502
     + StoreFault                503  the store failed
+  x DashboardFault                   the dashboard's file cannot be used; its pages say so, and requests go on
   x UserMistake                      the command line prints it and exits with 2
     + PolicyError
   x ClientGone                       the client hung up: nobody is left to reply to
@@ -241,6 +242,10 @@ class StoreFault(ProxyError):
 
     status = 503
     code = "store_unavailable"
+
+
+class DashboardFault(OffloadError):
+    """The dashboard's file cannot be used. The text says why, and what to do."""
 
 
 class UserMistake(OffloadError):

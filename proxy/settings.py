@@ -60,6 +60,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         frozenset()
     )
     """Host names by which browsers may reach the proxy, or whose web pages may use it, besides loopback's."""
+    dashboard: Annotated[Path | None, Meta(description="a file")] = None
+    """Where the dashboard keeps its rows. None: it is off."""
+    dashboard_limit: Annotated[int, Meta(ge=1 << 20, description="a size of 1MiB or more")] = 512 << 20
+    """Largest file of the dashboard."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""
 
@@ -132,6 +136,8 @@ _PLAIN: Mapping[str, Callable[[str], object]] = {
     "buffered_limit": _bytes,
     "capture": os.path.expanduser,
     "capture_limit": _bytes,
+    "dashboard": os.path.expanduser,
+    "dashboard_limit": _bytes,
     "policies": os.path.expanduser,
     "store": os.path.expanduser,
 }

@@ -28,6 +28,8 @@ EVERY = {
     "max_connections": ("9", 9),
     "capture": ("/var/captures", Path("/var/captures")),
     "capture_limit": ("2GiB", 2 << 30),
+    "dashboard": ("/var/dashboard.db", Path("/var/dashboard.db")),
+    "dashboard_limit": ("2GiB", 2 << 30),
     "allowed_hosts": ("Host.Docker.Internal., [FD00::1]", frozenset({"host.docker.internal", "fd00::1"})),
 }
 

@@ -42,6 +42,8 @@ _SERVE = (
     ("allowed-hosts", "NAMES", "comma-separated host names that browsers may use, besides loopback's [none]"),
     ("capture", "DIR", "keep whole requests for `replay`, of tenants whose policy has `capture: true` [off]"),
     ("capture-limit", "SIZE", "largest size of all captures; the oldest are deleted [1GiB]"),
+    ("dashboard", "FILE", "record requests in this SQLite file, for the pages at /_offload/ [off]"),
+    ("dashboard-limit", "SIZE", "largest file of the dashboard; the oldest rows leave it [512MiB]"),
     ("log-format", "FORMAT", "json or text [json]"),
 )
 

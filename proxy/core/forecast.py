@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.core.plan import Item, Plan, Role, live
 from proxy.core.policy import Inject, Offload, Policy, Wait
-from proxy.core.rental import SkiRental
+from proxy.core.rental import OUTPUT_PRICE, SkiRental
 
 
 class Billed(msgspec.Struct, frozen=True):
@@ -33,6 +33,23 @@ class Forecast(msgspec.Struct, frozen=True):
     compressed: int
     before: int
     after: int
+
+
+def cost(offload: Offload, prompt: int, cached: int, output: int = 0) -> int:
+    """Return what a request of ours cost that upstream has billed."""
+    return round(_cost(offload, prompt, cached) + OUTPUT_PRICE * output)
+
+
+def cost_as_it_came(
+    items: Sequence[Item], offload: Offload, head: int, scale: float = 1.0, *, cached: bool = True
+) -> int:
+    """Return what the input of a request would have cost as it came.
+
+    `head` is the tokens before the history, and `scale` how many upstream counts for one of ours. Everything that the
+    request before this one had counts as cached, unless upstream had none of it `cached` although it was sent again.
+    """
+    came = head + sum([item.tokens for item in items])
+    return round(scale * _cost(offload, came, _cached_before(items, head) if cached else 0))
 
 
 class _Segment(msgspec.Struct, frozen=True, gc=False):

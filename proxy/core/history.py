@@ -365,6 +365,11 @@ class History:
         return self.parts.links
 
     @property
+    def measured(self) -> Sequence[Message]:
+        """The messages, without the names of their pieces."""
+        return self._read
+
+    @property
     def irregular(self) -> Mapping[Irregular, int]:
         """How many messages fit into no pair, by the reason."""
         pairing = self.parts.pairing

@@ -186,6 +186,13 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     preview_tail_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the tail")] = 0
     cached_read: Annotated[Price, Meta(description="price of reading cached input; plain input is 1")] = 0.1
     cache_write: Annotated[Price, Meta(description="price of writing input to the cache; plain input is 1")] = 1.25
+    input_price: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="money for a million tokens of plain input, for the dashboard; null: it shows tokens only"),
+    ] = None
+    holdout: Annotated[
+        float, Meta(ge=0, le=1, description="share of conversations that are left as they come, to be compared with")
+    ] = 0.0
     # One spelling for models, files and tools, so no odd characters.
     store_dir: Annotated[
         str,

@@ -35,6 +35,8 @@ class Usage(msgspec.Struct):
     cached: int = 0
     largest: int = 0
     """The prompt of one round, the largest: upstream has shown that it takes so many."""
+    hidden: int = 0
+    """Those of the completion tokens that belong to rounds after which another one followed."""
 
 
 class Continuation(msgspec.Struct, frozen=True):

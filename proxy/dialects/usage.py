@@ -79,6 +79,7 @@ class UsageLedger:
         """Carry this usage over, because another round follows."""
         usage = object_of(raw)
         self._earlier += whole(usage.get(self._fields.completion))
+        self.spent.hidden = self._earlier
         for key, tokens in object_of(usage.get(self._fields.completion_details)).items():
             self._details[key] = self._details.get(key, 0) + whole(tokens)
 

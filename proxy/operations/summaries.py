@@ -92,6 +92,7 @@ def _job(
         stored=None,
         idle=None,
         ask=ask,
+        prices=policy.offload,
     )
 
 

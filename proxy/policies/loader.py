@@ -9,6 +9,7 @@ import logging
 import pathlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -109,6 +110,8 @@ class PolicyLoader:
         self._base_url = base_url
         self._told = told
         self._seen: object = None
+        self.last: tuple[float, str] | None = None
+        """When the last reload was, in seconds since the epoch, and why it failed; empty if it did not."""
         self.current = self._load()
 
     def reload(self) -> bool:
@@ -121,6 +124,7 @@ class PolicyLoader:
             # A bug in reading one version must not stop the watch for the next.
             logger.exception("a bug, in reading the policies")
             return self._failed(error)
+        self.last = time.time(), ""
         self._told(True)
         logger.info("policies in force: %s", ", ".join(policy.tenant for policy in self.current.all()))
         return True
@@ -149,6 +153,7 @@ class PolicyLoader:
 
     def _failed(self, reason: object) -> bool:
         logger.error("policies not taken, the old ones stay in force: %s", reason)
+        self.last = time.time(), str(reason)
         self._told(False)
         return False
 

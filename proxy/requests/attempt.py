@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from proxy.core.forecast import Billed, Forecast, forecast
+from proxy.core.forecast import Billed, Forecast, cost, cost_as_it_came, forecast
 from proxy.core.policy import Mode, SnapshotRole
 from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition
@@ -26,7 +26,7 @@ from proxy.policies.tenants import Tenant
 from proxy.regex import Budget
 from proxy.requests.prepare import OUR_TOOLS_TOKENS, PlannedRequest, RenderedRequest
 from proxy.requests.turn_io import RequestTurnIO
-from proxy.telemetry.outcome import Basis, Kind, Outcome, StoreError, ToolUse
+from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome, StoreError, ToolUse
 from proxy.upstream.headers import Header
 
 if TYPE_CHECKING:
@@ -51,6 +51,22 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """Whether the plan is only recorded, and the request goes upstream as it came."""
 
 
+def unread(body: bytes, tenant: Tenant, reason: Reason = Reason.NONE) -> ParsedRequest:
+    """Return a request of which only the bytes are known."""
+    return ParsedRequest(body, tenant, Budget(tenant.policy.tools.max_search_seconds), reason=reason)
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """The cost of a request's input as it came and as it was sent, or would have been, and what both rest on."""
+
+    before: int
+    after: int
+    basis: Basis
+
+
+NO_COSTS = Costs(0, 0, Basis.NONE)
+
+
 class AsItCame(msgspec.Struct, frozen=True):
     """The client's own bytes go upstream, because there is no plan, for this `reason`, or the plan changes nothing."""
 
@@ -63,6 +79,8 @@ class AsItCame(msgspec.Struct, frozen=True):
     """The plan that upstream refuses, if that is the reason."""
     shortened: bytes | None = None
     """The body with a lower limit for the reply, if upstream would refuse the client's."""
+    reported: Reported | None = None
+    """What upstream said about the cost, if it was asked for: see `costs`."""
 
     kind: ClassVar[Kind] = Kind.UNTOUCHED
     additions: ClassVar[frozenset[Addition]] = frozenset()
@@ -71,7 +89,19 @@ class AsItCame(msgspec.Struct, frozen=True):
     reinserted: ClassVar[int] = 0
     rounds: ClassVar[int] = 0
     uses: ClassVar[tuple[ToolUse, ...]] = ()
-    spent: ClassVar[Usage] = Usage()
+
+    @property
+    def spent(self) -> Usage:
+        return _usage(self.reported)
+
+    @property
+    def costs(self) -> Costs:
+        """They are only known where conversations are compared with those that a holdout leaves as they come."""
+        said = self.reported
+        if said is None or self.planned is None:
+            return NO_COSTS
+        came = cost(self.planned.policy.offload, said.prompt, said.cached or 0)
+        return Costs(came, came, _basis(said))
 
     @property
     def tokens(self) -> int:
@@ -154,6 +184,19 @@ class Rewritten(msgspec.Struct, frozen=True):
     def spent(self) -> Usage:
         return self.turn.spent
 
+    @property
+    def costs(self) -> Costs:
+        """The cost of what was sent, and what the request would have cost as it came, in upstream's tokens."""
+        spent, planned = self.spent, self.planned
+        if not spent.prompt:
+            return Costs(0, 0, Basis.UNKNOWN)
+        offload, head = planned.policy.offload, planned.prompt(0) - OUR_TOOLS_TOKENS
+        sent = head + self.tokens + sum(use.tokens for use in self.uses)
+        sent += OUR_TOOLS_TOKENS if self.rendered.injecting else 0
+        warm = spent.cached > 0 or _event_here(planned)
+        came = cost_as_it_came(planned.past.items, offload, head, spent.largest / sent, cached=warm)
+        return Costs(came, cost(offload, spent.prompt, spent.cached, spent.hidden), Basis.BILLED)
+
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
         return rendered_headers(self.rendered)
@@ -200,13 +243,12 @@ class Observed(msgspec.Struct, frozen=True):
 
     @property
     def spent(self) -> Usage:
-        said = self.reported
-        return Usage(said.prompt, said.completion, said.cached or 0) if said else Usage()
+        return _usage(self.reported)
 
     @property
-    def basis(self) -> Basis:
-        """What the costs rest on."""
-        return Basis.UNKNOWN if self.reported is None or self.reported.cached is None else Basis.BILLED
+    def costs(self) -> Costs:
+        """The costs as foreseen."""
+        return Costs(self.foreseen.before, self.foreseen.after, _basis(self.reported))
 
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
@@ -258,10 +300,8 @@ def outcome(
 ) -> Outcome:
     """Return the outcome of a request whose last attempt this was. `refused` is what upstream did not take."""
     tenant, chat, planned = attempt.parsed.tenant, attempt.parsed.chat, attempt.planned
-    events = planned.plan.events if planned else ()
-    messages = len(planned.past) if planned else 0
-    observed = attempt if isinstance(attempt, Observed) else None
-    mode = Mode.OBSERVE if observed else planned.policy.offload.mode if planned else Mode.OFF
+    messages, costs = len(planned.past) if planned else 0, attempt.costs
+    mode = Mode.OBSERVE if isinstance(attempt, Observed) else planned.policy.offload.mode if planned else Mode.OFF
     return Outcome(
         request_id=client.request_id,
         dialect=client.dialect,
@@ -279,13 +319,14 @@ def outcome(
         left_alone=planned.past.irregular if planned and planned.past.fold else {},
         tokens_before=planned.tokens if planned else 0,
         tokens_after=attempt.tokens,
-        cost_before=observed.foreseen.before if observed else 0,
-        cost_after=observed.foreseen.after if observed else 0,
-        usage=observed.basis if observed else Basis.NONE,
+        cost_before=costs.before,
+        cost_after=costs.after,
+        usage=costs.basis,
+        holdout=planned.holdout if planned and not attempt.parsed.observed else Holdout.NONE,
         compacted=attempt.compacted,
         compressed=attempt.compressed,
-        events=len(events),
-        new_event=bool(events) and events[-1].point == messages,
+        events=len(planned.plan.events) if planned else 0,
+        new_event=planned is not None and _event_here(planned),
         reinserted=attempt.reinserted,
         rounds=attempt.rounds,
         tool_uses=attempt.uses,
@@ -295,3 +336,17 @@ def outcome(
         store_errors=store_errors,
         refused=tuple(sorted(refused)),
     )
+
+
+def _event_here(planned: PlannedRequest) -> bool:
+    """Whether the newest event happens at this very request."""
+    events = planned.plan.events
+    return bool(events) and events[-1].point == len(planned.past)
+
+
+def _usage(said: Reported | None) -> Usage:
+    return Usage(said.prompt, said.completion, said.cached or 0) if said else Usage()
+
+
+def _basis(said: Reported | None) -> Basis:
+    return Basis.UNKNOWN if said is None or said.cached is None else Basis.BILLED

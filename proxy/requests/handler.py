@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from proxy.core.history import Unplannable
-from proxy.core.policy import Policy, SnapshotRole
+from proxy.core.policy import SnapshotRole
 from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition, Verdict
 from proxy.core.request import LARGE_BYTES
@@ -38,6 +38,7 @@ from proxy.requests.attempt import (
     Sent,
     outcome,
     rendered_headers,
+    unread,
 )
 from proxy.requests.passthrough import DecodedEnds, ReplyEnds, served
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
@@ -47,7 +48,7 @@ from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, rewritten
 from proxy.requests.upstream_limits import TELLING
 from proxy.requests.wishes import held_back, observes
-from proxy.telemetry.outcome import Kind
+from proxy.telemetry.outcome import Holdout, Kind
 from proxy.upstream.content_encoding import decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
@@ -83,7 +84,7 @@ class _Request:
         self._client = client
         self._tenant = tenant
         self._records = Records(services.store.visit(), tenant.namespace)
-        self._newest: Attempt = AsItCame(_parsed(b"", tenant))
+        self._newest: Attempt = AsItCame(unread(b"", tenant))
         self._window: int | None = None
         """The window for which this request alone is planned, after upstream refused it as too long."""
         self._refused: frozenset[Addition] = frozenset()
@@ -97,6 +98,9 @@ class _Request:
                 await self._observe(parsed)
                 return
             planned = self._newest = await self._plan(parsed)
+            if planned.planned is not None and planned.planned.holdout is Holdout.KEPT:
+                await self._observe(parsed, planned)
+                return
             tries, own = Tries(self._believed(planned)), None
             while True:
                 attempt = self._newest = await self._render(planned, tries)
@@ -125,6 +129,7 @@ class _Request:
 
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
+        self._services.watch(outcome.request_id, self._newest)
         self._services.sink(outcome)
         self._services.capture(outcome, self._tenant.policy, self._newest.parsed.chat)
 
@@ -140,18 +145,18 @@ class _Request:
                 clear = await decoded(body, client.headers, limit, threads.decoding, tenant.namespace, client.hold)
             chat = await self._run(partial(self._dialect.parse, clear), len(clear) > LARGE_BYTES)
         except ClientFault:
-            return _parsed(body, tenant, Reason.ENCODING)
+            return unread(body, tenant, Reason.ENCODING)
         except Unplannable as error:
-            return _parsed(body, tenant, error.reason)
+            return unread(body, tenant, error.reason)
         chosen = tenant.policy.for_model(chat.model)
         reason, policy = held_back(client, chosen), chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
         if not reason and observes(client, chosen):
-            return ParsedRequest(body, tenant, _searching(policy), chat, observed=True)
+            return ParsedRequest(body, tenant, Budget(policy.tools.max_search_seconds), chat, observed=True)
         self._services.seen(tenant, client.headers)
         going_on = await self._records.continuation(chat.continues) if chat.continues else None
         continued = self._dialect.continued(chat, going_on) if going_on else None
-        return ParsedRequest(body, tenant, _searching(policy), chat, reason, continued)
+        return ParsedRequest(body, tenant, Budget(policy.tools.max_search_seconds), chat, reason, continued)
 
     async def _plan(self, parsed: ParsedRequest) -> AsItCame:
         """Return the request with its plan, or with the reason why it has none."""
@@ -253,9 +258,12 @@ class _Request:
                 if refusal.whole:
                     return refusal
                 read = refusal.body
-            ends, ours = ReplyEnds(), attempt.headers()
+            compared = attempt.planned is not None and attempt.planned.holdout
+            ends, ours = ReplyEnds(reply if compared else None), attempt.headers()
             await tool_loop.pass_on(reply, self._client, ours, self._dialect.error_event, ends.take, read)
             if reply.status == 200:
+                said = self._dialect.reported(ends.clear) if compared else None
+                self._newest = attempt if said is None else replace(attempt, reported=said)
                 if attempt.tokens >= TELLING:
                     self._accepted(attempt, self._dialect.prompt_tokens(ends.last))
                 if attempt.refused is not None and blamed and not self._is_error(reply, ends.first):
@@ -270,14 +278,14 @@ class _Request:
             await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event)
             return None
 
-    async def _observe(self, parsed: ParsedRequest) -> None:
+    async def _observe(self, parsed: ParsedRequest, known: AsItCame | None = None) -> None:
         """Send the client's bytes upstream and upstream's bytes back, and only record what the plan would have done.
 
         Nothing is stored, asked for or learned on the way.
         """
         attempt: Attempt = AsItCame(parsed, reason=Reason.BUSY)
         with suppress(Overloaded):  # what is only observed is not refused for want of a plan
-            attempt = await self._plan(parsed)
+            attempt = known or await self._plan(parsed)
             if attempt.planned is not None:
                 attempt = await self._observed(parsed, attempt.planned)
         self._newest, planned = attempt, attempt.planned
@@ -387,12 +395,3 @@ class _Request:
     async def _run(self, work: Callable[[], T], large: bool) -> T:
         """Return the result of `work`, run off the event loop if `large`."""
         return await self._services.threads.reading.run(self._tenant.namespace, work) if large else work()
-
-
-def _parsed(body: bytes, tenant: Tenant, reason: Reason = Reason.NONE) -> ParsedRequest:
-    """Return a request of which only the bytes are known."""
-    return ParsedRequest(body, tenant, _searching(tenant.policy), reason=reason)
-
-
-def _searching(policy: Policy) -> Budget:
-    return Budget(policy.tools.max_search_seconds)

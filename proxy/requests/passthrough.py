@@ -122,8 +122,15 @@ class ReplyEnds:
     """Keeps the beginning of a reply that is relayed, which may be an error in spite of its status, and the end, where
     upstream says what the request cost."""
 
-    def __init__(self) -> None:
+    def __init__(self, reply: UpstreamReply | None = None) -> None:
+        """With `reply`, both are also kept decompressed."""
         self.first = self.last = b""
+        self._decoded = None if reply is None else DecodedEnds(reply)
+
+    @property
+    def clear(self) -> bytes:
+        """`both`, decompressed; empty if that was not asked for, or is not possible."""
+        return self._decoded.both if self._decoded else b""
 
     @property
     def both(self) -> bytes:
@@ -135,6 +142,8 @@ class ReplyEnds:
         if len(self.first) < ENDING:
             self.first += chunk[: ENDING - len(self.first)]
         self.last = (self.last + chunk[-ENDING:])[-ENDING:]
+        if self._decoded:
+            self._decoded.take(chunk)
 
 
 class DecodedEnds(ReplyEnds):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.core import rawjson, summary
+from proxy.core.conversation import beginning
 from proxy.core.history import History, Reading, Terms, Transcript, moved_pieces
 from proxy.core.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary, live
 from proxy.core.policy import Inject, Mode, Policy, SnapshotRole
@@ -27,6 +28,7 @@ from proxy.dialects import Dialect, Entry, Turn, render
 from proxy.dialects.files import Files, moved_files, piece_loader
 from proxy.dialects.render import ActiveSnapshot
 from proxy.requests.refusals import Subject
+from proxy.telemetry.outcome import Holdout
 
 if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache
@@ -66,6 +68,19 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     def tokens(self) -> int:
         """The tokens of the history as the client sent it."""
         return self.past.tokens
+
+    @cached_property
+    def holdout(self) -> Holdout:
+        """The group of this conversation, if its policy leaves a share of them as they come.
+
+        The digest of its beginning decides, so that all of its requests are in one group. A history that upstream keeps
+        does not show its beginning.
+        """
+        share = self.policy.offload.holdout
+        if not share or self.request.continues:
+            return Holdout.NONE
+        drawn = hashlib.sha256(b"holdout" + beginning(self.past.measured)).digest()
+        return Holdout.KEPT if int.from_bytes(drawn[:8]) < share * 2**64 else Holdout.PLANNED
 
     @property
     def measured(self) -> bool:

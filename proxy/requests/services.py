@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxy.requests.calibration import Calibration
 from proxy.requests.refusals import RefusalMemory
@@ -45,5 +45,7 @@ class Services:
     """Called with the tenant and the headers of every chat request; the tenant has the policy for its model."""
     capture: Callable[[Outcome, Policy, Request | None], None] = lambda outcome, policy, chat: None
     """Called with every chat request that has ended, and None if it could not be read."""
+    watch: Callable[[str, Any], None] = lambda request_id, attempt: None
+    """Called with the request's id and its last `Attempt`, before the sink gets its outcome."""
     refusals: RefusalMemory = field(default_factory=RefusalMemory)
     calibration: Calibration = field(default_factory=Calibration)

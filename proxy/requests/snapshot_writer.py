@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from proxy.core import facts, record, summary
+from proxy.core.policy import Offload
 from proxy.core.rawjson import encodable
 from proxy.core.record import Unusable
 from proxy.core.summary import Section, SummaryAnswer
@@ -75,6 +76,8 @@ class SummaryJob(msgspec.Struct, frozen=True):
     """How to wait until upstream is idle; None if the summary need not."""
     ask: Callable[[bytes], Awaitable[SummaryAnswer]]
     """Sends one body to the request's own upstream with its credentials."""
+    prices: Offload = msgspec.field(default_factory=Offload)
+    """Has what tokens cost."""
     rode: Callable[[bool], None] = lambda taken: None
     """Called with whether upstream took a call on the cached prefix, or refused it and took one on the originals."""
 

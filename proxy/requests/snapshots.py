@@ -128,6 +128,7 @@ class Snapshots:
             stored=_stored(history, boundary),
             idle=idle() if history.policy.wait is Wait.IDLE else None,
             ask=ask,
+            prices=offload,
             rode=lambda taken: (self._refusals.accepted if taken else self._refusals.refused)(subject),
         )
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import msgspec
 
+from proxy.core.forecast import cost
 from proxy.errors import Fault, Overloaded, UpstreamFault
 from proxy.lru import Lru
 from proxy.requests.lines import UNUSED, Flight, Line, Lines
 from proxy.requests.snapshot_writer import Failed, Snapshot, SnapshotWriter, Spent, SummaryJob
 from proxy.requests.speeds import Speeds
-from proxy.telemetry.outcome import Kind, Outcome
+from proxy.telemetry.outcome import Basis, Kind, Outcome
 from proxy.threads import WorkPool
 from proxy.upstream.traffic import Idle
 
@@ -253,6 +254,8 @@ def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -
         model=job.model,
         status=502 if fault else 200,
         fault=Fault.UNUSED if fault == UNUSED else Fault.SUMMARY if fault else Fault.NONE,
+        cost_after=cost(job.prices, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens),
+        usage=Basis.BILLED if spent.prompt_tokens else Basis.UNKNOWN,
         summary_prompt_tokens=spent.prompt_tokens,
         summary_completion_tokens=spent.completion_tokens,
         cached_tokens=spent.cached_tokens,

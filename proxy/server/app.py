@@ -6,22 +6,16 @@ Starlette serves our own routes. Proxied requests bypass its router: matching pa
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from ipaddress import ip_address
-from typing import TYPE_CHECKING, Protocol
-
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxy import operations
+from proxy.dashboard import Dashboard, pages
+from proxy.dashboard.sessions import seen
 from proxy.dialects import DIALECTS, Dialect, for_request
 from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
@@ -43,6 +37,7 @@ from proxy.server import origin
 from proxy.server.health import DeepHealth
 from proxy.server.inbound import COME_BACK
 from proxy.server.lifespan import running, settled
+from proxy.server.own_routes import Operator, is_local, own_routes
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.retention import Sweeper
@@ -55,9 +50,11 @@ from proxy.tokens import Tokens
 from proxy.upstream.client import UpstreamClient
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.applications import Starlette
+    from starlette.types import Receive, Scope, Send
 
     from proxy.core.policy import Policy
+    from proxy.requests.attempt import Attempt
     from proxy.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -93,12 +90,13 @@ class App:
     """The application of one process, and everything that its requests share."""
 
     def __init__(self, settings: Settings) -> None:
-        self._admin_token = settings.admin_token
         self._allowed_hosts = settings.allowed_hosts
         self._on_loopback = origin.is_loopback(settings.host)
         self._metrics = Metrics()
         self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
-        self._ledger = Recorder(self._metrics.record, logs.request)
+        self._dashboard = Dashboard(settings, lambda: self._book.current, is_local, self._state)
+        shown = (self._dashboard.record,) if settings.dashboard else ()
+        self._ledger = Recorder(self._metrics.record, logs.request, *shown)
         self._record = self._ledger.record
         self._store_url = settings.store
         store = open_store(settings.store, self._retention, lambda key: self._store.damaged(key))
@@ -107,14 +105,14 @@ class App:
         )
         self._deep_health = DeepHealth(self._store, settings.environment)
         self._metrics.watch_store(lambda: self._store.state)
-        self._metrics.watch_cache("store", lambda: self._store.memory.size)
         self._tokens = Tokens()
         self._upstream = UpstreamClient(settings)
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
         self._threads = Threads()
         self._reader = MessageCache(self._tokens, self._threads.reading, self._threads.large)
-        for cache, size in self._reader.caches().items():
+        self._caches = {"store": lambda: self._store.memory.size, **self._reader.caches()}
+        for cache, size in self._caches.items():
             self._metrics.watch_cache(cache, size)
         self._summarizer = Summarizer(
             self._recall_snapshot, self._keep_snapshot, self._reader.count, self._summarized, self._threads.reading
@@ -138,6 +136,7 @@ class App:
             capture=self._captures.take,
             refusals=self._learning.refusals,
             calibration=self._learning.calibration,
+            watch=self._watch if settings.dashboard else Services.watch,
         )
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
         self._operations = Operations(services, self._summarizer)
@@ -149,7 +148,10 @@ class App:
         """Whether something hung when the process ended; the log names it."""
         self._under_way: Counter[str] = Counter()
         self._uploads: Counter[str] = Counter()
-        self._own = self._own_routes()
+        operator = Operator(settings.admin_token, self._check_origin)
+        self._own = own_routes(
+            operator, self._check_deeply, self._show_metrics, pages.routes(self._dashboard), self._lifespan
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -255,6 +257,7 @@ class App:
     def ending(self) -> None:
         """Start the drain timeout of requests and background tasks, because the process must end."""
         self._ending_since = time.monotonic()
+        self._dashboard.end_streams()
 
     def flush(self) -> None:
         """Write the metrics and log lines of the requests so far."""
@@ -271,6 +274,14 @@ class App:
         self._record(outcome)
         self._summarizer.answered(outcome)
 
+    def _watch(self, request_id: str, attempt: Attempt) -> None:
+        """Keep for the dashboard what its pages show of this request. A bug there must not cost a client its reply."""
+        try:
+            if self._dashboard.recording:
+                self._dashboard.saw(request_id, seen(attempt, attempt.parsed.tenant.namespace))
+        except Exception:
+            logger.exception("a bug, in describing a request for the dashboard")
+
     def _summarized(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
         """Record a summary: it is billed separately from the requests that it saves tokens for."""
         self._record(summary_outcome(job, spent, fault, seconds))
@@ -280,46 +291,31 @@ class App:
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self._book.current)
 
-    def _own_routes(self) -> Starlette:
-        return Starlette(
-            routes=[
-                Route("/health", self._health),
-                Route("/metrics", self._show_metrics),
-                Route("/openapi.json", self._describe),
-            ],
-            lifespan=self._lifespan,
-            exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
-        )
+    async def _check_deeply(self) -> tuple[bool, Mapping[str, Any]]:
+        return await self._deep_health.check(self._book.current.all())
 
-    async def _health(self, request: Request) -> Response:
-        if request.query_params.get("deep", "0") in ("", "0", "false"):
-            return JSONResponse({"status": "healthy"})
-        self._require_operator(request)
-        healthy, page = await self._deep_health.check(self._book.current.all())
-        return JSONResponse(page, 200 if healthy else 503)
-
-    async def _describe(self, request: Request) -> Response:
-        return Response(operations.description(), media_type="application/json")
-
-    async def _show_metrics(self, request: Request) -> Response:
-        self._require_operator(request)
+    async def _show_metrics(self) -> tuple[str, bytes]:
         self._ledger.flush()
-        kind, page = await asyncio.to_thread(self._metrics.render)
-        return Response(page, media_type=kind)
+        return await asyncio.to_thread(self._metrics.render)
 
-    def _require_operator(self, request: Request) -> None:
-        """Raises Forbidden unless the caller has the admin token, or is on this machine and not a web page."""
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._admin_token and hmac.compare_digest(given.encode(), self._admin_token.encode()):
-            return
-        if not _is_local(request):
-            raise Forbidden("This is for callers on this machine, or with OFFLOAD_ADMIN_TOKEN as bearer token")
-        self._check_origin(Exchange(request.scope, request.receive, _unheard))
+    async def _state(self, namespaces: Collection[str]) -> Mapping[str, Any]:
+        """Return the state of this process, with what is believed of the upstreams of these namespaces."""
+        _, page = await self._check_deeply()
+        limits, book = self._learning.limits, self._book
+        return {
+            **page,
+            "caches": {name: size() for name, size in self._caches.items()},
+            "policies": [_described(policy) for policy in book.current.all()],
+            "reload": book.last,
+            "windows": [(name, belief) for name in namespaces for belief in limits.beliefs(name)],
+        }
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as held:
             self._tokens.load_all()
+            self._dashboard.start()
+            held.callback(self._dashboard.close)
             held.callback(self._ledger.flush)
             held.push_async_callback(self._close_store)
             held.callback(self._threads.close)
@@ -349,23 +345,24 @@ def _refused(client: Exchange, tenant: Tenant | None, fault: Fault) -> Outcome:
     return client.completed(client.outcome(Kind.REFUSED, *known), fault)
 
 
-async def _unheard(_: Message) -> None:
-    """An ASGI `send` that drops the message: an Exchange needs one even if nobody replies."""
+def _described(policy: Policy) -> Mapping[str, Any]:
+    """Return what the dashboard's page about health says of a policy: nothing secret."""
+    offload = policy.offload
+    return {
+        "tenant": policy.tenant,
+        "upstream": policy.upstream.base_url,
+        "mode": offload.mode,
+        "max_total_tokens": offload.max_total_tokens,
+        "holdout": offload.holdout,
+        "retention": policy.retention,
+        "rules": [rule.model for rule in policy.rules],
+    }
 
 
 async def _apologise(client: Exchange, error: ProxyError) -> None:
     """Reply with the error if no reply has begun. One that has begun stays unfinished, and the server cuts it off."""
     if not client.status and not client.gone:
         await client.fail(error)
-
-
-async def _in_openais_shape(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        fault = ClientFault(error.detail)
-        return Response(fault.body(), error.status_code, error.headers, media_type="application/json")
-    # Any error but a ProxyError is a bug. Starlette raises it again, and the outermost edge logs it.
-    said = error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
-    return Response(said.body(), said.status, media_type="application/json")
 
 
 async def _refuse_websocket(scope: Scope, send: Send) -> None:
@@ -390,10 +387,3 @@ def _check_path(client: Exchange, policy: Policy) -> None:
             "This path is not relayed: it has dot segments, or everyone who shares this proxy's key could reach each "
             "other's data there. The operator can open it with `relay` in the policy."
         )
-
-
-def _is_local(request: Request) -> bool:
-    """Return whether the caller is on this machine and is not a proxy that forwards a request from elsewhere."""
-    if request.client is None or {"x-forwarded-for", "forwarded", "x-real-ip"} & set(request.headers.keys()):
-        return False
-    return ip_address(request.client.host).is_loopback

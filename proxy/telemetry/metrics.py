@@ -64,6 +64,8 @@ WAITED = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 SUMS: Mapping[str, tuple[str, str]] = {
     "tokens_before": ("context_tokens_before", "Tokens of histories as the clients sent them."),
     "tokens_after": ("context_tokens_after", "Tokens of histories as they went upstream in the first round."),
+    "cost_before": ("input_cost_before", "Cost of rewritten requests' input as it came, in plain input tokens."),
+    "cost_after": ("input_cost_after", "Cost of their input as it was sent, and of summaries, in plain input tokens."),
     "compacted": ("messages_compacted", "Messages that were sent with their text moved, at every request anew."),
     "compressed": ("messages_compressed", "Messages that were sent as part of a snapshot, at every request anew."),
     "new_event": ("events", "Offload events: requests at which the sent prefix changed."),
@@ -230,7 +232,15 @@ class Metrics:
             self._observed(tenant, outcome.usage).inc()
             for field, series in self._foreseen:
                 series(tenant, outcome.usage).inc(min(getattr(outcome, field), MOST))
-        return replace(outcome, tokens_after=outcome.tokens_before, compacted=0, compressed=0, new_event=False)
+        return replace(
+            outcome,
+            tokens_after=outcome.tokens_before,
+            compacted=0,
+            compressed=0,
+            new_event=False,
+            cost_before=0,
+            cost_after=0,
+        )
 
     def _used(self, tenant: str, use: ToolUse) -> None:
         tool = _one_of(TOOLS, use.tool)

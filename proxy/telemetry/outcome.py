@@ -36,11 +36,22 @@ class Kind(StrEnum):
     """A summary made for a conversation, apart from its requests."""
 
 
-class Basis(StrEnum):
-    """What the costs of an observed request rest on."""
+class Holdout(StrEnum):
+    """The group of a conversation whose policy leaves a share of conversations as they come."""
 
     NONE = ""
-    """The request was not observed."""
+    """The policy leaves none."""
+    KEPT = "kept"
+    """It is left as it comes, and only observed."""
+    PLANNED = "planned"
+    """It is compared with those."""
+
+
+class Basis(StrEnum):
+    """What the costs of a request rest on."""
+
+    NONE = ""
+    """There are none."""
     BILLED = "billed"
     """Upstream said how many tokens it counted, and how many of them it had cached."""
     UNKNOWN = "unknown"
@@ -140,11 +151,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     tokens_before: int = 0
     tokens_after: int = 0
     cost_before: int = 0
-    """For an observed request: the cost of its input as it came, in plain input tokens under the policy's prices."""
+    """The cost of the request's input as it came, in plain input tokens under the policy's prices. It is 0 if upstream
+    did not say what it counted, unless the request was only observed."""
     cost_after: int = 0
-    """The same as the plan would have sent it. The other values of this request also say what the plan would do."""
+    """The same as it was sent, all rounds and the output of those that only used our tools included; for a summary,
+    what it cost. For an observed request, as the plan would have sent it: then the other values also say what the plan
+    would do."""
     usage: Basis = Basis.NONE
     """What these costs rest on."""
+    holdout: Holdout = Holdout.NONE
+    """The group of the conversation, if its policy leaves a share of them as they come."""
     compacted: int = 0
     """Messages that were sent with their text moved."""
     compressed: int = 0

@@ -1,0 +1,272 @@
+"""The dashboard's file: SQLite with a write-ahead log, which every worker of a process group opens for itself.
+
+Each worker writes its own rows, in batches and in one thread, and waits up to `BUSY` seconds for another's batch to
+end. So no process must be chosen, and none is missed when it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sqlite3
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from proxy.dashboard.rows import HOUR, KEYS, SCHEMA, SUMS, VERSION, Recorded, Seen, amounts, encoded, key
+from proxy.errors import DashboardFault
+
+logger = logging.getLogger(__name__)
+
+BUSY = 5.0
+"""Seconds to wait for another process that writes. A batch takes a few milliseconds."""
+
+PAGE = 4096
+"""Bytes of one page of the file."""
+
+FULL, ROOM = 0.9, 0.05
+"""The share of the allowed size at which the oldest rows leave, and the share of rows that then leave at once."""
+
+LEAVING = 5_000
+"""Most rows that one batch deletes, so that the others' batches do not wait for long."""
+
+HOURS = 100_000
+"""Most sums that are kept. A client can make one with every request, as it chooses the name of the model."""
+
+DETAILED = 20_000
+"""Requests, the newest, whose messages are listed."""
+
+_SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last")
+_COUNTED = ("requests", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
+
+_ADD_HOUR = f"""
+INSERT INTO hours VALUES ({", ".join("?" * (2 + len(KEYS) + len(SUMS)))})
+ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS)}
+"""
+
+_ADD_SESSION = f"""
+INSERT INTO sessions VALUES ({", ".join("?" * (1 + len(_SESSION) + len(_COUNTED)))})
+ON CONFLICT DO UPDATE SET last = max(last, excluded.last), holdout = excluded.holdout,
+{", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTED if not name.startswith("tokens"))},
+tokens_before = excluded.tokens_before, tokens_after = excluded.tokens_after
+"""
+"""A session shows the tokens of its newest request: those of all requests would count the same messages many times."""
+
+
+class Database:
+    """One connection, for one thread. Raises DashboardFault, and later `sqlite3.Error`."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._pages = max(size // PAGE, 64)
+        self._known: dict[str, int] = {}
+        self._version = -1
+        _create(path)
+        self.connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            self.connection.close()
+            raise DashboardFault(
+                f"{path} is no usable file of a dashboard ({error}): name another, or delete it"
+            ) from error
+        except DashboardFault:
+            self.connection.close()
+            raise
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def secret(self) -> bytes:
+        """Return random bytes that all processes with this file share."""
+        [value] = self.connection.execute("SELECT value FROM secret").fetchone()
+        return bytes(value)
+
+    def write(self, batch: Sequence[Recorded]) -> None:
+        """Add these rows, and make room for the next ones."""
+        self._within(lambda: self._add(batch))
+        self.trim()
+
+    def trim(self) -> None:
+        """Delete the oldest rows if the file is nearly full."""
+        if self.used() > FULL * self._pages:
+            self._within(self._shrink)
+
+    def used(self) -> int:
+        """Return how many pages of the file hold something."""
+        return self._pragma("page_count") - self._pragma("freelist_count")
+
+    def expire(self, retention: Callable[[str], float], now: float) -> int:
+        """Delete up to `LEAVING` rows that are older than their namespace's retention, in seconds, and return how
+        many."""
+        run, deleted = self.connection.execute, 0
+        for namespace, name in run("SELECT id, name FROM namespaces").fetchall():
+            since = now - retention(name)
+            oldest = f"SELECT id FROM requests WHERE namespace = ? AND time < ? ORDER BY id LIMIT {LEAVING - deleted}"
+            deleted += self._within(partial(self._delete, oldest, namespace, since))
+            run("DELETE FROM sessions WHERE namespace = ? AND last < ?", (namespace, since))
+            run("DELETE FROM hours WHERE namespace = ? AND hour < ?", (name, since // HOUR))
+            if deleted >= LEAVING:
+                break
+        run("PRAGMA incremental_vacuum(1000)").fetchall()
+        return deleted
+
+    def forget(self, namespace: str) -> int:
+        """Delete everything about a namespace, so that not even free pages of the file have it. Returns how many
+        requests these were."""
+        self.connection.execute("PRAGMA secure_delete = ON")
+        found = self.connection.execute("SELECT id FROM namespaces WHERE name = ?", (namespace,)).fetchone()
+        gone = self._within(lambda: self._forget(namespace, found[0])) if found else 0
+        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return gone
+
+    # -- opening --
+
+    def _prepare(self) -> None:
+        run = self.connection.execute
+        run(f"PRAGMA page_size = {PAGE}")
+        run("PRAGMA auto_vacuum = INCREMENTAL")
+        if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise DashboardFault("the file system has no write-ahead log for SQLite: name a file on a local disk")
+        run("PRAGMA synchronous = NORMAL")
+        run("PRAGMA journal_size_limit = 16777216")
+        self._within(self._create_tables)
+        if (found := self._pragma("user_version")) != VERSION:
+            raise DashboardFault(f"the file is of another version ({found}, not {VERSION}): name another, or delete it")
+        run("SELECT max(id) FROM requests").fetchone()
+        run(f"PRAGMA max_page_count = {self._pages}").fetchone()
+
+    def _create_tables(self) -> int:
+        if self._pragma("user_version") == 0 and not self._pragma("schema_version"):
+            for statement in filter(str.strip, SCHEMA.split(";")):
+                self.connection.execute(statement)
+            self.connection.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+            self.connection.execute(f"PRAGMA user_version = {VERSION}")
+        return 0
+
+    # -- within a transaction --
+
+    def _within(self, work: Callable[[], int]) -> int:
+        """Do `work` in one transaction and return its result."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            done = work()
+            self.connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self.connection.execute("ROLLBACK")
+            self._known.clear()
+            raise
+        return done
+
+    def _add(self, batch: Sequence[Recorded]) -> int:
+        run, many = self.connection.execute, self.connection.executemany
+        if (version := self._pragma("data_version")) != self._version:
+            self._known, self._version = {}, version  # another process may have deleted a namespace
+        first = run("SELECT coalesce(max(id), 0) + 1 FROM requests").fetchone()[0]
+        worker, namespace, described = os.getpid(), self._namespace, [_described(one.seen) for one in batch]
+        many(
+            "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (first + n, one.time, namespace(one.outcome.namespace), one.seen.session, worker, encoded(one.outcome),
+                 sent)
+                for n, (one, (sent, _)) in enumerate(zip(batch, described, strict=True))
+            ],
+        )  # fmt: skip
+        details = [(first + n, detail) for n, (_, detail) in enumerate(described) if detail]
+        if details:
+            many("INSERT INTO details VALUES (?, ?)", details)
+            run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))
+        many(_ADD_HOUR, _hours(batch))
+        many(_ADD_SESSION, [self._session(one) for one in batch if one.seen.session is not None])
+        return len(batch)
+
+    def _namespace(self, name: str) -> int:
+        if name not in self._known:
+            self.connection.execute("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (name,))
+            [self._known[name]] = self.connection.execute(
+                "SELECT id FROM namespaces WHERE name = ?", (name,)
+            ).fetchone()
+        return self._known[name]
+
+    def _session(self, one: Recorded) -> tuple[object, ...]:
+        outcome = one.outcome
+        return (
+            one.seen.session,
+            self._namespace(outcome.namespace),
+            outcome.tenant,
+            outcome.model,
+            outcome.dialect,
+            str(outcome.holdout),
+            one.time,
+            one.time,
+            1,
+            int(outcome.new_event),
+            outcome.tokens_before,
+            outcome.tokens_after,
+            outcome.cost_before,
+            outcome.cost_after,
+        )
+
+    def _shrink(self) -> int:
+        [first, last] = self.connection.execute("SELECT min(id), max(id) FROM requests").fetchone()
+        if first is None:
+            return 0
+        rows = min(int((last - first) * ROOM) + 1, LEAVING)
+        self._delete(f"SELECT id FROM requests ORDER BY id LIMIT {rows}")
+        self.connection.execute("DELETE FROM sessions WHERE last < (SELECT min(time) FROM requests)")
+        [sums] = self.connection.execute("SELECT count(*) FROM hours").fetchone()
+        if sums > HOURS:
+            self.connection.execute("DELETE FROM hours WHERE hour <= (SELECT min(hour) FROM hours)")
+        return rows
+
+    def _delete(self, ids: str, *parameters: object) -> int:
+        """Delete the requests that a query names, with their details, and return how many."""
+        self.connection.execute(f"DELETE FROM details WHERE id IN ({ids})", parameters)
+        return self.connection.execute(f"DELETE FROM requests WHERE id IN ({ids})", parameters).rowcount
+
+    def _forget(self, name: str, namespace: int) -> int:
+        run = self.connection.execute
+        run("DELETE FROM details WHERE id IN (SELECT id FROM requests WHERE namespace = ?)", (namespace,))
+        run("DELETE FROM sessions WHERE namespace = ?", (namespace,))
+        run("DELETE FROM hours WHERE namespace = ?", (name,))
+        run("DELETE FROM namespaces WHERE id = ?", (namespace,))
+        return run("DELETE FROM requests WHERE namespace = ?", (namespace,)).rowcount
+
+    def _pragma(self, name: str) -> int:
+        [value] = self.connection.execute(f"PRAGMA {name}").fetchone()
+        return int(value)
+
+
+def _hours(batch: Iterable[Recorded]) -> list[tuple[object, ...]]:
+    """Return the sums of a batch by their keys."""
+    sums: dict[tuple[object, ...], list[int]] = {}
+    for one in batch:
+        found, more = sums.get(kept := key(one)), amounts(one.outcome)
+        sums[kept] = [a + b for a, b in zip(found, more, strict=True)] if found else list(more)
+    return [(*kept, *total) for kept, total in sums.items()]
+
+
+def _described(seen: Seen) -> tuple[bytes | None, bytes | None]:
+    """Return what a request shows beside its outcome. A bug there costs no row."""
+    try:
+        return seen.described() if seen.described else (None, None)
+    except Exception:
+        logger.exception("a bug, in describing a request for the dashboard")
+        return None, None
+
+
+def _create(path: Path) -> None:
+    """Create the file, for its owner alone. Raises DashboardFault."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise DashboardFault(f"{path} is no regular file: name another")
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DashboardFault(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,269 @@
+"""The routes below `/_offload/`: static files, the login, and what the pages ask for as JSON or as a stream of events.
+
+Whoever calls these has passed the check of `Host` and `Origin`, which the application makes for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache, partial
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import msgspec
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from proxy import __version__
+from proxy.dashboard.access import COOKIE, VALID, Viewer
+from proxy.dashboard.live import VIEWERS
+from proxy.dashboard.reader import Reader
+from proxy.dashboard.savings import Price, compared, savings
+from proxy.dashboard.sessions import KINDS
+from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, Overloaded, ProxyError, Unauthorized
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from proxy.dashboard import Dashboard
+
+DAY = 86_400
+LONGEST_DAYS = 366
+LARGEST_FORM = 4_096
+"""Most bytes of a login."""
+
+TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
+         "svg": "image/svg+xml"}  # fmt: skip
+"""What is served, by the ends of names, and its type."""
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+
+LOGIN = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Log in - Offload Proxy</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="stylesheet" href="static/dashboard.css"><link rel="icon" href="static/icon.svg"></head>
+<body class="login"><main><h1>Offload Proxy</h1>
+<p role="alert">{said}</p>
+<form method="post" action="login"><h2>Operator</h2>
+<label for="token">Admin token (OFFLOAD_ADMIN_TOKEN)</label>
+<input id="token" name="token" type="password" autocomplete="current-password" required>
+<button>Log in</button></form>
+<form method="post" action="login"><h2>Your own requests</h2>
+<label for="key">API key, as your client sends it</label>
+<input id="key" name="key" type="password" autocomplete="off" required>
+<button>Show my requests</button></form></main></body></html>
+"""
+
+Answer = Callable[["Request", Viewer], Awaitable[Any]]
+
+
+def routes(dashboard: Dashboard) -> Sequence[Route]:
+    """Return the routes."""
+    pages = _Pages(dashboard)
+    answers: dict[str, Answer] = {
+        "me": pages.me,
+        "requests": pages.requests,
+        "requests/{id:int}": pages.request,
+        "savings": pages.savings,
+        "sessions": pages.sessions,
+        "sessions/{session}": pages.session,
+        "health": pages.health,
+    }
+    return [
+        Route("/_offload/", pages.index),
+        Route("/_offload/static/{name:path}", pages.static),
+        Route("/_offload/login", pages.login, methods=["GET", "POST"]),
+        Route("/_offload/logout", pages.logout, methods=["POST"]),
+        Route("/_offload/api/live", pages.live),
+        *(Route(f"/_offload/api/{path}", partial(pages.answer, answer)) for path, answer in answers.items()),
+    ]
+
+
+class _Pages:
+    def __init__(self, dashboard: Dashboard) -> None:
+        self._dashboard = dashboard
+        self._access = dashboard.access
+
+    # -- pages --
+
+    async def index(self, request: Request) -> Response:
+        if self._viewer(request) is None:
+            return RedirectResponse("login", 303, HEADERS)
+        return _static("index.html")
+
+    async def static(self, request: Request) -> Response:
+        return _static(request.path_params["name"])
+
+    async def login(self, request: Request) -> Response:
+        """Show the form, or check what it sent and set the cookie."""
+        if request.method == "GET":
+            return _page(LOGIN.format(said=""))
+        form = await _form(request)
+        token, key = form.get("token", ""), form.get("key", "")
+        address = request.client.host if request.client else ""
+        if token:
+            right = self._access.is_admin(token, address)
+            if right is None:
+                return _page(LOGIN.format(said="Too many tries. Wait a minute."), 429, {"retry-after": "60"})
+            cookie = self._access.cookie(None) if right else None
+            said = (
+                "This is not the admin token." if self._access.has_token else "This proxy has no OFFLOAD_ADMIN_TOKEN."
+            )
+        else:
+            namespace, said = self._dashboard.namespace(key)
+            cookie = self._access.cookie(namespace) if namespace else None
+        if cookie is None:
+            return _page(LOGIN.format(said=said), 403)
+        response = RedirectResponse("./", 303, HEADERS)
+        secure = request.headers.get("origin", "").startswith("https://")
+        response.set_cookie(
+            COOKIE, cookie, max_age=VALID, path="/_offload/", secure=secure, httponly=True, samesite="strict"
+        )
+        return response
+
+    async def logout(self, request: Request) -> Response:
+        response = RedirectResponse("login", 303, HEADERS)
+        response.delete_cookie(COOKIE, path="/_offload/", httponly=True, samesite="strict")
+        return response
+
+    # -- data --
+
+    async def answer(self, answer: Answer, request: Request) -> Response:
+        """Answer with JSON, or with an error of ours."""
+        try:
+            viewer = self._viewer(request)
+            if viewer is None:
+                raise Unauthorized("Log in at /_offload/login")
+            body, status = await answer(request, viewer), 200
+        except DashboardFault as fault:
+            body, status = {"error": {"message": str(fault)}}, 503
+        except ProxyError as error:
+            body, status = {"error": {"message": error.message}}, error.status
+        return Response(msgspec.json.encode(body), status, HEADERS, "application/json")
+
+    async def live(self, request: Request) -> Response:
+        viewer = self._viewer(request)
+        if viewer is None or self._dashboard.off:
+            return await self.answer(self.me, request) if viewer is None else Response(None, 204, HEADERS)
+        live = self._dashboard.live
+        if live.viewers >= VIEWERS:
+            raise Overloaded(f"More than {VIEWERS} viewers at once; try again")
+        return StreamingResponse(live.events(viewer, time.time), 200, HEADERS, "text/event-stream")
+
+    async def me(self, request: Request, viewer: Viewer) -> Any:
+        state = self._dashboard.state()
+        return {
+            "operator": viewer.operator,
+            "namespace": viewer.namespace,
+            "logged_in": COOKIE in request.cookies,
+            "version": __version__,
+            "worker": os.getpid(),
+            "kinds": KINDS,
+            **(state if viewer.operator else {"off": state["off"], "fault": state["fault"] and "see the operator"}),
+        }
+
+    async def requests(self, request: Request, viewer: Viewer) -> Any:
+        before = _number(request, "before", 1 << 62, 1 << 62)
+        return await self._dashboard.read(lambda reader: reader.before(before, viewer.namespace))
+
+    async def request(self, request: Request, viewer: Viewer) -> Any:
+        id = request.path_params["id"] % (1 << 62)
+        found = await self._dashboard.read(lambda reader: reader.request(id, viewer.namespace))
+        if found is None:
+            raise NotThere("Nothing is kept of this request's messages")
+        return found
+
+    async def savings(self, request: Request, viewer: Viewer) -> Any:
+        days = _number(request, "days", 30, LONGEST_DAYS)
+        since = time.time() - days * DAY
+        return await self._dashboard.read(partial(_savings, since, viewer.namespace, self._dashboard.price))
+
+    async def sessions(self, request: Request, viewer: Viewer) -> Any:
+        return await self._dashboard.read(lambda reader: reader.sessions(viewer.namespace))
+
+    async def session(self, request: Request, viewer: Viewer) -> Any:
+        try:
+            session = int(request.path_params["session"][:16], 16)
+        except ValueError:
+            raise NotThere("There is no such session") from None
+        return await self._dashboard.read(lambda reader: reader.session(session % (1 << 63), viewer.namespace))
+
+    async def health(self, request: Request, viewer: Viewer) -> Any:
+        if not viewer.operator:
+            raise Forbidden("This page is the operator's")
+        return await self._dashboard.health()
+
+    def _viewer(self, request: Request) -> Viewer | None:
+        """Return who asks: by a valid cookie, else by bearer token, else as a caller on this machine."""
+        if (cookie := request.cookies.get(COOKIE)) and (viewer := self._access.viewer(cookie)):
+            return viewer
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if token:
+            if self._access.is_admin(token, request.client.host if request.client else ""):
+                return Viewer()
+            namespace, _ = self._dashboard.namespace(token)
+            return Viewer(namespace) if namespace else None
+        return Viewer() if self._dashboard.is_local(request) else None
+
+
+def _savings(since: float, namespace: str | None, price: Price, reader: Reader) -> Any:
+    sums = reader.sums(since, namespace)
+    return {
+        "models": savings(sums, price),
+        "hours": reader.hours(since, namespace),
+        "sessions": reader.losses(since, namespace),
+        "groups": compared(reader.groups(since, namespace), sums),
+    }
+
+
+def _number(request: Request, name: str, default: int, most: int) -> int:
+    text = request.query_params.get(name, "")
+    return min(max(int(text), 1), most) if text.isascii() and text.isdigit() and len(text) < 20 else default
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return the fields of a posted form. Raises BodyTooLarge."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_FORM:
+            raise BodyTooLarge(f"The form is larger than {LARGEST_FORM} bytes")
+    return {name: values[-1] for name, values in parse_qs(body.decode("latin-1")).items()}
+
+
+def _page(text: str, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(text, status, {**HEADERS, **(headers or {})}, TYPES["html"])
+
+
+def _static(name: str) -> Response:
+    found = _read(name)
+    if found is None:
+        raise NotThere("There is no such file")
+    return Response(found, 200, HEADERS, TYPES[name.rpartition(".")[2]])
+
+
+@cache
+def _contents() -> dict[str, bytes]:
+    """Return every static file by its path."""
+    root = files("proxy.dashboard") / "static"
+    vendor = root / "vendor"
+    found = [
+        *((file.name, file) for file in root.iterdir()),
+        *((f"vendor/{one.name}", one) for one in vendor.iterdir()),
+    ]
+    return {name: file.read_bytes() for name, file in found if name.rpartition(".")[2] in TYPES}
+
+
+def _read(name: str) -> bytes | None:
+    return _contents().get(name)

@@ -1,0 +1,185 @@
+"""Reads rows for the pages. A viewer other than the operator gets the rows of its own namespace only."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proxy.dashboard.rows import HOUR, KEYS, SUMS, decoded
+from proxy.dashboard.sessions import Sent, words
+from proxy.errors import DashboardFault
+from proxy.telemetry.outcome import Holdout
+
+SECONDS = 5.0
+"""The longest time for one query."""
+
+STEPS = 100_000
+"""Instructions of SQLite between two looks at the clock; some milliseconds."""
+
+PAGE = 200
+"""Rows on one page."""
+
+REQUESTS = 2_000
+"""Requests of one session that are shown, the newest."""
+
+Row = dict[str, Any]
+
+
+class Reader:
+    """One connection, for one thread, that cannot write. `namespace` None stands for all."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
+        self._connection.execute("PRAGMA query_only = ON")
+        self._connection.set_progress_handler(self._late, STEPS)
+        self._until = 0.0
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def newest(self) -> int:
+        """Return the id of the newest row; 0 if there is none."""
+        [row] = self._rows("SELECT coalesce(max(id), 0) AS id FROM requests")
+        return int(row["id"])
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces of up to `PAGE` sessions, the newest."""
+        found = self._rows(
+            f"""SELECT DISTINCT name FROM namespaces JOIN (SELECT namespace FROM sessions ORDER BY last DESC
+            LIMIT {PAGE}) ON namespace = id"""
+        )
+        return [row["name"] for row in found]
+
+    def after(self, id: int, namespace: str | None = None) -> list[Row]:
+        """Return up to `PAGE` rows that are newer than this one, the newest of them, in their order."""
+        return self._page("id > ?", id, namespace)[::-1]
+
+    def before(self, id: int, namespace: str | None = None) -> list[Row]:
+        """Return up to `PAGE` rows that are older than this one, the newest first."""
+        return self._page("id < ?", id, namespace)
+
+    def sums(self, since: float, namespace: str | None = None) -> list[Row]:
+        """Return the sums since then, by `KEYS`."""
+        own, values = _own("namespace", namespace)
+        sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+        return self._rows(
+            f"SELECT {', '.join(KEYS)}, {sums} FROM hours WHERE hour >= ? {own} GROUP BY {', '.join(KEYS)}",
+            int(since) // HOUR,
+            *values,
+        )
+
+    def hours(self, since: float, namespace: str | None = None) -> list[Row]:
+        """Return the sums of costs and tokens of each hour since then, of requests that were sent as planned."""
+        own, values = _own("namespace", namespace)
+        return self._rows(
+            f"""SELECT hour * {HOUR} AS time, sum(requests) AS requests, sum(tokens_before) AS tokens_before,
+            sum(tokens_after) AS tokens_after, sum(cost_before) AS cost_before, sum(cost_after) AS cost_after
+            FROM hours WHERE hour >= ? AND kind != 'observed' {own} GROUP BY hour ORDER BY hour""",
+            int(since) // HOUR,
+            *values,
+        )
+
+    def groups(self, since: float, namespace: str | None = None) -> list[Row]:
+        """Return the sessions of each group of a holdout that began since then, by tenant and model."""
+        own, values = _own("namespaces.name", namespace)
+        return self._rows(
+            f"""SELECT tenant, model, holdout, count(*) AS sessions, sum(requests) AS requests,
+            sum(cost_before) AS cost_before, sum(cost_after) AS cost_after
+            FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
+            WHERE began >= ? AND holdout != '' {own} GROUP BY tenant, model, holdout""",
+            since,
+            *values,
+        )
+
+    def losses(self, since: float, namespace: str | None = None) -> Row:
+        """Return how many sessions with costs began since then, and how many of them cost more than as they came."""
+        own, values = _own("namespaces.name", namespace)
+        [row] = self._rows(
+            f"""SELECT count(*) AS sessions, coalesce(sum(cost_after > cost_before), 0) AS losses
+            FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
+            WHERE began >= ? AND cost_before > 0 AND holdout != '{Holdout.KEPT}' {own}""",
+            since,
+            *values,
+        )
+        return row
+
+    def sessions(self, namespace: str | None = None) -> list[Row]:
+        """Return the `PAGE` sessions with the newest requests."""
+        own, values = _own("name", namespace)
+        found = self._rows(
+            f"""SELECT sessions.*, namespaces.name AS namespace
+            FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
+            WHERE true {own} ORDER BY last DESC LIMIT {PAGE}""",
+            *values,
+        )
+        return [{**row, "session": name_of(row["session"])} for row in found]
+
+    def session(self, session: int, namespace: str | None = None) -> list[Row]:
+        """Return the newest requests of a session, the oldest of them first."""
+        own, values = _own("name", namespace)
+        return [
+            _shown(row)
+            for row in self._rows(
+                f"""SELECT requests.*, EXISTS (SELECT 1 FROM details WHERE details.id = requests.id) AS detailed
+                FROM requests JOIN namespaces ON namespaces.id = requests.namespace
+                WHERE session = ? {own} ORDER BY requests.id DESC LIMIT {REQUESTS}""",
+                session,
+                *values,
+            )
+        ][::-1]
+
+    def request(self, id: int, namespace: str | None = None) -> Row | None:
+        """Return one request with its messages, or None if there is none or nothing was kept of its messages."""
+        own, values = _own("name", namespace)
+        found = self._rows(
+            f"""SELECT requests.*, detail FROM requests JOIN details USING (id)
+            JOIN namespaces ON namespaces.id = requests.namespace WHERE requests.id = ? {own}""",
+            id,
+            *values,
+        )
+        return {**_shown(found[0]), "detail": msgspec.msgpack.decode(found[0]["detail"])} if found else None
+
+    def _page(self, condition: str, id: int, namespace: str | None) -> list[Row]:
+        own, values = _own("requests.namespace", namespace)
+        own = own.replace("= ?", "= (SELECT id FROM namespaces WHERE name = ?)")
+        return [
+            _shown(row)
+            for row in self._rows(
+                f"SELECT * FROM requests WHERE {condition} {own} ORDER BY id DESC LIMIT {PAGE}", id, *values
+            )
+        ]
+
+    def _rows(self, query: str, *values: object) -> list[Row]:
+        """Run one query. Raises DashboardFault."""
+        self._until = time.monotonic() + SECONDS
+        try:
+            return [dict(row) for row in self._connection.execute(query, values)]
+        except sqlite3.Error as error:
+            raise DashboardFault(f"The dashboard's file cannot be read: {error}") from error
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._until
+
+
+def name_of(session: int) -> str:
+    """Return a session's number as text, because JavaScript's numbers are not exact enough."""
+    return f"{session:016x}"
+
+
+def _own(column: str, namespace: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return a condition on the namespace, and its value."""
+    return ("", ()) if namespace is None else (f"AND {column} = ?", (namespace,))
+
+
+def _shown(row: Row) -> Row:
+    """Return a request as pages get it: its outcome with what is known beside it."""
+    sent = msgspec.msgpack.decode(row["sent"], type=Sent) if row["sent"] else None
+    beside = {"kinds": sent.tokens, "came": sent.came, "words": words(sent.event) if sent.event else ""} if sent else {}
+    kept: Row = {name: row[name] for name in ("id", "time", "worker", "detailed") if name in row}
+    session = None if row["session"] is None else name_of(row["session"])
+    return {**decoded(row["outcome"]), **kept, **beside, "session": session}

@@ -1,0 +1,169 @@
+"""What a chat request shows beside its outcome: its session, the tokens that were sent of each kind, what an event did,
+and what became of each message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from proxy.core.conversation import beginning
+from proxy.core.plan import Role, live
+from proxy.dashboard.rows import NOTHING_SEEN, Seen
+from proxy.dialects import render
+from proxy.requests.attempt import AsItCame, Observed, Rewritten
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
+
+if TYPE_CHECKING:
+    from proxy.core.plan import Plan
+    from proxy.requests.attempt import Attempt
+    from proxy.requests.prepare import PlannedRequest
+
+KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapshot", "hidden")
+"""Kinds of what is sent: `hidden` are rounds with our tools that the client does not see."""
+
+SYSTEM, TOOLS, USER, ASSISTANT, RESULTS, PREVIEWS, SNAPSHOT, HIDDEN = range(len(KINDS))
+
+_KIND = {
+    Role.SYSTEM: SYSTEM,
+    Role.USER: USER,
+    Role.ASSISTANT: ASSISTANT,
+    Role.TOOL: RESULTS,
+    Role.SEALED: ASSISTANT,
+}
+
+MESSAGES = 2_000
+"""Messages of one request that are listed, the newest."""
+
+AS_IT_CAME, FIRST_SIGHT, EVENT, SUMMARISED = "", "first_sight", "event", "summarised"
+"""What became of a message: nothing, moved before it was sent once, moved at an event, or part of a snapshot."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Sent(msgspec.Struct, array_like=True, frozen=True):
+    """What was sent. `tokens` are those of each of `KINDS`, and `came` those of the request as it came."""
+
+    tokens: list[int]
+    came: int
+    event: dict[str, Any] | None = None
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What became of one message: its tokens as it came and as it was sent, and the rule that decided."""
+
+    index: int
+    kind: str
+    digest: str
+    tokens: int
+    sent: int
+    rule: str
+    event: int = 0
+
+
+def seen(attempt: Attempt, namespace: str) -> Seen:
+    """Return what a request shows, as far as it was planned."""
+    planned = attempt.planned
+    if planned is None or planned.dialect.counts:
+        return NOTHING_SEEN
+    name = f"{namespace} {planned.dialect.name} {planned.request.model} ".encode("utf-8", "surrogatepass")
+    drawn = hashlib.sha256(name + beginning(planned.past.measured)).digest()
+    return Seen(int.from_bytes(drawn[:8]) >> 1, partial(_described, attempt, planned), len(attempt.parsed.body))
+
+
+def words(event: Mapping[str, Any]) -> str:
+    """Say what an event did and why."""
+    moved, summarised = event["moved"], event["summarised"]
+    parts = []
+    if moved:
+        parts.append(f"moved {_several(moved, 'text')} of {event['before']:,} tokens, of which {event['after']:,} stay")
+    if summarised:
+        parts.append(f"summarised the first {_several(summarised, 'message')}, {event['replaced']:,} tokens")
+    done = " and ".join(parts) or "changed nothing"
+    return f"{done[0].upper()}{done[1:]}; {event['rewritten']:,} tokens behind the first change are sent anew."
+
+
+def _described(attempt: Attempt, planned: PlannedRequest) -> tuple[bytes, bytes | None]:
+    detail = None if isinstance(attempt, AsItCame) else _detail(attempt, planned)
+    return _encode(_sent(attempt, planned)), detail
+
+
+def _sent(attempt: Attempt, planned: PlannedRequest) -> Sent:
+    past, tokens = planned.past, [0] * len(KINDS)
+    rewritten = attempt if isinstance(attempt, Rewritten) else None
+    definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - planned.room.preamble
+    if rewritten is None:
+        for message in past.measured:
+            tokens[_KIND[message.role]] += message.tokens
+    else:
+        _add_rewritten(tokens, rewritten)
+    tokens[TOOLS] = definitions + (OUR_TOOLS_TOKENS if rewritten and rewritten.rendered.injecting else 0)
+    tokens[SYSTEM] += planned.room.preamble
+    events = planned.plan.events
+    new = bool(events) and events[-1].point == len(past) and not isinstance(attempt, AsItCame)
+    came = planned.tokens + definitions + planned.room.preamble
+    return Sent(tokens, came, _event(planned, planned.plan) if new else None)
+
+
+def _add_rewritten(tokens: list[int], attempt: Rewritten) -> None:
+    rendered = attempt.rendered
+    start = rendered.shown.boundary.end if rendered.shown else 0
+    for index, fate in enumerate(_fates(attempt, attempt.planned)):
+        if fate.rule != SUMMARISED:
+            kind = PREVIEWS if fate.rule else _KIND[attempt.planned.past.items[index].role]
+            tokens[kind] += fate.sent
+    tokens[HIDDEN] = sum(one.tokens for index, one in rendered.rounds.items() if index >= start)
+    tokens[SNAPSHOT] = max(attempt.tokens - sum(tokens), 0) if rendered.shown else 0
+
+
+def _event(planned: PlannedRequest, plan: Plan) -> dict[str, Any]:
+    """Return what the newest event did, for `words`."""
+    items, number = planned.past.items, len(plan.events)
+    moved = {index: move for index, move in plan.moves.items() if move.event == number}
+    boundary = plan.boundaries[-1] if plan.boundaries and plan.boundaries[-1].event == number else None
+    taken = [index for index in range(boundary.end) if index not in boundary.pins] if boundary else []
+    first = 0 if boundary or number == 1 else min(moved, default=0)
+    gone = set(taken)
+    kept = [live(item, plan.moves.get(index)) for index, item in enumerate(items) if index not in gone]
+    return {
+        "number": number,
+        "moved": len(moved),
+        "before": sum(items[index].tokens for index in moved),
+        "after": sum(live(items[index], move) for index, move in moved.items()),
+        "summarised": len(taken),
+        "replaced": sum(items[index].tokens for index in taken),
+        "rewritten": sum(kept[first:] if not boundary else kept),
+    }
+
+
+def _detail(attempt: Rewritten | Observed, planned: PlannedRequest) -> bytes:
+    fates = _fates(attempt, planned)
+    return _encode({"messages": fates[-MESSAGES:], "omitted": max(len(fates) - MESSAGES, 0)})
+
+
+def _fates(attempt: Rewritten | Observed, planned: PlannedRequest) -> list[Fate]:
+    """Return what became of each message, or would have under the plan that is only observed."""
+    past, found = planned.past, []
+    plan, shown = planned.plan, None
+    gone: set[int] = set()
+    if isinstance(attempt, Rewritten):
+        plan, shown = attempt.rendered.plan, attempt.rendered.shown
+        gone = set(render.taken(planned.transcript, shown.boundary)) if shown else set()
+    elif plan.boundaries:
+        gone = {index for index in range(plan.boundaries[-1].end) if index not in plan.boundaries[-1].pins}
+    for index, item in enumerate(past.items):
+        move = plan.moves.get(index)
+        rule = AS_IT_CAME if move is None else EVENT if move.event else FIRST_SIGHT
+        rule, sent = (SUMMARISED, 0) if index in gone else (rule, live(item, move))
+        digest = past.messages[index].digest.hex()[:16]
+        event = move.event if move and rule == EVENT else 0
+        found.append(Fate(index, KINDS[_KIND[item.role]], digest, item.tokens, sent, rule, event))
+    return found
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,50 @@
+import { ask, element, plain } from "./common.js";
+import { health } from "./health.js";
+import { live } from "./live.js";
+import { savings } from "./savings.js";
+import { request, session, sessions } from "./sessions.js";
+
+const PAGES = { live, savings, sessions, session, request, health };
+const BELONGS = { session: "sessions", request: "sessions" };
+
+const page = document.getElementById("content");
+const me = await ask("me");
+let leave = null;
+let turn = 0;
+
+async function show() {
+  const [name, ...parameters] = (location.hash.slice(1) || "live").split("/");
+  if (!Object.hasOwn(PAGES, name)) return;
+  leave?.();
+  leave = null;
+  turn += 1;
+  const mine = turn;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${BELONGS[name] ?? name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  const made = element("div");
+  page.replaceChildren(made);
+  page.setAttribute("aria-busy", "true");
+  try {
+    const left = await PAGES[name](made, parameters, me);
+    if (mine === turn) leave = left ?? null;
+    else left?.();
+  } catch (error) {
+    if (mine === turn) made.replaceChildren(element("h1", {}, "This page cannot be shown"), element("p", { role: "alert" }, plain(error.message, 1000)));
+  }
+  if (mine === turn) {
+    const heading = made.querySelector("h1");
+    if (heading) document.title = `${heading.textContent} - Offload Proxy`;
+    page.removeAttribute("aria-busy");
+    page.setAttribute("data-shown", location.hash || "#live");
+    if (turn > 1) page.focus();
+  }
+}
+
+document.querySelector('nav a[href="#health"]').hidden = !me.operator;
+document.querySelector("header form").hidden = !me.logged_in;
+document.getElementById("about").textContent = `Version ${me.version}, worker ${me.worker}. Each replica shows only its own requests. ` +
+  (me.operator ? "" : `You see the requests of your own key (${plain(me.namespace)}).`);
+window.addEventListener("hashchange", show);
+show();

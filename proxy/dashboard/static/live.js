@@ -1,0 +1,52 @@
+import { ask, cached, clock, element, happened, line, number, table } from "./common.js";
+
+const MOST = 500; // rows on the page
+
+const COLUMNS = [
+  ["Time (UTC)", (row) => element("time", { datetime: new Date(row.time * 1000).toISOString() }, clock(row.time))],
+  ["Tenant", (row) => row.tenant],
+  ["Model", (row) => row.model],
+  ["API", (row) => row.dialect],
+  ["Tokens as they came", (row) => number(row.tokens_before), true],
+  ["Tokens sent", (row) => number(row.kind === "observed" ? row.tokens_before : row.tokens_after), true],
+  ["Cached share of the prompt", cached, true],
+  ["Hidden rounds", (row) => number(row.rounds), true],
+  ["What happened", (row) => (row.session ? element("a", { href: `#session/${row.session}` }, happened(row)) : happened(row))],
+  ["Worker", (row) => row.worker, true],
+];
+
+export async function live(page) {
+  const status = element("p", { role: "status", class: "faint" }, "Connecting.");
+  let paused = false;
+  const pause = element("button", {
+    "aria-pressed": "false",
+    onclick: () => {
+      paused = !paused;
+      pause.setAttribute("aria-pressed", String(paused));
+      pause.textContent = paused ? "Go on" : "Pause";
+    },
+  }, "Pause");
+  const rows = await ask("requests");
+  const shown = table("Requests of all workers of this machine, the newest first", COLUMNS, rows);
+  const body = shown.querySelector("tbody");
+  page.replaceChildren(element("h1", {}, "Live"), element("div", { class: "bar" }, pause, status), shown);
+  let newest = rows.length ? rows[0].id : 0;
+  let count = 0;
+  const source = new EventSource("api/live");
+  source.onopen = () => {
+    status.textContent = "Waiting for requests.";
+  };
+  source.onerror = () => {
+    status.textContent = source.readyState === EventSource.CLOSED ? "The stream has ended. Load the page again." : "Connecting again.";
+  };
+  source.onmessage = (message) => {
+    const row = JSON.parse(message.data);
+    if (paused || row.id <= newest) return;
+    newest = row.id;
+    count += 1;
+    status.textContent = `${number(count)} since this page was opened.`;
+    body.prepend(line(COLUMNS, row));
+    while (body.rows.length > MOST) body.lastChild.remove();
+  };
+  return () => source.close();
+}

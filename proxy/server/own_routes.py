@@ -1,0 +1,94 @@
+"""The proxy's own routes: health, metrics, the description of the operations, and the dashboard's."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from proxy import operations
+from proxy.errors import ClientFault, Forbidden, ProxyError
+from proxy.requests.exchange import Exchange
+
+if TYPE_CHECKING:
+    from starlette.types import Lifespan, Message
+
+
+class Operator:
+    """Tells the operator from others. `check_origin` raises ForeignSite if a web page may have sent the request."""
+
+    def __init__(self, admin_token: str | None, check_origin: Callable[[Exchange], None]) -> None:
+        self._token = admin_token
+        self._check_origin = check_origin
+
+    def require(self, request: Request) -> None:
+        """Raises Forbidden unless the caller has the admin token, or is on this machine and not a web page."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._token and hmac.compare_digest(given.encode(), self._token.encode()):
+            return
+        if not is_local(request):
+            raise Forbidden("This is for callers on this machine, or with OFFLOAD_ADMIN_TOKEN as bearer token")
+        self._check_origin(Exchange(request.scope, request.receive, _unheard))
+
+
+def own_routes(
+    operator: Operator,
+    deep_health: Callable[[], Awaitable[tuple[bool, Mapping[str, Any]]]],
+    metrics: Callable[[], Awaitable[tuple[str, bytes]]],
+    others: Sequence[BaseRoute],
+    lifespan: Lifespan[Starlette],
+) -> Starlette:
+    """Return the application that serves our own routes and the `others`."""
+
+    async def health(request: Request) -> Response:
+        if request.query_params.get("deep", "0") in ("", "0", "false"):
+            return JSONResponse({"status": "healthy"})
+        operator.require(request)
+        healthy, page = await deep_health()
+        return JSONResponse(page, 200 if healthy else 503)
+
+    async def describe(request: Request) -> Response:
+        return Response(operations.description(), media_type="application/json")
+
+    async def show_metrics(request: Request) -> Response:
+        operator.require(request)
+        kind, page = await metrics()
+        return Response(page, media_type=kind)
+
+    return Starlette(
+        routes=[
+            Route("/health", health),
+            Route("/metrics", show_metrics),
+            Route("/openapi.json", describe),
+            *others,
+        ],
+        lifespan=lifespan,
+        exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
+    )
+
+
+def is_local(request: Request) -> bool:
+    """Return whether the caller is on this machine and is not a proxy that forwards a request from elsewhere."""
+    if request.client is None or {"x-forwarded-for", "forwarded", "x-real-ip"} & set(request.headers.keys()):
+        return False
+    return ip_address(request.client.host).is_loopback
+
+
+async def _unheard(_: Message) -> None:
+    """An ASGI `send` that drops the message: an Exchange needs one even if nobody replies."""
+
+
+async def _in_openais_shape(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        fault = ClientFault(error.detail)
+        return Response(fault.body(), error.status_code, error.headers, media_type="application/json")
+    # Any error but a ProxyError is a bug. Starlette raises it again, and the outermost edge logs it.
+    said = error if isinstance(error, ProxyError) else ProxyError("The proxy failed at this request")
+    return Response(said.body(), said.status, media_type="application/json")

@@ -1,0 +1,189 @@
+"""Every page in a real browser, with the data of a session. Skipped, with the reason, where there is no Chromium."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
+from tests.dashboard.traffic import RESULT, begin, key, recorded, session, turn
+from tests.fake_upstream import StrictUpstream, text
+from tests.serving import Proxy, served, tight
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+
+HOSTILE = '<img src="http://evil.example/x" onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
+CONTROL = "\x00\x07\x1b[31m\u202etxt"
+
+SCREENSHOTS = os.environ.get("OFFLOAD_SCREENSHOTS")
+"""A folder for screenshots, for the docs."""
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[StrictUpstream]:
+    with StrictUpstream() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def proxy(upstream: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """A proxy that has served a session, and one with hostile names and texts."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    policy = tight(upstream.url, offload={"input_price": 2.0})
+    with served({"default": policy}, dashboard=folder / "rows.db", admin_token="let me in") as running:
+        session(running, upstream, 12, read=True)
+        messages = begin(HOSTILE)
+        for number, result in enumerate((HOSTILE * 20, CONTROL * 300, RESULT)):
+            upstream.script(text("I look."))
+            turn(running, messages, number, result=result, model=HOSTILE + CONTROL)
+        recorded(running, 15)
+        yield running
+
+
+@pytest.fixture
+async def page(tmp_path: Path) -> AsyncIterator[Page]:
+    async with browser(tmp_path / "profile") as one:
+        yield one
+
+
+def address(proxy: Proxy) -> str:
+    return f"{proxy.root}/_offload/"
+
+
+async def shoot(page: Page, name: str) -> None:
+    if SCREENSHOTS:
+        shot = await page.screenshot()
+        await asyncio.to_thread((Path(SCREENSHOTS) / f"{name}.png").write_bytes, shot)
+
+
+def assert_clean(page: Page, proxy: Proxy) -> None:
+    """No request went to another host, nothing is said on the console, and no hostile text was taken for HTML."""
+    assert page.complaints == []
+    hosts = {urlsplit(asked).netloc for asked in page.asked if not asked.startswith("data:")}
+    assert hosts == {f"127.0.0.1:{proxy.port}"}
+
+
+async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
+    await page.size(1200)
+    await page.open(address(proxy))
+    shown = await page.show("#live")
+    assert "gpt-4.1-mini" in shown and "event 1: " in shown
+    await shoot(page, "live")
+
+    shown = await page.show("#savings")
+    for said in (
+        "expected for the rewritten requests",
+        "tokens that clients sent",
+        "is not measured",
+        "Requests that cost more",
+    ):
+        assert said in shown, said
+    await page.until("document.querySelector('.chart canvas') !== null")
+    await shoot(page, "savings")
+
+    shown = await page.show("#sessions")
+    assert "gpt-4.1-mini" in shown
+    links = "[...document.querySelectorAll('td a')]"
+    place = await page.evaluate(f"{links}.at(-1).hash")
+    shown = await page.show(place)
+    assert "Moved " in shown and "sent anew" in shown and "previews" in shown
+    assert await page.evaluate("document.querySelectorAll('.chart canvas').length") == 1
+    assert await page.evaluate("document.querySelectorAll('.u-series').length") == 11, "x, eight kinds, two lines"
+    await shoot(page, "session")
+
+    shown = await page.show(
+        await page.evaluate(f"{links}.filter((one) => one.hash.startsWith('#request')).at(-1).hash")
+    )
+    assert "moved at event 1" in shown and "Texts are not kept" in shown
+    assert "topic number" not in shown, "no content by default"
+
+    shown = await page.show("#health")
+    for said in ("answers", "records", "Policies in force", "Upstreams", "Caches", "breaker: closed"):
+        assert said in shown, said
+    assert await page.evaluate("document.title") == "Health - Offload Proxy"
+    assert_clean(page, proxy)
+
+
+async def test_hostile_text_is_shown_as_text(proxy: Proxy, page: Page) -> None:
+    await page.open(address(proxy))
+    shown = await page.show("#live")
+    assert "<script>" in shown and "\\u0007" in shown and "\\u202e" in shown
+    await page.show("#savings")
+    await page.show("#sessions")
+    await page.show(await page.evaluate("document.querySelector('td a').hash"))
+    assert await page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+    assert "owned" not in await page.evaluate("document.title")
+    assert_clean(page, proxy)
+
+
+async def test_new_requests_appear_by_themselves(proxy: Proxy, upstream: StrictUpstream, page: Page) -> None:
+    await page.open(address(proxy))
+    await page.show("#live")
+    await page.until("document.querySelector('[role=status]').textContent === 'Waiting for requests.'")
+    upstream.script(text("Hello."))
+    turn(proxy, begin("Something new."), 1, model="newcomer")
+    await page.until("document.querySelector('tbody tr').textContent.includes('newcomer')")
+    assert "1 since" in await page.evaluate("document.querySelector('[role=status]').textContent")
+    assert_clean(page, proxy)
+
+
+async def test_pages_fit_a_narrow_screen_and_a_dark_one(proxy: Proxy, page: Page) -> None:
+    await page.size(400, 800)
+    await page.scheme("dark")
+    await page.open(address(proxy))
+    for place in ("#live", "#savings", "#sessions", "#health"):
+        await page.show(place)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 400, place
+    assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    await page.show("#savings")
+    await shoot(page, "narrow")
+    assert_clean(page, proxy)
+
+
+async def test_the_keyboard_reaches_everything(proxy: Proxy, page: Page) -> None:
+    await page.open(address(proxy))
+    reached = []
+    for _ in range(6):
+        await page.press("Tab")
+        reached.append(await page.evaluate("document.activeElement.textContent.trim()"))
+    assert reached[:6] == ["Skip to the content", "Live", "Savings", "Sessions", "Health", "Pause"]
+    await page.press("Enter")
+    assert await page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    unnamed = "[...document.querySelectorAll('table')].filter((one) => !one.caption).length"
+    assert await page.evaluate(unnamed) == 0, "every table has a caption"
+    assert await page.evaluate("document.documentElement.lang") == "en"
+
+
+async def test_others_log_in_and_see_their_own_requests(proxy: Proxy, upstream: StrictUpstream, page: Page) -> None:
+    upstream.script(text("Mine."))
+    turn(proxy, begin("Mine."), 1, key="mine", model="my-model")
+    recorded(proxy, 16)
+    # What a reverse proxy on this machine adds makes the browser a stranger.
+    await page.call("Network.setExtraHTTPHeaders", headers={"x-forwarded-for": "192.0.2.1"})
+    await page.call("Page.navigate", url=address(proxy))
+    await page.until("document.querySelector('#key') !== null && document.readyState === 'complete'")
+    assert await page.evaluate("fetch('api/me').then((reply) => reply.status)") == 401
+
+    await page.enter("token", "wrong")
+    await page.until("document.body.innerText.includes('This is not the admin token')")
+    await page.enter("key", "mine")
+    await page.until(f"{SHOWN} === '#live'")
+    assert await page.evaluate("document.cookie") == "", "scripts do not see it"
+    shown = await page.show("#live")
+    assert "my-model" in shown and "gpt-4.1-mini" not in shown
+    assert "gpt-4.1-mini" not in await page.show("#savings")
+    assert "gpt-4.1-mini" not in await page.show("#sessions")
+    assert await page.evaluate("document.querySelector('nav a[href=\"#health\"]').hidden")
+    assert "This page is the operator's" in await page.show("#health")
+
+    await page.evaluate("document.querySelector('header form').submit()")
+    await page.until("document.querySelector('#token') !== null")
+    await page.enter("token", "let me in")
+    await page.until(f"{SHOWN} === '#live'")
+    assert "gpt-4.1-mini" in await page.show("#live")
+    assert key("mine")["authorization"] not in str(page.asked)

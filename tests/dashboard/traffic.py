@@ -1,0 +1,72 @@
+"""An agent's session through a proxy with a dashboard: each turn calls a tool and gets a long result."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from tests.fake_upstream import StrictUpstream, calls, text
+from tests.serving import PLAIN, Proxy
+
+TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
+RESULT = "A line about the topic number {turn} that an agent has looked up.\n" * 12
+PATIENCE = 30.0
+
+
+def key(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}"}
+
+
+def begin(task: str = "Look everything up.") -> list[dict[str, Any]]:
+    return [{"role": "system", "content": "You look things up."}, {"role": "user", "content": task}]
+
+
+def turn(proxy: Proxy, messages: list[dict[str, Any]], number: int, result: str = "", **request: Any) -> httpx.Response:
+    """Ask once, and add the model's call and its result to the messages."""
+    headers = key(request.pop("key", "k"))
+    body = {"model": "gpt-4.1-mini", "messages": messages, "tools": [TOOL], **request}
+    reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=60, verify=PLAIN)
+    call = {"id": f"call_{number}", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
+    messages += [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": result or RESULT.format(turn=number)},
+    ]
+    return reply
+
+
+def session(
+    proxy: Proxy, upstream: StrictUpstream, turns: int = 8, task: str = "Look everything up.", **request: Any
+) -> None:
+    """Play a whole session, in the last turn of which the model reads something back."""
+    messages = begin(task)
+    for number in range(turns):
+        if number == turns - 1 and "read" in request:
+            upstream.script(calls(("grep", {"pattern": "topic number 1"})))
+        upstream.script(text("Looking.") if request.get("stream") else text("I look."))
+        turn(proxy, messages, number, **{name: value for name, value in request.items() if name != "read"})
+
+
+def dashboard(proxy: Proxy, path: str, **options: Any) -> Any:
+    """Return the JSON of one of the dashboard's answers."""
+    reply = httpx.get(f"{proxy.root}/_offload/api/{path}", verify=PLAIN, timeout=30, **options)
+    assert reply.status_code == 200, reply.text
+    return json.loads(reply.content)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition, which the writer's thread makes true."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.05)
+
+
+def recorded(proxy: Proxy, count: int) -> list[dict[str, Any]]:
+    """Wait for so many rows, and return them, the newest first."""
+    until(lambda: len(dashboard(proxy, "requests")) >= count)
+    rows: list[dict[str, Any]] = dashboard(proxy, "requests")
+    return rows
