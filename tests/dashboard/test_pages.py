@@ -15,7 +15,7 @@ from tests.dashboard.traffic import RESULT, begin, key, recorded, session, turn
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import Proxy, served, tight
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+pytestmark = [pytest.mark.sweep, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 
 HOSTILE = '<img src="http://evil.example/x" onerror="document.title=\'owned\'"><script>document.title="owned"</script>'
 CONTROL = "\x00\x07\x1b[31m\u202etxt"
