@@ -10,7 +10,7 @@ The primitives:
   replaces old messages. `core.planner` makes it from history and policy alone, so that every replica makes the same.
 - A **Dialect** (`dialects`) knows one API. It reads a request into a history, renders a plan as a body for upstream,
   and has the machine for a turn. Only dialects know an API's field names.
-- A **Turn** (`dialects.chat.turn`) is one visible reply: the model's rounds, in which it may call the proxy's own tools
+- A **Turn** (`dialects.turn`) is one visible reply: the model's rounds, in which it may call the proxy's own tools
   (`core.retrieval`), and what the client sees of them. It does no I/O: `requests.tool_loop` drives it.
 - A **Record** (`requests.records`) is something that a model wrote and that has to be remembered: a summary, or a round
   that the client did not see. Records are written once, under names derived from the history, into a store (`stores`).

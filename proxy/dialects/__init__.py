@@ -19,105 +19,17 @@ from proxy.core.policy import SnapshotRole
 from proxy.core.rawjson import NotJson
 from proxy.core.refusals import Complaint
 from proxy.core.request import Request
-from proxy.core.sse import ServerSentEvent
 from proxy.core.summary import Section, SummaryAnswer
-from proxy.core.turn import Continuation, HiddenRound, State, Usage
+from proxy.core.turn import Continuation, HiddenRound
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
+from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
 from proxy.errors import ProxyError
 
 Entry = bytes | Raw
 """One entry of a history as JSON."""
-
-
-class Turn(Protocol):
-    """One request of a client: any number of rounds with upstream, and one reply. It does no I/O.
-
-    While `state` is READY, send `request()`. Feed the reply to `receive` or `receive_whole`, then call `end()`. While
-    `state` is CALLING, pass the results of `calls` to `answer`. Once it is DONE, store `hidden` and send `close()`.
-    A call in the wrong state raises WrongState.
-    """
-
-    @property
-    def state(self) -> State: ...
-
-    @property
-    def rounds(self) -> int:
-        """Hidden rounds so far."""
-
-    @property
-    def streams(self) -> bool:
-        """Whether the client asked for a stream."""
-
-    @property
-    def over(self) -> bool:
-        """Whether the round's reply has said that it is complete, so that nothing more needs to be received."""
-
-    @property
-    def calls(self) -> list[ToolCall]:
-        """The calls of our tools to answer now."""
-
-    @property
-    def hidden(self) -> HiddenRound | None:
-        """The rounds to store once the turn is DONE; None if the client has seen everything."""
-
-    @property
-    def continuation(self) -> Continuation | None:
-        """How a request goes on from the DONE turn's hidden rounds; None if upstream does not keep the history."""
-
-    @property
-    def visible(self) -> tuple[str, list[ToolCall]]:
-        """The text and the calls that the client has seen."""
-
-    @property
-    def mixed(self) -> bool:
-        """Whether calls of ours were answered beside calls that the client answers."""
-
-    @property
-    def spent(self) -> Usage: ...
-
-    @property
-    def asks_usage(self) -> bool:
-        """Whether the request asks for usage that the client did not ask for."""
-
-    @property
-    def refusal(self) -> bytes | None:
-        """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
-
-    def request(self) -> bytes:
-        """The body of the next round's request."""
-
-    def receive(self, event: ServerSentEvent) -> bytes:
-        """Take one event of a stream; returns the bytes for the client. Raises Broken."""
-
-    def receive_whole(self, body: bytes) -> bytes:
-        """Take a reply that is not a stream; returns the bytes for the client. Raises Broken."""
-
-    def end(self) -> bytes:
-        """End the round's reply; returns the bytes for the client. Raises Broken if it stopped within our call."""
-
-    def answer(self, answers: Sequence[str]) -> None:
-        """Take the results of `calls`, in the same order."""
-
-    def reword(self, text: str) -> None:
-        """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
-
-    def start_over(self) -> bool:
-        """Prepare to send the client's own request instead of the next round.
-
-        Returns False, doing nothing, if the client has seen anything of the reply. A role alone is nothing.
-        """
-
-    def close(self) -> bytes:
-        """Return the last bytes of the client's reply, or the whole reply if it is not a stream."""
-
-    def is_overflow(self, status: int, body: bytes) -> bool:
-        """Do the same as the dialect's method of this name, for a refused round."""
-
-    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
-        """Do the same as the dialect's method of this name, for a stream that cannot be finished."""
 
 
 class Dialect(Protocol):

@@ -20,7 +20,7 @@ from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition
 from proxy.core.request import Request
 from proxy.core.turn import Usage
-from proxy.dialects import Turn
+from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
 from proxy.policies.tenants import Tenant
 from proxy.regex import Budget

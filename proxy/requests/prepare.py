@@ -24,9 +24,10 @@ from proxy.core.refusals import Addition
 from proxy.core.request import Request
 from proxy.core.retrieval import tools
 from proxy.core.turn import HiddenRound
-from proxy.dialects import Dialect, Entry, Turn, render
+from proxy.dialects import Dialect, Entry, render
 from proxy.dialects.files import Files, moved_files, piece_loader
 from proxy.dialects.render import ActiveSnapshot
+from proxy.dialects.turn import Turn
 from proxy.requests.refusals import Subject
 from proxy.telemetry.outcome import Holdout
 

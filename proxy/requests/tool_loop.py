@@ -17,7 +17,8 @@ from proxy.core import rawjson, sse
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken, State
-from proxy.dialects import Turn
+from proxy.dialects import overflow
+from proxy.dialects.turn import Turn
 from proxy.errors import BadEncoding, OffloadError, ProxyError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.requests import passthrough
 from proxy.requests.exchange import Exchange
@@ -206,7 +207,7 @@ class _Conversation:
             try:
                 return await self._ask(body)
             except Refusal as refusal:
-                if self._turn.is_overflow(refusal.status, refusal.said()) and not reworded:
+                if overflow.is_overflow(refusal.status, refusal.said()) and not reworded:
                     reworded = True
                     self._turn.reword(TOO_LONG)
                     body = await self._request()

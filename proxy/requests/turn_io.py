@@ -16,9 +16,10 @@ from proxy.core.recognition import Visible
 from proxy.core.refusals import Verdict
 from proxy.core.retrieval import tools
 from proxy.core.summary import SummaryAnswer
-from proxy.dialects import Dialect, Turn
+from proxy.dialects import Dialect
 from proxy.dialects.files import Files
 from proxy.dialects.measuring import canonical
+from proxy.dialects.turn import Turn
 from proxy.regex import Budget, sliced
 from proxy.requests import tool_loop
 from proxy.requests.prepare import PlannedRequest, RenderedRequest

@@ -15,9 +15,9 @@ import pytest
 
 from proxy.core import sse
 from proxy.core.history import ToolCall
-from proxy.dialects import Turn
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.turn import ChatTurn
+from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.requests import tool_loop
 from proxy.requests.tool_loop import REFUSAL_LIMIT, Refusal
@@ -37,12 +37,12 @@ from tests.dialects.chat.turns import (
     events,
     folded,
     read,
-    run,
     stream,
     text,
     usage,
     whole,
 )
+from tests.dialects.turning import run
 from tests.requests.scripted import JSON, STREAM, ScriptedReply, Step
 
 OVERFLOW = b'{"error": {"message": "maximum context length is 8192 tokens", "code": "context_length_exceeded"}}'

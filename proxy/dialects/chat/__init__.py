@@ -12,8 +12,8 @@ from proxy.core.turn import Continuation
 from proxy.dialects import overflow, usage
 from proxy.dialects.chat import errors, hidden, messages, render, summary, users
 from proxy.dialects.chat.refusals import shape
-from proxy.dialects.chat.request import function_tool, parse
-from proxy.dialects.chat.round_request import LIMITS, RoundRequest
+from proxy.dialects.chat.request import parse
+from proxy.dialects.chat.round_request import LIMITS, ChatRoundRequest
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.dialects.refusals import complaint, is_error
 from proxy.dialects.reply_limits import lowered, lowest
@@ -78,8 +78,7 @@ class ChatDialect:
         usage: bool = True,
         left: int | None = None,
     ) -> ChatTurn:
-        ours, names = [function_tool(raw) for raw in tools], request.names or ("", "")
-        return ChatTurn(RoundRequest(request.members, entries, ours, names, max_rounds, request.body, usage, left))
+        return ChatTurn(ChatRoundRequest(request, entries, tools, max_rounds, usage, left))
 
 
 CHAT = ChatDialect()

@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from proxy.core import rawjson, sse
 from proxy.dialects.chat.reply import TEXTS, Chunk, ReplyMessage
+from proxy.dialects.chat.tool_calls import PartialCall
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.dialects.values import Members, object_of, string, text_of
 
@@ -34,9 +35,13 @@ class ClientReply:
 
     streamed = True
 
-    def __init__(self, ledger: UsageLedger) -> None:
+    def __init__(self, ledger: UsageLedger, wants_usage: bool = True) -> None:
+        """`wants_usage`: the client asks for the event with the usage."""
         self.message = ReplyMessage()
+        self.calls: Sequence[PartialCall] = ()
+        """The calls of the newest round that the client sees."""
         self._ledger = ledger
+        self._wants_usage = wants_usage
         self._frame: Members = {}
         self._again = False
         self._joints: set[str] = set()
@@ -46,18 +51,18 @@ class ClientReply:
         """Whether an id and a role were sent, so that the next events may hold only text."""
         return bool(self._frame) and self.message.has("role")
 
-    def go_on(self) -> bool:
-        """Prepare for another round, which must look like a continuation. Returns whether any text was shown yet."""
+    @property
+    def seen(self) -> bool:
+        return bool(self.calls) or not self.message.silent
+
+    def go_on(self) -> None:
         self._again = True
         self._joints = {key for key in TEXTS if self.message.speaks(key)}
-        return bool(self._joints)
 
     def show(self, chunks: Iterable[Chunk]) -> bytes:
-        """Return the bytes for the client. Raises Broken if the reply grows too large."""
         return b"".join([self._put(chunk) for chunk in chunks if self._adopt(chunk)])
 
-    def close(self, done: bytes, calls: Sequence[Raw]) -> bytes:
-        """Return the last bytes of the reply. `calls` are the calls that the client sees."""
+    def close(self, done: bytes) -> bytes:
         return done
 
     def _put(self, chunk: Chunk) -> bytes:
@@ -65,6 +70,8 @@ class ClientReply:
 
     def _adopt(self, chunk: Chunk) -> bool:
         """Turn the chunk into an event of this reply. Returns whether it holds anything to show."""
+        if chunk.choice is None and chunk.usage is not None and not self._wants_usage:
+            return False
         if self._again:
             self._join(chunk)
         elif chunk.choice is not None and not self._frame:
@@ -100,14 +107,11 @@ class WholeReply(ClientReply):
         self._choice: Members = {}
         self._logprobs: dict[str, list[Raw]] = {}
 
-    def verbatim(self, body: bytes) -> None:
-        """Send this body as it is."""
-        self._only = body
-
-    def close(self, done: bytes, calls: Sequence[Raw]) -> bytes:
+    def close(self, done: bytes) -> bytes:
         if self._only is not None:
             return self._only
-        message = self.message.members() | ({"tool_calls": Raw(rawjson.array(calls))} if calls else {})
+        calls = {"tool_calls": Raw(rawjson.array([call.shown() for call in self.calls]))} if self.calls else {}
+        message = self.message.members() | calls
         choice = self._choice | {"message": Raw(rawjson.encode(message))}
         if self._logprobs:
             joined = {key: Raw(rawjson.array(tokens)) for key, tokens in self._logprobs.items()}

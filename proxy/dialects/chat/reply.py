@@ -268,7 +268,7 @@ class ReplyMessage:
     @property
     def silent(self) -> bool:
         """Whether the message has nothing but a role, if anything."""
-        return _says_nothing({key: raw for key, raw in self.members().items() if key != "role"})
+        return not any(_speaks(known) for key, known in self._members.items() if key != "role")
 
     def speaks(self, key: str) -> bool:
         """Whether the member has any text."""
@@ -286,6 +286,10 @@ class ReplyMessage:
             return None
         message = {"role": Raw(b'"assistant"'), "content": NULL} | said
         return rawjson.encode(message | {"tool_calls": Raw(rawjson.array(calls))} if calls else message)
+
+
+def _speaks(known: Raw | _Pieces) -> bool:
+    return bytes(known) not in _NOTHING if isinstance(known, Raw) else any(piece != "" for piece in known)
 
 
 def _part_text(raw: Raw) -> str:

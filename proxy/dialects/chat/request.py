@@ -46,7 +46,7 @@ def parse(body: bytes) -> Request:
         known = parsing.known(_decoder, body)
         model = parsing.model(known.model)
         parsing.check_others(body, known.messages, known.tools)
-        names = parsing.our_names(known.tools, _tool_name)
+        names = parsing.our_names(known.tools, tool_name)
         return Request(
             body=body,
             entries=parsing.elements(known.messages, Reason.TOO_MANY_MESSAGES),
@@ -79,26 +79,9 @@ def function_tool(definition: bytes) -> bytes:
     return rawjson.encode({"type": "function", "function": Raw(definition)})
 
 
-def with_tools(defined: Raw | None, ours: list[bytes]) -> Raw | None:
-    """Return the client's array of tools followed by ours, or None if there are no tools at all."""
-    if not ours:
-        return defined
-    client = [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
-    return Raw(rawjson.array([*client, *ours]))
-
-
-def has_tools(defined: Raw) -> bool:
-    """Whether an array of tools has any. Upstream refuses a `tool_choice` without tools."""
-    return not rawjson.is_null(defined) and bool(rawjson.elements(defined))
-
-
-def tool_names(defined: Raw) -> frozenset[str]:
-    """Return the names of an array of tools that `parse` has accepted."""
-    return frozenset() if rawjson.is_null(defined) else frozenset(map(_tool_name, rawjson.elements(defined)))
-
-
-def _tool_name(raw: Raw) -> str:
-    """Return a tool's name. Functions and custom tools nest it in a member named after their type."""
+def tool_name(raw: Raw) -> str:
+    """Return the name in one of the client's definitions. Functions and custom tools nest it in a member named after
+    their type."""
     tool = rawjson.members(raw)
     kind = rawjson.string(tool.get("type", Raw(b'"function"')))
     inner = rawjson.members(tool[kind]) if kind in tool else tool

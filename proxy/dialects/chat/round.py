@@ -19,11 +19,14 @@ from proxy.dialects.chat.reply import Chunk, ReplyMessage, held
 from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls
 from proxy.dialects.values import Members, string, text_of
 
+STOPPED = frozenset(("length", "content_filter", "error"))
+"""Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""
+
 MANY_CALLS = 128
 """Up to this many calls each get a separate event; a request may have as many tools."""
 
 
-class Round:
+class ChatRound:
     """Reads chunks. `names` are the names of our tools; empty if the request does not have them."""
 
     def __init__(
@@ -32,12 +35,12 @@ class Round:
         self.message = ReplyMessage()
         self.calls = ToolCalls(names, numbered=numbered, theirs=theirs)
         self.usage: Raw | None = None
-        self.finish = ""
-        """The finish reason; empty until it is known."""
-        self.end: Chunk | None = None
-        """The event with the finish reason, if it is kept back."""
-        self.bill: Chunk | None = None
-        """The event with the usage, if it is kept back."""
+        self.failed = False
+        self.quick = False
+        """Whether an event with text only has to be noted and nothing else."""
+        self._finish = ""  # the finish reason; empty until it is known
+        self._end: Chunk | None = None  # the event with the finish reason, if it is kept back
+        self._bill: Chunk | None = None  # the event with the usage, if it is kept back
         self._injected = bool(names)
         self._later = later
         self._holds_text = holds_text
@@ -53,8 +56,37 @@ class Round:
         """Whether this turn has anything that the client does not see."""
         return self._later or bool(self.calls.ours)
 
+    @property
+    def ours(self) -> list[PartialCall]:
+        return self.calls.ours
+
+    @property
+    def theirs(self) -> list[PartialCall]:
+        return self.calls.theirs
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._finish)
+
+    @property
+    def over(self) -> bool:
+        return False  # a stream ends with an event that is no chunk
+
+    @property
+    def unfinished(self) -> bool:
+        return self._finish in STOPPED
+
+    @property
+    def end(self) -> list[Chunk]:
+        return [chunk for chunk in (self._end, self._bill) if chunk is not None]
+
+    def finish_with(self, reason: str) -> None:
+        """Change the finish reason, if it is kept back."""
+        if self._end is not None:
+            self._end.put_choice("finish_reason", string(reason))
+
     def read(self, chunk: Chunk) -> list[Chunk]:
-        """Return the parts to show now, of this chunk and of earlier ones that were kept back. Raises Broken."""
+        self.failed |= chunk.failed
         self.usage = chunk.usage or self.usage
         if chunk.choice is None:
             return self._about_nothing(chunk)
@@ -66,36 +98,31 @@ class Round:
         return texts + (self._finished(chunk, parts) if chunk.finish else [chunk, *parts])
 
     def settle(self) -> list[Chunk]:
-        """Sort the remaining calls, now that the reply has ended. Returns the parts to show."""
         if self._last is None:
             return []
         return [*self._decide_text(), *_entries(self._last, self.calls.settle())]
 
     @property
     def empty(self) -> bool:
-        """Whether the model said nothing and called nothing of the client's, although it ended its reply."""
         said = any(self.message.text(key).strip() for key in ("content", "refusal"))
         return self._last is not None and not said and not self.calls.theirs
 
-    def say(self, text: str) -> list[Chunk]:
-        """Return a part with this text, which is ours and not the model's."""
+    def say(self, text: str, seed: str) -> list[Chunk]:
+        self.message.add_text("content", text)
         return [] if self._last is None else [self._last.part({"content": string(text)})]
 
     def release(self, *, visible: bool) -> list[Chunk]:
-        """Return the parts that were kept back, once it is known that the round is not hidden.
-
-        In a mixed turn, text that was kept back is left out; it is shown only if the whole round is `visible`.
-        """
         kept, self._kept = self._kept, []
         return [chunk for chunk in kept if visible or not text_of(chunk.delta.get("content"))]
 
-    def history(self, calls: Sequence[PartialCall]) -> bytes | None:
-        """Return the assistant message as the model wrote it, with only these of its calls."""
-        return self.message.history([call.raw() for call in calls])
+    def written(self, answered: Collection[object]) -> list[bytes]:
+        calls = [call.raw() for call in self.calls.all if not call.ours or call in answered]
+        message = self.message.history(calls)
+        return [] if message is None else [message]
 
     def _about_nothing(self, chunk: Chunk) -> list[Chunk]:
         if chunk.usage is not None and self.hides:
-            self.bill = chunk
+            self._bill = chunk
             return []
         return [chunk]
 
@@ -155,10 +182,10 @@ class Round:
             self._kept.append(chunk.take(["content"]))
 
     def _finished(self, chunk: Chunk, parts: list[Chunk]) -> list[Chunk]:
-        self.finish = chunk.finish
+        self._finish = chunk.finish
         parts += _entries(chunk, self.calls.settle())
         if self.hides:
-            self.end = chunk.take_end()
+            self._end = chunk.take_end()
             return [chunk, *parts]
         return [*parts, *self.release(visible=True), chunk]
 

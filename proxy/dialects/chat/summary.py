@@ -12,9 +12,10 @@ from proxy.core.request import Request
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects import overflow
 from proxy.dialects.chat.messages import cache_breakpoint, text_message, with_cache_breakpoint
-from proxy.dialects.chat.request import function_tool, has_tools, with_tools
+from proxy.dialects.chat.request import function_tool
 from proxy.dialects.chat.round_request import LIMITS
 from proxy.dialects.chat.users import followed
+from proxy.dialects.tools import has_tools, with_tools
 
 IDENTITY = ("user", "safety_identifier")
 KEPT = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
@@ -41,7 +42,7 @@ def on_prefix(
     task gets the same one, since the client's own is not part of this call.
     """
     defined = with_tools(request.members.get("tools"), [function_tool(raw) for raw in tools])
-    without_calls = {"tools": defined, "tool_choice": Raw(b'"none"')} if defined and has_tools(defined) else {}
+    without_calls = {"tools": defined, "tool_choice": Raw(b'"none"')} if has_tools(defined) else {}
     marks = [mark for raw in request.entries[end:] if (mark := cache_breakpoint(raw))]
     task = text_message("user", text)
     last = with_cache_breakpoint(task, marks[-1]) if marks else task

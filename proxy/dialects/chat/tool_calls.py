@@ -7,7 +7,6 @@ pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gem
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Sequence
 from functools import cached_property
@@ -19,11 +18,9 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
 from proxy.dialects.chat.reply import MAX_REPLY, CallDelta, signature
+from proxy.dialects.rounds import MAX_ARGUMENTS
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import NULL, Members, join, string, text_of
-
-MAX_ARGUMENTS = 1 << 20
-"""The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
 
 CALL_SIZE = 1024
 """Roughly the bytes that a call takes besides its arguments, so that endless empty calls also reach the size limit."""
@@ -86,7 +83,7 @@ class PartialCall:
         return bool(self._name and self._arguments)
 
     @property
-    def complete(self) -> bool:
+    def whole(self) -> bool:
         """Whether the arguments are a complete JSON object."""
         return self._object.closed(self._arguments) and self._is_object
 
@@ -105,6 +102,9 @@ class PartialCall:
     @property
     def signature(self) -> Members:
         return signature(self._members)
+
+    def identify(self, id: str) -> None:
+        self.id = id
 
     def call(self) -> ToolCall:
         return ToolCall(self.id, self.name, self.arguments)
@@ -237,7 +237,7 @@ class ToolCalls:
             return None
         if id:
             return self._by_id.get(id)
-        return None if last is None or last.complete else last
+        return None if last is None or last.whole else last
 
     def _begin(self, delta: CallDelta) -> PartialCall:
         call = PartialCall()
@@ -292,16 +292,3 @@ def _arguments(delta: CallDelta) -> str:
 def _index(raw: Raw | None) -> int | None:
     text = b"" if raw is None else bytes(raw)
     return int(text) if text.isdigit() and len(text) < 10 else None
-
-
-def identify(calls: Sequence[PartialCall], theirs: Sequence[PartialCall], sent: Sequence[bytes | Raw]) -> None:
-    """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to a turn.
-
-    `theirs` are the client's calls beside them, and `sent` is what was sent in this round.
-    """
-    seed = hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b""))
-    known = {call.id for call in theirs}
-    for number, call in enumerate(calls):
-        if not call.id or call.id in known:
-            call.id = f"call_{seed.hexdigest()[:16]}_{number}"
-        known.add(call.id)

@@ -12,7 +12,7 @@ from proxy.core.request import Request
 from proxy.dialects import overflow
 from proxy.dialects.messages import blocks, costs, errors, render, request, summary
 from proxy.dialects.messages.refusals import shape
-from proxy.dialects.messages.round_request import LIMITS, RoundRequest
+from proxy.dialects.messages.round_request import LIMITS, MessagesRoundRequest
 from proxy.dialects.messages.turn import MessagesTurn
 from proxy.dialects.refusals import complaint, is_error
 from proxy.dialects.reply_limits import lowered, lowest
@@ -85,8 +85,7 @@ class MessagesDialect:
         usage: bool = True,
         left: int | None = None,
     ) -> MessagesTurn:
-        ours, names = [request.client_tool(raw) for raw in tools], asked.names or ("", "")
-        return MessagesTurn(RoundRequest(asked.members, entries, ours, names, max_rounds, asked.body, left))
+        return MessagesTurn(MessagesRoundRequest(asked, entries, tools, max_rounds, usage, left))
 
 
 MESSAGES = MessagesDialect()

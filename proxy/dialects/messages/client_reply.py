@@ -33,12 +33,17 @@ class MessageStream:
         self._ledger = ledger
         self._frame: Members = {}
 
+    @property
+    def seen(self) -> bool:
+        return bool(self.blocks)
+
+    def go_on(self) -> None:
+        self.hides = True
+
     def show(self, parts: Iterable[Part]) -> bytes:
-        """Return the bytes for the client."""
         return b"".join([self._put(event, block) for event, block in parts])
 
     def close(self, done: bytes) -> bytes:
-        """Return the last bytes of the reply."""
         return done
 
     def _put(self, event: ReplyEvent, block: Block | None) -> bytes:
@@ -77,12 +82,11 @@ class WholeMessage(MessageStream):
     def __init__(self, ledger: UsageLedger) -> None:
         super().__init__(ledger)
         self._whole = b""
-        self._verbatim = False
         self._end: Members = {}
 
-    def take(self, body: bytes, *, verbatim: bool = False) -> None:
-        """Take a round's body, which is the reply if it turns out to be the last. `verbatim`: send it as it is."""
-        self._whole, self._verbatim = body, verbatim
+    def take(self, body: bytes) -> None:
+        """Take a round's body, which is the reply if it turns out to be the last."""
+        self._whole = body
 
     def show(self, parts: Iterable[Part]) -> bytes:
         for event, block in parts:
@@ -95,7 +99,7 @@ class WholeMessage(MessageStream):
         return b""
 
     def close(self, done: bytes) -> bytes:
-        if self._verbatim or not self.hides:
+        if not self.hides:
             return self._whole
         last = object_of(Raw(self._whole))
         content = rawjson.array(rawjson.encode(block.final()) for block in self.blocks)

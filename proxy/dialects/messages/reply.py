@@ -20,14 +20,12 @@ from proxy.core import rawjson
 from proxy.core.history import ToolCall
 from proxy.core.turn import Broken
 from proxy.dialects.messages.blocks import THINKING, call_of
-from proxy.dialects.messages.costs import merged
+from proxy.dialects.messages.costs import merged, with_prompt
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, string, text_of
 
 MAX_REPLY = 32 << 20
 """The most bytes that are held for one round: about eight million tokens."""
-MAX_ARGUMENTS = 1 << 20
-"""The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
 
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"
 BEGIN, CLOSING, END = "message_start", "message_delta", "message_stop"
@@ -107,7 +105,6 @@ class Block:
         return ToolCall(text_of(self.members.get("id")), self.name or text_of(self.members.get("name")), self.arguments)
 
     def identify(self, id: str) -> None:
-        """Give the call this id."""
         self.members["id"] = string(id)
 
     def final(self) -> Members:
@@ -127,20 +124,17 @@ Part = tuple[ReplyEvent, Block | None]
 """An event for the client, and the block that it is about."""
 
 
-class RoundReply:
+class MessagesRound:
     """Reads events. `names` are the names of our tools; empty if the request does not have them. `theirs` are those of
     the client's tools."""
 
     def __init__(self, names: Sequence[str], *, later: bool, holds_text: bool, theirs: Collection[str] = ()) -> None:
         self.blocks: list[Block] = []
-        self.reason = ""
-        """Why the reply stopped; empty until it is known."""
+        self._reason = ""  # why the reply stopped; empty until it is known
         self.failed = False
         self.over = False
-        """Whether upstream has said that nothing more comes."""
-        self.usage: Members = {}
-        self.end: list[ReplyEvent] = []
-        """The events at the reply's end, if they are kept back."""
+        self.end: list[Part] = []
+        self._usage: Members = {}
         self._names = ToolNames(names, theirs)
         self._later = later
         self._holds_text = holds_text and bool(names)
@@ -153,12 +147,19 @@ class RoundReply:
 
     @property
     def theirs(self) -> list[Block]:
-        """The calls that the client answers."""
         return [block for block in self.blocks if block.type == CALLED and not block.ours]
 
     @property
+    def usage(self) -> Raw:
+        return with_prompt(self._usage)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._reason)
+
+    @property
     def unfinished(self) -> bool:
-        return self.reason in UNFINISHED
+        return self._reason in UNFINISHED
 
     @property
     def hides(self) -> bool:
@@ -167,20 +168,17 @@ class RoundReply:
 
     @property
     def empty(self) -> bool:
-        """Whether the model said nothing and called nothing but our tools."""
         others = [block for block in self.blocks if not block.ours and block.type not in THINKING]
         return not any(block.type != "text" or text_of(block.final().get("text")).strip() for block in others)
 
-    def say(self, text: str) -> list[Part]:
-        """Return the events of a text block that is ours and not the model's."""
+    def say(self, text: str, seed: str) -> list[Part]:
         raw = Raw(rawjson.encode({"type": "text", "text": text}))
         index = max(self._by_index, default=-1) + 1
         return [part for event in _block_events(index, raw) for part in self.read(event)]
 
     def read(self, event: ReplyEvent) -> list[Part]:
-        """Return the events to show now. Raises Broken."""
         if event.type == BEGIN:
-            self.usage = merged(self.usage, object_of(event.message).get("usage", NULL))
+            self._usage = merged(self._usage, object_of(event.message).get("usage", NULL))
             return [] if self._later else [(event, None)]
         if event.type in (CLOSING, END):
             return self._ended(event)
@@ -190,9 +188,16 @@ class RoundReply:
         block = self._block(event)
         return [(event, None)] if block is None else self._about(block, event)
 
+    def settle(self) -> list[Part]:
+        return []  # a call has its name from its beginning
+
+    def written(self, answered: Collection[object]) -> list[bytes]:
+        """Return the blocks as the message that goes back upstream, which refuses texts without words."""
+        kept = [(block.type, block.final()) for block in self.blocks if not block.ours or block in answered]
+        content = [final for kind, final in kept if kind != "text" or text_of(final.get("text")).strip()]
+        return [rawjson.encode({"role": "assistant", "content": content})]
+
     def release(self, *, visible: bool) -> list[Part]:
-        """Return the events that were kept back, once it is known that the round is not hidden. Text of a mixed turn is
-        left out: it is shown only if the whole round is `visible`."""
         found = [(event, block) for block in self.blocks if visible and not block.ours for event in block.kept]
         for block in self.blocks:
             block.kept = []
@@ -222,11 +227,11 @@ class RoundReply:
 
     def _ended(self, event: ReplyEvent) -> list[Part]:
         if event.type == CLOSING:
-            self.reason = text_of(object_of(event.delta).get("stop_reason")) or self.reason
-            self.usage = merged(self.usage, event.usage)
+            self._reason = text_of(object_of(event.delta).get("stop_reason")) or self._reason
+            self._usage = merged(self._usage, event.usage)
         self.over = self.over or event.type == END
         if self.hides:
-            self.end.append(event)
+            self.end.append((event, None))
             return []
         return [*self.release(visible=True), (event, None)]
 

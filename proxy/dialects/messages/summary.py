@@ -13,8 +13,9 @@ from proxy.core.summary import SummaryAnswer
 from proxy.dialects import overflow
 from proxy.dialects.messages.blocks import blocks_of, text_message
 from proxy.dialects.messages.render import followed
-from proxy.dialects.messages.request import assembled, client_tool, has_tools, text_block, user_message, with_tools
+from proxy.dialects.messages.request import assembled, client_tool, text_block, user_message
 from proxy.dialects.messages.round_request import LIMITS
+from proxy.dialects.tools import has_tools, with_tools
 from proxy.dialects.values import Members, object_of, string, whole
 
 IDENTITY = ("metadata",)

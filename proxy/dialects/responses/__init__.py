@@ -13,7 +13,7 @@ from proxy.dialects.refusals import complaint, is_error
 from proxy.dialects.reply_limits import lowered, lowest
 from proxy.dialects.responses import errors, items, render, request, summary
 from proxy.dialects.responses.refusals import shape
-from proxy.dialects.responses.round_request import LIMITS, RoundRequest
+from proxy.dialects.responses.round_request import LIMITS, ResponsesRoundRequest
 from proxy.dialects.responses.turn import ResponsesTurn
 
 
@@ -72,8 +72,7 @@ class ResponsesDialect:
         usage: bool = True,
         left: int | None = None,
     ) -> ResponsesTurn:
-        ours, names = [request.function_tool(raw) for raw in tools], request_.names or ("", "")
-        return ResponsesTurn(RoundRequest(request_.members, entries, ours, names, max_rounds, request_.body, left))
+        return ResponsesTurn(ResponsesRoundRequest(request_, entries, tools, max_rounds, usage, left))
 
 
 RESPONSES = ResponsesDialect()

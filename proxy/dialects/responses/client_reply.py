@@ -60,31 +60,36 @@ class ClientReply:
         """Return the complete items that the client sees."""
         return [item.final for item in self.items if item.final is not None]
 
-    def adopt(self, item: OutputItem) -> None:
-        """Show an item, if only at the reply's end."""
-        if item.shown is None:
-            item.shown = len(self.items)
-            self.items.append(item)
+    @property
+    def seen(self) -> bool:
+        return bool(self.items)
+
+    def go_on(self) -> None:
+        self.hides = True
 
     def show(self, parts: Iterable[Part]) -> bytes:
-        """Return the bytes for the client."""
         return b"".join([self._put(event, item) for event, item in parts])
 
     def close(self, done: bytes) -> bytes:
-        """Return the last bytes of the reply."""
         return done
 
-    def _put(self, event: Event, item: OutputItem | None) -> bytes:
+    def _put(self, event: Event | None, item: OutputItem | None) -> bytes:
+        self._adopt(item)
+        if event is None:
+            return b""
         changed = self._changes(event, item)
         return sse.encode(rawjson.encode(rawjson.members(event.data) | changed), event.name) if changed else event.raw
+
+    def _adopt(self, item: OutputItem | None) -> None:
+        if item is not None and item.shown is None:
+            item.shown = len(self.items)
+            self.items.append(item)
 
     def _changes(self, event: Event, item: OutputItem | None) -> Members:
         """Return the members of the event that differ from upstream's."""
         changed: Members = {}
-        if item is not None:
-            self.adopt(item)
-            if bytes(event.index).isdigit() and whole(event.index) != item.shown:
-                changed["output_index"] = Raw(b"%d" % (item.shown or 0))
+        if item is not None and bytes(event.index).isdigit() and whole(event.index) != item.shown:
+            changed["output_index"] = Raw(b"%d" % (item.shown or 0))
         if not rawjson.is_null(event.response) and (response := self._response(event)):
             changed["response"] = Raw(rawjson.encode(object_of(event.response) | response))
         if not rawjson.is_null(event.number):
@@ -129,18 +134,15 @@ class WholeReply(ClientReply):
         self._whole: bytes = b""
         self._end: Members = {}
 
-    def verbatim(self, body: bytes) -> None:
-        """Send this body as it is."""
-        self._only = body
-
     def take(self, body: bytes) -> None:
         """Take a round's body, which is the reply if it turns out to be the last."""
         self._whole = body
 
     def show(self, parts: Iterable[Part]) -> bytes:
         for event, item in parts:
-            changed = self._changes(event, item)
-            if event.type in ENDINGS:
+            self._adopt(item)
+            changed = {} if event is None else self._changes(event, item)
+            if event is not None and event.type in ENDINGS:
                 self._end = object_of(changed.get("response", event.response))
                 self._only = None if "response" in changed else self._whole
         return b""

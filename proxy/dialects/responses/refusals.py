@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.core.request import Request
-from proxy.dialects.responses.request import has_tools
+from proxy.dialects.tools import has_tools
 from proxy.dialects.values import object_of, text_of
 
 

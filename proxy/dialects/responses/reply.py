@@ -26,8 +26,6 @@ from proxy.dialects.values import NULL, Members, object_of, string, text_of
 
 MAX_REPLY = 32 << 20
 """The most bytes that are held for one round: about eight million tokens."""
-MAX_ARGUMENTS = 1 << 20
-"""The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
@@ -106,7 +104,8 @@ class OutputItem:
         return self.final is not None and text_of(self.members.get("status")) in ("", "completed")
 
     def call(self) -> ToolCall:
-        return call_of(self.members | self._renamed, self.type)
+        """Return the call. Its result names the `call_id` and no other id."""
+        return call_of(self.members | self._renamed | {"id": NULL}, self.type)
 
     def written(self) -> Raw | None:
         """Return the complete item as it goes back upstream: a call of our tools has the tool's own name."""
@@ -119,26 +118,27 @@ class OutputItem:
         return {"name": string(self._name)} if self._name else {}
 
     def identify(self, id: str) -> None:
-        """Give the call this id."""
         self.complete(Raw(rawjson.encode(self.members | {"call_id": string(id)})))
 
 
-Part = tuple[Event, OutputItem | None]
-"""An event for the client, and the item that it is about."""
+Part = tuple[Event | None, OutputItem | None]
+"""An event for the client, and the item that it is about. An item without an event is shown at the reply's end."""
 
 
-class Round:
+class ResponsesRound:
     """Reads events. `names` are the names of our tools; empty if the request does not have them. `theirs` are those of
-    the client's tools."""
+    the client's tools. `stored`: upstream keeps replies."""
 
-    def __init__(self, names: Sequence[str], *, later: bool, holds_text: bool, theirs: Collection[str] = ()) -> None:
+    def __init__(
+        self, names: Sequence[str], *, later: bool, holds_text: bool, stored: bool = True, theirs: Collection[str] = ()
+    ) -> None:
         self.items: list[OutputItem] = []
-        self.status = ""
-        """How the reply ended; empty until it is known."""
+        self.failed = False
         self.usage: Raw | None = None
         self.id = ""
-        self.end: Event | None = None
-        """The event at the reply's end, if it is kept back."""
+        self.end: list[Part] = []
+        self._status = ""  # how the reply ended; empty until it is known
+        self._stored = stored
         self._has_ours = False
         self._names = ToolNames(names, theirs)
         self._later = later
@@ -154,12 +154,19 @@ class Round:
 
     @property
     def theirs(self) -> list[OutputItem]:
-        """The calls that the client answers."""
         return [item for item in self.items if item.ours is False and item.type in ANSWERED]
 
     @property
-    def failed(self) -> bool:
-        return self.status == "failed"
+    def ended(self) -> bool:
+        return bool(self._status)
+
+    @property
+    def over(self) -> bool:
+        return bool(self.end)
+
+    @property
+    def unfinished(self) -> bool:
+        return self._status == "incomplete"
 
     @property
     def hides(self) -> bool:
@@ -168,14 +175,18 @@ class Round:
 
     @property
     def empty(self) -> bool:
-        """Whether the model said nothing and called nothing but our tools, although it ended its reply."""
         others = [item for item in self.items if not item.ours and item.type != "reasoning"]
         return not any(item.type != "message" or said([item.final])[0].strip() for item in others if item.final)
 
-    def say(self, text: str, id: str) -> list[Part]:
-        """Return the events of a message with this text, which is ours and not the model's."""
+    def say(self, text: str, seed: str) -> list[Part]:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        message = {"type": "message", "id": id, "status": "completed", "role": "assistant", "content": [part]}
+        message = {
+            "type": "message",
+            "id": f"msg_{seed}",
+            "status": "completed",
+            "role": "assistant",
+            "content": [part],
+        }
         raw = Raw(rawjson.encode(message))
         item = self._begin(max(self._by_index, default=-1) + 1, raw)
         item.complete(raw)
@@ -183,20 +194,18 @@ class Round:
         return [(event, item) for event in _item_events(item.index, raw)]
 
     def read(self, event: Event) -> list[Part]:
-        """Return the events to show now: this one, and earlier ones that were kept back. Raises Broken."""
         if event.type in BEGINNINGS:
             self.id = text_of(object_of(event.response).get("id"))
             return [] if self._later else [(event, None)]
         if event.type in ENDINGS:
             return self._ended(event)
         if event.type == "error":
-            self.status = "failed"
+            self.failed = True
             return [(event, None)]
         item = self._item(event)
         return [(event, None)] if item is None else self._about(item, event)
 
     def settle(self) -> list[Part]:
-        """Decide about the remaining items, now that the reply has ended. Returns the events to show."""
         shown: list[Part] = []
         for item in self.items:
             if item.ours is None:
@@ -205,16 +214,27 @@ class Round:
         return shown
 
     def release(self, *, visible: bool) -> list[Part]:
-        """Return the events that were kept back, once it is known that the round is not hidden.
-
-        In a mixed turn, text that was kept back is left out; it is shown only if the whole round is `visible`.
-        """
         before_ours = False
         for item in reversed(self.items):
             before_ours = item.ours or (before_ours and item.type == "reasoning") or False
             item.lost = visible and before_ours and not item.released
         kept = [item for item in self.items if not item.ours and not item.lost]
-        return [part for item in kept if visible or item.type != "message" for part in self._flushed(item)]
+        released = [item for item in kept if visible or item.released or item.type != "message"]
+        parts = [part for item in released for part in self._flushed(item)]
+        return [*parts, *((None, item) for item in released)]
+
+    def written(self, answered: Collection[object]) -> list[bytes]:
+        """Return the items. Where upstream stores nothing, no item is found by its id, and reasoning that is not in the
+        item itself is lost."""
+        kept = [item for item in self.items if not item.lost and (not item.ours or item in answered)]
+        raws = [bytes(raw) for item in kept if (raw := item.written()) is not None]
+        if self._stored:
+            return raws
+        return [
+            rawjson.encode({key: raw for key, raw in members.items() if key != "id"})
+            for members in map(rawjson.members, raws)
+            if text_of(members.get("type")) != "reasoning" or text_of(members.get("encrypted_content"))
+        ]
 
     def _item(self, event: Event) -> OutputItem | None:
         """Return the item that an event is about. Some servers announce none and send each only at its end."""
@@ -283,14 +303,15 @@ class Round:
         return [(event, item) for event in kept]
 
     def _ended(self, event: Event) -> list[Part]:
-        self.status = ENDINGS[event.type]
+        self._status = ENDINGS[event.type]
+        self.failed |= self._status == "failed"
         response = object_of(event.response)
         self.usage = response.get("usage")
         self.id = text_of(response.get("id")) or self.id
         self._complete(response)
         shown = self.settle()
         if self.hides and not self.failed:
-            self.end = event
+            self.end = [(event, None)]
             return shown
         return [*shown, *self.release(visible=True), (event, None)]
 

@@ -86,7 +86,7 @@ def parse(body: bytes) -> Request:
         known = parsing.known(_decoder, body)
         model = parsing.model(known.model)
         parsing.check_others(body, known.input, known.tools, known.instructions)
-        names = parsing.our_names(known.tools, _tool_name)
+        names = parsing.our_names(known.tools, tool_name)
         items = _items(known.input)
         kinds = _kinds_of(known.input, items)
         return Request(
@@ -193,23 +193,6 @@ def function_tool(definition: bytes) -> bytes:
     return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
 
 
-def with_tools(defined: Raw | None, ours: list[bytes]) -> Raw | None:
-    """Return the client's array of tools followed by ours, or None if there are no tools at all."""
-    if not ours:
-        return defined
-    client = [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
-    return Raw(rawjson.array([*client, *ours]))
-
-
-def has_tools(defined: Raw | None) -> bool:
-    """Whether an array of tools has any."""
-    return defined is not None and not rawjson.is_null(defined) and bool(rawjson.elements(defined))
-
-
-def tool_names(defined: Raw) -> frozenset[str]:
-    """Return the names of an array of tools that `parse` has accepted."""
-    return frozenset() if rawjson.is_null(defined) else frozenset(map(_tool_name, rawjson.elements(defined)))
-
-
-def _tool_name(raw: Raw) -> str:
+def tool_name(raw: Raw) -> str:
+    """Return the name in one of the client's definitions."""
     return text_of(rawjson.members(raw).get("name"))

@@ -12,7 +12,8 @@ from proxy.core.request import Request
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects import overflow
 from proxy.dialects.responses.items import text_message
-from proxy.dialects.responses.request import function_tool, has_tools, joined, with_tools
+from proxy.dialects.responses.request import function_tool, joined
+from proxy.dialects.tools import has_tools, with_tools
 from proxy.dialects.values import Members
 
 IDENTITY = ("user", "safety_identifier")

@@ -6,11 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import Raw
 
 from proxy.core.history import Unplannable
 from proxy.core.request import Request
-from proxy.dialects.chat.request import function_tool, has_tools, parse, with_tools
+from proxy.dialects.chat.request import function_tool, parse
 
 
 def request(**members: Any) -> Request:
@@ -76,18 +75,5 @@ def test_what_our_tools_are_called(tools: Any, names: tuple[str, str] | None) ->
     assert request(tools=tools).names == names
 
 
-def test_ours_stand_behind_the_clients() -> None:
-    ours = function_tool(b'{"name":"grep"}')
-    assert json.loads(ours) == tool("grep")
-    theirs = Raw(b'[ {"type" : "x"} ]')
-    both = with_tools(theirs, [ours])
-    assert both is not None
-    assert bytes(both) == b'[{"type" : "x"},' + ours + b"]"
-    for none in (None, Raw(b"null"), Raw(b"[]")):
-        assert with_tools(none, []) is none
-        assert bytes(with_tools(none, [ours]) or b"") == b"[" + ours + b"]"
-
-
-@pytest.mark.parametrize(("tools", "some"), [(b"null", False), (b"[]", False), (b"[ ]", False), (b"[{}]", True)])
-def test_whether_there_are_tools(tools: bytes, some: bool) -> None:
-    assert has_tools(Raw(tools)) is some
+def test_our_tools_are_functions() -> None:
+    assert json.loads(function_tool(b'{"name":"grep"}')) == tool("grep")

@@ -6,28 +6,28 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.dialects.chat.round_request import RoundRequest
+from proxy.dialects.chat.request import parse
+from proxy.dialects.chat.round_request import ChatRoundRequest
 from tests.dialects.chat.turns import GREP, READ, SEARCH, asked
 
 
-def first(asked: RoundRequest) -> dict[str, Any]:
+def first(asked: ChatRoundRequest) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(asked.first())
     return body
 
 
-def later(asked: RoundRequest, last: bool = False, bare: bool = False) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(asked.later(asked.messages, last=last, bare=bare))
+def later(asked: ChatRoundRequest, last: bool = False, bare: bool = False) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(asked.later(asked.entries, last=last, bare=bare))
     return body
 
 
 def test_what_is_not_ours_keeps_its_bytes_and_its_place() -> None:
     body = b'{"n": 1e0,"tools": [ {"a":1.50} ],"messages":[],"x":"\\u00e9","stream":true,"seed":123456789012345678901}'
-    ours = RoundRequest(rawjson.members(body), [b'{"role": "user"}'], [b'{"b":2}'], ("grep", "read_file"), 8)
+    ours = ChatRoundRequest(parse(body), [b'{"role": "user"}'], [b'{"b":2}'], 8)
     assert ours.first() == (
-        b'{"n":1e0,"tools":[{"a":1.50},{"b":2}],"messages":[{"role": "user"}],"x":"\\u00e9","stream":true,'
+        b'{"n":1e0,"tools":[{"a":1.50},{"type":"function","function":{"b":2}}],"messages":[{"role": "user"}],'
+        b'"x":"\\u00e9","stream":true,'
         b'"seed":123456789012345678901,"stream_options":{"include_usage":true}}'
     )
 
@@ -55,10 +55,8 @@ def test_usage_is_asked_for_in_streams(given: Any, sent: Any) -> None:
 
 
 def test_null_options_are_none() -> None:
-    members = asked().members | {"stream_options": Raw(b"null")}
-    assert json.loads(RoundRequest(members, [], [], ("grep", "read_file"), 8).first())["stream_options"] == {
-        "include_usage": True
-    }
+    request = parse(b'{"messages":[],"stream":true,"stream_options":null}')
+    assert first(ChatRoundRequest(request, [], [], 8))["stream_options"] == {"include_usage": True}
 
 
 @pytest.mark.parametrize(
@@ -122,5 +120,5 @@ def test_who_wants_json(format: Any, json_wanted: bool) -> None:
 
 
 def test_what_is_no_text_is_no_wish() -> None:
-    members = {**asked().members, "response_format": Raw(b'{"type":"\xff"}')}
-    assert not RoundRequest(members, [], [], ("grep", "read_file"), 8).wants_json
+    request = parse(b'{"messages":[],"response_format":{"type":"\xff"}}')
+    assert not ChatRoundRequest(request, [], [], 8).wants_json

@@ -21,12 +21,12 @@ from tests.dialects.chat.turns import (
     folded,
     made,
     read,
-    run,
     stream,
     text,
     usage,
     whole,
 )
+from tests.dialects.turning import run
 
 NAMES = ToolNames(("grep", "read_file"), {"search"})
 CALL = '{"name": "grep", "arguments": {"pattern": "x{1}"}}'

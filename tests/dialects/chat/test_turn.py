@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw
 
 from proxy.core import sse
 from proxy.core.turn import Broken, State, WrongState
-from proxy.dialects.chat.round_request import RoundRequest
-from proxy.dialects.chat.turn import NO_MORE, SAID_NOTHING, ChatTurn
+from proxy.dialects.chat.request import parse
+from proxy.dialects.chat.round_request import ChatRoundRequest
+from proxy.dialects.chat.turn import ChatTurn
+from proxy.dialects.last_words import NO_MORE, SAID_NOTHING
 from tests.dialects.chat.turns import (
     ANSWER,
     DONE,
+    GREP,
     MIXED,
     OURS,
     ROLE,
@@ -28,18 +30,16 @@ from tests.dialects.chat.turns import (
     calls,
     chunk,
     events,
-    feed,
     folded,
     made,
     more,
     read,
-    run,
     stream,
-    take,
     text,
     usage,
     whole,
 )
+from tests.dialects.turning import feed, run
 
 SHOW_USAGE = {"include_usage": True}
 
@@ -208,17 +208,13 @@ def test_nothing_is_ours_where_nothing_was_injected() -> None:
 
 
 def test_our_tools_may_have_other_names() -> None:
-    renamed = RoundRequest(**{**_fields(asked()), "names": ("offload_grep", "offload_read_file")})
+    renamed = asked(tools=[SEARCH, GREP])
     turn = ChatTurn(renamed)
     turn.request()
     feed(turn, SILENT.replace(b"grep", b"offload_grep"))
     assert [call.name for call in turn.calls] == ["offload_grep"]
     out, _ = run(ChatTurn(renamed), SILENT)
     assert [call[1] for call in made(folded(out))] == ["grep"]
-
-
-def _fields(asked: RoundRequest) -> dict[str, Any]:
-    return {name: getattr(asked, name) for name in asked.__struct_fields__}
 
 
 def test_calls_without_ids_get_some() -> None:
@@ -293,7 +289,7 @@ def test_a_model_that_gives_no_answer_at_all_gets_one_from_us(last: bytes, tools
     reply = folded(out)
     assert (text(reply).strip(), reply["finish"], made(reply)) == (SAID_NOTHING.format("grep", "read_file"), "stop", [])
     assert requests[2].get("tools") == tools
-    assert turn.hidden is not None and turn.hidden.instead is None
+    assert turn.hidden is not None
     for raw in turn.hidden.before:
         assert json.loads(raw).get("content") or json.loads(raw).get("tool_calls")
 
@@ -475,7 +471,7 @@ def run_to(turn: ChatTurn, *rounds: bytes) -> tuple[bytes, list[Json]]:
     out, requests = b"", []
     for raw in rounds:
         requests.append(json.loads(turn.request()))
-        out += take(turn, raw)
+        out += feed(turn, raw)
         turn.answer(["found"] * len(turn.calls))
     requests.append(json.loads(turn.request()))
     return out, requests
@@ -968,7 +964,7 @@ def conversed(turn: ChatTurn, rounds: list[bytes], size: int) -> tuple[bytes, li
     out, requests = b"", []
     for raw in rounds:
         requests.append(json.loads(turn.request())["messages"])
-        out += take(turn, raw, range(0, len(raw), size))
+        out += feed(turn, raw, range(0, len(raw), size))
         if turn.state is State.CALLING:
             turn.answer([f"found {number}" for number in range(len(turn.calls))])
         if turn.state is State.DONE:
@@ -1100,8 +1096,8 @@ def take_whole(turn: ChatTurn, body: bytes) -> bytes:
 
 
 def test_a_request_without_members_of_ours_is_the_clients() -> None:
-    members = {"model": Raw(b'"m"'), "messages": Raw(b"[]"), "seed": Raw(b"1e2")}
+    request = parse(b'{"model":"m","messages":[],"seed":1e2}')
     assert (
-        ChatTurn(RoundRequest(members, [b'{"a": 1}'], [], ("grep", "read_file"), 8)).request()
+        ChatTurn(ChatRoundRequest(request, [b'{"a": 1}'], [], 8)).request()
         == b'{"model":"m","messages":[{"a": 1}],"seed":1e2}'
     )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import Raw
-
-from proxy.core import rawjson, sse
-from proxy.core.turn import State
-from proxy.dialects.chat.round_request import RoundRequest
+from proxy.core import sse
+from proxy.dialects.chat.request import parse
+from proxy.dialects.chat.round_request import ChatRoundRequest
 from proxy.dialects.chat.turn import ChatTurn
 
 Json = dict[str, Any]
@@ -19,14 +16,17 @@ DONE = "[DONE]"
 GREP, READ, SEARCH = ({"type": "function", "function": {"name": name}} for name in ("grep", "read_file", "search"))
 
 
-def asked(stream: bool = True, max_rounds: int = 8, injected: bool = True, **members: Any) -> RoundRequest:
+def asked(stream: bool = True, max_rounds: int = 8, injected: bool = True, **members: Any) -> ChatRoundRequest:
     """A request with one tool of the client's; a member that is None is left out."""
     messages = [{"role": "user", "content": "hi"}]
     body = {"model": "m", "messages": messages, "tools": [SEARCH], "stream": stream, **members}
-    raws = {key: Raw(json.dumps(value).encode()) for key, value in body.items() if value is not None}
-    ours = [json.dumps(tool).encode() for tool in (GREP, READ)] if injected else []
-    sent = rawjson.elements(raws["messages"])
-    return RoundRequest(raws, sent, ours, ("grep", "read_file"), max_rounds, rawjson.encode(raws))
+    request = parse(json.dumps({key: value for key, value in body.items() if value is not None}).encode())
+    ours = [json.dumps(tool["function"]).encode() for tool in (GREP, READ)] if injected else []
+    return ChatRoundRequest(request, request.entries, ours, max_rounds)
+
+
+def turn(**asked_for: Any) -> ChatTurn:
+    return ChatTurn(asked(**asked_for))
 
 
 # -- what upstream says -----------------------------------------------------------------------------------------------
@@ -99,35 +99,6 @@ MIXED = stream(
     chunk(usage=usage(100, 10)),
     DONE,
 )
-
-
-# -- driving ----------------------------------------------------------------------------------------------------------
-
-
-def feed(turn: ChatTurn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
-    """One round's streamed reply, cut at these offsets."""
-    out, decoder, ends = b"", sse.EventDecoder(), sorted({*cuts, len(raw)})
-    for start, end in zip([0, *ends], ends, strict=False):
-        out += b"".join(map(turn.receive, decoder.feed(raw[start:end])))
-    return out + b"".join(map(turn.receive, decoder.flush())) + turn.end()
-
-
-def take(turn: ChatTurn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
-    """One round's reply of either kind."""
-    if raw.startswith(b"{"):
-        return turn.receive_whole(raw) + turn.end()
-    return feed(turn, raw, cuts)
-
-
-def run(turn: ChatTurn, *rounds: bytes, cuts: Sequence[int] = (), answer: str = "found") -> tuple[bytes, list[Json]]:
-    """What the client gets, and what upstream was asked."""
-    out, requests = b"", []
-    for raw in rounds:
-        requests.append(json.loads(turn.request()))
-        out += take(turn, raw, cuts)
-        if turn.state is State.CALLING:
-            turn.answer([answer] * len(turn.calls))
-    return out + turn.close(), requests
 
 
 # -- what a client makes of it ----------------------------------------------------------------------------------------

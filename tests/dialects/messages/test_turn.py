@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core import sse
 from proxy.core.history import Reading
 from proxy.core.preview import Shape
 from proxy.core.refusals import Addition
@@ -19,7 +18,16 @@ from proxy.dialects.messages.request import assembled
 from proxy.dialects.messages.turn import MessagesTurn
 from proxy.errors import UpstreamBroken
 from tests.dialects.messages.api import call, encoded, say, thinking
-from tests.dialects.messages.turns import FETCH, HI, accumulated, events, feed, message, run, stream, turn
+from tests.dialects.messages.turns import (
+    FETCH,
+    HI,
+    accumulated,
+    events,
+    message,
+    stream,
+    turn,
+)
+from tests.dialects.turning import feed, receive, run
 
 Json = dict[str, Any]
 
@@ -40,10 +48,6 @@ def put_back(one: MessagesTurn, content: list[Json]) -> list[Json]:
     assert one.hidden is not None
     visible = json.dumps({"role": "assistant", "content": content}).encode()
     return json.loads(bytes(assembled({}, MESSAGES.reinserted(one.hidden, visible))["messages"]))  # type: ignore[no-any-return]
-
-
-def receive(one: MessagesTurn, raw: bytes) -> bytes:
-    return b"".join(map(one.receive, sse.EventDecoder().feed(raw)))
 
 
 # -- untouched --------------------------------------------------------------------------------------------------------

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from proxy.core import sse
-from proxy.core.turn import State
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.turn import MessagesTurn
 from tests.dialects.messages.api import encoded, events_of, usage
@@ -50,28 +48,6 @@ def _identified(block: Json, id: str) -> Json:
 
 def stream(whole: Json, split: int = 4) -> bytes:
     return b"".join(encoded(event) for event in events_of(whole, split))
-
-
-# -- driving ----------------------------------------------------------------------------------------------------------
-
-
-def feed(one: MessagesTurn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
-    """One round's streamed reply, cut at these offsets."""
-    out, decoder, ends = b"", sse.EventDecoder(), sorted({*cuts, len(raw)})
-    for start, end in zip([0, *ends], ends, strict=False):
-        out += b"".join(map(one.receive, decoder.feed(raw[start:end])))
-    return out + b"".join(map(one.receive, decoder.flush())) + one.end()
-
-
-def run(one: MessagesTurn, *rounds: bytes, cuts: Sequence[int] = ()) -> tuple[bytes, list[Json]]:
-    """What the client gets, and what upstream was asked."""
-    out, asked = b"", []
-    for raw in rounds:
-        asked.append(json.loads(one.request()))
-        out += one.receive_whole(raw) + one.end() if raw.startswith(b"{") else feed(one, raw, cuts)
-        if one.state is State.CALLING:
-            one.answer(["found"] * len(one.calls))
-    return out + one.close(), asked
 
 
 # -- what a client makes of it ----------------------------------------------------------------------------------------

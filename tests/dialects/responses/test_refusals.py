@@ -13,7 +13,14 @@ from proxy.core.turn import State
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.turn import ResponsesTurn
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
-from tests.dialects.responses.turns import FETCH, accumulated, feed, response, stream, turn
+from tests.dialects.responses.turns import (
+    FETCH,
+    accumulated,
+    response,
+    stream,
+    turn,
+)
+from tests.dialects.turning import feed
 
 Json = dict[str, Any]
 

@@ -13,7 +13,15 @@ from proxy.core.turn import Broken, Continuation, State
 from proxy.dialects.responses import RESPONSES
 from proxy.errors import UpstreamBroken
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
-from tests.dialects.responses.turns import FETCH, accumulated, events, feed, response, run, stream, turn
+from tests.dialects.responses.turns import (
+    FETCH,
+    accumulated,
+    events,
+    response,
+    stream,
+    turn,
+)
+from tests.dialects.turning import feed, receive, run
 
 Json = dict[str, Any]
 
@@ -128,8 +136,8 @@ def test_reasoning_waits_for_the_item_after_it_and_text_does_not() -> None:
     thought, text = raw.split(b"event: response.output_item.added\ndata: ", 2)[1:]
     one = turn()
     one.request()
-    assert not feed_events(one, raw[: raw.index(thought) + len(thought)]).count(b"reasoning_summary")
-    begun = feed_events(turn_at(raw, raw.index(text) + text.index(b"\n\n") + 2), b"")
+    assert not receive(one, raw[: raw.index(thought) + len(thought)]).count(b"reasoning_summary")
+    begun = receive(turn_at(raw, raw.index(text) + text.index(b"\n\n") + 2), b"")
     assert begun == b""
     assert b"reasoning_summary" in shown_until(raw, raw.index(text) + text.index(b"\n\n") + 2)
     assert shown_until(raw, raw.index(b"output_text.done")).count(b"output_text.delta") >= 1
@@ -138,20 +146,14 @@ def test_reasoning_waits_for_the_item_after_it_and_text_does_not() -> None:
 def turn_at(raw: bytes, end: int) -> Any:
     one = turn()
     one.request()
-    feed_events(one, raw[:end])
+    receive(one, raw[:end])
     return one
 
 
 def shown_until(raw: bytes, end: int) -> bytes:
     one = turn()
     one.request()
-    return feed_events(one, raw[:end])
-
-
-def feed_events(one: Any, raw: bytes) -> bytes:
-    from proxy.core import sse
-
-    return b"".join(map(one.receive, sse.EventDecoder().feed(raw))) if raw else b""
+    return receive(one, raw[:end])
 
 
 # -- mixed turns ------------------------------------------------------------------------------------------------------
@@ -311,11 +313,11 @@ def test_a_reply_that_stops_within_our_call_is_broken() -> None:
 def test_error_in_the_place_of_a_later_round(whole: bool) -> None:
     one = turn(stream=not whole)
     one.request()
-    one.receive_whole(json.dumps(LOOKS).encode()) if whole else feed_events(one, stream(LOOKS))
+    one.receive_whole(json.dumps(LOOKS).encode()) if whole else receive(one, stream(LOOKS))
     one.end()
     one.answer(["found"])
     one.request()
-    out = feed_events(one, encoded({"type": "error", "code": "server_error", "message": "no"}))
+    out = receive(one, encoded({"type": "error", "code": "server_error", "message": "no"}))
     assert (one.refusal is not None) == whole  # a stream has shown something, so there the error ends the reply
     assert (out == b"") == whole
 
@@ -359,7 +361,7 @@ def test_a_call_without_an_id_gets_one() -> None:
 def test_an_error_event_counts_on() -> None:
     one = turn()
     one.request()
-    sent = feed_events(one, stream(response(say("x"), tools=[]))[:-1])
+    sent = receive(one, stream(response(say("x"), tools=[]))[:-1])
     [said] = events(one.error_event(UpstreamBroken("broke")))
     assert said["type"] == "error"
     assert said["sequence_number"] == len(events(sent))

@@ -6,7 +6,7 @@ The client of these tests is the SDK's own accumulator, which is strict about id
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Raw
@@ -16,7 +16,6 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
 from proxy.core import sse
-from proxy.core.turn import State
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.turn import ResponsesTurn
 from tests.dialects.responses.api import encoded, events_of
@@ -64,30 +63,6 @@ def _called(item: Json, id: str) -> Json:
 
 def stream(whole: Json, split: int = 4) -> bytes:
     return b"".join(encoded(event) for event in events_of(whole, split))
-
-
-# -- driving ----------------------------------------------------------------------------------------------------------
-
-
-def feed(one: ResponsesTurn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:
-    """One round's streamed reply, cut at these offsets."""
-    out, decoder, ends = b"", sse.EventDecoder(), sorted({*cuts, len(raw)})
-    for start, end in zip([0, *ends], ends, strict=False):
-        out += b"".join(map(one.receive, decoder.feed(raw[start:end])))
-    return out + b"".join(map(one.receive, decoder.flush())) + one.end()
-
-
-def run(
-    one: ResponsesTurn, *rounds: bytes, cuts: Sequence[int] = (), answer: str = "found"
-) -> tuple[bytes, list[Json]]:
-    """What the client gets, and what upstream was asked."""
-    out, asked = b"", []
-    for raw in rounds:
-        asked.append(json.loads(one.request()))
-        out += one.receive_whole(raw) + one.end() if raw.startswith(b"{") else feed(one, raw, cuts)
-        if one.state is State.CALLING:
-            one.answer(["found"] * len(one.calls))
-    return out + one.close(), asked
 
 
 # -- what a client makes of it ----------------------------------------------------------------------------------------

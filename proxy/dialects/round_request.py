@@ -1,0 +1,117 @@
+"""Builds the request of each round: the client's members unchanged, except those that the turn must change."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.request import Request
+from proxy.dialects.reply_limits import lowered
+from proxy.dialects.tools import elements, has_tools, with_tools
+from proxy.dialects.values import Members, object_of, text_of
+
+WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+"""Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
+
+
+class RoundRequest(ABC):
+    """The input of a turn.
+
+    `entries` are sent instead of the request's own, and `tools` are ours. `usage` says whether to ask for the usage of
+    a stream if the client does not. `left` are the tokens of the window that `entries` leave for the reply; None if
+    the window is not known.
+    """
+
+    limits: ClassVar[tuple[str, ...]]
+    """Members that limit a reply. Each round has the client's limit, so hidden ones take nothing from its answer."""
+
+    def __init__(
+        self,
+        request: Request,
+        entries: Sequence[bytes | Raw],
+        tools: Sequence[bytes],
+        max_rounds: int,
+        usage: bool = True,
+        left: int | None = None,
+    ) -> None:
+        self.members = request.members
+        self.own = request.body
+        """The client's own body."""
+        self.streams = request.stream
+        self.names = request.names or ("", "")
+        """What our tools are called."""
+        self.entries = entries
+        self.tools = list(map(self.tool, tools))
+        self.max_rounds = max_rounds
+        self.usage = usage
+        self._left = left
+
+    @staticmethod
+    @abstractmethod
+    def tool(definition: bytes) -> bytes:
+        """Return one of our tools in the form that this API expects."""
+
+    @staticmethod
+    @abstractmethod
+    def tool_name(raw: Raw) -> str:
+        """Return the name in one of the client's definitions."""
+
+    @property
+    @abstractmethod
+    def wants_json(self) -> bool:
+        """Whether the text has to be JSON. Two JSON texts are not JSON."""
+
+    @property
+    def theirs(self) -> frozenset[str]:
+        """The names of the client's own tools."""
+        return frozenset(map(self.tool_name, elements(self.members.get("tools"))))
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the request asks for the usage of its stream although the client did not."""
+        return False
+
+    @abstractmethod
+    def _assembled(self, entries: Sequence[bytes | Raw]) -> Members:
+        """Return the members that consist of these entries."""
+
+    def first(self) -> bytes:
+        """The body of the first round."""
+        return rawjson.encode(self._members(self.entries, self.tools))
+
+    def later(self, entries: Sequence[bytes | Raw], *, last: bool, bare: bool = False) -> bytes:
+        """Return the body of a later round, without a forced call, which was already made.
+
+        In the last round no call of our tools is answered. So ours are left out of it, or if there are no others, calls
+        are forbidden. If `bare`, none may be made in any case.
+        """
+        others = has_tools(self.members.get("tools"))
+        members = self._unforced(self._members(entries, [] if (last or bare) and others else self.tools))
+        if (last or bare) and not others:
+            members = self._without_calls(members, bare=bare)
+        return rawjson.encode(members)
+
+    def _members(self, entries: Sequence[bytes | Raw], ours: Sequence[bytes]) -> Members:
+        limits = lowered(self.members, self.limits, self._left, entries[len(self.entries) :])
+        tools = with_tools(self.members.get("tools"), ours)
+        return self.members | limits | self._assembled(entries) | ({} if tools is None else {"tools": tools})
+
+    def _unforced(self, members: Members) -> Members:
+        """Return the members without a choice of one tool."""
+        choice = text_of(object_of(members.get("tool_choice")).get("type"))
+        return members if choice in ("", "allowed_tools") else _without(members, ("tool_choice",))
+
+    def _without_calls(self, members: Members, *, bare: bool) -> Members:
+        """Return the members of a request with no tools but ours so that none is called.
+
+        If `bare`, the tools are left out, because some servers call what is forbidden.
+        """
+        return _without(members, WITH_TOOLS) if bare else members | {"tool_choice": Raw(b'"none"')}
+
+
+def _without(members: Members, names: Sequence[str]) -> Members:
+    return {name: raw for name, raw in members.items() if name not in names}

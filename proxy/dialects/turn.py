@@ -1,0 +1,399 @@
+"""One client turn: any number of rounds with upstream, and one reply to the client. It uses no I/O and no clock.
+
+    READY ──request──> READING ──end──> DONE ──close──> the reply's last bytes
+      ^                   └──our tools called──> CALLING ──answer──> DONE  (a mixed turn)
+      └────────────────────────────answer──────────┘
+
+To drive it, send `request()`, feed the reply to `receive` (or `receive_whole`), call `end`, and answer `calls`. Repeat
+until it is DONE. Then store `hidden` and send the bytes from `close`. A call in the wrong state raises WrongState.
+
+This machine is the same for every API. A dialect knows how a reply is read, how one reply is made of all rounds (see
+`rounds`), and how our results are written. Events that need no change are sent to the client byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from msgspec import Raw
+
+from proxy.core import sse
+from proxy.core.history import ToolCall
+from proxy.core.rawjson import NotJson
+from proxy.core.turn import Broken, Continuation, HiddenRound, State, Usage, WrongState
+from proxy.dialects.last_words import NO_MORE, SAID_NOTHING
+from proxy.dialects.refusals import is_error
+from proxy.dialects.round_request import RoundRequest
+from proxy.dialects.rounds import MAX_ARGUMENTS, Call, Reply, Round
+from proxy.dialects.usage import UsageFields, UsageLedger
+from proxy.errors import ProxyError
+
+
+class Turn(ABC):
+    """The state machine in the picture above. Each client request has its own."""
+
+    usage: ClassVar[UsageFields]
+    call_ids: ClassVar[str] = "call"
+    """How ids begin that we give to calls."""
+
+    _round: Round[Any, Any]
+    _shown: Reply[Any]
+
+    def __init__(self, asked: RoundRequest) -> None:
+        self.state = State.READY
+        self.rounds = 0
+        """Hidden rounds so far."""
+        self._asked = asked
+        self._ledger = UsageLedger(self.usage)
+        self._before: list[bytes] = []
+        self._after: list[bytes] = []
+        self._instead: bytes | None = None
+        self._answering: Sequence[Call] = ()
+        self._spoke = False  # whether the client has seen anything of earlier rounds
+        self._pressed = False  # whether the model was asked once more, without our tools
+        self._bare = False  # whether the client's own request is sent
+        self._refusal: bytes | None = None
+        self._unknown: bytes | None = None  # a body that is no reply, for the client
+        self._done = b""
+        self._shown = self._reply(streamed=True)
+        self._round = self._begun_round()
+
+    # -- what the dialect knows --
+
+    @abstractmethod
+    def _reply(self, *, streamed: bool) -> Reply[Any]:
+        """Return a reply to the client that has not begun."""
+
+    @abstractmethod
+    def _begun_round(self) -> Round[Any, Any]:
+        """Return a round of which nothing is read."""
+
+    @abstractmethod
+    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> Any:
+        """Return an event as the round reads it. Raises NotJson for anything else, which must be left unchanged."""
+
+    @abstractmethod
+    def _error_in(self, parsed: Any, data: bytes) -> bytes | None:
+        """Return the error that an event with this data is, if it is nothing else."""
+
+    @abstractmethod
+    def _events_of(self, body: bytes) -> Iterable[Any]:
+        """Return a whole reply as the round reads it. Raises NotJson or KeyError for a body that is none."""
+
+    @abstractmethod
+    def _result(self, id: str, text: str) -> bytes:
+        """Return the entry with the result of the call with this id."""
+
+    @property
+    @abstractmethod
+    def visible(self) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that the client has seen."""
+
+    @abstractmethod
+    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
+        """The event that ends a stream after a failure: upstream's refusal `said`, if it is usable, or `fault`."""
+
+    def _as_one(self, entries: list[bytes]) -> bytes | None:
+        """Return the entries of a reply as `HiddenRound.instead` has them."""
+        return entries[0] if entries else None
+
+    # -- what the driver calls --
+
+    def request(self) -> bytes:
+        """The body of the next round."""
+        self._require(State.READY)
+        self.state = State.READING
+        self._done = b""
+        self._round = self._begun_round()
+        if self._bare:
+            return self._asked.own
+        if not self.rounds:
+            return self._asked.first()
+        return self._asked.later(self._sent, last=self._last, bare=self._pressed)
+
+    def receive(self, event: sse.ServerSentEvent) -> bytes:
+        """Take one event of a stream; returns the bytes for the client. Raises Broken."""
+        self._require(State.READING)
+        if self._done:
+            return b""
+        if event.data is None:
+            return self._as_it_came(event)
+        if event.data.strip() == sse.DONE:
+            self._done = event.raw
+            return b""
+        return self._take(event, event.data)
+
+    def receive_whole(self, body: bytes) -> bytes:
+        """Take a reply that is not a stream; returns the bytes for the client. Raises Broken.
+
+        If the first reply is not a stream, the client gets no stream either, and `close` returns its whole reply.
+        """
+        self._require(State.READING)
+        if not (self.rounds or self._bare):
+            self._shown = self._reply(streamed=False)
+            self._round = self._begun_round()
+        try:
+            events = list(self._events_of(body))
+        except (NotJson, KeyError):
+            return self._take_unknown(body)
+        return b"".join([self._read(event, body) for event in events])
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client asked for a stream."""
+        return self._asked.streams
+
+    @property
+    def over(self) -> bool:
+        """Whether the round's reply has said that it is complete, so that nothing more needs to be received."""
+        return bool(self._done) or self._round.over
+
+    def end(self) -> bytes:
+        """End the round's reply, whether or not upstream said it was complete; returns the bytes for the client.
+
+        Raises Broken if it was not, and has a call of ours or follows one: the client does not see where it stopped.
+        """
+        self._require(State.READING)
+        parts = self._round.settle()
+        if (self._round.ours or self.rounds) and not (self._done or self._round.ended or self._round.failed):
+            raise Broken("the reply stopped before its end")
+        self._ledger.add(self._round.usage)
+        self._answering = self._to_answer()
+        if self._answering:
+            self.state = State.CALLING
+            self._identify()
+            if self._round.theirs:
+                parts += self._round.release(visible=False)
+        elif self._mute and not self._pressed:
+            self._press()
+        else:
+            self.state = State.DONE
+            parts += self._last_parts()
+        return self._show(parts)
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls of our tools to answer now."""
+        self._require(State.CALLING)
+        return [call.call() for call in self._answering]
+
+    def answer(self, answers: Sequence[str]) -> None:
+        """Take the results of `calls`, in the same order."""
+        self._require(State.CALLING)
+        if self._round.theirs:  # the client answers its own calls next and does not see ours
+            self._instead = self._as_one(self._round.written(self._answering))
+            self._after = self._results(answers)
+            self.state = State.DONE
+        else:
+            self._go_on(answers)
+
+    def reword(self, text: str) -> None:
+        """Prepare to resend the newest round with `text` in place of our tools' results, which did not fit."""
+        self._require(State.READING)
+        self.state = State.READY
+        first = len(self._before) - len(self._answering)
+        self._before[first:] = self._results([self._told(text)] * len(self._answering))
+
+    @property
+    def refusal(self) -> bytes | None:
+        """Upstream's error, if this round's reply is nothing else and the client has seen nothing of any reply."""
+        return self._refusal
+
+    @property
+    def asks_usage(self) -> bool:
+        """Whether the request asks for usage that the client did not ask for."""
+        return self._asked.asks_usage
+
+    def start_over(self) -> bool:
+        """Prepare to send the client's own request instead of the next round.
+
+        Returns False, doing nothing, if the client has seen anything of the reply. A role alone is nothing.
+        """
+        if self._bare or not self._unseen:
+            return False
+        self.state, self._bare = State.READY, True
+        self._before, self._after, self._instead, self._answering = [], [], None, ()
+        self._spoke, self._refusal, self._unknown = False, None, None
+        if self._shown.streamed:
+            self._shown.go_on()
+        else:
+            self._shown = self._reply(streamed=False)
+        return True
+
+    @property
+    def hidden(self) -> HiddenRound | None:
+        """The rounds to store once the turn is DONE; None if the client has seen everything."""
+        self._require(State.DONE)
+        if self._round.failed or not (self._before or self._after):
+            return None
+        return HiddenRound(tuple(self._before), self._instead, tuple(self._after))
+
+    @property
+    def continuation(self) -> Continuation | None:
+        """How a request goes on from the DONE turn's hidden rounds; None if upstream does not keep the history."""
+        return None
+
+    @property
+    def mixed(self) -> bool:
+        """Whether calls of ours were answered beside calls that the client answers."""
+        return bool(self._after)
+
+    @property
+    def spent(self) -> Usage:
+        """Tokens over all rounds."""
+        return self._ledger.spent
+
+    def close(self) -> bytes:
+        """Return the last bytes of the reply, or the whole reply if it is not a stream."""
+        self._require(State.DONE)
+        if self._unknown is not None:
+            return self._unknown
+        return self._show(self._round.end) + self._shown.close(self._done)
+
+    # -- one event --
+
+    def _require(self, state: State) -> None:
+        if self.state is not state:
+            raise WrongState(f"{self.state.name} instead of {state.name}")
+
+    @property
+    def _names(self) -> Sequence[str]:
+        """The names of our tools, if the request has them."""
+        return self._asked.names if self._asked.tools and not self._bare else ()
+
+    @property
+    def _theirs(self) -> frozenset[str]:
+        """The names of the client's tools, if ours must be told from them."""
+        return self._asked.theirs if self._names else frozenset()
+
+    @property
+    def _later(self) -> bool:
+        """Whether the reply goes on with what earlier rounds began."""
+        return self.rounds > 0 and not self._bare
+
+    def _take(self, event: sse.ServerSentEvent, data: bytes) -> bytes:
+        try:
+            parsed = self._parsed(event, data)
+        except NotJson:
+            if self._may_refuse and (event.name == b"error" or is_error(data)):
+                self._refuse(data)
+            return self._as_it_came(event)
+        return self._read(parsed, data)
+
+    def _read(self, parsed: Any, data: bytes) -> bytes:
+        if self._may_refuse and (error := self._error_in(parsed, data)) is not None:
+            self._refuse(error)
+        return self._show(self._round.read(parsed))
+
+    def _show(self, parts: Sequence[Any]) -> bytes:
+        return self._shown.show(parts)
+
+    def _as_it_came(self, event: sse.ServerSentEvent) -> bytes:
+        return event.raw if self._shown.streamed else b""
+
+    @property
+    def _unseen(self) -> bool:
+        """Whether the client has seen nothing of the reply. A whole reply is sent at the end."""
+        return not (self._shown.streamed and self._shown.seen)
+
+    @property
+    def _may_refuse(self) -> bool:
+        return self._refusal is None and self._unseen
+
+    def _refuse(self, error: bytes) -> None:
+        self._refusal, self._round.failed = error, True
+
+    def _take_unknown(self, body: bytes) -> bytes:
+        """Take a body that is no reply. The client gets it unchanged, if that is still possible."""
+        self._round.failed = True
+        if is_error(body):
+            self._refuse(body)
+        elif self._shown.streamed:
+            raise Broken("neither a stream nor a whole reply of this API")
+        self._unknown = body
+        return b""
+
+    # -- the end of a round --
+
+    @property
+    def _sent(self) -> list[bytes | Raw]:
+        """The entries of the newest request."""
+        return [*self._asked.entries, *self._before]
+
+    @property
+    def _last(self) -> bool:
+        return self.rounds >= self._asked.max_rounds
+
+    def _to_answer(self) -> Sequence[Call]:
+        """Return the calls of our tools to answer; the others are dropped. Raises Broken for an endless one."""
+        ours, theirs = self._round.ours, self._round.theirs
+        if self._round.failed or self._last:
+            return ()
+        if any(len(call.call().arguments) > MAX_ARGUMENTS for call in ours):
+            raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for a call")
+        if self._round.unfinished:
+            return [call for call in ours if call.whole] if theirs else ()
+        return ours
+
+    @property
+    def _mute(self) -> bool:
+        """Whether the turn would end without an answer: the model only called our tools, or said nothing after it."""
+        ending = self._round
+        if self._bare or ending.failed or ending.unfinished or not (ending.ended or self._done):
+            return False
+        only_ours = bool(ending.ours) and not ending.theirs
+        return only_ours or (self.rounds > 0 and self._silent)
+
+    @property
+    def _silent(self) -> bool:
+        """Whether the client has got nothing that it could use."""
+        return self._round.empty and not self.visible[0].strip()
+
+    def _press(self) -> None:
+        """Have the model asked once more, without our tools. Calls of them get an answer that says so."""
+        self._answering = self._round.ours
+        self._identify()
+        self._pressed = True
+        self._go_on([""] * len(self._answering))
+
+    def _told(self, answer: str) -> str:
+        """Return the newest answer, with a line that says so if the next round is the last."""
+        return f"{answer}\n\n{NO_MORE.format(*self._asked.names)}".lstrip() if self._last else answer
+
+    def _go_on(self, answers: Sequence[str]) -> None:
+        self.rounds += 1
+        if answers:
+            results = self._results([*answers[:-1], self._told(answers[-1])])
+            self._before += [*self._round.written(self._answering), *results]
+        self._ledger.carry(self._round.usage)
+        self._spoke = self._shown.seen
+        self._shown.go_on()
+        self.state = State.READY
+
+    def _results(self, answers: Sequence[str]) -> list[bytes]:
+        return [self._result(call.call().id, text) for call, text in zip(self._answering, answers, strict=True)]
+
+    def _last_parts(self) -> list[Any]:
+        """End the turn with this round; returns the parts to show. Calls of our tools are not answered."""
+        parts = self._round.release(visible=True)
+        if self._mute and self._silent:
+            parts += self._round.say(SAID_NOTHING.format(*self._asked.names), self._seed)
+        if self._spoke:
+            self._instead = self._as_one(self._round.written(()))
+        return parts
+
+    def _identify(self) -> None:
+        """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""
+        known = {call.call().id for call in self._round.theirs}
+        for number, call in enumerate(self._answering):
+            if call.call().id in ("", *known):
+                call.identify(f"{self.call_ids}_{self._seed}_{number}")
+            known.add(call.call().id)
+
+    @property
+    def _seed(self) -> str:
+        sent = self._sent
+        return hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b"")).hexdigest()[:16]

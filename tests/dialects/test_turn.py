@@ -1,0 +1,155 @@
+"""The machine of turns: what must be the same whatever the API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from proxy.core.turn import Broken, State
+from proxy.dialects.last_words import SAID_NOTHING
+from proxy.dialects.rounds import MAX_ARGUMENTS
+from proxy.dialects.turn import Turn
+from tests.dialects.chat import turns as chat
+from tests.dialects.messages import api as messages_api
+from tests.dialects.messages import turns as messages
+from tests.dialects.responses import api as responses_api
+from tests.dialects.responses import turns as responses
+from tests.dialects.turning import receive, run
+
+Json = dict[str, Any]
+
+GATEWAY = b'event: error\ndata: {"message": "Bad gateway", "code": 502}\n\n'
+REFUSED = json.dumps({"error": {"message": "tools are not supported", "code": 400}}).encode()
+
+
+class Api:
+    """How one API writes a reply with a text, or with a call."""
+
+    def __init__(self, turn: Callable[..., Turn], says: Callable[..., Json], stream: Callable[[Json], bytes]) -> None:
+        self.turn = turn
+        self._says = says
+        self._stream = stream
+
+    def whole(self, text: str = "", call: str = "", arguments: str = "{}", number: int = 1) -> bytes:
+        return json.dumps(self._says(text, call, arguments, number)).encode()
+
+    def stream(self, text: str = "", call: str = "", arguments: str = "{}", number: int = 1) -> bytes:
+        return self._stream(self._says(text, call, arguments, number))
+
+
+def _chat(text: str, call: str, arguments: str, number: int) -> Json:
+    said = {"content": text} if text else {}
+    called = chat.calls(chat.called(call, arguments, f"call_{number}")) if call else {}
+    reply: Json = json.loads(chat.whole(said | called, "tool_calls" if call else "stop", f"c{number}"))
+    return reply
+
+
+def _chat_stream(reply: Json) -> bytes:
+    [choice] = reply["choices"]
+    begin, end = chat.chunk({"role": "assistant"}, id=reply["id"]), chat.chunk({}, choice["finish_reason"])
+    return chat.stream(begin, chat.chunk(choice["message"], id=reply["id"]), end, chat.DONE)
+
+
+def _responses(text: str, call: str, arguments: str, number: int) -> Json:
+    said = [responses_api.say(text)] if text else []
+    called = [responses_api.call(call) | {"arguments": arguments}] if call else []
+    return responses.response(*said, *called, number=number)
+
+
+def _messages(text: str, call: str, arguments: str, number: int) -> Json:
+    said = [messages_api.say(text)] if text else []
+    called = [messages_api.call(call, json.loads(arguments))] if call else []
+    return messages.message(*said, *called, number=number)
+
+
+APIS = {
+    "chat": Api(chat.turn, _chat, _chat_stream),
+    "responses": Api(responses.turn, _responses, responses.stream),
+    "messages": Api(messages.turn, _messages, messages.stream),
+}
+
+
+@pytest.fixture(params=APIS)
+def api(request: pytest.FixtureRequest) -> Api:
+    return APIS[request.param]
+
+
+def after_a_round(api: Api, text: str = "", *, stream: bool = True) -> Turn:
+    """A turn whose first round called one of our tools, and whose second round has been asked for."""
+    turn = api.turn(stream=stream)
+    turn.request()
+    first = api.stream(text, "grep") if stream else api.whole(text, "grep")
+    receive(turn, first)
+    turn.end()
+    turn.answer(["found"])
+    turn.request()
+    return turn
+
+
+def test_an_error_of_a_gateway_in_the_place_of_a_stream_is_a_refusal(api: Api) -> None:
+    turn = api.turn()
+    turn.request()
+    receive(turn, GATEWAY)
+    assert turn.refusal == b'{"message": "Bad gateway", "code": 502}'
+
+
+@pytest.mark.parametrize("text", ["", "Let me look."])
+def test_a_whole_error_in_the_place_of_a_later_stream_is_a_refusal(api: Api, text: str) -> None:
+    turn = after_a_round(api, text)
+    assert turn.receive_whole(REFUSED) == b""
+    assert turn.refusal == REFUSED
+    assert turn.start_over() is not bool(text)
+
+
+def test_an_error_within_a_call_of_ours_ends_the_reply(api: Api) -> None:
+    turn = api.turn()
+    turn.request()
+    raw = api.stream("Hm.", "grep", '{"pattern": "x"}')
+    shown = receive(turn, raw[: raw.index(b"\n\n", raw.index(b'"grep"')) + 2])
+    error = b'event: error\ndata: {"type": "error", "error": {"message": "overloaded"}}\n\n'
+    assert b"overloaded" in receive(turn, error)
+    assert shown
+    turn.end()
+    assert turn.state is State.DONE
+    assert turn.hidden is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_own_request_may_get_an_empty_reply(api: Api, stream: bool) -> None:
+    turn = after_a_round(api, stream=stream)
+    assert turn.start_over()
+    own = turn.request()
+    assert b"grep" not in own
+    out = receive(turn, api.stream() if stream else api.whole()) + turn.end()
+    assert turn.state is State.DONE
+    assert turn.hidden is None
+    assert b"offload-proxy" not in out + turn.close()
+
+
+def test_a_stream_stays_one_if_the_own_request_is_answered_whole(api: Api) -> None:
+    turn = api.turn()
+    turn.request()
+    receive(turn, GATEWAY)
+    assert turn.start_over()
+    turn.request()
+    out = receive(turn, api.whole("It is 42.")) + turn.end() + turn.close()
+    assert all(block.startswith((b"data: ", b"event: ")) for block in out.strip().split(b"\n\n"))
+    assert b"It is 42." in out
+
+
+def test_endless_arguments_are_broken(api: Api) -> None:
+    with pytest.raises(Broken, match="arguments"):
+        run(api.turn(), api.whole("", "grep", json.dumps({"pattern": "x" * MAX_ARGUMENTS})))
+
+
+def test_what_is_said_for_a_silent_model_is_part_of_its_reply(api: Api) -> None:
+    """The client has seen a text, though one without words, so its reply is not the one that the model wrote last."""
+    turn = api.turn()
+    run(turn, api.stream(" ", "grep"), api.stream(number=2), api.stream(number=3))
+    said = SAID_NOTHING.format("grep", "read_file")
+    assert turn.visible[0].strip() == said
+    assert turn.hidden is not None and turn.hidden.instead is not None
+    assert turn.hidden.instead.decode().count(said) == 1
