@@ -34,8 +34,9 @@ def _lines(where: Path, policies: Policies) -> Iterator[str]:
 
 def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     yield "callers", _callers(policy, policies)
-    upstream = policy.upstream
-    yield "upstream", f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key"
+    for title, one in (("upstream", policy), *policy.by_api):
+        upstream = one.upstream
+        yield title, f"{upstream.base_url} with {'the policy' if upstream.api_key else 'the caller'}'s key"
     yield "offload", _offload(policy)
     kept = "for ever" if policy.retention is None else f"for {_duration(policy.retention)}"
     yield "records", f"kept {kept}, {'one namespace for all keys' if policy.share_namespace else 'a namespace a key'}"

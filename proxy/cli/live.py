@@ -9,9 +9,11 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from proxy.core.policy import Policy, Upstream
+from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamFault
 from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.settings import Settings
+from proxy.upstream.headers import url_for
 from proxy.upstream.models import ModelList, ModelsClient
 
 SECONDS = 5.0
@@ -28,9 +30,11 @@ MOST = 20
 
 
 class Target(msgspec.Struct, frozen=True):
-    """One upstream of one policy, and the model names (globs) that the policy sends there."""
+    """One upstream of one policy for one API, and the model names (globs) that the policy sends there."""
 
     policy: Policy
+    api: str
+    """The API that only this upstream is for; empty if it is for every other one."""
     upstream: Upstream
     models: tuple[str, ...]
 
@@ -56,15 +60,16 @@ def report(settings: Settings, policies: tuple[Policy, ...]) -> tuple[bool, str]
 
 
 def _targets(policy: Policy) -> Iterator[Target]:
-    """Yield a target for each distinct pair of address and key in the policy."""
-    named: dict[tuple[str, str | None], tuple[Upstream, list[str]]] = {}
-    for rule in (None, *policy.rules):
-        part = policy if rule is None else rule
-        upstream, summaries = part.upstream, part.offload.compress.model
-        models = named.setdefault((upstream.base_url, upstream.api_key), (upstream, []))[1]
-        models += [model for model in (rule and rule.model, summaries) if model]
-    for upstream, models in named.values():
-        yield Target(policy, upstream, tuple(models))
+    """Yield a target for each distinct address and key in the policy."""
+    named: dict[tuple[str, str | None], tuple[str, Policy, Upstream, list[str]]] = {}
+    for api, one in (("", policy), *policy.by_api):
+        for rule in (None, *one.rules):
+            part = one if rule is None else rule
+            upstream, summaries = part.upstream, part.offload.compress.model
+            target = named.setdefault((upstream.base_url, upstream.api_key), (api, one, upstream, []))
+            target[-1].extend(model for model in (rule and rule.model, summaries) if model)
+    for api, one, upstream, models in named.values():
+        yield Target(one, api, upstream, tuple(models))
 
 
 async def _answers(client: ModelsClient, targets: list[Target]) -> list[Answer]:
@@ -83,12 +88,15 @@ async def _answers(client: ModelsClient, targets: list[Target]) -> list[Answer]:
 async def _answer(client: ModelsClient, target: Target) -> Answer:
     """Ask with the policy's key, trying each header that clients use until one works. Raises UpstreamFault."""
     upstream, header = target.upstream, b""
+    anthropic = target.api == MESSAGES.name
+    address = url_for(upstream.base_url, b"/v1", anthropic=anthropic)
+    headers = [(MESSAGES.version_header, b"2023-06-01")] if anthropic else []
     if upstream.api_key is None:
-        found = await client.models(upstream.base_url, None, SECONDS)
+        found = await client.models(address, headers, SECONDS)
     else:
         for header in KEY_HEADERS:
-            credential = Tenant(target.policy, "", key_header=header).credential(upstream)
-            found = await client.models(upstream.base_url, credential, SECONDS)
+            credential = Tenant(target.policy, "", key_header=header).credential(upstream, anthropic=anthropic)
+            found = await client.models(address, [*headers, *([credential] if credential else [])], SECONDS)
             if found.status not in (401, 403):
                 break
     good, text = verdict(found.status, header.decode())

@@ -114,6 +114,16 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"Upstream(base_url={self.base_url!r}, api_key={'…' if self.api_key else None})"
 
 
+class Upstreams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Upstreams of their own for some APIs; what is left out is as in `upstream`."""
+
+    chat: Annotated[Upstream, Meta(description="for chat completions")] = msgspec.field(default_factory=Upstream)
+    responses: Annotated[Upstream, Meta(description="for OpenAI's Responses")] = msgspec.field(default_factory=Upstream)
+    messages: Annotated[Upstream, Meta(description="for Anthropic's Messages")] = msgspec.field(
+        default_factory=Upstream
+    )
+
+
 class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How old history becomes a snapshot."""
 
@@ -279,6 +289,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     tenant: str = "default"
     upstream: Upstream = msgspec.field(default_factory=Upstream)
+    by_api: tuple[tuple[str, Policy], ...] = ()
+    """The policy for each API with an upstream of its own, by the API's name."""
     offload: Offload = msgspec.field(default_factory=Offload)
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
@@ -308,6 +320,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return self
         inject = Inject.ALWAYS if has_tools else Inject.WHEN_OFFLOADING
         return msgspec.structs.replace(self, tools=msgspec.structs.replace(self.tools, inject=inject))
+
+    def for_api(self, name: str) -> Policy:
+        """The policy for requests of this API."""
+        return next((policy for api, policy in self.by_api if api == name), self)
+
+    @property
+    def upstreams(self) -> tuple[Upstream, ...]:
+        """Every upstream of the policy, with those of its rules."""
+        own = (self.upstream, *(rule.upstream for rule in self.rules))
+        return own + tuple(upstream for _, policy in self.by_api for upstream in policy.upstreams)
 
     def for_model(self, model: str) -> Policy:
         """The policy with the sections of the first rule that matches this model."""

@@ -46,6 +46,9 @@ class Dialect(Protocol):
     def serves(self, method: str, path: bytes) -> bool:
         """Whether a request with this method and path (without the query) asks this API for a model's reply."""
 
+    def owns(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether another request belongs to this API, as its path or a header tells."""
+
     # -- a request --
 
     def parse(self, body: bytes) -> Request:
@@ -200,6 +203,11 @@ def for_body(body: bytes) -> list[Dialect]:
     except (Unplannable, NotJson):
         messages = False
     return [MESSAGES, *own] if messages else own
+
+
+def owner_of(path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Dialect | None:
+    """Return the dialect of a request that asks for no reply, or None if several APIs have its path."""
+    return next((dialect for dialect in DIALECTS if dialect.owns(path, headers)), None)
 
 
 def for_request(method: str, path: bytes) -> Dialect | None:

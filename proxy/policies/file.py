@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.core.policy import Inject, Mode, Offload, Policy, Rule, Tools, Upstream
 from proxy.core.profiles import presets
@@ -111,7 +112,23 @@ def _converted(document: Document, value: Any) -> PolicyFile:
         raise document.error(*explained(str(error))) from error
 
 
+_OF_THE_ADDRESS = frozenset(("api_key", "context_window"))
+"""Keys of an upstream that another address must not get."""
+
+
 def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
+    policy = _policy_of_one_upstream(stem, written, value)
+    shared = value.get("upstream", {})
+    by_api = []
+    for api, own in value.get("upstreams", {}).items():
+        inherited = {key: given for key, given in shared.items() if "base_url" not in own or key not in _OF_THE_ADDRESS}
+        upstream = overlay(inherited, own)
+        rules = tuple(_rule(rule, {**value, "upstream": upstream}) for rule in value.get("rules", ()))
+        by_api.append((api, replace(policy, upstream=msgspec.convert(upstream, Upstream), rules=rules)))
+    return replace(policy, by_api=tuple(by_api))
+
+
+def _policy_of_one_upstream(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
     return Policy(
         tenant=written.tenant or stem,
         upstream=written.upstream,
@@ -174,9 +191,9 @@ _NO_PREFIX = "expected a `prefix`: without one, everything that users say would 
 def _faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
     yield from _identity_faults(written, policy, is_default=is_default)
     yield from _sections_faults(written, policy)
-    for path, part in _parts(policy):
-        if is_default and part.upstream.api_key is not None and not written.open:
-            yield (*path, "upstream", "api_key"), _OPEN_RELAY
+    for path, upstream in _upstreams(policy):
+        if is_default and upstream.api_key is not None and not written.open:
+            yield (*path, "api_key"), _OPEN_RELAY
 
 
 def _parts(policy: Policy) -> Iterator[tuple[Path, Policy | Rule]]:
@@ -186,9 +203,17 @@ def _parts(policy: Policy) -> Iterator[tuple[Path, Policy | Rule]]:
         yield ("rules", index), rule
 
 
-def _sections_faults(written: PolicyFile, policy: Policy) -> Iterator[tuple[Path, str]]:
+def _upstreams(policy: Policy) -> Iterator[tuple[Path, Upstream]]:
     for path, part in _parts(policy):
-        yield from _section_faults(path, part, lossy=written.allow_lossy)
+        yield (*path, "upstream"), part.upstream
+    for api, own in policy.by_api:
+        yield ("upstreams", api), own.upstream
+
+
+def _sections_faults(written: PolicyFile, policy: Policy) -> Iterator[tuple[Path, str]]:
+    for one in (policy, *(own for _, own in policy.by_api)):
+        for path, part in _parts(one):
+            yield from _section_faults(path, part, lossy=written.allow_lossy)
 
 
 def _identity_faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from proxy.core.policy import Compress, Limits, Offload, Tools, Upstream
+from proxy.core.policy import Compress, Limits, Offload, Tools, Upstream, Upstreams
 from proxy.core.results import ResultRule
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -53,6 +53,7 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = None
     api_keys: Annotated[tuple[ApiKey, ...], Meta(description="whose requests these are")] = ()
     upstream: Upstream = msgspec.field(default_factory=Upstream)
+    upstreams: Upstreams = msgspec.field(default_factory=Upstreams)
     offload: Offload = msgspec.field(default_factory=Offload)
     tools: Tools = msgspec.field(default_factory=Tools)
     limits: Limits = msgspec.field(default_factory=Limits)
@@ -78,6 +79,8 @@ SECTIONS: Mapping[str, str] = {
     "": PolicyFile.__name__,
     "api_keys": ApiKey.__name__,
     "upstream": Upstream.__name__,
+    "upstreams": Upstreams.__name__,
+    **dict.fromkeys(Upstreams.__struct_fields__, Upstream.__name__),
     "offload": Offload.__name__,
     "results": ResultRule.__name__,
     "compress": Compress.__name__,

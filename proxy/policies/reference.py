@@ -36,18 +36,23 @@ are never touched. An older one that is larger than `pin_user_tokens` by itself 
 tool result does. System messages at the beginning always stay. Later ones stay within a budget of the same size, and
 one that is larger than `max_tool_message_tokens` is treated as a tool result.
 
+One tenant can have an upstream for each API: `upstreams.messages` with Anthropic's address and key beside an `upstream`
+of OpenAI's. An API that names its own `base_url` takes neither `api_key` nor `context_window` from `upstream`. What
+rules say of `upstream` goes for every API. Requests for other paths go where their API's go, as the path or the header
+`anthropic-version` tells.
+
 Part of the window stays free for the reply: `upstream.reply_tokens`. The plan does not depend on a request's own limit,
 so that no limit breaks the prompt cache. If a request that the proxy changes, or that upstream would refuse, asks for a
 longer reply than the window has room for, its limit is lowered to that room, but not below 1,000 tokens or a thinking
 budget. The reply's header `x-offload-max-tokens` then says the lower limit.
 
 The context window is `upstream.context_window`. Where that is null, the proxy asks the upstream's `/models` in the
-background, once for each key, and uses the window that vLLM, SGLang, OpenRouter, Groq or llama.cpp name there
-(`ask_models: false` turns this off). A refusal of a too long request that names a smaller window counts in addition,
-for the caller's namespace alone, if the number is at least 1,024 and not below a prompt that upstream took before. If
-it names none, 80 % of the refused request is assumed, unless that has images, audio or files. A larger accepted prompt
-supersedes what was learned. Conversations that are under way change their plan once when a window becomes known: set
-it, if you know it.
+background, once for each key, and uses the window that vLLM, SGLang, OpenRouter, Groq, llama.cpp or Anthropic name
+there (`ask_models: false` turns this off). A refusal of a too long request that names a smaller window counts in
+addition, for the caller's namespace alone, if the number is at least 1,024 and not below a prompt that upstream took
+before. If it names none, 80 % of the refused request is assumed, unless that has images, audio or files. A larger
+accepted prompt supersedes what was learned. Conversations that are under way change their plan once when a window
+becomes known: set it, if you know it.
 
 `offload-proxy check --reference` generates everything below from the schema.
 """
@@ -56,6 +61,7 @@ _SECTIONS = (
     "PolicyFile",
     "ApiKey",
     "Upstream",
+    "Upstreams",
     "Offload",
     "ResultRule",
     "Compress",

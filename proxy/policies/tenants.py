@@ -57,20 +57,24 @@ class Tenant(msgspec.Struct, frozen=True):
     @property
     def lends_key(self) -> bool:
         """Whether some requests go upstream with the tenant's key instead of the caller's own."""
-        policy = self.policy
-        return policy.upstream.api_key is not None or any(rule.upstream.api_key is not None for rule in policy.rules)
+        return any(upstream.api_key is not None for upstream in self.policy.upstreams)
 
-    def credential(self, upstream: Upstream, path: bytes = b"") -> Header | None:
+    def for_api(self, name: str) -> Tenant:
+        """Return the tenant with the policy for requests of this API."""
+        policy = self.policy.for_api(name)
+        return self if policy is self.policy else msgspec.structs.replace(self, policy=policy)
+
+    def credential(self, upstream: Upstream, *, anthropic: bool = False) -> Header | None:
         """Return the header that replaces all the client's credentials, or None to pass those on.
 
         The tenant's key goes into the header that carried the client's key, because an Azure client uses the header
-        that an Azure upstream reads. Anthropic reads keys from one header only, so a request for its API, as its
-        `path` tells, has that one. `upstream` is the policy's upstream for the request's model.
+        that an Azure upstream reads. Anthropic reads keys from one header only, so a request for its API has that one.
+        `upstream` is the policy's upstream for the request's model.
         """
         if upstream.api_key is None:
             return None
         key = upstream.api_key.encode("ascii")
-        header = _X_API_KEY if _MESSAGES.fullmatch(path) else self.key_header
+        header = _X_API_KEY if anthropic else self.key_header
         return header, b"Bearer " + key if header == _AUTHORIZATION else key
 
 

@@ -78,6 +78,8 @@ class Exchange:
         """Makes the body of an error of ours: in OpenAI's shape, unless the application sets another."""
         self.dialect = ""
         """The name of the request's dialect. The application sets it; empty: it is passed through."""
+        self.api = ""
+        """The name of the API that the request belongs to, even if it is passed through; empty if it is not known."""
         self.gone = False
         """Whether the client left before the reply's last byte was sent."""
         self.replied = False

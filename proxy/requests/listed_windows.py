@@ -15,13 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from proxy.core.policy import Policy
+from proxy.dialects.messages import MESSAGES
 from proxy.errors import ProxyError, UpstreamBroken
 from proxy.lru import Lru
 from proxy.policies.tenants import KEY_HEADERS, Tenant
 from proxy.telemetry import logs
 from proxy.upstream import models
 from proxy.upstream.client import UpstreamReply, UpstreamRequest, decoded
-from proxy.upstream.headers import Headers
+from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
     from proxy.requests.background import Background
@@ -90,7 +91,7 @@ class ListedWindows:
         again = self._asked.get(source)
         if again is not None and self._clock() < again:
             return
-        fetch = partial(self._fetch, source, tenant, _credentials(tenant, headers))
+        fetch = partial(self._fetch, source, tenant, headers)
         if self._background.start(f"models of {source[0]} for {source[1]}", fetch):
             self._asked.put(source, self._clock() + AGAIN)
 
@@ -100,12 +101,12 @@ class ListedWindows:
             return None
         return (self._windows.get(_source(namespace, policy)) or {}).get(model)
 
-    async def _fetch(self, source: Source, tenant: Tenant, credentials: Headers) -> None:
+    async def _fetch(self, source: Source, tenant: Tenant, headers: Headers) -> None:
         base_url = tenant.policy.upstream.base_url
         request = UpstreamRequest(
             method="GET",
-            url=base_url.rstrip("/") + "/models",
-            headers=Headers((*credentials, (b"accept", b"application/json"))),
+            url=_address(base_url, headers),
+            headers=Headers((*_credentials(tenant, headers), (b"accept", b"application/json"))),
             content=b"",
             connect_timeout=SECONDS,
             first_byte_timeout=SECONDS,
@@ -151,8 +152,16 @@ def _source(namespace: str, policy: Policy) -> Source:
     return upstream.base_url, f"tenant {policy.tenant}, key {hash(upstream.api_key):x}"
 
 
+def _address(base_url: str, headers: Headers) -> str:
+    """Return where the list is. Anthropic's has pages."""
+    if MESSAGES.owns(b"", headers):
+        return url_for(base_url, b"/v1/models?limit=1000", anthropic=True)
+    return url_for(base_url, b"/v1/models")
+
+
 def _credentials(tenant: Tenant, headers: Headers) -> Headers:
-    own = tenant.credential(tenant.policy.upstream)
-    if own is not None:
-        return Headers([own])
-    return Headers([header for header in headers if header[0].lower() in KEY_HEADERS])
+    """Return the headers by which upstream knows the caller, and the API that it speaks with it."""
+    own = tenant.credential(tenant.policy.upstream, anthropic=MESSAGES.owns(b"", headers))
+    kept = (MESSAGES.version_header,) if own is not None else (*KEY_HEADERS, MESSAGES.version_header)
+    found = [header for header in headers if header[0].lower() in kept]
+    return Headers(found if own is None else [own, *found])

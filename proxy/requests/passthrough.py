@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
+from proxy.dialects.messages import MESSAGES
 from proxy.errors import BadEncoding, Fault, ProxyError, UpstreamFault
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.telemetry.outcome import Kind, Outcome
@@ -50,10 +51,11 @@ class Relay:
     def request(self, client: Exchange, tenant: Tenant, content: bytes | AsyncIterator[bytes]) -> UpstreamRequest:
         """Return the client's request for upstream, with this body and the credentials that the tenant uses."""
         upstream = tenant.policy.upstream
+        anthropic = client.api == MESSAGES.name
         return UpstreamRequest(
             method=client.method,
-            url=url_for(upstream.base_url, client.target),
-            headers=request_headers(client.headers, tenant.credential(upstream, client.path)),
+            url=url_for(upstream.base_url, client.target, anthropic=anthropic),
+            headers=request_headers(client.headers, tenant.credential(upstream, anthropic=anthropic)),
             content=content,
             connect_timeout=upstream.connect_timeout,
             first_byte_timeout=self._first_byte_timeout,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from proxy import operations
 from proxy.dashboard import Dashboard, pages
 from proxy.dashboard.sessions import seen
-from proxy.dialects import DIALECTS, Dialect, for_request
+from proxy.dialects import DIALECTS, Dialect, for_request, owner_of
+from proxy.dialects.chat import CHAT
 from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
 from proxy.policies import PolicyLoader
@@ -165,9 +166,12 @@ class App:
         """The outermost edge: whatever fails, the client gets a whole reply or sees that the reply was cut off."""
         dialect = for_request(client.method, client.path)
         if dialect:
-            client.dialect, client.fault_body = dialect.name, dialect.error_body
+            client.api = client.dialect = dialect.name
+            client.fault_body = dialect.error_body
         elif client.path in operations.PATHS:
-            client.fault_body = operations.refusal()
+            client.api, client.fault_body = CHAT.name, operations.refusal()
+        elif owner := owner_of(client.path, client.headers):
+            client.api, client.fault_body = owner.name, owner.error_body
         try:
             if client.path in _OURS or client.path.startswith(_RESERVED):
                 await self._serve_own(client)
@@ -221,7 +225,7 @@ class App:
         """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""
         if client.wants_upgrade:
             raise _upgrade_refused(client.path)
-        tenant = self._callers.identify(client.headers, self._book.current)
+        tenant = self._callers.identify(client.headers, self._book.current).for_api(client.api)
         if self._on_loopback and (tenant.anonymous or tenant.lends_key):
             self._check_origin(client)
         return tenant

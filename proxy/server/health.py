@@ -47,7 +47,7 @@ class DeepHealth:
 
 
 def _addresses(policy: Policy) -> Iterable[str]:
-    return policy.upstream.base_url, *(rule.upstream.base_url for rule in policy.rules)
+    return (upstream.base_url for upstream in policy.upstreams)
 
 
 async def _upstream_fault(client: ModelsClient, address: str) -> str | None:

@@ -112,20 +112,20 @@ def _dropped(always: frozenset[bytes], headers: Headers, names: list[bytes]) -> 
     return always.union(*[[option.strip().lower() for option in value.split(b",")] for value in values])
 
 
-_ANTHROPIC = re.compile(rb"(?:/v1)*(/messages(?:[/?].*)?)", re.DOTALL)
-"""A path, and perhaps a query, of Anthropic's API. Its base URLs are given without `/v1`, and its clients append it
-even to one that has it."""
+_ANTHROPIC = re.compile(rb"(?:(?:/v1)+(?=[/?]|\Z)|(?=/messages(?:[/?]|\Z)))(.*)", re.DOTALL)
+"""A target with `/v1`, or where it belongs."""
 
 
-def url_for(base_url: str, target: bytes) -> str:
+def url_for(base_url: str, target: bytes, *, anthropic: bool = False) -> str:
     """Return the upstream URL of a request for `target`, its raw path and query with the leading slash.
 
     A leading `/v1` is replaced by `base_url`. Any other path is appended to `base_url` without its own trailing `/v1`.
-    A path of Anthropic's API has `/v1` exactly once in any case.
+    A path of Anthropic's API has `/v1` exactly once in any case: its base URLs are given without it, and its clients
+    append it even to one that has it.
     """
     base = base_url.rstrip("/")
-    if anthropic := _ANTHROPIC.fullmatch(target):
-        return base.removesuffix("/v1") + "/v1" + anthropic[1].decode("ascii")
+    if anthropic and (found := _ANTHROPIC.fullmatch(target)):
+        return base.removesuffix("/v1") + "/v1" + found[1].decode("ascii")
     path = target.decode("ascii")
     if path.startswith("/v1") and path[3:4] in ("", "/", "?"):
         return base + path[3:]

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 LARGEST = 8 << 20
 """The most bytes of a list of models. The longest public lists have less than one MiB."""
 
-_WINDOWS = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx_train")
-"""Members in which servers give a model's context window: vLLM and SGLang, OpenRouter, Groq; and llama.cpp in `meta`,
-where `n_ctx` is the window in use and `n_ctx_train` the largest one that the model was trained for."""
+_WINDOWS = ("max_model_len", "context_length", "context_window", "n_ctx", "n_ctx_train", "max_input_tokens")
+"""Members in which servers give a model's context window: vLLM and SGLang, OpenRouter, Groq; llama.cpp in `meta`, where
+`n_ctx` is the window in use and `n_ctx_train` the largest one that the model was trained for; and Anthropic."""
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -55,9 +55,9 @@ class ModelsClient:
         """Ask without anyone's key, and return the reply's status. Raises UpstreamFault."""
         return (await self._ask(base_url, (), seconds, read=False)).status
 
-    async def models(self, base_url: str, credential: Header | None, seconds: float) -> ModelList:
-        """Return the models that upstream lists for the holder of `credential`. Raises UpstreamFault."""
-        return await self._ask(base_url, () if credential is None else (credential,), seconds, read=True)
+    async def models(self, base_url: str, headers: Iterable[Header], seconds: float) -> ModelList:
+        """Return the models that upstream lists for the holder of the key in `headers`. Raises UpstreamFault."""
+        return await self._ask(base_url, headers, seconds, read=True)
 
     async def _ask(self, base_url: str, headers: Iterable[Header], seconds: float, *, read: bool) -> ModelList:
         httpx, url = self._httpx, base_url.rstrip("/") + "/models"

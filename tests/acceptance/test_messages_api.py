@@ -17,7 +17,8 @@ import pytest
 
 from tests.dialects.messages.api import MessagesApi, call, say, thinking
 from tests.dialects.messages.turns import FETCH, accumulated
-from tests.fake_upstream import StrictUpstream
+from tests.fake_upstream import StrictUpstream, whole
+from tests.fake_upstream import text as answer
 from tests.serving import Proxy, served, tight
 
 Json = dict[str, Any]
@@ -265,6 +266,31 @@ def test_the_tenant_s_key_goes_out_as_anthropic_expects_it(up: StrictUpstream, s
         assert http.post(f"{proxy.url}/messages", json=body_of([USER]), headers=bearer).status_code == 200
     assert up.requests[-1].header("authorization") is None
     assert api.refused == []
+
+
+def test_one_tenant_has_an_upstream_for_each_api(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
+    up.begin_anew()
+    claude = StrictUpstream()
+    with claude:
+        claude.respond(api := MessagesApi(expect_key="sk-claude"))
+        own = {"base_url": claude.url.removesuffix("/v1"), "api_key": "sk-claude"}
+        policy = tight(up.url, open=True, upstreams={"messages": own})
+        policy["upstream"]["api_key"] = "sk-openai"
+        proxy = serve({"default": policy})
+        api.script([say("ok")])
+        assert post(proxy, body_of([USER])).json()["content"] == [say("ok")]
+        up.script(answer("Hello."))
+        chat = {"model": "m", "messages": [USER]}
+        assert post(proxy, chat, "/v1/chat/completions").json()["choices"][0]["message"]["content"] == "Hello."
+        claude.respond(lambda request: whole({"data": []}))
+        with httpx.Client(trust_env=False) as http:
+            assert http.get(f"{proxy.url}/models", headers={"anthropic-version": "2023-06-01"}).status_code == 200
+            refused = http.get(f"{proxy.url}/messages/batches", headers={"x-api-key": "k"})
+    assert [request.target for request in claude.requests] == ["/v1/messages", "/v1/models"]
+    assert {request.header("x-api-key") for request in claude.requests} == {"sk-claude"}
+    assert [request.target for request in up.requests] == ["/v1/chat/completions"]
+    assert up.requests[0].header("x-api-key") == "sk-openai"
+    assert (refused.status_code, refused.json()["type"]) == (403, "error")
 
 
 RECORD = "<overall_goal>ship it</overall_goal><progress>the code is heliotrope-7291</progress>"

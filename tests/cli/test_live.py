@@ -58,6 +58,21 @@ def test_it_says_what_each_upstream_answers(policies: Path, capsys: pytest.Captu
     assert sorted(keys, key=str) == ["Bearer sk-acme", None]
 
 
+def test_anthropic_is_asked_as_it_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    messages = "{base_url: http://claude.test, api_key: sk-claude}"
+    (tmp_path / "default.yaml").write_text(f"{DEFAULT}open: true\nupstreams: {{messages: {messages}}}\n")
+    with respx.mock:
+        respx.get("http://local.test/v1/models").respond(json={"data": []})
+        names = {"x-api-key": "sk-claude", "anthropic-version": "2023-06-01"}
+        listed = {"data": [{"id": "claude", "max_input_tokens": 200_000}]}
+        respx.get("http://claude.test/v1/models", headers=names).respond(json=listed)
+        assert main(["check", "--live", str(tmp_path)]) == OK
+    said = capsys.readouterr().out
+    assert "messages   http://claude.test with the policy's key\n" in said
+    assert "http://claude.test: reachable, 200, key accepted, 1 model\n" in said
+    assert "claude: context window 200,000 tokens\n" in said
+
+
 def test_a_key_that_only_another_header_may_carry(policies: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with respx.mock:
         respx.get("http://cloud.test/v1/models", headers={"api-key": "sk-acme"}).respond(200)

@@ -46,6 +46,8 @@ upstream:
   idle_timeout: 301
   context_window: 128000
   reply_tokens: 9000
+upstreams:
+  messages: {{base_url: https://api.anthropic.com, api_key: sk-other}}
 offload:
   mode: compress
   max_total_tokens: 20001
@@ -150,7 +152,7 @@ def test_every_key_is_taken() -> None:
         ),
         tools=msgspec.structs.replace(tools, max_rounds=2),
     )
-    assert taken(WHOLE) == Policy(
+    policy = Policy(
         tenant="acme",
         upstream=upstream,
         offload=offload,
@@ -163,6 +165,34 @@ def test_every_key_is_taken() -> None:
         relay=("/files/*",),
         rules=(rule,),
     )
+    other = Upstream(
+        base_url="https://api.anthropic.com",
+        api_key="sk-other",
+        connect_timeout=6,
+        idle_timeout=301,
+        reply_tokens=9_000,
+    )
+    rules = (msgspec.structs.replace(rule, upstream=other),)
+    messages = msgspec.structs.replace(policy, upstream=other, rules=rules)
+    assert taken(WHOLE) == msgspec.structs.replace(policy, by_api=(("messages", messages),))
+
+
+def test_an_api_of_another_address_gets_neither_key_nor_window() -> None:
+    text = KEYED + "upstream: {api_key: '${KEY}', context_window: 9000, idle_timeout: 7}\nupstreams:\n"
+    policy = taken(f"{text}  messages: {{base_url: http://a}}\n  responses: {{context_window: 8000}}\n  chat:\n")
+    messages, responses = policy.for_api("messages"), policy.for_api("responses")
+    assert messages.upstream == Upstream(base_url="http://a", idle_timeout=7)
+    assert responses.upstream == msgspec.structs.replace(policy.upstream, context_window=8_000)
+    assert policy.for_api("chat").upstream == policy.for_api("").upstream == policy.upstream
+
+
+def test_rules_go_for_every_api() -> None:
+    rule = "rules:\n- match: {model: big}\n  upstream: {context_window: 5000}\n"
+    policy = taken(f"{KEYED}upstreams: {{messages: {{base_url: http://a, api_key: '${{KEY}}'}}}}\n{rule}")
+    chosen = policy.for_api("messages").for_model("big").upstream
+    assert chosen == Upstream(base_url="http://a", api_key="sk-upstream", context_window=5_000)
+    assert policy.for_model("big").upstream == Upstream(context_window=5_000)
+    assert [upstream.base_url for upstream in policy.upstreams] == [*[Upstream().base_url] * 2, *["http://a"] * 2]
 
 
 def test_the_whole_example_has_every_key_there_is() -> None:
@@ -403,6 +433,10 @@ def test_bad_files_are_named_with_line_key_and_what_was_expected(text: str, mess
             "default.yaml:1: api_keys: default.yaml is for callers without a file of their own",
         ),
         ("upstream: {api_key: '${KEY}'}", "default.yaml:1: upstream.api_key: every stranger could use this key"),
+        (
+            "upstreams:\n  messages: {api_key: '${KEY}'}",
+            "default.yaml:2: upstreams.messages.api_key: every stranger could use this key",
+        ),
         (
             "rules:\n- match: {model: x}\n  upstream: {api_key: '${KEY}'}",
             "default.yaml:3: rules[0].upstream.api_key: every stranger could use this key",

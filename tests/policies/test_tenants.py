@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,7 +125,16 @@ def test_the_tenants_key_goes_where_the_clients_stood(header: Header, expected: 
     tenant = identify([header], KNOWN)
     assert tenant.credential(ACME.upstream) == expected
     assert tenant.credential(Upstream()) is None
-    assert tenant.credential(ACME.upstream, b"/v1/messages") == (b"x-api-key", b"sk-upstream")
+    assert tenant.credential(ACME.upstream, anthropic=True) == (b"x-api-key", b"sk-upstream")
+
+
+def test_a_tenant_has_an_upstream_for_an_api() -> None:
+    own = msgspec.structs.replace(SHARED, upstream=Upstream(base_url="http://a", api_key="sk-a"))
+    tenant = identify([], Policies(msgspec.structs.replace(SHARED, by_api=(("messages", own),)), (), {}))
+    assert tenant.lends_key
+    assert tenant.for_api("messages").policy is own
+    assert tenant.for_api("messages").namespace == tenant.namespace
+    assert tenant.for_api("chat") is tenant
 
 
 def test_an_open_relay_lends_its_key_to_callers_without_one() -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from proxy.core.policy import Policy, Upstream
@@ -79,6 +80,16 @@ async def test_a_tenants_key_asks_for_all_its_callers(world: World) -> None:
     assert world.listed.window("acme-2", keyed.policy, "m") == 32_768
     assert world.listed.window("acme-1", tenant(api_key="sk-other").policy, "m") is None
     assert world.listed.window("acme-1", tenant().policy, "m") is None
+
+
+async def test_anthropic_is_asked_as_it_expects(world: World) -> None:
+    claude = msgspec.structs.replace(tenant(api_key="sk-acme"), key_header=b"authorization")
+    body = json.dumps({"data": [{"id": "m", "max_input_tokens": 200_000, "max_tokens": 64_000}]}).encode()
+    headers = Headers([*KEY, (b"anthropic-version", b"2023-06-01")])
+    assert await world.ask(claude, reply(body), headers=headers) == 200_000
+    [asked] = world.upstream.requests
+    assert asked.url == "http://up/v1/models?limit=1000"
+    assert asked.headers[:2] == [(b"x-api-key", b"sk-acme"), (b"anthropic-version", b"2023-06-01")]
 
 
 async def test_it_is_asked_once_for_each_credential_and_never_waited_for(world: World) -> None:

@@ -100,13 +100,26 @@ def test_without_some_names() -> None:
         ("https://h/api/v3", b"/v1/models", "https://h/api/v3/models"),
         ("https://h/api/v3", b"/files", "https://h/api/v3/files"),
         ("https://h/api/v1", b"/files", "https://h/api/files"),
-        ("https://h", b"/v1/messages?beta=true", "https://h/v1/messages?beta=true"),
-        ("https://h/v1/", b"/v1/messages", "https://h/v1/messages"),
-        ("https://h/v1", b"/v1/v1/messages/count_tokens", "https://h/v1/messages/count_tokens"),
-        ("https://h/anthropic", b"/messages/batches", "https://h/anthropic/v1/messages/batches"),
         ("https://h", b"/v1/threads/t/messages", "https://h/threads/t/messages"),
         ("http://h:1", b"//v1//a|b", "http://h:1//v1//a|b"),
     ],
 )
 def test_url_for(base_url: str, target: bytes, url: str) -> None:
     assert url_for(base_url, target) == url
+
+
+@pytest.mark.parametrize(
+    ("base_url", "target", "url"),
+    [
+        ("https://h", b"/v1/messages?beta=true", "https://h/v1/messages?beta=true"),
+        ("https://h/v1/", b"/v1/messages", "https://h/v1/messages"),
+        ("https://h/v1", b"/v1/v1/messages/count_tokens", "https://h/v1/messages/count_tokens"),
+        ("https://h/anthropic", b"/messages/batches", "https://h/anthropic/v1/messages/batches"),
+        ("https://h", b"/v1/models?limit=1", "https://h/v1/models?limit=1"),
+        ("https://h/v1", b"/v1/files/f", "https://h/v1/files/f"),
+        ("https://h", b"/anthropic/v1/messages", "https://h/anthropic/v1/messages"),
+        ("https://h/v1", b"/v1beta/x", "https://h/v1beta/x"),
+    ],
+)
+def test_url_for_anthropic(base_url: str, target: bytes, url: str) -> None:
+    assert url_for(base_url, target, anthropic=True) == url

@@ -18,10 +18,10 @@ from proxy.upstream.models import ModelList, ModelsClient
 BASE = "http://upstream.test/v1"
 
 
-async def asked(reply: Any, credential: tuple[bytes, bytes] | None = None) -> ModelList:
+async def asked(reply: Any, *headers: tuple[bytes, bytes]) -> ModelList:
     with respx.mock:
         respx.get(f"{BASE}/models").mock(**reply)
-        return await ModelsClient({}).models(f"{BASE}/", credential, 5)
+        return await ModelsClient({}).models(f"{BASE}/", headers, 5)
 
 
 def answered(status: int = 200, **content: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ async def test_only_the_given_credential_is_sent() -> None:
         route = respx.get(f"{BASE}/models").respond(401, headers={"set-cookie": "a=1"})
         client = ModelsClient(environment)
         assert await client.status(BASE, 5) == 401
-        await client.models(BASE, (b"api-key", b"k"), 5)
+        await client.models(BASE, [(b"api-key", b"k")], 5)
     first, second = (call.request.headers for call in route.calls)
     assert not {"authorization", "api-key", "cookie"} & set(first)
     assert second["api-key"] == "k"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec import Raw
@@ -17,6 +18,8 @@ from proxy.dialects.chat.round_request import LIMITS, ChatRoundRequest
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.dialects.refusals import complaint, is_error
 from proxy.dialects.reply_limits import lowered, lowest
+
+_OWN = re.compile(rb"/chat/completions(?:/|\Z)")
 
 
 class ChatDialect:
@@ -59,6 +62,9 @@ class ChatDialect:
 
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/chat/completions")
+
+    def owns(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        return _OWN.search(path) is not None
 
     def continued(self, request: Request, continuation: Continuation) -> bytes:
         return request.body  # every request has the whole history

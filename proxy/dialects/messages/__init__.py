@@ -20,12 +20,15 @@ from proxy.dialects.reply_limits import lowered, lowest
 _PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
 _COUNT = b"/count_tokens"
+_OWN = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
 
 
 class MessagesDialect:
     """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
 
     name = "messages"
+    version_header = b"anthropic-version"
+    """A header that every request for this API has, also those for models and files."""
 
     def __init__(self, *, counts: bool = False) -> None:
         """`counts`: it serves `POST .../messages/count_tokens`, which takes what would be sent."""
@@ -64,6 +67,9 @@ class MessagesDialect:
     def serves(self, method: str, path: bytes) -> bool:
         asked = path.removesuffix(_COUNT) if self.counts else path
         return method == "POST" and self.counts == (asked != path) and _PATH.fullmatch(asked) is not None
+
+    def owns(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        return _OWN.search(path) is not None or any(name.lower() == self.version_header for name, _ in headers)
 
     @property
     def counting(self) -> MessagesDialect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec import Raw
@@ -15,6 +16,8 @@ from proxy.dialects.responses import errors, items, render, request, summary
 from proxy.dialects.responses.refusals import shape
 from proxy.dialects.responses.round_request import LIMITS, ResponsesRoundRequest
 from proxy.dialects.responses.turn import ResponsesTurn
+
+_OWN = re.compile(rb"/responses(?:/|\Z)")
 
 
 class ResponsesDialect:
@@ -56,6 +59,9 @@ class ResponsesDialect:
 
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/responses")
+
+    def owns(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        return _OWN.search(path) is not None
 
     def reply_limit(self, asked: Request, left: int) -> int | None:
         return lowest(lowered(asked.members, LIMITS, left))
