@@ -146,6 +146,7 @@ Nothing is sent or stored, and credentials in a HAR are not looked at.
 examples:
   offload-proxy replay session.jsonl                        what the default policy would have done
   offload-proxy replay --policy a.yaml --policy b.yaml *.har
+  offload-proxy replay --html report.html captures
   offload-proxy replay --json session.jsonl | jq '.policies[0].cost_after'
 """
     command = _add(commands, "replay", "say what policies would have done to recorded requests", examples)
@@ -159,6 +160,7 @@ examples:
         help="the API of JSONL: chat, responses or messages [guessed for each line]",
     )
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.add_argument("--html", metavar="REPORT.html", help="also write a report with charts, as one file")
     command.set_defaults(run=_replay)
 
 
@@ -246,7 +248,8 @@ def _check(chosen: argparse.Namespace) -> int:
 def _replay(chosen: argparse.Namespace) -> int:
     from proxy.cli.replay import run
 
-    run(chosen.files, chosen.policy or (), _settings(chosen).environment, api=chosen.dialect, as_json=chosen.json)
+    environment = _settings(chosen).environment
+    run(chosen.files, chosen.policy or (), environment, api=chosen.dialect, as_json=chosen.json, html=chosen.html)
     return OK
 
 

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import mkstemp
+from typing import TextIO
 
 import msgspec
 
 from proxy.cli.progress import Progress, columns
-from proxy.cli.recordings import RecordedRequest, named, requests
-from proxy.core.forecast import Billed
-from proxy.core.history import Unplannable
-from proxy.core.plan import Role
-from proxy.core.policy import Mode, Policy
-from proxy.core.reasons import Reason
+from proxy.cli.recordings import named, requests
+from proxy.cli.report import page
+from proxy.cli.tally import Tally
+from proxy.core.policy import Policy
+from proxy.errors import UserMistake
 from proxy.policies import load_alone
-from proxy.requests import prepare
-from proxy.requests.attempt import foreseen
 from proxy.requests.message_cache import MessageCache
-from proxy.requests.prepare import PlannedRequest
 from proxy.threads import Threads
 from proxy.tokens import Tokens
 
@@ -38,81 +35,6 @@ _NOTES = (
     "upstream's usage. Reading back and different replies are not included."
 )
 
-Session = tuple[str, str, bytes]
-
-
-@dataclass
-class Tally:
-    """What one policy would have done. Sums are over the requests that it plans."""
-
-    name: str
-    policy: Policy
-    planned: int = 0
-    billed: int = 0
-    """Planned requests whose cost rests on upstream's numbers."""
-    changed: int = 0
-    """Planned requests that would have differed from what was sent."""
-    events: int = 0
-    tokens_before: int = 0
-    tokens_after: int = 0
-    cost_before: int = 0
-    cost_after: int = 0
-    unplanned: Counter[str] = field(default_factory=Counter)
-    sessions: dict[Session, tuple[int, int]] = field(default_factory=dict)
-    """The costs of each session, as it came and as planned."""
-
-    async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
-        """Plan one request and count what comes of it."""
-        planned, reason = await self._plan(recorded, reader)
-        if planned is None:
-            self.unplanned[reason] += 1
-            return
-        said = recorded.said
-        billed = Billed(said.prompt, said.cached) if said is not None and said.cached is not None else None
-        seen = foreseen(planned, billed)
-        events, session = planned.plan.events, _session(planned)
-        self.planned += 1
-        self.billed += billed is not None
-        self.changed += bool(seen.compacted or seen.compressed)
-        self.events += bool(events) and events[-1].point == len(planned.past.items)
-        self.tokens_before += planned.tokens
-        self.tokens_after += seen.tokens
-        self.cost_before += seen.before
-        self.cost_after += seen.after
-        before, after = self.sessions.get(session, (0, 0))
-        self.sessions[session] = before + seen.before, after + seen.after
-
-    async def _plan(self, recorded: RecordedRequest, reader: MessageCache) -> tuple[PlannedRequest | None, str]:
-        """Return the plan, or why there is none."""
-        dialect, chat = recorded.dialect, recorded.chat
-        if dialect is None or chat is None:
-            return None, recorded.reason or "other API"
-        policy = self.policy.for_model(chat.model).planning
-        if policy.offload.mode is Mode.OFF:
-            return None, Reason.OFF
-        try:
-            planned = await prepare.plan(dialect, chat, policy, policy.upstream.context_window, reader)
-        except Unplannable as error:
-            return None, error.reason
-        return planned, f"{Reason.FIELD} {chat.obstacle}"
-
-    @property
-    def losses(self) -> int:
-        """Sessions that would have cost more."""
-        return sum(after > before for before, after in self.sessions.values())
-
-    @property
-    def worst(self) -> float | None:
-        """The cost of the session that fares worst, as a share of its cost as it came."""
-        return max((after / before for before, after in self.sessions.values() if before), default=None)
-
-    def summary(self) -> dict[str, object]:
-        """Return everything as JSON has it."""
-        names = ("planned", "billed", "changed", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
-        figures = {name: getattr(self, name) for name in names}
-        rest = {"sessions": len(self.sessions), "sessions_costing_more": self.losses, "worst_session": self.worst}
-        return {"policy": printable(self.name), **figures, **rest, "unplanned": dict(self.unplanned)}
-
 
 def run(
     files: Sequence[str],
@@ -121,20 +43,50 @@ def run(
     *,
     api: str | None = None,
     as_json: bool = False,
+    html: str | None = None,
 ) -> None:
-    """Replay the files under each policy, and print what it would have done. Raises UserMistake."""
-    tallies = [Tally(name, load_alone(Path(name), environment)) for name in policies] or [Tally(DEFAULTS, Policy())]
+    """Replay the files under each policy, and print what it would have done; to a file as well with `html`.
+
+    Raises UserMistake.
+    """
+    detailed = html is not None
+    tallies = [Tally(name, load_alone(Path(name), environment), detailed) for name in policies]
+    tallies = tallies or [Tally(DEFAULTS, Policy(), detailed)]
     paths = named(files)
-    with Progress(sys.stderr) as progress:
+    with _written(html) as report, Progress(sys.stderr) as progress:
         count = replayed(paths, tallies, progress, api)
+        if report is not None:
+            report.write(page(list(map(printable, files)), list(rows_of(count, tallies)), tallies, _NOTES))
     if as_json:
-        report: dict[str, object] = {"files": list(map(printable, files)), "requests": count}
-        report["policies"] = [tally.summary() for tally in tallies]
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+        found: dict[str, object] = {"files": list(map(printable, files)), "requests": count}
+        found["policies"] = [{"policy": printable(tally.name), **tally.figures()} for tally in tallies]
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
     else:
         width = columns(sys.stdout)
         sys.stdout.write("".join(f"{line}\n" for line in table(count, len(paths), tallies, width)))
         sys.stdout.write(f"\n{textwrap.fill(_NOTES, min(width or NOTES, NOTES))}\n")
+
+
+@contextmanager
+def _written(name: str | None) -> Iterator[TextIO | None]:
+    """Open a new file, which takes the place of one of this name at the end if nothing fails. Raises UserMistake."""
+    if name is None:
+        yield None
+        return
+    path = Path(name).resolve()
+    if path.suffix.lower() not in (".html", ".htm") or (path.exists() and not path.is_file()):
+        raise UserMistake(f"--html {name}: expected a file whose name ends in .html")  # a recording stays what it is
+    try:
+        descriptor, temporary = mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                yield file
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UserMistake(f"--html {name}: cannot be written: {error.strerror}") from error
 
 
 def replayed(files: Sequence[Path], tallies: Sequence[Tally], progress: Progress, api: str | None = None) -> int:
@@ -202,13 +154,6 @@ def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
     yield row("  the worst one", lambda one: "-" if one.worst is None else f"{one.worst:.2f}")
     for reason in sorted({reason for tally in tallies for reason in tally.unplanned}):
         yield [f"not planned: {reason}", *(f"{tally.unplanned[reason]:,}" for tally in tallies)]
-
-
-def _session(planned: PlannedRequest) -> Session:
-    """Identify the session: its API, its model, and what it begins with, up to the user's first message."""
-    roles = [item.role for item in planned.past.items]
-    asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
-    return planned.dialect.name, planned.request.model, planned.chain[asked]
 
 
 def _share(part: int, whole: int) -> str:

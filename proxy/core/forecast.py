@@ -8,7 +8,7 @@ would have read back is not known, and the reply costs the same in both cases; n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -91,6 +91,32 @@ def forecast(
         before=round(scale * _cost(offload, came, cached)),
         after=round(scale * (_cost(offload, head + ours + tokens, kept) + summary)),
     )
+
+
+class Kinds(msgspec.Struct, frozen=True):
+    """The tokens of a planned history: of whole messages by their part, of previews, of a snapshot, of our tools."""
+
+    whole: Mapping[Role, int]
+    previews: int
+    snapshot: int
+    tools: int
+
+
+def by_kind(items: Sequence[Item], plan: Plan, policy: Policy, tools: int) -> Kinds:
+    """Return what this plan of a history would have sent. Together, that is `Forecast.tokens` and `tools`, if any."""
+    now = _shown(plan, plan.waited, policy.wait)
+    whole: dict[Role, int] = {}
+    previews = snapshot = 0
+    for segment in _segments(items, now, policy.offload):
+        index, state = segment.key
+        if index < 0:
+            snapshot += segment.tokens
+        elif state:
+            previews += segment.tokens
+        else:
+            role = items[index].role
+            whole[role] = whole.get(role, 0) + segment.tokens
+    return Kinds(whole, previews, snapshot, _our_tools(now, policy, tools))
 
 
 def _cost(offload: Offload, prompt: int, cached: float) -> float:

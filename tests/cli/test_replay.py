@@ -20,7 +20,8 @@ import pytest
 
 from proxy.cli import INTERRUPTED, MISTAKE, OK, main, progress, recordings
 from proxy.cli.progress import Progress
-from proxy.cli.replay import Tally, table
+from proxy.cli.replay import table
+from proxy.cli.tally import Tally
 from proxy.core.policy import Policy
 from tests.serving import wait_until
 
@@ -445,8 +446,10 @@ def test_ctrl_c_ends_a_replay_that_waits_for_its_pipe(
     def interrupt() -> None:
         os.write(writer, f"{json.dumps(session('one', 1)[0])}\n".encode())
         wait_until(lambda: not fcntl.ioctl(reader, termios.FIONREAD, b"\0" * 4).strip(b"\0"))
-        os.kill(os.getpid(), signal.SIGINT)
-        over.wait(30)
+        for _ in range(3):  # one may arrive where Python ignores it, as in a callback of its garbage collector
+            os.kill(os.getpid(), signal.SIGINT)
+            if over.wait(10):
+                break
         os.close(writer)
 
     thread = threading.Thread(target=interrupt)

@@ -46,7 +46,7 @@ export function lines(home, title, times, series) {
 }
 
 // kinds: [name, values] from the bottom up; over: [name, values, colour name] drawn as lines; marks: indexes of events
-export function stacked(home, title, kinds, over, marks) {
+export function stacked(home, title, kinds, over, marks, place = "Request of the session") {
   const count = kinds[0][1].length;
   const places = Array.from({ length: count }, (_, index) => index + 1);
   let below = new Array(count).fill(0);
@@ -56,7 +56,7 @@ export function stacked(home, title, kinds, over, marks) {
   }).reverse();
   draw(home, title, () => ({
     scales: { x: { time: false } },
-    axes: [{ label: "Request of the session", values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, figures],
+    axes: [{ label: place, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : "")) }, figures],
     series: [
       { label: "Request" },
       ...layers.map(([name, values]) => ({

@@ -1,0 +1,190 @@
+"""Adds up what one policy would have done to recorded requests."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from proxy.cli.recordings import RecordedRequest
+from proxy.core.forecast import Billed, by_kind
+from proxy.core.history import Unplannable
+from proxy.core.plan import Role
+from proxy.core.policy import Mode, Policy
+from proxy.core.reasons import Reason
+from proxy.requests import prepare
+from proxy.requests.attempt import foreseen
+from proxy.requests.message_cache import MessageCache
+from proxy.requests.prepare import OUR_TOOLS_TOKENS, PlannedRequest
+
+T = TypeVar("T")
+
+POINTS, COURSES = 600, 2_000
+"""Points of one line in a chart, and sessions of which the points are kept."""
+
+
+class Session(NamedTuple):
+    """What all requests of a session share."""
+
+    api: str
+    model: str
+    beginning: bytes
+    """Identifies the messages up to the user's first."""
+
+
+class Thinned(Generic[T]):
+    """Some of many values, evenly spread: every one, then every second one, and so on, `POINTS` of them at most."""
+
+    def __init__(self) -> None:
+        self.kept: list[T] = []
+        self.every = 1
+        self._count = 0
+
+    def append(self, value: T) -> None:
+        """Keep the value if it is its turn."""
+        if self._count % self.every == 0:
+            self.kept.append(value)
+        self._count += 1
+        if len(self.kept) > POINTS:
+            self.kept, self.every = self.kept[::2], 2 * self.every
+
+
+class Point(NamedTuple):
+    """One request: its tokens as it came, those of each kind as planned, and its cost both ways."""
+
+    came: int
+    kinds: tuple[int, ...]
+    before: int
+    after: int
+
+
+KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapshot")
+"""The kinds of what is sent, as the dashboard names them. Assistant messages are with what only upstream can read."""
+
+_OF_ROLE = {Role.SYSTEM: 0, Role.USER: 2, Role.ASSISTANT: 3, Role.TOOL: 4, Role.SEALED: 3}
+
+
+@dataclass
+class Course:
+    """One session under one policy."""
+
+    requests: int = 0
+    before: int = 0
+    """The sum of its requests' costs as they came."""
+    after: int = 0
+    """The same as planned."""
+    events: list[int] = field(default_factory=list)
+    """The requests, counted from 0, at which events happen."""
+    points: Thinned[Point] | None = None
+
+
+@dataclass
+class Tally:
+    """What one policy would have done. Sums are over the requests that it plans."""
+
+    name: str
+    policy: Policy
+    detailed: bool = False
+    """Whether to keep the points of charts."""
+    planned: int = 0
+    billed: int = 0
+    """Planned requests whose cost rests on upstream's numbers."""
+    changed: int = 0
+    """Planned requests that would have differed from what was sent."""
+    events: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    cost_before: int = 0
+    cost_after: int = 0
+    unplanned: Counter[str] = field(default_factory=Counter)
+    sessions: dict[Session, Course] = field(default_factory=dict)
+    total: Thinned[tuple[int, int]] = field(default_factory=Thinned)
+    """The sums of costs after each planned request, as they came and as planned."""
+
+    async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
+        """Plan one request and count what comes of it."""
+        planned, reason = await self._plan(recorded, reader)
+        if planned is None:
+            self.unplanned[reason] += 1
+            return
+        said = recorded.said
+        billed = Billed(said.prompt, said.cached) if said is not None and said.cached is not None else None
+        seen, events = foreseen(planned, billed), planned.plan.events
+        event = bool(events) and events[-1].point == len(planned.past.items)
+        self.planned += 1
+        self.billed += billed is not None
+        self.changed += bool(seen.compacted or seen.compressed)
+        self.events += event
+        self.tokens_before += planned.tokens
+        self.tokens_after += seen.tokens
+        self.cost_before += seen.before
+        self.cost_after += seen.after
+        self.total.append((self.cost_before, self.cost_after))
+        course = self._course(planned)
+        if event:
+            course.events.append(course.requests)
+        course.requests += 1
+        course.before += seen.before
+        course.after += seen.after
+        if course.points is not None:
+            course.points.append(Point(*_kinds(planned), seen.before, seen.after))
+
+    async def _plan(self, recorded: RecordedRequest, reader: MessageCache) -> tuple[PlannedRequest | None, str]:
+        """Return the plan, or why there is none."""
+        dialect, chat = recorded.dialect, recorded.chat
+        if dialect is None or chat is None:
+            return None, recorded.reason or "other API"
+        policy = self.policy.for_model(chat.model).planning
+        if policy.offload.mode is Mode.OFF:
+            return None, Reason.OFF
+        try:
+            planned = await prepare.plan(dialect, chat, policy, policy.upstream.context_window, reader)
+        except Unplannable as error:
+            return None, error.reason
+        return planned, f"{Reason.FIELD} {chat.obstacle}"
+
+    def _course(self, planned: PlannedRequest) -> Course:
+        session = _session(planned)
+        course = self.sessions.get(session)
+        if course is None:
+            course = self.sessions[session] = Course()
+            if self.detailed and len(self.sessions) <= COURSES:
+                course.points = Thinned()
+        return course
+
+    @property
+    def losses(self) -> int:
+        """Sessions that would have cost more."""
+        return sum(course.after > course.before for course in self.sessions.values())
+
+    @property
+    def worst(self) -> float | None:
+        """The cost of the session that fares worst, as a share of its cost as it came."""
+        return max((course.after / course.before for course in self.sessions.values() if course.before), default=None)
+
+    def figures(self) -> dict[str, object]:
+        """Return everything as JSON has it."""
+        names = ("planned", "billed", "changed", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
+        figures = {name: getattr(self, name) for name in names}
+        rest = {"sessions": len(self.sessions), "sessions_costing_more": self.losses, "worst_session": self.worst}
+        return {**figures, **rest, "unplanned": dict(self.unplanned)}
+
+
+def _kinds(planned: PlannedRequest) -> tuple[int, tuple[int, ...]]:
+    """Return the request's tokens as it came, and those of each kind as planned."""
+    kinds, room = [0] * len(KINDS), planned.room
+    sent = by_kind(planned.past.items, planned.plan, planned.policy, OUR_TOOLS_TOKENS)
+    definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - room.preamble
+    for role, tokens in sent.whole.items():
+        kinds[_OF_ROLE[role]] += tokens
+    kinds[0] += room.preamble
+    kinds[1] = definitions + sent.tools
+    kinds[5], kinds[6] = sent.previews, sent.snapshot
+    return planned.tokens + room.preamble + definitions, tuple(kinds)
+
+
+def _session(planned: PlannedRequest) -> Session:
+    """Return the session: its API, its model, and what it begins with, up to the user's first message."""
+    roles = [item.role for item in planned.past.items]
+    asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
+    return Session(planned.dialect.name, planned.request.model, planned.chain[asked])

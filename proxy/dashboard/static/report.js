@@ -1,0 +1,67 @@
+import { element, number, plain, share, signed, table } from "./common.js";
+import { stacked } from "./charts.js";
+
+const given = JSON.parse(document.getElementById("data").textContent);
+
+const thinned = (every) => (every > 1 ? ` One request of ${number(every)} is shown.` : "");
+
+function drawTotal(home, policy) {
+  stacked(home, `Cost of all requests so far, in plain input tokens.${thinned(policy.every)}`,
+    [["planned", policy.after]], [["as it came", policy.before, "before"]], [], "Request");
+}
+
+function drawSession(home, session) {
+  const sent = element("div", { class: "chart" });
+  const costs = element("div", { class: "chart" });
+  home.replaceChildren(element("h3", { tabindex: "-1" }, `Session ${number(session.number)}: ${plain(session.model)}`), sent, costs);
+  if (!session.came.length) {
+    sent.append(element("p", {}, "There are too many sessions to keep the requests of this one."));
+    return;
+  }
+  stacked(sent, "Tokens of each request as planned, by kind. The line above them is the request as it came; dotted lines are " +
+    `events.${thinned(session.every)}`,
+    given.kinds.map((kind, place) => [kind, session.kinds[place]]), [["as it came", session.came, "before"]], session.marks);
+  stacked(costs, `Cost of each request's input, in plain input tokens.${thinned(session.every)}`,
+    [["planned", session.costs[1]]], [["as it came", session.costs[0], "before"]], session.marks);
+}
+
+function drawPolicy(home, policy) {
+  const total = element("div", { class: "chart" });
+  const chosen = element("section", { "aria-label": "The chosen session" });
+  const choose = (session, button, focus) => {
+    for (const one of home.querySelectorAll("button[aria-pressed]")) one.setAttribute("aria-pressed", String(one === button));
+    drawSession(chosen, session);
+    if (focus) chosen.querySelector("h3").focus();
+  };
+  const buttons = policy.sessions.map((session) => {
+    const button = element("button", { type: "button", "aria-pressed": "false", onclick: () => choose(session, button, true) }, `Session ${number(session.number)}`);
+    return button;
+  });
+  const listed = policy.sessions.map((session, place) => ({ ...session, button: buttons[place] }));
+  home.replaceChildren(element("h2", {}, "All sessions together"), total, element("h2", {}, "Sessions"),
+    table(`The sessions that cost most come first${policy.omitted ? `; ${number(policy.omitted)} more are left out` : ""}`, [
+      ["Session", (row) => row.button],
+      ["API", (row) => row.api],
+      ["Model", (row) => row.model],
+      ["Requests", (row) => number(row.requests), true],
+      ["Events", (row) => number(row.events), true],
+      ["Cost as it came", (row) => number(row.before), true],
+      ["Cost as planned", (row) => number(row.after), true],
+      ["Saved", (row) => signed(row.before - row.after), true],
+      ["Saved share", (row) => share(row.before - row.after, row.before, "as it came"), true],
+    ], listed), chosen);
+  if (policy.planned) drawTotal(total, policy);
+  else total.append(element("p", {}, "This policy plans none of these requests; the table says why."));
+  if (policy.sessions.length) choose(policy.sessions[0], buttons[0], false);
+}
+
+function drawReport(home) {
+  const body = element("div", {});
+  const draw = (place) => drawPolicy(body, given.policies[place]);
+  const choice = element("select", { id: "policy", onchange: (event) => draw(Number(event.target.value)) },
+    ...given.policies.map((policy, place) => element("option", { value: place }, plain(policy.name))));
+  home.replaceChildren(given.policies.length > 1 ? element("p", {}, element("label", { for: "policy" }, "Policy "), choice) : "", body);
+  draw(0);
+}
+
+drawReport(document.getElementById("report"));
