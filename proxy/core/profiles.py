@@ -14,8 +14,9 @@ PROFILES: Mapping[Profile, Mapping[str, Any]] = {
 }
 """Tuned on half of the recorded runs; docs/benchmarks.md shows the other half."""
 _ALL: Mapping[str, Any] = {"plan": 2, "max_tool_message_tokens": 500}
-_TOOLS: Mapping[Profile, Mapping[str, Any]] = {Profile.FRUGAL: {"inject": Inject.AGENTS}}
-"""The first event would otherwise write the whole prompt anew, because tools come before messages."""
+_TOOLS: Mapping[str, Any] = {"inject": Inject.AGENTS}
+"""The first event would otherwise write the whole prompt anew, because tools come before messages. `careful` goes
+without it, as it leaves most requests as they came."""
 
 
 def presets(offload: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -27,4 +28,4 @@ def presets(offload: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     if offload.get("plan", 1 if chosen is None else 2) != 2 or chosen not in (None, *Profile):
         return {}
     profile = Profile.BALANCED if chosen is None else Profile(chosen)
-    return {"offload": {**_ALL, **PROFILES[profile]}, "tools": _TOOLS.get(profile, {})}
+    return {"offload": {**_ALL, **PROFILES[profile]}, "tools": {} if profile is Profile.CAREFUL else _TOOLS}

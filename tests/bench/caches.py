@@ -21,12 +21,14 @@ Segment = tuple[Hashable, int, int]
 class Prompt:
     """A prompt by its segments. `chain[i]` identifies the prefix that ends with segment *i*.
 
-    `head` is the place of the first message, which is mostly the system message.
+    `head` is the place of the first message, which is mostly the system message. `mark` is the place of one more cache
+    breakpoint; None where there is none.
     """
 
-    def __init__(self, segments: Iterable[Segment], head: int = 0) -> None:
+    def __init__(self, segments: Iterable[Segment], head: int = 0, mark: int | None = None) -> None:
         self.segments = tuple(segments)
         self.head = head
+        self.mark = mark
         self.ends = list(accumulate(tokens for _, tokens, _ in self.segments))
         self.blocks = list(accumulate(blocks for _, _, blocks in self.segments))
         self.chain = list(accumulate((key for key, _, _ in self.segments), lambda link, key: hash((link, key))))
@@ -66,7 +68,8 @@ class Prefix(msgspec.Struct, frozen=True):
 class Breakpoints(msgspec.Struct, frozen=True):
     """A cache that writes entries at a prompt's breakpoints, and looks for them there and at the blocks just before.
 
-    Prompts have two breakpoints, where agents and gateways put them: after the system message and at the end.
+    Prompts have two breakpoints, where agents and gateways put them: after the system message and at the end. `marks`:
+    they also have the proxy's own, before what its newest event changed.
     """
 
     read: float
@@ -75,6 +78,7 @@ class Breakpoints(msgspec.Struct, frozen=True):
     """Blocks at which the cache looks for an entry, the breakpoint's own included."""
     least: int
     """The least tokens of an entry."""
+    marks: bool = False
 
     def cold(self) -> Cache:
         return _BreakpointCache(self)
@@ -107,7 +111,8 @@ class _BreakpointCache:
 
     def charge(self, prompt: Prompt) -> float:
         model = self._model
-        breakpoints = sorted({prompt.head, len(prompt.segments) - 1})
+        own = {prompt.mark} if model.marks and prompt.mark is not None else set[int]()
+        breakpoints = sorted({prompt.head, len(prompt.segments) - 1} | own)
         places = [place for place in breakpoints if prompt.ends[place] >= model.least]
         if not places:
             return prompt.tokens
@@ -128,6 +133,8 @@ class _BreakpointCache:
 
 
 BREAKPOINTS, FREE_READS, NO_CACHE = "breakpoints", "16 x 0", "none"
+THIRD_MARK = "third mark"
+"""As `BREAKPOINTS`, with the proxy's own breakpoint where the client marks its caches."""
 MODELS: dict[str, Model] = {
     # OpenAI before GPT-5.6 (https://developers.openai.com/cookbook/examples/prompt_caching_201): exact prefixes, of
     # prompts from 1,024 tokens on, in steps of 128. A hit costs a half with GPT-4o and the o series, a quarter with
@@ -147,3 +154,5 @@ MODELS: dict[str, Model] = {
     NO_CACHE: Prefix(1, 1, 1.0),
 }
 """By name: tokens of a unit x price of reading. `FREE_READS` and `NO_CACHE` are the two ends of the scale."""
+PRICED: dict[str, Model] = {**MODELS, THIRD_MARK: Breakpoints(0.1, 1.25, 20, 1024, marks=True)}
+"""Every kind of cache that is priced; the tables of all strategies show `MODELS`, as only the proxy sets marks."""

@@ -6,8 +6,9 @@ Nothing is really sent. The proxy's strategy is its own plan; each summary is ca
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from hashlib import sha256
 from itertools import groupby, pairwise
 
 import msgspec
@@ -15,7 +16,7 @@ from msgspec import Raw
 
 from proxy.core.history import History, Message, Reading, Terms
 from proxy.core.plan import Item, Plan, Role, Room, SummaryBoundary, live
-from proxy.core.planner import fold
+from proxy.core.planner import begun
 from proxy.core.policy import Inject, Offload, Tools, Wait
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
@@ -123,13 +124,20 @@ def plainly(run: Recorded) -> Iterator[Call]:
 
 
 def proxied(
-    offload: Offload, inject: Inject = Inject.WHEN_OFFLOADING, *, reading: bool = False, late: int = 1
+    offload: Offload, inject: Inject = Inject.WHEN_OFFLOADING, *, reading: float = 0.0, late: int = 1
 ) -> Strategy:
     """The proxy's strategy. A snapshot that nobody waits for exists `late` requests after the one that wanted it.
 
-    `reading`: the model reads each moved result back once, one per request.
+    `reading`: the chance that the model reads a moved result back, once; it reads one in a request.
     """
-    return lambda run: _Proxied(run, offload, inject, reading, late).calls()
+
+    def calls(run: Recorded) -> Iterator[Call]:
+        chosen = inject
+        if inject is Inject.AGENTS:
+            chosen = Inject.ALWAYS if run.tools else Inject.WHEN_OFFLOADING
+        return _Proxied(run, offload, chosen, reading, late).calls()
+
+    return calls
 
 
 def cost(calls: Iterable[Call], model: Model) -> float:
@@ -150,16 +158,32 @@ def whole(run: Recorded, indexes: Iterable[int]) -> Iterator[Segment]:
         yield index, run.items[index].tokens, run.blocks[index]
 
 
-def prompt(run: Recorded, messages: Iterable[Segment], *tools: Segment) -> Prompt:
-    """The prompt that goes upstream: the client's tools, then ours, then the messages."""
+def prompt(run: Recorded, messages: Iterable[Segment], *tools: Segment, changed: int | None = None) -> Prompt:
+    """The prompt that goes upstream: the client's tools, then ours, then the messages.
+
+    `changed`: the message before which the proxy sets its own breakpoint.
+    """
     defined = [("tools", run.tools, 1), *tools]
-    return Prompt([*defined, *messages], head=len(defined))
+    segments = [*defined, *messages]
+    mark = None if changed is None else _mark(run, segments, changed)
+    return Prompt(segments, head=len(defined), mark=mark)
+
+
+def _mark(run: Recorded, segments: Sequence[Segment], changed: int) -> int | None:
+    """The place of the last message before `changed` that can carry a breakpoint: no call, and no round of ours."""
+    place = next((at for at, (key, _, _) in enumerate(segments) if isinstance(key, tuple) and key[0] == changed), 0)
+    for at in range(place - 1, -1, -1):
+        key = segments[at][0]
+        index = key[0] if isinstance(key, tuple) else None
+        if isinstance(index, int) and run.items[index].role is not Role.ASSISTANT:
+            return at
+    return None
 
 
 class _Proxied:
     """The proxy's calls for one run."""
 
-    def __init__(self, run: Recorded, offload: Offload, inject: Inject, reading: bool, late: int) -> None:
+    def __init__(self, run: Recorded, offload: Offload, inject: Inject, reading: float, late: int) -> None:
         self._run = run
         self._offload = offload
         self._inject = inject
@@ -173,9 +197,11 @@ class _Proxied:
         self._read: set[int] = set()
 
     def calls(self) -> Iterator[Call]:
-        tool_definition_tokens = OUR_TOOLS_TOKENS if self._inject is Inject.WHEN_OFFLOADING else 0
+        state = begun(self._offload, Room(), OUR_TOOLS_TOKENS if self._inject is Inject.WHEN_OFFLOADING else 0)
         for number, point in enumerate(self._run.points):
-            plan = fold(self._run.items[:point], self._offload, Room(), tool_definition_tokens)
+            for item in self._run.items[self._run.points[number - 1] if number else 0 : point]:
+                state.add(item)
+            plan = state.plan()
             self._arrive(number)
             boundary = plan.boundaries[-1] if plan.boundaries else None
             if boundary and boundary != self._shown and not self._made:
@@ -189,7 +215,7 @@ class _Proxied:
             self._shown, self._made = self._made[1], None
 
     def _turn(self, plan: Plan, point: int) -> Iterator[Call]:
-        unread = next((index for index in plan.moves if index not in self._read), None) if self._reading else None
+        unread = next((index for index in plan.moves if index not in self._read and self._is_read(index)), None)
         if unread is None:
             yield Call(self._sent(plan, point))
             return
@@ -201,6 +227,11 @@ class _Proxied:
             asks_again = READ_CALL if shown < len(pages) else 0
             yield Call(self._sent(plan, point, self._round(plan, point)), asks_again, Kind.ROUND)
 
+    def _is_read(self, index: int) -> bool:
+        """Whether the model reads this result back: by lot, the same one for every strategy."""
+        lot = sha256(f"{self._run.id} {index}".encode()).digest()
+        return int.from_bytes(lot[:4]) < self._reading * 2**32
+
     def _summary(self, plan: Plan, boundary: SummaryBoundary) -> Call:
         """The call that makes a snapshot: the conversation as it was sent before the boundary's event, and the task."""
         before = plan.before(boundary.event)
@@ -210,7 +241,7 @@ class _Proxied:
         """The messages before `end` as the upstream gets them, under the plan and the current snapshot."""
         ours = not plan.empty or self._inject is Inject.ALWAYS
         tools = [("our tools", OUR_TOOLS_TOKENS, 1)] if ours else []
-        return prompt(self._run, [*self._messages(plan, end), *after], *tools)
+        return prompt(self._run, [*self._messages(plan, end), *after], *tools, changed=_changed(plan))
 
     def _messages(self, plan: Plan, end: int) -> Iterator[Segment]:
         boundary, items = self._shown, self._run.items
@@ -232,10 +263,19 @@ class _Proxied:
                 yield from snapshot
 
     def _round(self, plan: Plan, index: int) -> Iterator[Segment]:
-        """The answers that the model read before that reply; only a line each if their turn is over."""
+        """The answers that the model read before that reply; of large ones only a line once they were used."""
         for page, tokens in enumerate(self._rounds.get(index, ())):
-            size = READ_CALL + (SHRUNK if index < plan.turn else tokens)
+            large = tokens > self._offload.max_tool_message_tokens
+            size = READ_CALL + (SHRUNK if large and index < plan.used else tokens)
             yield ("read", index, page, size), size, 2
+
+
+def _changed(plan: Plan) -> int | None:
+    """The first message that the newest event moved; None where a snapshot begins with the first one."""
+    event = len(plan.events)
+    if not event or (plan.boundaries and plan.boundaries[-1].event == event):
+        return None
+    return min((index for index, move in plan.moves.items() if move.event == event), default=None)
 
 
 def _pages(tokens: int) -> Iterator[int]:

@@ -1,7 +1,7 @@
 """The proxy's savings on recorded runs, in tokens and in cost under five kinds of cache, beside other strategies.
 
     python -m tests.bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--competitors] [--png-dir DIR]
-                                   [--dialect chat|responses]
+                                   [--dialect chat|responses] [--json FILE]
 
 Every request of a run is planned and priced on paper, without a server or a model. Summaries are canned. A summary's
 input is charged through the same cache as everything else; its output, and that of calls that read back, costs 5 input
@@ -15,7 +15,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from math import ceil
 from pathlib import Path
 from statistics import median
 
@@ -30,9 +29,10 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.responses import RESPONSES
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
-from tests.bench import chart
+from tests.bench import as_data, chart, profiles
 from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE
-from tests.bench.replay import Call, Kind, Recorded, Strategy, breaks, cost, plainly, proxied, recorded
+from tests.bench.outcomes import Bench, Figures, percentile
+from tests.bench.replay import Kind, Recorded, Strategy, plainly, proxied, recorded
 from tests.bench.strategies import COMPETITORS, awecompress, headroom, missing, redeciding, window
 from tests.transcripts import FOLDER, Run, absence, load
 
@@ -40,6 +40,7 @@ OURS = "proxy: auto (default)"
 STRATEGIES: dict[str, Strategy] = {
     "no proxy": plainly,
     OURS: proxied(Offload()),
+    **{name: plan.strategy() for name, plan in profiles.PROFILES.items()},
     "proxy: auto, wait: always": proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
     "proxy: auto, 3 later": proxied(Offload(), late=4),
     "proxy: for free reads": proxied(Offload(cached_read=0.0, cache_write=1.0, max_total_tokens=60_000)),
@@ -62,43 +63,6 @@ HALF_SENT, MEDIAN_COST, WORST_COST, NOT_ABOVE = 0.5, 0.75, 1.25, 0.9
 """The expectations on the default policy; `NOT_ABOVE` is the share of runs that cost no more than without a proxy."""
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """One run under one strategy: tokens, those of its last request, prefix breaks, summaries, cost by cache."""
-
-    sent: int
-    last: int
-    breaks: int
-    summaries: int
-    costs: dict[str, float]
-
-
-class Bench:
-    """The runs, and as the baseline each one's figures without a proxy."""
-
-    def __init__(self, runs: Sequence[Recorded]) -> None:
-        self.runs = runs
-        self.plain = self.figures(plainly)
-
-    def figures(self, strategy: Strategy, models: Iterable[str] = MODELS) -> list[Figures]:
-        return [figures(list(strategy(run)), models) for run in self.runs]
-
-    def ratios(self, found: Sequence[Figures], value: Callable[[Figures], float]) -> list[float]:
-        return [value(one) / value(plain) for one, plain in zip(found, self.plain, strict=True)]
-
-    def costs(self, found: Sequence[Figures], model: str) -> list[float]:
-        return self.ratios(found, lambda one: one.costs[model])
-
-
-def figures(calls: Sequence[Call], models: Iterable[str] = MODELS) -> Figures:
-    return Figures(
-        sent=sum(call.prompt.tokens for call in calls),
-        last=[call.prompt.tokens for call in calls if call.kind is Kind.CLIENT][-1],
-        breaks=breaks(calls),
-        summaries=sum(call.kind is Kind.SUMMARY for call in calls),
-        costs={model: cost(calls, MODELS[model]) for model in models},
-    )
-
-
 def read_back(chance: float, never: Sequence[float], always: Sequence[float]) -> list[float]:
     """The expected ratios at this chance, between those where results are never and always read back."""
     return [low + chance * (high - low) for low, high in zip(never, always, strict=True)]
@@ -107,12 +71,6 @@ def read_back(chance: float, never: Sequence[float], always: Sequence[float]) ->
 def share(values: Sequence[float], limit: float = 1.0) -> float:
     """The share of the values that are at most the limit, rounding errors aside."""
     return sum(value <= limit + 1e-9 for value in values) / len(values)
-
-
-def percentile(values: Sequence[float], part: float) -> float:
-    """The smallest value that at least this part of them does not exceed."""
-    ordered = sorted(values)
-    return ordered[ceil(len(ordered) * part) - 1]
 
 
 def shortfalls(bench: Bench, ours: Sequence[Figures]) -> list[str]:
@@ -230,8 +188,13 @@ def draw(folder: Path, bench: Bench, found: dict[str, list[Figures]], sweep: Swe
             axes.plot(MAX_TOTAL, [median(bench.costs(one, model)) for one in rows], marker="o", label=f"cost, {model}")
 
 
-def report(runs: Sequence[Recorded], folder: Path | None, competitors: bool = False) -> None:
-    """Print every table and, given a folder, draw the charts. `competitors`: include other people's libraries."""
+def report(
+    runs: Sequence[Recorded], folder: Path | None, competitors: bool = False, written: Path | None = None
+) -> None:
+    """Print every table and, given a folder, draw the charts. `competitors`: include other people's libraries.
+
+    `written`: the file for every figure as JSON.
+    """
     bench = Bench(runs)
     found = {name: bench.figures(strategy) for name, strategy in STRATEGIES.items()}
     for name, competitor in (LIBRARIES if competitors else {}).items():
@@ -250,6 +213,18 @@ def report(runs: Sequence[Recorded], folder: Path | None, competitors: bool = Fa
         "expected, and missed: " + ("; ".join(shortfalls(bench, ours)) or "nothing"),
     ]
     print("\n\n".join(tables))
+    compared = profiles.compared(runs)
+    print("\n" + profiles.report(compared))
+    if written:
+        data = {
+            "runs": [run.id for run in runs],
+            "strategies": {name: as_data.strategy(bench, rows) for name, rows in found.items()},
+            "default": as_data.default(bench, ours, reading),
+            "by_source": as_data.by_source(bench, ours),
+            "sweep": as_data.sweep(bench, sweep),
+            "profiles": compared,
+        }
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n")
     if folder:
         draw(folder, bench, found, sweep)
 
@@ -271,6 +246,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
     parser.add_argument("--competitors", action="store_true", help=f"include the libraries in {COMPETITORS} (minutes)")
     parser.add_argument("--dialect", choices=DIALECTS, default="chat", help="the API of the runs' clients [chat]")
+    parser.add_argument("--json", type=Path, help="the file to write every figure to")
     parser.add_argument("--png-dir", type=Path, help="the folder to draw charts to")
     options = parser.parse_args()
     if absence(options.transcripts):
@@ -280,7 +256,7 @@ def main() -> int:
         parser.error(f"not installed: {', '.join(missing())}; `make bench-competitors`")
     loaded = load(options.above, folder=options.transcripts)
     runs = plannable(loaded, DIALECTS[options.dialect])
-    report(list(islice(runs, 2 if options.smoke else None)), options.png_dir, options.competitors)
+    report(list(islice(runs, 2 if options.smoke else None)), options.png_dir, options.competitors, options.json)
     return 0
 
 

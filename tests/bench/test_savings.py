@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,10 +15,12 @@ from proxy.core.policy import Compress, Inject, Mode, Offload, Wait
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.bench import savings
-from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE, Prompt
+from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE, PRICED, THIRD_MARK, Prompt
+from tests.bench.outcomes import figures
 from tests.bench.replay import (
     OUTPUT_PRICE,
     READ_CALL,
+    SHRUNK,
     SUMMARY,
     SUMMARY_OUTPUT,
     TASK,
@@ -199,6 +202,33 @@ def test_a_result_is_read_back_in_pages_that_stay_in_the_context() -> None:
     assert breaks(strategy(run(steps))) == 1
 
 
+def test_a_large_answer_leaves_after_the_request_that_follows_its_reply() -> None:
+    steps = "s:10 u:10 a:10 t:5000 a:10 t:30 a:10 t:30 a:10 t:30 a:10"
+    strategy = proxied(offload(Mode.COMPACT, plan=2, max_total_tokens=10**6), reading=1.0)
+    sizes = [tokens for tokens, kind in sent(strategy, run(steps)) if kind == "client"]
+    assert sizes[3] - sizes[2] == READ_CALL + 5000 + 40
+    assert sizes[4] - sizes[3] == SHRUNK - 5000 + 40
+    assert breaks(strategy(run(steps))) == 2
+
+
+@pytest.mark.parametrize(("chance", "least", "most"), [(0.0, 0, 0), (0.3, 15, 45), (1.0, 100, 100)])
+def test_moved_results_are_read_back_at_the_given_chance(chance: float, least: int, most: int) -> None:
+    long = run("s:10 u:10 " + "a:10 t:1500 " * 101 + "a:10")
+    calls = list(proxied(offload(Mode.COMPACT), reading=chance)(long))
+    assert least <= sum(call.kind is Kind.ROUND for call in calls) <= most
+
+
+def test_our_own_breakpoint_is_before_what_the_newest_event_changed() -> None:
+    calls = list(proxied(offload(Mode.COMPACT))(run("s:10 u:10 a:10 t:30 a:10 t:1500 a:10 t:30 a:10 t:30 a:10")))
+    marks = [call.prompt.mark for call in calls]
+    assert marks[:3] == [None] * 3
+    assert [call.prompt.segments[call.prompt.mark][0] for call in calls[3:] if call.prompt.mark] == [(3, None)] * 2
+    cache = PRICED[THIRD_MARK].cold()
+    assert cache.charge(prompt("a:1500 b:1500")) == 3000 * 1.25
+    marked = Prompt([segment(word) for word in ["a:1500", "b:1500", "x:10", "y:10*25"]], mark=1)
+    assert cache.charge(marked) == pytest.approx(300 + 20 * 1.25)
+
+
 def test_a_window_of_results_slides_at_every_request() -> None:
     steps = "s:10 u:10 a:10 t:500 a:10 t:600 a:10 t:5 a:10"
     assert sent(window(1), run(steps)) == [
@@ -237,7 +267,7 @@ def test_shares_and_percentiles() -> None:
 
 
 def test_figures_of_a_run() -> None:
-    found = savings.figures(list(proxied(offload(Mode.COMPRESS))(run(WORDY))))
+    found = figures(list(proxied(offload(Mode.COMPRESS))(run(WORDY))))
     assert (found.summaries, found.breaks) == (1, 1)
     assert found.costs[NO_CACHE] == found.sent + OUTPUT_PRICE * SUMMARY_OUTPUT
     assert found.last == SHOWN + 110
@@ -312,6 +342,12 @@ def test_awecompress_has_a_long_chat_summarised_once() -> None:
 @needed
 def test_savings_report_prints_tables_and_draws_charts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [one for _, one in zip(range(2), savings.plannable(load(30_000)), strict=False)]
-    savings.report(runs, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {f"savings-{name}.png" for name in ("cost", "turns", "sweep")}
-    assert "expected, and missed:" in capsys.readouterr().out
+    savings.report(runs, tmp_path, written=tmp_path / "figures.json")
+    drawn = {f"savings-{name}.png" for name in ("cost", "turns", "sweep")}
+    assert {path.name for path in tmp_path.iterdir()} == {*drawn, "figures.json"}
+    printed = capsys.readouterr().out
+    assert "expected, and missed:" in printed
+    assert all(row in printed for row in ("proxy: careful", "proxy: balanced", "proxy: frugal"))
+    data = json.loads((tmp_path / "figures.json").read_text())
+    assert data["strategies"].keys() >= savings.STRATEGIES.keys() and len(data["sweep"]) == 12
+    assert data["profiles"]["reported"]["proxy: frugal"]["costs"][THIRD_MARK].keys() == {"median", "p95", "worst"}

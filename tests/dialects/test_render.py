@@ -175,7 +175,7 @@ LATER = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3,
 
 
 def test_hidden_rounds_stand_before_the_reply_they_led_to() -> None:
-    assert LATER.plan.turn == 1
+    assert LATER.plan.used == 1
     assert LATER.render(rounds={9: HIDDEN})[9:] == [*HIDDEN.before, *LATER.raws[9:]]
 
 
@@ -185,7 +185,7 @@ def test_a_mixed_turn_is_put_together_again() -> None:
 
 def test_older_than_the_newest_events_user_turn_answers_shrink_to_a_line() -> None:
     case = Case(SYSTEM, USER, *step(1, 10), LAST, *step(2, 10, 5000), *step(3, 10), LAST)
-    assert case.plan.turn == 7 and case.plan.events
+    assert case.plan.used == 7 and case.plan.events
     first, second = case.render(rounds={2: HIDDEN})[2:4]
     assert first == HIDDEN.before[0]
     assert json.loads(second)["content"].count("read_file") == 1
@@ -194,6 +194,16 @@ def test_older_than_the_newest_events_user_turn_answers_shrink_to_a_line() -> No
     assert case.render(rounds={2: small})[2:4] == list(HIDDEN.before)
     within = Case(SYSTEM, USER, *step(1, 10), *step(2, 10, 5000), *step(3, 10))
     assert within.plan.events == () or within.render(rounds={2: HIDDEN})[3] == HIDDEN.before[1]
+
+
+def test_under_plan_2_a_large_answer_shrinks_with_the_second_request_after_it() -> None:
+    offload = msgspec.structs.replace(OFFLOAD, plan=2)
+    once = Case(SYSTEM, USER, *step(1, 10, 5000), *step(2, 10, 40), offload=offload)
+    assert once.render(rounds={4: HIDDEN})[4:6] == list(HIDDEN.before)
+    twice = Case(SYSTEM, USER, *step(1, 10, 5000), *step(2, 10, 40), *step(3, 10, 40), offload=offload)
+    assert json.loads(twice.render(rounds={4: HIDDEN})[5])["content"].count("read_file") == 1
+    later = Case(*twice.raws, *step(4, 10, 40), offload=offload)
+    assert later.render(rounds={4: HIDDEN})[: len(twice.raws) + 2] == twice.render(rounds={4: HIDDEN})
 
 
 def test_a_shrunk_round_counts_as_what_it_became() -> None:

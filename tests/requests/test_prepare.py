@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from proxy.core.history import Unplannable
 from proxy.core.plan import Room
-from proxy.core.policy import Mode, Policy
+from proxy.core.policy import Inject, Mode, Policy, Tools
 from proxy.core.turn import HiddenRound
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import ActiveSnapshot
@@ -55,6 +55,19 @@ async def test_tools_can_be_injected_always() -> None:
     assert history.concerns_us and ready.injecting and ready.tokens == history.tokens
     body = json.loads(ready.turn().request())
     assert [tool["function"]["name"] for tool in body["tools"]] == ["grep", "read_file"]
+
+
+@pytest.mark.parametrize(
+    ("members", "ours"), [({"tools": [{"function": {"name": "t"}}]}, True), ({"tools": []}, False), ({}, False)]
+)
+async def test_agents_get_our_tools_from_the_start_and_others_when_something_moves(
+    members: dict[str, Any], ours: bool
+) -> None:
+    agents = Policy(offload=OFFLOAD, tools=Tools(inject=Inject.AGENTS))
+    history, reader = await planned(SHORT, agents, **members)
+    assert (history.concerns_us, rendered(history, None, {}, reader).injecting) == (ours, ours)
+    moving, reader = await planned(MOVING, agents, **members)
+    assert rendered(moving, None, {}, reader).injecting
 
 
 async def test_the_window_has_room_for_the_reply_and_all_tools() -> None:
