@@ -40,7 +40,8 @@ from proxy.requests.attempt import (
     rendered_headers,
     unread,
 )
-from proxy.requests.passthrough import DecodedEnds, ReplyEnds, served
+from proxy.requests.feedback import Feedback
+from proxy.requests.passthrough import DecodedEnds, ReplyEnds, ignore, served
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
 from proxy.requests.refusals import Tries
@@ -84,48 +85,47 @@ class _Request:
         self._client = client
         self._tenant = tenant
         self._records = Records(services.store.visit(), tenant.namespace)
+        self._feedback = Feedback(services, dialect, tenant.namespace)
         self._newest: Attempt = AsItCame(unread(b"", tenant))
-        self._window: int | None = None
-        """The window for which this request alone is planned, after upstream refused it as too long."""
-        self._refused: frozenset[Addition] = frozenset()
 
     async def answer(self) -> None:
-        """Read and parse the request; then plan, render and send it until upstream takes it or we give up."""
+        """Reply to the client. The body is whole here; if the client hangs up, all work for it ends."""
         body = await self._client.read(self._services.settings.body_limit)
         with self._client.present():
             parsed = await self._parse(body)
-            if parsed.observed:
-                await self._observe(parsed)
+            await (self._observe(parsed) if parsed.observed else self._converse(parsed))
+
+    async def _converse(self, parsed: ParsedRequest) -> None:
+        """Plan, render and send the request, and again differently, until upstream takes it or we give up."""
+        planned = self._newest = await self._plan(parsed)
+        if planned.planned is not None and planned.planned.holdout is Holdout.KEPT:
+            await self._observe(parsed, planned)
+            return
+        tries, own = Tries(self._feedback.believed(planned)), None
+        while True:
+            attempt = self._newest = await self._render(planned, tries)
+            refusal = await self._send(attempt, tries.blamed)
+            if refusal is None:
                 return
-            planned = self._newest = await self._plan(parsed)
-            if planned.planned is not None and planned.planned.holdout is Holdout.KEPT:
-                await self._observe(parsed, planned)
+            complaint = self._dialect.complaint(refusal.status, refusal.said())
+            own = own or (None if attempt.additions else refusal)
+            again = None if attempt.rounds else tries.after(complaint, attempt.additions)
+            if again is None:
+                about_ours = own is not None and complaint is not Verdict.FINAL
+                await self._pass_on(own if own and about_ours else refusal, attempt.headers())
                 return
-            tries, own = Tries(self._believed(planned)), None
-            while True:
-                attempt = self._newest = await self._render(planned, tries)
-                refusal = await self._send(attempt, tries.blamed)
-                if refusal is None:
-                    return
-                complaint = self._dialect.complaint(refusal.status, refusal.said())
-                own = own or (None if attempt.additions else refusal)
-                again = None if attempt.rounds else tries.after(complaint, attempt.additions)
-                if again is None:
-                    about_ours = own is not None and complaint is not Verdict.FINAL
-                    await self._pass_on(own if own and about_ours else refusal, attempt.headers())
-                    return
-                tries = again
-                if complaint is Verdict.OVERFLOW:
-                    self._learn_window(attempt, refusal)
-                    planned = await self._plan(parsed)
-                    if not attempt.additions:  # only now is there anything that upstream may refuse
-                        tries = replace(tries, without=self._believed(planned))
+            tries = again
+            if complaint is Verdict.OVERFLOW:
+                self._feedback.too_long(attempt, refusal)
+                planned = await self._plan(parsed)
+                if not attempt.additions:  # only now is there anything that upstream may refuse
+                    tries = replace(tries, without=self._feedback.believed(planned))
 
     def outcome(self) -> Outcome:
         """Return the outcome of the request so far."""
         if self._dialect.counts:  # what is counted is sent, and recorded, later
             return self._client.outcome(Kind.RELAY, self._tenant.name, self._tenant.namespace)
-        return outcome(self._newest, self._client, self._records.errors, self._refused)
+        return outcome(self._newest, self._client, self._records.errors, self._feedback.refused)
 
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
@@ -160,17 +160,13 @@ class _Request:
 
     async def _plan(self, parsed: ParsedRequest) -> AsItCame:
         """Return the request with its plan, or with the reason why it has none."""
-        chat, policy, limits = parsed.chat, parsed.tenant.policy, self._services.learned
+        chat, policy, namespace = parsed.chat, parsed.tenant.policy, self._tenant.namespace
         if chat is None or parsed.reason:
             return AsItCame(parsed, reason=parsed.reason)
+        window, factor = self._feedback.window_for(policy, chat.model), self._feedback.factor(policy, chat.model)
+        window = None if window is None else int(window / factor)
         try:
-            known = limits.window(self._tenant.namespace, policy, chat.model)
-            window = min((tokens for tokens in (known, self._window) if tokens is not None), default=None)
-            factor = self._factor(parsed)
-            window = None if window is None else int(window / factor)
-            planned = await prepare.plan(
-                self._dialect, chat, policy, window, self._services.reader, self._tenant.namespace
-            )
+            planned = await prepare.plan(self._dialect, chat, policy, window, self._services.reader, namespace)
         except Unplannable as error:
             return AsItCame(parsed, reason=error.reason)
         if planned is None:
@@ -208,9 +204,10 @@ class _Request:
 
     async def _fitting(self, attempt: AsItCame, planned: PlannedRequest) -> AsItCame:
         """Return the request as it came, or with a lower limit for the reply if upstream would refuse the client's."""
-        left = planned.reply_left(planned.tokens)
-        exceeds = planned.exceeds(refused=self._window is not None) and planned.reply_limit(planned.tokens) is not None
-        if left is None or not exceeds or attempt.parsed.continued is not None:
+        left, refused = planned.reply_left(planned.tokens), self._feedback.window is not None
+        if left is None or attempt.parsed.continued is not None:
+            return attempt
+        if not planned.exceeds(refused=refused) or planned.reply_limit(planned.tokens) is None:
             return attempt
         shorten = partial(self._dialect.with_lower_limit, planned.request, left)
         return replace(attempt, shortened=await self._run(shorten, planned.request.large))
@@ -231,14 +228,14 @@ class _Request:
         except Refusal as refusal:
             return refusal
         if taken_back is None:
-            self._accepted(attempt, attempt.spent.largest)
+            self._feedback.took_prompt(attempt, attempt.spent.largest)
         else:  # the largest prompt was the client's own
-            self._accepted(AsItCame(attempt.parsed, attempt.planned), attempt.spent.largest)
+            self._feedback.took_prompt(AsItCame(attempt.parsed, attempt.planned), attempt.spent.largest)
         if taken_back is None or attempt.rounds:
-            self._learn(attempt.planned, attempt.additions, blamed)
+            self._feedback.took_additions(attempt.planned, attempt.additions, blamed)
         elif not isinstance(complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict):
             named = complaint if complaint in attempt.additions else Addition.ANY
-            self._learn(attempt.planned, frozenset(), blamed | {named})
+            self._feedback.took_additions(attempt.planned, frozenset(), blamed | {named})
         return None
 
     async def _send_untouched(self, attempt: AsItCame, blamed: frozenset[Addition]) -> Refusal | None:
@@ -259,15 +256,17 @@ class _Request:
                     return refusal
                 read = refusal.body
             compared = attempt.planned is not None and attempt.planned.holdout
-            ends, ours = ReplyEnds(reply if compared else None), attempt.headers()
-            await tool_loop.pass_on(reply, self._client, ours, self._dialect.error_event, ends.take, read)
+            tells = attempt.tokens >= TELLING
+            ends = ReplyEnds(reply if compared else None)
+            watch = ends.take if tells or compared or attempt.refused is not None else ignore
+            await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, watch, read)
             if reply.status == 200:
                 said = self._dialect.reported(ends.clear) if compared else None
                 self._newest = attempt if said is None else replace(attempt, reported=said)
-                if attempt.tokens >= TELLING:
-                    self._accepted(attempt, self._dialect.prompt_tokens(ends.last))
+                if tells:
+                    self._feedback.took_prompt(attempt, self._dialect.prompt_tokens(ends.last))
                 if attempt.refused is not None and blamed and not self._is_error(reply, ends.first):
-                    self._learn(attempt.refused, frozenset(), blamed)
+                    self._feedback.took_additions(attempt.refused, frozenset(), blamed)
             return None
 
     async def _count(self, attempt: Rewritten) -> Refusal | None:
@@ -330,63 +329,6 @@ class _Request:
 
         held = 2 * len(rendered.history.request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)
-
-    # -- learning from refusals --
-
-    def _learn_window(self, attempt: Attempt, refusal: Refusal) -> None:
-        """Learn from a request that upstream refused as too long."""
-        planned = attempt.planned
-        if planned is not None:
-            named = self._dialect.window(refusal.said())
-            counted = planned.needs(attempt.tokens, attempt.limit)
-            policy, model = attempt.parsed.tenant.policy, planned.request.model
-            self._window = self._services.learned.overflowed(
-                self._tenant.namespace, policy, model, named, counted, measured=planned.measured
-            )
-
-    def _accepted(self, attempt: Attempt, tokens: int) -> None:
-        """Learn that upstream took a prompt of so many tokens; 0 if its reply did not say how many."""
-        chat, policy = attempt.parsed.chat, attempt.parsed.tenant.policy
-        if not tokens or chat is None or self._dialect.counts:
-            return
-        limits, namespace = self._services.learned, self._tenant.namespace
-        counted = int(attempt.tokens * self._factor(attempt.parsed))
-        limits.accepted(namespace, policy, chat.model, tokens, counted)
-        planned = attempt.planned
-        if planned is not None and planned.measured and not attempt.rounds:
-            window = limits.window(namespace, policy, chat.model)
-            injecting = isinstance(attempt, Rewritten) and attempt.rendered.injecting
-            ours = planned.prompt(attempt.tokens) - (0 if injecting else prepare.OUR_TOOLS_TOKENS)
-            upstream = policy.upstream.base_url
-            self._services.calibration.observe(namespace, upstream, chat.model, ours, tokens, window)
-
-    def _factor(self, parsed: ParsedRequest) -> float:
-        """Return how many tokens upstream counts for one of ours. Windows and what is learned of them are in its."""
-        if parsed.chat is None:
-            return 1.0
-        upstream = parsed.tenant.policy.upstream.base_url
-        return self._services.calibration.factor(self._tenant.namespace, upstream, parsed.chat.model)
-
-    def _believed(self, attempt: AsItCame) -> frozenset[Addition]:
-        """Return the additions that upstream refuses, as far as is known."""
-        planned, memory = attempt.planned, self._services.refusals
-        if planned is None or not planned.concerns_us or not memory.knows(self._tenant.namespace):
-            return frozenset()
-        possible = [Addition.TOOLS, Addition.ANY]
-        possible += [Addition.USAGE] if planned.request.stream else []
-        possible += [Addition.PLACE] if planned.plan.boundaries else []
-        return frozenset(
-            addition for addition in possible if memory.holds(planned.subject(self._tenant.namespace, addition))
-        )
-
-    def _learn(self, planned: PlannedRequest, carried: frozenset[Addition], blamed: frozenset[Addition]) -> None:
-        """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""
-        memory, self._refused = self._services.refusals, blamed
-        for addition in sorted(blamed):
-            memory.refused(planned.subject(self._tenant.namespace, addition))
-        if memory.knows(self._tenant.namespace):
-            for addition in carried:
-                memory.accepted(planned.subject(self._tenant.namespace, addition))
 
     def _is_error(self, reply: UpstreamReply, beginning: bytes) -> bool:
         """Whether a reply that begins like this is an error in spite of its status."""

@@ -98,11 +98,15 @@ async def served(client: Exchange, sink: Sink, work: Awaitable[None], outcome: C
         sink(client.completed(outcome(), fault, detail))
 
 
+def ignore(_: bytes) -> None:
+    """Look at no chunk of a reply."""
+
+
 async def pass_on(
     reply: UpstreamReply,
     client: Exchange,
     ours: Sequence[Header] = (),
-    watch: Callable[[bytes], None] = lambda chunk: None,
+    watch: Callable[[bytes], object] = ignore,
     read: bytes = b"",
 ) -> None:
     """Relay upstream's reply as it arrives, with the headers `ours` added, and show each chunk to `watch`. `read` was

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """Every handler gets this. `learned` has the limits that upstreams reported, `refusals` has what they
+    """Every handler gets this. `limits` has the windows that upstreams have shown, `refusals` has what they
     refused, and `sink` gets every outcome."""
 
     settings: Settings
@@ -39,7 +39,7 @@ class Services:
     snapshots: Snapshots
     background: Background
     threads: Threads
-    learned: UpstreamLimits
+    limits: UpstreamLimits
     sink: Sink
     seen: Callable[[Tenant, Headers], None] = lambda tenant, headers: None
     """Called with the tenant and the headers of every chat request; the tenant has the policy for its model."""

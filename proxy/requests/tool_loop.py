@@ -133,7 +133,7 @@ async def pass_on(
     client: Exchange,
     ours: Sequence[Header],
     error_event: Callable[[ProxyError], bytes],
-    watch: Callable[[bytes], None] = lambda chunk: None,
+    watch: Callable[[bytes], object] = passthrough.ignore,
     read: bytes = b"",
 ) -> None:
     """Relay a reply to the client's own request, byte for byte, and show each chunk to `watch`. `read` was read of it

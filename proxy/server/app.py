@@ -131,7 +131,7 @@ class App:
             snapshots=Snapshots(self._summarizer, self._reader, self._learning.refusals),
             background=self._background,
             threads=self._threads,
-            learned=self._learning.limits,
+            limits=self._learning.limits,
             sink=self._answered,
             seen=self._learning.seen,
             capture=self._captures.take,

@@ -127,7 +127,7 @@ class World:
             snapshots=Snapshots(summarizer, reader),
             background=Background(100),
             threads=threads,
-            learned=UpstreamLimits(),
+            limits=UpstreamLimits(),
             sink=self.outcomes.append,
         )
 
@@ -374,7 +374,7 @@ async def test_refused_followup_round_is_not_planned_anew(world: World) -> None:
     client, outcome = await world.ask(LONG, ScriptedReply(call), *refusals)
     assert (client.status, client.body) == (400, OVERFLOW) and world.sent[3:] == [LONG]
     assert (outcome.kind, outcome.rounds, outcome.status) == ("offloaded", 1, 400)
-    assert world.services.learned.window("acme-1", POLICY, "m") is None
+    assert world.services.limits.window("acme-1", POLICY, "m") is None
 
 
 # -- clients that leave, upstreams and stores that fail ---------------------------------------------------------------

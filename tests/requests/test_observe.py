@@ -135,7 +135,7 @@ async def test_a_refusal_reaches_the_client_and_teaches_nothing(world: World) ->
     client, outcome = await world.ask(LONG, refused(OVERFLOW))
     assert (client.status, client.body, world.sent) == (400, OVERFLOW, [LONG])
     assert (outcome.kind, outcome.status, outcome.usage) == ("observed", 400, "unknown")
-    assert world.services.learned.window("acme-1", POLICY, "m") is None
+    assert world.services.limits.window("acme-1", POLICY, "m") is None
 
 
 async def test_a_longer_prompt_than_ours_teaches_nothing(world: World) -> None:

@@ -35,7 +35,7 @@ class Worker(World):
         upstream.send = self.answer
         guarded = Guarded(store, warn=lambda kind, text: None)
         self.learning = Learning(guarded, upstream, self.services.background, self.services.threads.reading)
-        services = dataclasses.replace(self.services, learned=self.learning.limits, seen=self.seen)
+        services = dataclasses.replace(self.services, limits=self.learning.limits, seen=self.seen)
         self.chat = Chat(services, CHAT)
 
     def seen(self, tenant: Tenant, headers: Any) -> None:

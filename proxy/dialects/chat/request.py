@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import msgspec
 from msgspec import Raw
 
@@ -38,6 +40,8 @@ class Known(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(Known)
+_exclusive = attrgetter(*EXCLUSIVE)
+_NONE = (NULL,) * len(EXCLUSIVE)
 
 
 def parse(body: bytes) -> Request:
@@ -62,10 +66,9 @@ def parse(body: bytes) -> Request:
 
 
 def _obstacle(known: Known) -> str:
-    for field in EXCLUSIVE:
-        value = getattr(known, field)
-        if value is not NULL and not rawjson.is_null(value):
-            return field
+    values = _exclusive(known)
+    if values != _NONE:
+        return next((field for field, value in zip(EXCLUSIVE, values, strict=True) if not rawjson.is_null(value)), "")
     if bytes(known.n) not in (b"1", b"null"):
         return "n"
     return "modalities" if b"audio" in bytes(known.modalities) else ""
