@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Host names by which browsers may reach the proxy, or whose web pages may use it, besides loopback's."""
     dashboard: Annotated[Path | None, Meta(description="a file")] = None
     """Where the dashboard keeps its rows. None: it is off."""
-    dashboard_limit: Annotated[int, Meta(ge=1 << 20, description="a size of 1MiB or more")] = 512 << 20
+    dashboard_limit: Annotated[int, Meta(ge=16 << 20, description="a size of at least 16MiB, such as 1GiB")] = 512 << 20
     """Largest file of the dashboard."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""

@@ -209,10 +209,11 @@ examples:
     forget = actions.add_parser(
         "forget",
         parents=[shared],
-        help="delete everything that is kept of a namespace: its records of every kind, and its captures",
+        help="delete everything that is kept of a namespace: its records of every kind, captures and rows",
     )
     forget.add_argument("namespace", metavar="NAMESPACE", help="one caller, as `store ls` lists them")
     forget.add_argument("--capture", metavar="DIR", help="the folder of `serve --capture`; also OFFLOAD_CAPTURE")
+    forget.add_argument("--dashboard", metavar="FILE", help="the file of `serve --dashboard`; also OFFLOAD_DASHBOARD")
     forget.add_argument("--yes", action="store_true", help="do not ask")
     forget.set_defaults(run=_forget)
 

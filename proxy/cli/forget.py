@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 from proxy.cli import store
-from proxy.errors import UserMistake
+from proxy.dashboard.database import Database
+from proxy.errors import DashboardFault, UserMistake
 from proxy.requests import captures
 from proxy.settings import Settings
 from proxy.stores import Entry, Store
@@ -36,13 +39,14 @@ def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
         return 0
 
     store.run(settings, look)
-    kept = [*_records(entries), *_captures(settings, namespace, delete=False)]
+    beside = (_captures, _rows)
+    kept = [*_records(entries), *(line for look in beside for line in look(settings, namespace, delete=False))]
     if not kept:
         sys.stderr.write(f"nothing is kept of {namespace}\n")
         return 1
     if not sure and not _confirmed(namespace, kept):
         return 1
-    deleted = [*_captures(settings, namespace, delete=True), *_records(entries)]
+    deleted = [*(line for one in beside for line in one(settings, namespace, delete=True)), *_records(entries)]
     store.run(settings, delete)
     sys.stdout.write("".join(f"deleted {one}\n" for one in deleted))
     return 0
@@ -65,6 +69,21 @@ def _captures(settings: Settings, namespace: str, *, delete: bool) -> Iterator[s
         raise UserMistake(f"--capture {settings.capture}: {error.strerror}") from error
     if count:
         yield _described(count, "file of captured requests", size, plural="files of captured requests")
+
+
+def _rows(settings: Settings, namespace: str, *, delete: bool) -> Iterator[str]:
+    """Yield what the dashboard has recorded, if the settings name its file, and delete it if wanted."""
+    if settings.dashboard is None:
+        return
+    if not settings.dashboard.is_file():
+        raise UserMistake(f"--dashboard {settings.dashboard}: there is no such file")
+    try:
+        with closing(Database(settings.dashboard, settings.dashboard_limit)) as database:
+            count = database.forget(namespace) if delete else database.count(namespace)
+    except (DashboardFault, sqlite3.Error) as error:
+        raise UserMistake(f"--dashboard {settings.dashboard}: {error}") from error
+    if count:
+        yield f"{count} {'row' if count == 1 else 'rows'} of the dashboard"
 
 
 def _confirmed(namespace: str, kept: list[str]) -> bool:

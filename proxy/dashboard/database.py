@@ -86,7 +86,13 @@ class Database:
 
     def write(self, batch: Sequence[Recorded]) -> None:
         """Add these rows, and make room for the next ones."""
-        self._within(lambda: self._add(batch))
+        try:
+            self._within(lambda: self._add(batch))
+        except sqlite3.OperationalError:
+            if self.used() < FULL * self._pages:
+                raise
+            self.trim()
+            self._within(lambda: self._add(batch))
         self.trim()
 
     def trim(self) -> None:
@@ -113,6 +119,12 @@ class Database:
         run("PRAGMA incremental_vacuum(1000)").fetchall()
         return deleted
 
+    def count(self, namespace: str) -> int:
+        """Return how many requests of a namespace there are."""
+        query = "SELECT count(*) FROM requests JOIN namespaces ON namespaces.id = namespace WHERE name = ?"
+        [count] = self.connection.execute(query, (namespace,)).fetchone()
+        return int(count)
+
     def forget(self, namespace: str) -> int:
         """Delete everything about a namespace, so that not even free pages of the file have it. Returns how many
         requests these were."""
@@ -126,6 +138,7 @@ class Database:
 
     def _prepare(self) -> None:
         run = self.connection.execute
+        self._check_version()
         run(f"PRAGMA page_size = {PAGE}")
         run("PRAGMA auto_vacuum = INCREMENTAL")
         if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
@@ -133,13 +146,18 @@ class Database:
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA journal_size_limit = 16777216")
         self._within(self._create_tables)
-        if (found := self._pragma("user_version")) != VERSION:
-            raise DashboardFault(f"the file is of another version ({found}, not {VERSION}): name another, or delete it")
+        self._check_version()
         run("SELECT max(id) FROM requests").fetchone()
         run(f"PRAGMA max_page_count = {self._pages}").fetchone()
 
+    def _check_version(self) -> None:
+        """Raises DashboardFault if the file holds tables, and not ours of this version."""
+        found = self._pragma("user_version")
+        if found != VERSION and self._pragma("schema_version"):
+            raise DashboardFault(f"the file is of another version ({found}, not {VERSION}): name another, or delete it")
+
     def _create_tables(self) -> int:
-        if self._pragma("user_version") == 0 and not self._pragma("schema_version"):
+        if not self._pragma("schema_version"):
             for statement in filter(str.strip, SCHEMA.split(";")):
                 self.connection.execute(statement)
             self.connection.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from proxy.cli import FAILED, MISTAKE, OK, main
+from proxy.dashboard.database import Database
 from proxy.stores import open_store
+from tests.dashboard.test_faults import rows
 from tests.stores.engines import redis_server
 
 CALLER, OTHER = "acme-0123456789abcdef", "acme-0123456789abcde0"
@@ -110,6 +113,18 @@ def test_without_a_terminal_it_wants_to_be_told(
 def test_what_is_no_namespace_is_refused(store: str, capsys: pytest.CaptureFixture[str], namespace: str) -> None:
     assert main(["store", "forget", namespace, "--store", store, "--yes"]) == MISTAKE
     assert "expected a namespace, as `store ls` lists them" in capsys.readouterr().err
+
+
+def test_rows_of_the_dashboard_go_too(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.db"
+    with closing(Database(path, 16 << 20)) as database:
+        for namespace in (CALLER, OTHER):
+            database.write(rows(3, namespace=namespace))
+        assert main(["store", "forget", CALLER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
+        assert "deleted 3 rows of the dashboard" in capsys.readouterr().out
+        assert (database.count(CALLER), database.count(OTHER)) == (0, 3)
+    assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(tmp_path / "none"), "--yes"]) == MISTAKE
+    assert "there is no such file" in capsys.readouterr().err
 
 
 def test_a_folder_of_captures_that_is_not_there_is_named(store: str, capsys: pytest.CaptureFixture[str]) -> None:

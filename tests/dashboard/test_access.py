@@ -1,0 +1,216 @@
+"""Who may see what: loopback and the admin token everything, a caller's key its own namespace, and pages of others nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.cookies import SimpleCookie
+from pathlib import Path
+
+import httpx
+import pytest
+
+from proxy.dashboard.access import ADDRESSES, TRIES, VALID, WITHIN, Access, Viewer
+from tests.dashboard.traffic import begin, dashboard, recorded, turn
+from tests.fake_upstream import StrictUpstream, text
+from tests.serving import PLAIN, Proxy, served, tight
+
+STRANGER = {"x-forwarded-for": "192.0.2.1"}
+"""What a reverse proxy on this machine adds; its callers are elsewhere."""
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def access(clock: Clock, token: str | None = "right", secret: bytes = b"s" * 32) -> Access:
+    return Access(token, lambda: secret, clock)
+
+
+def test_a_cookie_names_its_viewer_until_it_ends(clock: Clock) -> None:
+    ours = access(clock)
+    for namespace in (None, "acme-1"):
+        cookie = ours.cookie(namespace)
+        assert cookie is not None
+        assert ours.viewer(cookie) == Viewer(namespace, clock.now + VALID)
+        assert access(clock).viewer(cookie), "another worker with the same file takes it"
+        assert access(clock, token="changed").viewer(cookie) is None
+        assert access(clock, secret=b"t" * 32).viewer(cookie) is None
+        assert ours.viewer(cookie[:-4] + "AAA=") is None
+    clock.now += VALID
+    assert ours.viewer(cookie) is None
+
+
+@pytest.mark.parametrize("cookie", ["", "x", "é", "AAAA", "=" * 10, "A" * 5_000, "AAAA" * 20, "\x00"])
+def test_any_other_cookie_is_nobodys(clock: Clock, cookie: str) -> None:
+    assert access(clock).viewer(cookie) is None
+    assert access(clock, secret=b"").viewer(cookie) is None
+
+
+def test_an_address_tries_few_tokens_a_minute(clock: Clock) -> None:
+    ours = access(clock)
+    assert [ours.is_admin("wrong", "a") for _ in range(TRIES)] == [False] * TRIES
+    assert ours.is_admin("right", "a") is None, "even the right one is not compared any more"
+    assert ours.is_admin("right", "b")
+    clock.now += WITHIN
+    assert ours.is_admin("right", "a")
+
+
+def test_without_a_token_no_token_is_right(clock: Clock) -> None:
+    for token in (None, ""):
+        assert access(clock, token=token).is_admin("", "a") is False
+        assert access(clock, token=token).is_admin("x", "a") is False
+
+
+def test_tries_of_many_addresses_are_bounded(clock: Clock) -> None:
+    ours = access(clock)
+    for number in range(ADDRESSES + 100):
+        ours.is_admin("wrong", f"{number}")
+    assert len(ours._tries) == ADDRESSES
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    path = tmp_path_factory.mktemp("dashboard") / "rows.db"
+    with StrictUpstream() as upstream:
+        policies = {
+            "default": tight(upstream.url, share_namespace=True),
+            "acme": tight(upstream.url, api_keys=[{"env": "ONE"}, {"env": "TWO"}]),
+        }
+        settings = {"admin_token": "let me in", "environment": {"ONE": "one", "TWO": "two"}}
+        with served(policies, dashboard=path, **settings) as running:
+            for caller in ("one", "two", "stranger"):
+                upstream.script(text("Hello."))
+                turn(running, begin(f"Hello from {caller}."), 1, key=caller, model=f"model-of-{caller}")
+            recorded(running, 3)
+            yield running
+
+
+def seen(proxy: Proxy, **request: object) -> list[str]:
+    return sorted(row["model"] for row in dashboard(proxy, "requests", **request))
+
+
+def login(proxy: Proxy, headers: dict[str, str] | None = None, **form: str) -> httpx.Response:
+    return httpx.post(f"{proxy.root}/_offload/login", data=form, headers={**STRANGER, **(headers or {})}, verify=PLAIN)
+
+
+ALL = ["model-of-one", "model-of-stranger", "model-of-two"]
+
+
+def test_the_operator_sees_everything(proxy: Proxy) -> None:
+    assert seen(proxy) == ALL
+    assert seen(proxy, headers={**STRANGER, "authorization": "Bearer let me in"}) == ALL
+
+
+@pytest.mark.parametrize(
+    "path", ["", "api/me", "api/requests", "api/live", "api/savings", "api/sessions", "api/health"]
+)
+def test_others_see_nothing(proxy: Proxy, path: str) -> None:
+    reply = httpx.get(f"{proxy.root}/_offload/{path}", headers=STRANGER, verify=PLAIN)
+    assert reply.status_code == (401 if path else 303)
+    assert "model-of" not in reply.text
+
+
+def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:
+    own = {**STRANGER, "authorization": "Bearer one"}
+    assert seen(proxy, headers=own) == ["model-of-one"]
+    [session] = dashboard(proxy, "sessions", headers=own)
+    assert session["model"] == "model-of-one"
+    assert [row["model"] for row in dashboard(proxy, "savings", headers=own)["models"]] == ["model-of-one"]
+    [others] = [one for one in dashboard(proxy, "sessions") if one["model"] == "model-of-two"]
+    assert dashboard(proxy, f"sessions/{others['session']}", headers=own) == []
+    assert len(dashboard(proxy, f"sessions/{others['session']}")) == 1
+    reply = httpx.get(f"{proxy.root}/_offload/api/health", headers=own, verify=PLAIN)
+    assert reply.status_code == 403
+
+
+def test_a_key_that_nobody_listed_does_not_open_a_shared_namespace(proxy: Proxy) -> None:
+    reply = httpx.get(
+        f"{proxy.root}/_offload/api/requests", headers={**STRANGER, "authorization": "Bearer stranger"}, verify=PLAIN
+    )
+    assert reply.status_code == 401
+    refused = login(proxy, key="stranger")
+    assert (refused.status_code, "not listed" in refused.text) == (403, True)
+
+
+def test_the_login_sets_a_cookie_that_only_the_browser_and_the_proxy_see(proxy: Proxy) -> None:
+    done = login(proxy, token="let me in")
+    assert (done.status_code, done.headers["location"]) == (303, "./")
+    cookie = SimpleCookie(done.headers["set-cookie"])["offload_session"]
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "strict", "/_offload/")
+    assert not cookie["secure"]
+    assert "let me in" not in str(done.headers)
+    assert seen(proxy, headers=STRANGER, cookies={"offload_session": cookie.value}) == ALL
+
+    safe = login(proxy, {"origin": "https://localhost"}, token="let me in")
+    assert SimpleCookie(safe.headers["set-cookie"])["offload_session"]["secure"]
+
+    own = SimpleCookie(login(proxy, key="two").headers["set-cookie"])["offload_session"].value
+    assert seen(proxy, headers=STRANGER, cookies={"offload_session": own}) == ["model-of-two"]
+    assert seen(proxy, cookies={"offload_session": own}) == ["model-of-two"], "on this machine, too"
+
+
+def test_a_wrong_login_says_so(proxy: Proxy) -> None:
+    for form in ({"token": "wrong"}, {"key": ""}, {}):
+        refused = login(proxy, **form)
+        assert refused.status_code == 403
+        assert "set-cookie" not in refused.headers
+    large = httpx.post(f"{proxy.root}/_offload/login", data={"token": "x" * 10_000}, verify=PLAIN)
+    assert large.status_code == 413
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"host": "evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}],
+    ids=str,
+)
+def test_pages_of_other_sites_get_nothing(proxy: Proxy, headers: dict[str, str]) -> None:
+    for path in ("", "api/requests", "api/live", "static/dashboard.js", "login"):
+        assert httpx.get(f"{proxy.root}/_offload/{path}", headers=headers, verify=PLAIN).status_code == 403
+    refused = httpx.post(f"{proxy.root}/_offload/login", data={"token": "let me in"}, headers=headers, verify=PLAIN)
+    assert refused.status_code == 403
+
+
+def test_every_page_forbids_foreign_code_and_frames(proxy: Proxy) -> None:
+    for path in ("", "login", "api/me", "static/dashboard.js", "static/vendor/uPlot.iife.min.js", "api/nothing"):
+        reply = httpx.get(f"{proxy.root}/_offload/{path}", verify=PLAIN)
+        if path == "api/nothing":
+            assert reply.status_code == 404
+            continue
+        policy = reply.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "path", ["static/../pages.py", "static/%2e%2e/pages.py", "static/vendor/SHA256SUMS", "static/"]
+)
+def test_only_static_files_are_served(proxy: Proxy, path: str) -> None:
+    assert httpx.get(f"{proxy.root}/_offload/{path}", verify=PLAIN).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["requests?before=-1", "requests?before=9e9", "requests?before=" + "9" * 400, "savings?days=0", "savings?days=x",
+     "sessions/zz", "sessions/-1", "sessions/" + "f" * 400, "requests/" + "9" * 400],
+)  # fmt: skip
+def test_odd_parameters_are_harmless(proxy: Proxy, path: str) -> None:
+    assert httpx.get(f"{proxy.root}/_offload/api/{path}", verify=PLAIN).status_code in (200, 404)
+
+
+def test_a_secret_is_made_for_each_file(tmp_path: Path) -> None:
+    from proxy.dashboard.database import Database
+
+    one, two = Database(tmp_path / "one", 1 << 20), Database(tmp_path / "two", 1 << 20)
+    again = Database(tmp_path / "one", 1 << 20)
+    assert one.secret() == again.secret() != two.secret()
+    for database in (one, two, again):
+        database.close()

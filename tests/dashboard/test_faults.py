@@ -1,0 +1,212 @@
+"""A dashboard that fails never touches a request."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from proxy.dashboard.database import Database
+from proxy.dashboard.reader import Reader
+from proxy.dashboard.rows import Recorded, Seen
+from proxy.dashboard.writer import HELD, WAITING, Writer
+from proxy.errors import DashboardFault
+from proxy.telemetry.outcome import Kind, Outcome
+from tests.dashboard.traffic import begin, dashboard, recorded, turn, until
+from tests.fake_upstream import StrictUpstream, text
+from tests.serving import PLAIN, served, spawned, tight
+
+SIZE = 1 << 20
+
+
+def outcome(number: int = 0, namespace: str = "acme-1", **fields: object) -> Outcome:
+    return Outcome(
+        request_id=f"req_{number:032}", tenant="acme", namespace=namespace, kind=Kind.OFFLOADED, method="POST",
+        path="/v1/chat/completions", model="gpt-4.1-mini", dialect="chat", **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def rows(count: int, start: int = 0, at: float = 0.0, namespace: str = "acme-1", detail: int = 0) -> list[Recorded]:
+    def described() -> tuple[bytes, bytes | None]:
+        return b"\x92\x90\x01", os.urandom(detail) if detail else None
+
+    return [
+        Recorded(at + number, outcome(number, namespace, tokens_before=7), Seen(number // 10, described))
+        for number in range(start, start + count)
+    ]
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(b"This was never a database. " * 400)
+
+
+def another_version(path: Path) -> None:
+    Database(path, SIZE).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 12345")
+    connection.close()
+
+
+def a_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def a_link(path: Path) -> None:
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("break_it", [damage, another_version, a_folder, a_link])
+def test_a_file_that_cannot_be_used_is_left_alone_and_requests_are_served(
+    break_it: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rows.db"
+    break_it(path)
+    before = path.read_bytes() if path.is_file() else None
+    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
+        upstream.script(text("Served."))
+        assert turn(proxy, begin(), 1).json()["choices"][0]["message"]["content"] == "Served."
+        me = dashboard(proxy, "me")
+        refused = httpx.get(f"{proxy.root}/_offload/api/requests", verify=PLAIN)
+    assert me["off"] and me["fault"].startswith("the dashboard is off: ")
+    assert str(path) in me["fault"] or break_it is another_version
+    assert (refused.status_code, refused.json()["error"]["message"]) == (503, me["fault"])
+    assert me["fault"] in caplog.text, "the log says so, too"
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_without_the_flag_the_pages_say_how_to_switch_it_on() -> None:
+    with served() as proxy:
+        assert "--dashboard" in dashboard(proxy, "me")["fault"]
+        assert httpx.get(f"{proxy.root}/_offload/", verify=PLAIN).status_code == 200
+        assert httpx.get(f"{proxy.root}/_offload/api/live", verify=PLAIN).status_code == 204
+
+
+def test_a_file_that_is_damaged_later_switches_the_dashboard_off(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
+        upstream.script(*(text("Served.") for _ in range(3)))
+        turn(proxy, begin(), 1)
+        recorded(proxy, 1)
+        for file in (path, path.with_name("rows.db-wal"), path.with_name("rows.db-shm")):
+            file.write_bytes(b"\xff" * file.stat().st_size)
+        for number in (2, 3):
+            assert turn(proxy, begin(), number).status_code == 200
+            until(lambda: dashboard(proxy, "me")["fault"])
+
+
+def test_a_full_file_loses_its_oldest_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    database = Database(path, SIZE)
+    for start in range(0, 12_000, 100):
+        database.write(rows(100, start))
+        written = sum(file.stat().st_size for file in tmp_path.iterdir() if "wal" not in file.name)
+        assert written <= SIZE + (64 << 10)
+    reader = Reader(path)
+    newest = reader.before(1 << 62)
+    assert newest[0]["request_id"] == f"req_{11_999:032}"
+    [oldest] = database.connection.execute("SELECT min(id) FROM requests").fetchone()
+    assert oldest > 1
+    assert len(reader.sessions()) == 200
+    database.close()
+    reader.close()
+
+
+def test_a_full_disk_loses_rows_and_then_records_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = [True]
+    real = Database.write
+
+    def write(self: Database, batch: list[Recorded]) -> None:
+        if full[0]:
+            raise sqlite3.OperationalError("database or disk is full")
+        real(self, batch)
+
+    monkeypatch.setattr(Database, "write", write)
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    writer.start()
+    writer.record(outcome())
+    until(lambda: writer.state.dropped)
+    assert "full" in writer.state.fault and not writer.state.off
+    full[0] = False
+    writer.record(outcome())
+    until(lambda: writer.state.written == 1)
+    assert writer.state.fault == ""
+    writer.close()
+
+
+def test_rows_are_dropped_and_never_waited_for(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "rows.db", SIZE)  # not started: as if the disk hung
+    for number in range(WAITING + 5):
+        writer.record(outcome(number))
+    assert writer.state.dropped == 5
+    writer.close()
+
+
+def test_waiting_requests_do_not_fill_the_memory(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    large = Seen(1, lambda: (b"", None), weight=HELD // 2)
+    for number in range(4):
+        writer.record(outcome(number), large)
+    assert [one.seen.described is None for one in writer._queue] == [False, False, True, True]
+
+
+def test_a_bug_in_describing_a_request_costs_no_row(tmp_path: Path) -> None:
+    def bug() -> tuple[bytes, bytes | None]:
+        raise RuntimeError("a bug")
+
+    database = Database(tmp_path / "rows.db", SIZE)
+    database.write([Recorded(0.0, outcome(), Seen(1, bug))])
+    reader = Reader(tmp_path / "rows.db")
+    assert len(reader.before(9)) == 1
+    database.close()
+    reader.close()
+
+
+def test_rows_leave_after_their_retention_and_when_a_namespace_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    database, reader = Database(path, 64 << 20), None
+    now = 40 * 86_400.0
+    for namespace, at in (("old", 0.0), ("new", now - 60), ("gone", now - 60)):
+        database.write(rows(20, at=at, namespace=namespace, detail=100))
+    assert database.expire(lambda namespace: 30 * 86_400.0, now) == 20
+    assert database.forget("gone") == 20
+    assert database.forget("never-seen") == 0
+    reader = Reader(path)
+    assert {row["namespace"] for row in reader.before(1 << 62)} == {"new"}
+    assert [row["requests"] for row in reader.sums(0.0)] == [20]
+    database.close()
+    reader.close()
+    assert b"gone" not in path.read_bytes()
+
+
+def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    path.touch(0o644)
+    database = Database(path, SIZE)
+    database.write(rows(1))
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+    database.close()
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DashboardFault, match="No such file or directory"):
+        Database(tmp_path / "missing" / "rows.db", SIZE)
+
+
+@pytest.mark.sweep
+def test_all_workers_write_and_every_worker_shows_all(tmp_path: Path) -> None:
+    with StrictUpstream() as upstream:
+        upstream.respond(lambda request: text("Served."))
+        flags = ["--workers=3", f"--dashboard={tmp_path / 'rows.db'}"]
+        with spawned({"default": tight(upstream.url)}, flags=flags) as proxy:
+            for number in range(40):
+                turn(proxy, begin(), number)
+            until(lambda: len(recorded(proxy, 40)) == 40)
+            assert len({row["worker"] for row in recorded(proxy, 40)}) > 1
+            found = [dashboard(proxy, "savings")["models"][0]["requests"] for _ in range(8)]
+            assert found == [40] * 8
+            assert "dashboard" not in proxy.log()
