@@ -93,9 +93,9 @@ def parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_replay(commands)
     _add_store(commands)
-    _add(commands, "demo", "watch an agent go past its context window, without a key or a network").set_defaults(
-        run=_demo
-    )
+    demo = _add(commands, "demo", "watch an agent go past its context window, without a key or a network")
+    demo.add_argument("--serve", action="store_true", help="then go on serving the dashboard, until Ctrl-C")
+    demo.set_defaults(run=_demo)
     return parser
 
 
@@ -279,7 +279,7 @@ def _forget(chosen: argparse.Namespace) -> int:
 def _demo(chosen: argparse.Namespace) -> int:
     from proxy.demo import run
 
-    return run()
+    return run(serve=chosen.serve)
 
 
 def _settings(chosen: argparse.Namespace) -> Settings:

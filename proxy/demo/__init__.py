@@ -7,7 +7,9 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +20,11 @@ from proxy.errors import UserMistake
 OK, FAILED = 0, 1
 
 
-def run() -> int:
+def run(*, serve: bool = False) -> int:
     """Run the demo; returns the exit code: 0, or 1 if a check failed.
 
-    The moved results stay in a new temporary folder for the user to look at; an interrupted demo removes it.
+    With `serve`, the proxy goes on serving its dashboard until Ctrl-C or a signal. The moved results stay in a new
+    temporary folder for the user to look at; an interrupted demo removes it.
     """
     if missing := [name for name in ("openai", "rich") if find_spec(name) is None]:
         raise UserMistake(f"the demo needs {' and '.join(missing)}: pip install 'offload-proxy[demo]'")
@@ -30,13 +33,13 @@ def run() -> int:
             signal.signal(number, _terminated)
     folder = Path(tempfile.mkdtemp(prefix="offload-demo-"))
     try:
-        return _run(folder)
+        return _run(folder, serve)
     except (KeyboardInterrupt, SystemExit):
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _run(folder: Path) -> int:
+def _run(folder: Path, serve: bool) -> int:
     from openai import DefaultHttpxClient, OpenAI
 
     from proxy.demo import child, screen
@@ -48,18 +51,28 @@ def _run(folder: Path) -> int:
     library, count = Library(), _counter()
     with ScriptedUpstream(count) as upstream:
         with (
-            child.serving(upstream.url, folder) as address,
+            child.serving(upstream.url, folder, dashboard=serve) as address,
             DefaultHttpxClient(trust_env=False) as direct,
             OpenAI(base_url=f"{address}/v1", api_key="demo", max_retries=0, http_client=direct) as client,
-            screen.opened() as shown,
         ):
             session = Session(Agent(client, library), library, upstream, count)
-            for row in session.run():
-                shown.show(row)
+            with screen.opened() as shown:
+                for row in session.run():
+                    shown.show(row)
+            if serve:
+                _serve(address)
         # The proxy has exited and written all its records.
         outcome = session.outcome(asyncio.run(_originals(folder / "store")))
     sys.stdout.write("\n" + screen.summary(outcome, str(folder), sys.executable))
     return FAILED if outcome.faults() else OK
+
+
+def _serve(address: str) -> None:
+    """Say where the dashboard is, and wait for Ctrl-C or a signal."""
+    sys.stdout.write(f"\ndashboard     {address}/_offload/#sessions (Ctrl-C ends it)\n")
+    sys.stdout.flush()
+    with suppress(KeyboardInterrupt, SystemExit):
+        threading.Event().wait()
 
 
 def _counter() -> Callable[[str], int]:

@@ -23,7 +23,7 @@ _listening = re.compile(r"listening on (http://\S+)")
 
 
 @contextmanager
-def serving(upstream: str, folder: Path) -> Iterator[str]:
+def serving(upstream: str, folder: Path, *, dashboard: bool = False) -> Iterator[str]:
     """Run the proxy for the block; yields its address. Policies, store and log are in `folder`. Raises ProxyError."""
     policies, log = folder / "policies", folder / "proxy.log"
     policies.mkdir()
@@ -31,6 +31,7 @@ def serving(upstream: str, folder: Path) -> Iterator[str]:
     (policies / "default.yaml").write_text(f"upstream:\n  base_url: {json.dumps(upstream)}\n", encoding="utf-8")
     command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=text"]
     command += [f"--policies={policies}", f"--store={folder / 'store'}"]
+    command += [f"--dashboard={folder / 'dashboard.db'}"] if dashboard else []
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=_direct(upstream))
     try:

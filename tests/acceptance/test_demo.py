@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -74,6 +75,22 @@ def test_the_demo_shows_a_live_table_on_a_terminal(environment: dict[str, str]) 
     assert b"upstream gets" in seen
     assert b"\x1b[1A" in seen, "the table is drawn over itself"
     assert b"(right)" in seen
+
+
+@pytest.mark.sweep
+def test_the_demo_serves_its_session_until_it_is_told_to_end(environment: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [*COMMAND, "--serve"], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT, start_new_session=True
+    ) as demo:
+        assert demo.stdout
+        said = (re.match(r"dashboard +(http:\S+)#sessions ", line) for line in demo.stdout)
+        address = next(found[1] for found in said if found)
+        shown = httpx.get(f"{address}api/sessions", timeout=30).json()
+        os.killpg(demo.pid, signal.SIGINT)
+        rest = demo.stdout.read()
+    assert demo.returncode == 0
+    assert [one["requests"] > 20 and one["events"] > 0 for one in shown] == [True]
+    assert "nothing lost" in rest
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who may see what: loopback and the admin token everything, a caller's key its own namespace, and pages of others nothing."""
+"""Who may see what: the operator everything, a caller's key its own namespace, and pages of other sites nothing."""
 
 from __future__ import annotations
 
