@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -23,8 +24,21 @@ from proxy import regex, tokens
 from proxy.core.retrieval.aliases import Index
 from proxy.core.retrieval.tools import Material, answer
 from proxy.errors import ProxyError
-from proxy.tokens import CL100K, O200K, PIECE, SEAM, Encoding, Tokens, counter, encoding_of, pieces, table
+from proxy.tokens import (
+    CL100K,
+    O200K,
+    PIECE,
+    SEAM,
+    Encoding,
+    Tokens,
+    counter,
+    encoding_of,
+    extra_digits,
+    pieces,
+    table,
+)
 from tests import transcripts
+from tests.bench import vocabularies
 from tests.doubling import assert_linear
 
 REFERENCE = {encoding.name: counter(encoding) for encoding in (O200K, CL100K)}
@@ -91,6 +105,65 @@ def test_counts_of_known_texts() -> None:
     assert TOKENS.count("<|endoftext|>") == 7, "a special token in a message is text"
     assert TOKENS.count("お誕生日おめでとう", "gpt-4") == 9
     assert TOKENS.count("お誕生日おめでとう", "gpt-4o") == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "alone"),
+    [
+        ("qwen2.5-coder:1.5b", True),
+        ("Qwen/Qwen3-235B-A22B", True),
+        ("accounts/fireworks/models/qwq-32b", True),
+        ("deepseek-r1-distill-qwen-32b", True),
+        ("google/gemma-3-27b-it", True),
+        ("codegemma", True),
+        ("gemini-2.5-pro", True),
+        ("mistral-large-latest", True),
+        ("open-mixtral-8x7b", True),
+        ("codestral-2501", True),
+        ("gpt-4o", False),
+        ("gpt-4", False),
+        ("deepseek-v3", False),
+        ("llama-3.3-70b", False),
+        ("claude-sonnet-4", False),
+        ("", False),
+    ],
+)
+def test_families_that_take_numbers_digit_by_digit(model: str, alone: bool) -> None:
+    assert TOKENS.count("run 12345678", model) - TOKENS.count("run 12345678", MODELS[encoding_of(model).name]) == (
+        5 if alone else 0
+    )
+
+
+@given(st.text(alphabet="0123456789 a,.é\ud800"))
+def test_each_digit_alone_takes_a_token_instead_of_each_three(text: str) -> None:
+    assert extra_digits(text) == sum(len(run) - (len(run) + 2) // 3 for run in re.findall("[0-9]+", text))
+
+
+MEASURED = {
+    "log": (10_332, 10_332, 10_332),
+    "hex": (11_573, 11_595, 11_691),
+    "columns of numbers": (8_693, 8_693, 8_693),
+    "columns of decimals": (14_237, 14_237, 14_237),
+    "JSON, pretty": (6_961, 7_962, 6_961),
+    "JSON, compact": (4_358, 4_358, 4_557),
+    "base64": (8_972, 8_492, 9_267),
+}
+"""Tokens of qwen3, gemma3 and Mistral's tekken, counted with their own vocabularies by tests.bench.vocabularies."""
+
+
+@pytest.mark.parametrize("kind", MEASURED)
+def test_counts_of_other_vocabularies_are_met(kind: str) -> None:
+    """But for Gemma's own tokens for several spaces, which it lacks between a line's end and an indented word."""
+    text = vocabularies.kinds()[kind]
+    for model, measured in zip(("qwen3", "gemma3", "mistral-small"), MEASURED[kind], strict=True):
+        off = measured / TOKENS.count(text, model) - 1
+        assert abs(off) < (0.15 if (kind, model) == ("JSON, pretty", "gemma3") else 0.09)
+
+
+def test_the_table_of_vocabularies_compares_with_both_counts() -> None:
+    rows = vocabularies.table({"qwen": len, "gpt-4o": TOKENS.count}).splitlines()
+    assert rows[0] == "| kind of text | qwen | gpt-4o |"
+    assert len(rows) == 2 + len(vocabularies.kinds()) and all(row.endswith(" | 1.00 / 1.00 |") for row in rows[2:])
 
 
 def test_a_damaged_table_is_not_used() -> None:

@@ -1,8 +1,9 @@
 """Learns how many tokens upstream counts where we count one, by namespace, upstream and model.
 
-We count with OpenAI's vocabularies. Others need more tokens for the same text: logs take 1.4 times as many with Qwen's,
-columns of numbers 2.3 times. What fits the window is what upstream counts, so the window is divided by a *factor*.
-Nothing else depends on it: thresholds of the policy are in our tokens.
+We count with OpenAI's vocabularies. Others need more tokens for the same text: Qwen's takes 1.2 times as many for
+German, and twice as many for columns of numbers, which we only know where the model's name tells the family. What fits
+the window is what upstream counts, so the window is divided by a *factor*. Nothing else depends on it
+(docs/architecture.md says why): thresholds of the policy are in our tokens.
 
 A factor changes the window, and so possibly the plan, which breaks the upstream's prompt cache. Therefore it only
 takes the values of a coarse grid, rises only if the largest prompts show that it must, and falls only after many that

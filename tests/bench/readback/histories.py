@@ -17,7 +17,10 @@ DENIAL = re.compile(r"\b(?:no|not|none|nothing|nowhere|cannot|unable|\w+n\Wt)\b"
 NUMBER = re.compile(r"\b\d{5,6}\b")
 """One of the records' numbers."""
 STATES = ("open", "closed", "draining")
-SYSTEM = "You are a careful assistant. Look up every answer with your tools and never guess."
+SYSTEM = (
+    "You are a careful assistant. Look up every answer with your tools and never guess. Once you have seen the answer,"
+    " say it in one sentence and call nothing more."
+)
 RECORDS = 90
 """Entries of a tool result: about 2,000 tokens of o200k_base."""
 
