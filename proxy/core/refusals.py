@@ -13,6 +13,8 @@ class Addition(StrEnum):
     """The wish to have the usage of a stream reported."""
     PLACE = "place"
     """The place of the snapshot: a system message of ours, or text at the end of the client's."""
+    THINKING = "thinking"
+    """The client's signed thinking, which upstream takes only behind what it took before. We have changed that."""
     SUMMARY = "summary"
     """The task of a summary call that continues the conversation."""
     ANY = "any"

@@ -23,6 +23,7 @@ from proxy.core.summary import Section, SummaryAnswer
 from proxy.core.turn import Continuation, HiddenRound
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
+from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
@@ -151,6 +152,9 @@ class Dialect(Protocol):
         """Read the reply to a summary call. Accepts any body; the answer has no text if the body cannot be read."""
 
     # -- refusals and errors --
+
+    def forgiving(self, body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
+        """Return the request so that upstream drops thinking that no longer fits what precedes it, if it can."""
 
     def may_be_overflow(self, status: int) -> bool:
         """Whether a reply with this status may mean that the request is too long, so that its body is worth reading."""

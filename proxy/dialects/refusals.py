@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.core.refusals import Addition, Complaint, Verdict
 from proxy.dialects import error_text, overflow
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
 
 MOST = 4 * error_text.KEPT
 """The most characters of all its texts in which we look for wordings: some 20 ms of work, on the event loop."""
@@ -98,6 +100,11 @@ def complaint(status: int, body: bytes) -> Complaint:
     if _tools.search(said):
         return Addition.TOOLS
     return Addition.ANY if status in _REFUSING or _names_ours.search(said) else Verdict.FINAL
+
+
+def as_it_is(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
+    """Return the request unchanged: this API has no thinking that depends on what precedes it."""
+    return body, headers
 
 
 def is_error(body: bytes) -> bool:

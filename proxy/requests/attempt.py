@@ -109,6 +109,12 @@ class AsItCame(msgspec.Struct, frozen=True):
         return self.planned.tokens if self.planned else 0
 
     @property
+    def concerned(self) -> bool:
+        """Whether we may have changed an earlier request of the conversation."""
+        planned = self.planned or self.refused
+        return planned is not None and planned.concerns_us
+
+    @property
     def limit(self) -> int | None:
         """The lower limit for the reply that upstream gets; None if it gets the client's."""
         return None if self.shortened is None or not self.planned else self.planned.reply_limit(self.tokens)
@@ -130,6 +136,7 @@ class Rewritten(msgspec.Struct, frozen=True):
     io: RequestTurnIO
 
     kind: ClassVar[Kind] = Kind.OFFLOADED
+    concerned: ClassVar[bool] = True
     reason: ClassVar[Reason] = Reason.NONE
     obstacle: ClassVar[str] = ""
 

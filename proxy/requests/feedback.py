@@ -46,7 +46,7 @@ class Feedback:
         planned = attempt.planned
         if planned is None or not planned.concerns_us or not self._memory.knows(self._namespace):
             return frozenset()
-        possible = [Addition.TOOLS, Addition.ANY]
+        possible = [Addition.TOOLS, Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
         possible += [Addition.PLACE] if planned.plan.boundaries else []
         return frozenset(

@@ -46,7 +46,7 @@ from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
 from proxy.requests.refusals import Tries
 from proxy.requests.tool_loop import Refusal
-from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, rewritten
+from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, forgiving, rewritten
 from proxy.requests.upstream_limits import TELLING
 from proxy.requests.wishes import held_back, observes
 from proxy.telemetry.outcome import Holdout, Kind
@@ -104,12 +104,13 @@ class _Request:
         tries, own = Tries(self._feedback.believed(planned)), None
         while True:
             attempt = self._newest = await self._render(planned, tries)
-            refusal = await self._send(attempt, tries.blamed)
+            refusal = await self._send(attempt, tries)
             if refusal is None:
                 return
             complaint = self._dialect.complaint(refusal.status, refusal.said())
             own = own or (None if attempt.additions else refusal)
-            again = None if attempt.rounds else tries.after(complaint, attempt.additions)
+            carried, concerned = attempt.additions, attempt.concerned
+            again = None if attempt.rounds else tries.after(complaint, carried, concerned=concerned)
             if again is None:
                 about_ours = own is not None and complaint is not Verdict.FINAL
                 await self._pass_on(own if own and about_ours else refusal, attempt.headers())
@@ -192,7 +193,7 @@ class _Request:
             self._records.rounds(planned.replies(), planned.request.model),
         )
         rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), large)
-        io = self._turn_io(attempt.parsed, rendered)
+        io = self._turn_io(attempt.parsed, rendered, tries)
         if not self._dialect.counts:
             rendered = await snapshots.complete(rendered, self._records, self._tenant.name, io.ask, io.idle)
         if rounds and not planned.room.holds(rendered.tokens):
@@ -200,7 +201,7 @@ class _Request:
         if not rendered.changed:
             return await self._fitting(attempt, planned)
         turn = await self._run(partial(rendered.turn, Addition.USAGE not in tries.without), large)
-        return Rewritten(attempt.parsed, rendered, turn, self._turn_io(attempt.parsed, rendered))
+        return Rewritten(attempt.parsed, rendered, turn, self._turn_io(attempt.parsed, rendered, tries))
 
     async def _fitting(self, attempt: AsItCame, planned: PlannedRequest) -> AsItCame:
         """Return the request as it came, or with a lower limit for the reply if upstream would refuse the client's."""
@@ -214,11 +215,11 @@ class _Request:
 
     # -- sending it --
 
-    async def _send(self, attempt: Sent, blamed: frozenset[Addition]) -> Refusal | None:
+    async def _send(self, attempt: Sent, tries: Tries) -> Refusal | None:
         """Have upstream answer the client. Returns a refusal if another attempt may succeed; the client has then seen
         nothing."""
         if isinstance(attempt, AsItCame):
-            return await self._send_untouched(attempt, blamed)
+            return await self._send_untouched(attempt, tries)
         if self._dialect.counts:
             return await self._count(attempt)
         self._keep_originals(attempt.rendered)
@@ -232,25 +233,27 @@ class _Request:
         else:  # the largest prompt was the client's own
             self._feedback.took_prompt(AsItCame(attempt.parsed, attempt.planned), attempt.spent.largest)
         if taken_back is None or attempt.rounds:
-            self._feedback.took_additions(attempt.planned, attempt.additions, blamed)
+            self._feedback.took_additions(attempt.planned, attempt.additions, tries.blamed)
         elif not isinstance(complaint := self._dialect.complaint(taken_back.status, taken_back.said()), Verdict):
             named = complaint if complaint in attempt.additions else Addition.ANY
-            self._feedback.took_additions(attempt.planned, frozenset(), blamed | {named})
+            self._feedback.took_additions(attempt.planned, frozenset(), tries.blamed | {named})
         return None
 
-    async def _send_untouched(self, attempt: AsItCame, blamed: frozenset[Addition]) -> Refusal | None:
+    async def _send_untouched(self, attempt: AsItCame, tries: Tries) -> Refusal | None:
         """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
         parsed = attempt.parsed
         request = self._services.relay.request(self._client, parsed.tenant, parsed.body)
-        changed = parsed.continued or attempt.shortened
+        clear = parsed.chat.body if parsed.chat and Addition.THINKING in tries.without else None
+        changed = parsed.continued or attempt.shortened or clear
         if changed is not None:
-            request = rewritten(request, changed, REWRITTEN)
+            request = forgiving(rewritten(request, changed, REWRITTEN), self._dialect, tries.without)
         if self._client.sent:
             request = replace(request, headers=Headers(request.headers.without((IDEMPOTENCY_KEY,))))
         self._client.sent = self._client.sent or time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
-            if attempt.planned is not None and self._dialect.may_be_overflow(reply.status):
+            plan = attempt.planned or attempt.refused
+            if plan is not None and self._dialect.may_be_overflow(reply.status):
                 refusal = await tool_loop.refusal(reply)
                 if refusal.whole:
                     return refusal
@@ -258,15 +261,15 @@ class _Request:
             compared = attempt.planned is not None and attempt.planned.holdout
             tells = attempt.tokens >= TELLING
             ends = ReplyEnds(reply if compared else None)
-            watch = ends.take if tells or compared or attempt.refused is not None else ignore
+            watch = ends.take if tells or compared or tries.blamed else ignore
             await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, watch, read)
             if reply.status == 200:
                 said = self._dialect.reported(ends.clear) if compared else None
                 self._newest = attempt if said is None else replace(attempt, reported=said)
                 if tells:
                     self._feedback.took_prompt(attempt, self._dialect.prompt_tokens(ends.last))
-                if attempt.refused is not None and blamed and not self._is_error(reply, ends.first):
-                    self._feedback.took_additions(attempt.refused, frozenset(), blamed)
+                if plan is not None and tries.blamed and not self._is_error(reply, ends.first):
+                    self._feedback.took_additions(plan, frozenset(), tries.blamed)
             return None
 
     async def _count(self, attempt: Rewritten) -> Refusal | None:
@@ -311,10 +314,10 @@ class _Request:
         await self._client.start(refusal.status, reply_headers(refusal.headers, ours))
         await self._client.finish(refusal.body)
 
-    def _turn_io(self, parsed: ParsedRequest, rendered: RenderedRequest) -> RequestTurnIO:
-        headers = partial(rendered_headers, rendered)
+    def _turn_io(self, parsed: ParsedRequest, rendered: RenderedRequest, tries: Tries) -> RequestTurnIO:
+        headers, without = partial(rendered_headers, rendered), tries.without
         return RequestTurnIO(
-            self._services, self._client, parsed.tenant, rendered, self._records, headers, parsed.searching
+            self._services, self._client, parsed.tenant, rendered, self._records, headers, parsed.searching, without
         )
 
     def _keep_originals(self, rendered: RenderedRequest) -> None:

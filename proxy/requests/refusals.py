@@ -57,14 +57,17 @@ class Tries(msgspec.Struct, frozen=True):
             return Reason.TOOLS_REFUSED
         return Reason.REFUSED if Addition.ANY in self.without else Reason.NONE
 
-    def after(self, complaint: Complaint, carried: frozenset[Addition]) -> Tries | None:
+    def after(self, complaint: Complaint, carried: frozenset[Addition], *, concerned: bool = True) -> Tries | None:
         """Return what to try after this complaint, or None if upstream's refusal must go to the client.
 
         `carried` is what was added to the refused request: empty for the client's own bytes, else with `ANY`.
+        `concerned` is whether we may have changed an earlier request of the conversation.
         """
         tried = replace(self, bare_refused=self.bare_refused or not carried)
         if complaint is Verdict.OVERFLOW and self.replanned < REPLANS:
             return replace(tried, replanned=self.replanned + 1)
+        if complaint is Addition.THINKING and concerned and complaint not in self.without:
+            return replace(tried, without=self.without | {complaint}, blamed=self.blamed | {complaint})
         if not carried or complaint is Verdict.FINAL:
             return None
         if complaint is Verdict.GENERATION and not self.repeated:

@@ -13,7 +13,7 @@ import msgspec
 from proxy import regex
 from proxy.core.history import ToolCall, extend
 from proxy.core.recognition import Visible
-from proxy.core.refusals import Verdict
+from proxy.core.refusals import Addition, Verdict
 from proxy.core.retrieval import tools
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects import Dialect
@@ -52,6 +52,7 @@ class RequestTurnIO:
         records: Records,
         ours: Callable[[], Sequence[Header]],
         searching: Budget,
+        without: frozenset[Addition] = frozenset(),
     ) -> None:
         self._services = services
         self._client = client
@@ -60,6 +61,7 @@ class RequestTurnIO:
         self._records = records
         self._ours = ours
         self._searching = searching
+        self._without = without
         self._files: Files | None = None
         self.uses: list[ToolUse] = []
         """The calls of our tools so far, as the outcome reports them."""
@@ -85,7 +87,8 @@ class RequestTurnIO:
         return await self._services.upstream.send(self._request(body, REWRITTEN if first else ANOTHER))
 
     def _request(self, body: bytes, dropped: Collection[bytes]) -> UpstreamRequest:
-        return rewritten(self._services.relay.request(self._client, self._tenant, body), body, dropped)
+        request = rewritten(self._services.relay.request(self._client, self._tenant, body), body, dropped)
+        return forgiving(request, self._history.dialect, self._without)
 
     def headers(self, turn: Turn) -> Sequence[Header]:
         """Return our headers. For a reply that is not a stream, they include the number of hidden rounds."""
@@ -195,6 +198,14 @@ def rewritten(request: UpstreamRequest, body: bytes, dropped: Collection[bytes])
     kept = request.headers.without(dropped)
     headers = Headers((*kept, (b"accept-encoding", b"identity"), (b"content-length", b"%d" % len(body))))
     return msgspec.structs.replace(request, content=body, headers=headers)
+
+
+def forgiving(request: UpstreamRequest, dialect: Dialect, without: frozenset[Addition]) -> UpstreamRequest:
+    """Return the request so that upstream drops the thinking that it would refuse, if it is to be sent without."""
+    if Addition.THINKING not in without or not isinstance(request.content, bytes) or not request.content:
+        return request
+    body, headers = dialect.forgiving(request.content, request.headers)
+    return rewritten(msgspec.structs.replace(request, headers=Headers(headers)), body, REWRITTEN)
 
 
 async def ask(upstream: UpstreamClient, request: UpstreamRequest, dialect: Dialect) -> SummaryAnswer:

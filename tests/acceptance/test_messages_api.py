@@ -122,6 +122,32 @@ def test_a_moved_result_is_read_back_in_a_hidden_round(ask: Ask, api: MessagesAp
     assert api.refused == []
 
 
+THINKER: Json = {"model": "claude-opus-5-5", "thinking": {"type": "adaptive"}}
+"""A model that takes its thinking back only behind what it thought about."""
+
+
+def test_thinking_about_what_was_moved_is_dropped_upstream(ask: Ask, api: MessagesApi) -> None:
+    messages = begun(ask, api, **THINKER)
+    looked(api)
+    reply = ask(messages, **THINKER)
+    assert reply["content"][-1] == say("It is heliotrope-7291.")
+    assert [said for said in api.refused if "bound to a different conversation" not in said] == []
+    assert api.refused
+    assert api.asked[-1]["thinking"] == THINKER["thinking"] | {
+        "block_binding": {"prefix_mismatch_behavior": "drop_block"}
+    }
+
+
+def test_a_client_that_changes_its_history_itself_hears_of_it(proxy: Proxy, api: MessagesApi) -> None:
+    api.script([thinking("Hm."), say("Yes.")])
+    said = post(proxy, body_of([USER], **THINKER)).json()["content"]
+    later = [{"role": "user", "content": "Read."}, {"role": "assistant", "content": said}, USER]
+    reply = post(proxy, body_of(later, **THINKER))
+    assert reply.status_code == 400
+    assert "bound to a different conversation" in reply.json()["error"]["message"]
+    assert len(api.refused) == 1
+
+
 def test_a_mixed_turn_answers_ours_and_leaves_theirs(ask: Ask, api: MessagesApi) -> None:
     messages = begun(ask, api)
     api.script([thinking("Both."), call("grep", {"pattern": "code is"}), call("fetch", {"url": "more"})])

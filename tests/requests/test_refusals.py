@@ -13,6 +13,7 @@ from proxy.requests import refusals
 from proxy.requests.refusals import FIRST_SPAN, LONGEST_SPAN, Belief, RefusalMemory, Subject, Tries
 
 TOOLS, USAGE, PLACE, ANY = Addition.TOOLS, Addition.USAGE, Addition.PLACE, Addition.ANY
+THINKING = Addition.THINKING
 OVERFLOW, GENERATION, FINAL = Verdict.OVERFLOW, Verdict.GENERATION, Verdict.FINAL
 ALL = frozenset((TOOLS, USAGE, PLACE, ANY))
 
@@ -63,6 +64,18 @@ def test_overflow_of_the_clients_own_bytes_is_planned_anew_and_they_are_not_sent
     assert without is not None and without.without == {USAGE}
 
 
+@pytest.mark.parametrize("carried", [ALL, frozenset()], ids=["changed", "own"])
+def test_thinking_that_no_longer_fits_is_dropped_once(carried: frozenset[Addition]) -> None:
+    tries = Tries().after(THINKING, carried)
+    assert tries is not None and tries.without == tries.blamed == {THINKING} and not tries.reason
+    again = tries.after(THINKING, carried)
+    assert again is None if not carried else again is not None and again.reason is Reason.REFUSED
+
+
+def test_a_client_that_changes_its_history_itself_is_told() -> None:
+    assert Tries().after(THINKING, frozenset(), concerned=False) is None
+
+
 @pytest.mark.parametrize("complaint", [OVERFLOW, GENERATION])
 def test_refusals_that_blame_no_addition(complaint: Complaint) -> None:
     tries: Tries | None = Tries()
@@ -71,7 +84,7 @@ def test_refusals_that_blame_no_addition(complaint: Complaint) -> None:
     assert tries is not None and tries.reason is Reason.REFUSED and tries.blamed == frozenset()
 
 
-@given(st.lists(st.sampled_from([*ALL, *Verdict])), st.sets(st.sampled_from([TOOLS, USAGE, PLACE])))
+@given(st.lists(st.sampled_from([*ALL, THINKING, *Verdict])), st.sets(st.sampled_from([TOOLS, USAGE, PLACE])))
 def test_every_course_ends_soon_and_with_the_clients_own_bytes_unless_nothing_would_help(
     complaints: list[Complaint], carried: set[Addition]
 ) -> None:

@@ -16,7 +16,7 @@ from proxy.dialects.chat.refusals import shape
 from proxy.dialects.chat.request import parse
 from proxy.dialects.chat.round_request import LIMITS, ChatRoundRequest
 from proxy.dialects.chat.turn import ChatTurn
-from proxy.dialects.refusals import complaint, is_error
+from proxy.dialects.refusals import as_it_is, complaint, is_error
 from proxy.dialects.reply_limits import lowered, lowest
 
 _OWN = re.compile(rb"/chat/completions(?:/|\Z)")
@@ -49,6 +49,7 @@ class ChatDialect:
     is_overflow = staticmethod(overflow.is_overflow)
     window = staticmethod(overflow.window)
     complaint = staticmethod(complaint)
+    forgiving = staticmethod(as_it_is)
     is_error = staticmethod(is_error)
     shape = staticmethod(shape)
     error_body = staticmethod(errors.body)

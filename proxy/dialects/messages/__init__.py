@@ -11,10 +11,10 @@ from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.dialects import overflow
 from proxy.dialects.messages import blocks, costs, errors, render, request, summary
-from proxy.dialects.messages.refusals import shape
+from proxy.dialects.messages.refusals import complaint, forgiving, shape
 from proxy.dialects.messages.round_request import LIMITS, MessagesRoundRequest
 from proxy.dialects.messages.turn import MessagesTurn
-from proxy.dialects.refusals import complaint, is_error
+from proxy.dialects.refusals import is_error
 from proxy.dialects.reply_limits import lowered, lowest
 
 _PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")
@@ -57,6 +57,7 @@ class MessagesDialect:
     is_overflow = staticmethod(overflow.is_overflow)
     window = staticmethod(overflow.window)
     complaint = staticmethod(complaint)
+    forgiving = staticmethod(forgiving)
     is_error = staticmethod(is_error)
     shape = staticmethod(shape)
     prompt_tokens = staticmethod(costs.prompt_tokens)

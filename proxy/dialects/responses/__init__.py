@@ -10,7 +10,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.dialects import overflow, usage
-from proxy.dialects.refusals import complaint, is_error
+from proxy.dialects.refusals import as_it_is, complaint, is_error
 from proxy.dialects.reply_limits import lowered, lowest
 from proxy.dialects.responses import errors, items, render, request, summary
 from proxy.dialects.responses.refusals import shape
@@ -47,6 +47,7 @@ class ResponsesDialect:
     is_overflow = staticmethod(overflow.is_overflow)
     window = staticmethod(overflow.window)
     complaint = staticmethod(complaint)
+    forgiving = staticmethod(as_it_is)
     is_error = staticmethod(is_error)
     shape = staticmethod(shape)
     prompt_tokens = staticmethod(usage.prompt_tokens)

@@ -9,8 +9,10 @@ requests of a `StrictUpstream`:
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -41,6 +43,12 @@ BLOCK_FIELDS = {
     "web_search_tool_result": {"type", "tool_use_id", "content", "cache_control"},
 }
 MOST_BREAKPOINTS = 4
+PRESERVING = re.compile("claude-(opus|sonnet|haiku)-5-5|claude-fable-5-")
+"""Models that take their thinking back only behind the very text that they thought about.
+
+https://platform.claude.com/docs/en/build-with-claude/preserved-thinking/prefix-checks
+"""
+BINDING = "thinking-binding-controls-2026-08-01"
 
 
 # -- what a model says ------------------------------------------------------------------------------------------------
@@ -90,6 +98,7 @@ class MessagesApi:
         self._key = expect_key
         self._numbers = itertools.count(1)
         self._signed: dict[str, str] = {}
+        self._bound: dict[str, tuple[str, str | None]] = {}  # signature → what preceded it, and the thinking before it
 
     def script(self, *replies: Reply) -> None:
         """Answer the next requests with these, in order."""
@@ -112,6 +121,7 @@ class MessagesApi:
             if request.path != "/v1/messages":
                 raise RefusedMessage("Not Found", "not_found_error", 404)
             self.checked(body)
+            last = self._check_bound(body, request.header("anthropic-beta") or "")
         except RefusedMessage as refused:
             self.refused.append(refused.message)
             return whole(refused.body(), refused.status)
@@ -120,6 +130,8 @@ class MessagesApi:
             raise AssertionError(f"the script is used up at request {len(self.asked)}")
         reply = self._script.popleft() if self._script else self._responder(body)  # type: ignore[misc]
         message = self._respond(body, reply)
+        if PRESERVING.match(body["model"]):
+            self._bind(body, message, last)
         if not body.get("stream"):
             return whole(message)
         events = b"".join(encoded(event) for event in events_of(message, self._split))
@@ -217,6 +229,40 @@ class MessagesApi:
         if open_ids:
             raise RefusedMessage("messages: the last message has `tool_use` without `tool_result`")
 
+    # -- preserved thinking --
+
+    def _check_bound(self, body: Json, betas: str) -> str | None:
+        """Return the signature of the last thinking that the model gets to see. Raises RefusedMessage."""
+        binding = body.get("thinking", {}).get("block_binding")
+        if binding and BINDING not in betas:
+            kind = body["thinking"]["type"]
+            raise RefusedMessage(f"thinking.{kind}.block_binding: Extra inputs are not permitted")
+        if not PRESERVING.match(body["model"]):
+            return None
+        last: str | None = None
+        for where, block, prefix in _prefixes(body):
+            if block["type"] != "thinking":
+                continue
+            bound, before = self._bound[block["signature"]]
+            if bound == prefix and last in (None, before):
+                last = block["signature"]
+            elif binding == {"prefix_mismatch_behavior": "drop_block"}:
+                return last
+            else:
+                raise RefusedMessage(
+                    f"{where}: Invalid `signature` in `thinking` block. The block is bound to a different "
+                    "conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "
+                    f'"drop_block". That setting requires the `{BINDING}` value in the `anthropic-beta` header.'
+                )
+        return last
+
+    def _bind(self, body: Json, message: Json, last: str | None) -> None:
+        whole = {**body, "messages": [*body["messages"], {"role": "assistant", "content": message["content"]}]}
+        for _, block, prefix in _prefixes(whole):
+            if block.get("signature") and block["signature"] not in self._bound:
+                self._bound[block["signature"]] = prefix, last
+                last = block["signature"]
+
     # -- replies --
 
     def _respond(self, body: Json, reply: Reply) -> Json:
@@ -258,6 +304,30 @@ def _check_places(messages: Sequence[Json]) -> None:
             raise RefusedMessage(f"messages.{index}: {said}")
         if index + 1 < len(messages) and messages[index + 1]["role"] != "assistant":
             raise RefusedMessage(f"messages.{index}: a `system` message must be last or precede an `assistant` message")
+
+
+def _prefixes(body: Json) -> Iterator[tuple[str, Json, str]]:
+    """Yield each block, where it is, and a digest of all before it: breakpoints and other thinking do not count."""
+    digest = hashlib.sha256(_plain([body.get("system"), body.get("tools")]))
+    for index, message in enumerate(body["messages"]):
+        digest.update(_plain({**message, "content": []}))
+        content = message["content"]
+        for place, block in enumerate([say(content)] if isinstance(content, str) else content):
+            yield f"messages.{index}.content.{place}", block, digest.hexdigest()
+            if block["type"] not in ("thinking", "redacted_thinking"):
+                digest.update(_plain(block))
+
+
+def _plain(value: Any) -> bytes:
+    return json.dumps(_unmarked(value), sort_keys=True).encode()
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_unmarked, value))
+    if isinstance(value, dict):
+        return {key: _unmarked(member) for key, member in value.items() if key != "cache_control"}
+    return value
 
 
 def usage(before: int, after: int, cached: int = 0) -> Json:
