@@ -139,8 +139,20 @@ def _lines(
         if len(line) > LONGEST:
             raise UserMistake(f"{name}:{number}: longer than {LONGEST:,} bytes")
         body = line.removeprefix(_BOM).strip() if number == 1 else line.strip()
-        if body:
-            yield _from_line(f"{name}:{number}", body, file.tell() / size if size else None, dialect)
+        position = file.tell() / size if size else None
+        if number > 1 and not line.endswith(b"\n") and _is_cut(body):
+            yield RecordedRequest(position, None, reason=Reason.INVALID)
+        elif body:
+            yield _from_line(f"{name}:{number}", body, position, dialect)
+
+
+def _is_cut(body: bytes) -> bool:
+    """Whether a last line is not whole, as in a file that is still being written."""
+    try:
+        rawjson.members(body)
+    except NotJson:
+        return True
+    return False
 
 
 def _from_line(place: str, body: bytes, position: float | None, dialect: Dialect | None) -> RecordedRequest:

@@ -112,7 +112,8 @@ def _inert(data: object) -> str:
 
 
 def _policy(name: str, tally: Tally) -> dict[str, Any]:
-    sums = [*tally.total.kept, (tally.cost_before, tally.cost_after)]
+    sums, last = tally.total.kept, (tally.cost_before, tally.cost_after)
+    sums = sums if sums[-1:] == [last] else [*sums, last]
     return {
         "name": name,
         "every": tally.total.every,

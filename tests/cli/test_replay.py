@@ -202,6 +202,16 @@ def test_blank_lines_a_mark_and_a_missing_end_do_not_matter(folder: Path, capsys
     assert main(["replay", str(folder / "empty.jsonl")]) == OK
 
 
+def test_a_last_line_that_is_not_whole_yet_is_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "a.jsonl"
+    lines(path, session("one", 3))
+    whole = path.read_bytes()
+    for cut in (1, 2, 300):
+        path.write_bytes(whole[:-cut])
+        [found] = asked(capsys, "a.jsonl")["policies"]
+        assert (found["planned"], found["unplanned"]) == ((3, {}) if cut == 1 else (2, {"invalid": 1}))
+
+
 def test_a_pipe_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe = folder / "pipe"
     os.mkfifo(pipe)

@@ -1,16 +1,19 @@
-import { element, number, plain, share, signed, table } from "./common.js";
+import { element, number, plain, signed, table } from "./common.js";
 import { stacked } from "./charts.js";
 
 const given = JSON.parse(document.getElementById("data").textContent);
 
 const thinned = (every) => (every > 1 ? ` One request of ${number(every)} is shown.` : "");
 
+const steps = (name, every) => (every > 1 ? `${name}, in steps of ${number(every)}` : name);
+
 function drawTotal(home, policy) {
   stacked(home, `Cost of all requests so far, in plain input tokens.${thinned(policy.every)}`,
-    [["planned", policy.after]], [["as it came", policy.before, "before"]], [], "Request");
+    [["planned", policy.after]], [["as it came", policy.before, "before"]], [], steps("Request", policy.every));
 }
 
 function drawSession(home, session) {
+  const place = steps("Request of the session", session.every);
   const sent = element("div", { class: "chart" });
   const costs = element("div", { class: "chart" });
   home.replaceChildren(element("h3", { tabindex: "-1" }, `Session ${number(session.number)}: ${plain(session.model)}`), sent, costs);
@@ -20,9 +23,9 @@ function drawSession(home, session) {
   }
   stacked(sent, "Tokens of each request as planned, by kind. The line above them is the request as it came; dotted lines are " +
     `events.${thinned(session.every)}`,
-    given.kinds.map((kind, place) => [kind, session.kinds[place]]), [["as it came", session.came, "before"]], session.marks);
+    given.kinds.map((kind, place) => [kind, session.kinds[place]]), [["as it came", session.came, "before"]], session.marks, place);
   stacked(costs, `Cost of each request's input, in plain input tokens.${thinned(session.every)}`,
-    [["planned", session.costs[1]]], [["as it came", session.costs[0], "before"]], session.marks);
+    [["planned", session.costs[1]]], [["as it came", session.costs[0], "before"]], session.marks, place);
 }
 
 function drawPolicy(home, policy) {
@@ -48,7 +51,7 @@ function drawPolicy(home, policy) {
       ["Cost as it came", (row) => number(row.before), true],
       ["Cost as planned", (row) => number(row.after), true],
       ["Saved", (row) => signed(row.before - row.after), true],
-      ["Saved share", (row) => share(row.before - row.after, row.before, "as it came"), true],
+      ["Saved, of the cost as it came", (row) => (row.before ? `${(100 * (1 - row.after / row.before)).toFixed(0)} %` : ""), true],
     ], listed), chosen);
   if (policy.planned) drawTotal(total, policy);
   else total.append(element("p", {}, "This policy plans none of these requests; the table says why."));
