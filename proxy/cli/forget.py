@@ -79,11 +79,13 @@ def _rows(settings: Settings, namespace: str, *, delete: bool) -> Iterator[str]:
         raise UserMistake(f"--dashboard {settings.dashboard}: there is no such file")
     try:
         with closing(Database(settings.dashboard, settings.dashboard_limit)) as database:
-            count = database.forget(namespace) if delete else database.count(namespace)
+            count = database.count(namespace)
+            if delete:
+                database.forget(namespace)
     except (DashboardFault, sqlite3.Error) as error:
         raise UserMistake(f"--dashboard {settings.dashboard}: {error}") from error
-    if count:
-        yield f"{count} {'row' if count == 1 else 'rows'} of the dashboard"
+    if count is not None:  # the sums stay when the rows have left a full file
+        yield f"{count} {'row' if count == 1 else 'rows'} of the dashboard, and their sums"
 
 
 def _confirmed(namespace: str, kept: list[str]) -> bool:

@@ -119,11 +119,11 @@ class Database:
         run("PRAGMA incremental_vacuum(1000)").fetchall()
         return deleted
 
-    def count(self, namespace: str) -> int:
-        """Return how many requests of a namespace there are."""
-        query = "SELECT count(*) FROM requests JOIN namespaces ON namespaces.id = namespace WHERE name = ?"
-        [count] = self.connection.execute(query, (namespace,)).fetchone()
-        return int(count)
+    def count(self, namespace: str) -> int | None:
+        """Return how many requests of a namespace there are; None if there are not even sums of it."""
+        query = "SELECT (SELECT count(*) FROM requests WHERE namespace = known.id) FROM namespaces known WHERE name = ?"
+        found = self.connection.execute(query, (namespace,)).fetchone()
+        return None if found is None else int(found[0])
 
     def forget(self, namespace: str) -> int:
         """Delete everything about a namespace, so that not even free pages of the file have it. Returns how many
