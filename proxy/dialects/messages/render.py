@@ -73,12 +73,13 @@ def reinserted(hidden: HiddenRound, visible: Entry) -> list[Entry]:
 
 
 def _said_by_user(entry: Entry) -> list[Raw] | None:
-    """Return the blocks of a user message; None for anything else."""
+    """Return the blocks of what the user said; None for anything else, also for results, which wait for the others of
+    their message."""
     if is_text(entry):
         return None
     message, found = parts_of(entry)
     if message is None:
-        return found
+        return None if any(text_of(rawjson.members(raw).get("type")) == RESULT for raw in found) else found
     return blocks_in(entry) if text_of(message.get("role")) == "user" else None
 
 

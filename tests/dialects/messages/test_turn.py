@@ -174,6 +174,20 @@ def test_all_results_of_a_mixed_turn_are_in_one_message() -> None:
     ]
 
 
+def test_results_of_a_mixed_turn_stay_in_one_message_behind_a_cut() -> None:
+    """What a cut makes neighbours is joined before the client's own results are known."""
+    one = turn()
+    final = accumulated(run(one, stream(MIXED))[0])
+    assert one.hidden is not None
+    visible = json.dumps({"role": "assistant", "content": final["content"]}).encode()
+    behind = MESSAGES.joined([json.dumps(HI).encode(), *MESSAGES.reinserted(one.hidden, visible)])
+    theirs = json.dumps({"type": "tool_result", "tool_use_id": "toolu_1_1", "content": "x"}).encode()
+    made = json.loads(bytes(assembled({}, [*behind, theirs])["messages"]))
+    assert [entry["role"] for entry in made] == ["user", "assistant", "user"]
+    said = [json.dumps({"role": "user", "content": text}).encode() for text in ("one", "two")]
+    assert [json.loads(raw)["role"] for raw in MESSAGES.joined(said)] == ["user"]
+
+
 def test_a_reply_that_the_client_rewrote_stays() -> None:
     one = turn()
     run(one, stream(MIXED))
