@@ -58,7 +58,7 @@ test: $(STAMP)
 	$(PY) -m pytest -m "not clients and not sweep" $(PARALLEL)
 
 test-fast: $(STAMP)
-	$(PY) -m pytest $(PARALLEL) $(FAST)
+	$(PY) -m pytest -m "not clients and not sweep" --numprocesses auto --dist worksteal $(FAST)
 
 test-all: $(STAMP)
 	$(PY) -m pytest -m "not clients" $(PARALLEL)

@@ -315,11 +315,11 @@ async def test_a_slow_upstream_is_not_a_slow_client() -> None:
 
     async def handle(peer: Peer) -> None:
         await peer.reader.readuntil(b"\r\n\r\n")
-        await asyncio.sleep(2)
+        await asyncio.sleep(3)
         await peer.reader.readexactly(size)
         await peer.send(OK)
 
-    async with relay(None, handle, body_timeout=0.4) as (_, proxy), connection(proxy.port) as (reader, writer):
+    async with relay(None, handle, body_timeout=1.5) as (_, proxy), connection(proxy.port) as (reader, writer):
         writer.write(post(bytes(size)))
         assert (await asyncio.wait_for(read_message(reader), 20)).body == b"ok"
 
