@@ -23,6 +23,7 @@ from msgspec import Raw
 from proxy.core import sse
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
+from proxy.core.retrieval.tools import REPEATED
 from proxy.core.turn import Broken, Continuation, HiddenRound, State, Usage, WrongState
 from proxy.dialects.last_words import NO_MORE, SAID_NOTHING
 from proxy.dialects.refusals import is_error
@@ -30,6 +31,10 @@ from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.rounds import MAX_ARGUMENTS, Call, Reply, Round
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
+
+MAX_CIRCLES = 2
+"""Rounds in a row that only repeat calls which were answered before. Then the next round is the last: a small model
+goes on until its rounds are used up, and each of them costs time."""
 
 
 class Turn(ABC):
@@ -46,6 +51,7 @@ class Turn(ABC):
         self.state = State.READY
         self.rounds = 0
         """Hidden rounds so far."""
+        self._circles = 0  # the newest of them in a row that only repeated calls
         self._asked = asked
         self._ledger = UsageLedger(self.usage)
         self._before: list[bytes] = []
@@ -325,7 +331,7 @@ class Turn(ABC):
 
     @property
     def _last(self) -> bool:
-        return self.rounds >= self._asked.max_rounds
+        return self.rounds >= self._asked.max_rounds or self._circles >= MAX_CIRCLES
 
     def _to_answer(self) -> Sequence[Call]:
         """Return the calls of our tools to answer; the others are dropped. Raises Broken for an endless one."""
@@ -365,6 +371,7 @@ class Turn(ABC):
 
     def _go_on(self, answers: Sequence[str]) -> None:
         self.rounds += 1
+        self._circles = self._circles + 1 if answers and set(answers) == {REPEATED} else 0
         if answers:
             results = self._results([*answers[:-1], self._told(answers[-1])])
             self._before += [*self._round.written(self._answering), *results]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.retrieval.tools import REPEATED
 from proxy.core.turn import Broken, State
 from proxy.dialects.last_words import SAID_NOTHING
 from proxy.dialects.rounds import MAX_ARGUMENTS
@@ -75,6 +76,25 @@ APIS = {
 @pytest.fixture(params=APIS)
 def api(request: pytest.FixtureRequest) -> Api:
     return APIS[request.param]
+
+
+def test_a_model_that_only_repeats_its_calls_is_told_to_answer(api: Api) -> None:
+    reads = [api.whole(call="grep", arguments='{"pattern": "x"}', number=number) for number in range(1, 5)]
+    turn, said = api.turn(max_rounds=8), []
+    for reply, answer in zip(reads, ["found", REPEATED, "found more", REPEATED], strict=True):
+        said.append(turn.request())
+        receive(turn, reply)
+        turn.end()
+        turn.answer([answer])
+    said.append(turn.request())
+    assert not any(b"answer now" in body for body in said), "one repeated call, and others between, are no circle"
+    receive(turn, reads[0])
+    turn.end()
+    turn.answer([REPEATED])
+    assert b"answer now" in turn.request()
+    receive(turn, api.whole("It is x."))
+    turn.end()
+    assert (turn.state, turn.rounds) == (State.DONE, 5) and b"It is x." in turn.close()
 
 
 def after_a_round(api: Api, text: str = "", *, stream: bool = True) -> Turn:
