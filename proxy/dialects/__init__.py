@@ -159,9 +159,6 @@ class Dialect(Protocol):
     def may_be_overflow(self, status: int) -> bool:
         """Whether a reply with this status may mean that the request is too long, so that its body is worth reading."""
 
-    def is_overflow(self, status: int, body: bytes) -> bool:
-        """Whether this refusal means that the request has too many tokens."""
-
     def prompt_tokens(self, end: bytes) -> int:
         """Return the tokens of the prompt, as upstream counted them, from the last bytes of a reply; 0 if they do not
         say."""

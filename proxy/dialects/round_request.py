@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import ClassVar
 
 from msgspec import Raw
@@ -65,7 +66,7 @@ class RoundRequest(ABC):
     def wants_json(self) -> bool:
         """Whether the text has to be JSON. Two JSON texts are not JSON."""
 
-    @property
+    @cached_property
     def theirs(self) -> frozenset[str]:
         """The names of the client's own tools."""
         return frozenset(map(self.tool_name, elements(self.members.get("tools"))))

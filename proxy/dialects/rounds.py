@@ -13,6 +13,8 @@ from msgspec import Raw
 
 from proxy.core.history import ToolCall
 
+MAX_REPLY = 32 << 20
+"""The most bytes that are held for one round: about eight million tokens."""
 MAX_ARGUMENTS = 1 << 20
 """The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
 

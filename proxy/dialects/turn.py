@@ -65,7 +65,6 @@ class Turn(ABC):
         self._unknown: bytes | None = None  # a body that is no reply, for the client
         self._done = b""
         self._shown = self._reply(streamed=True)
-        self._round = self._begun_round()
 
     # -- what the dialect knows --
 

@@ -52,6 +52,12 @@ def join(pieces: Iterable[str]) -> str:
     return text
 
 
+def place(raw: Raw | None) -> int | None:
+    """Return an index, or None for anything else."""
+    text = b"" if raw is None else bytes(raw)
+    return int(text) if text.isdigit() and len(text) < 10 else None
+
+
 def whole(raw: Raw | None) -> int:
     """Return a number of tokens, or 0 for anything else."""
     text = b"" if raw is None else bytes(raw)

@@ -15,10 +15,8 @@ from proxy.core import rawjson
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
 from proxy.dialects.chat.plain import PlainDelta
+from proxy.dialects.rounds import MAX_REPLY
 from proxy.dialects.values import EMPTY, NULL, Members, join, members_of, object_of, string, text_of
-
-MAX_REPLY = 32 << 20
-"""The most bytes of text and calls that are held for one round: about eight million tokens."""
 
 _Pieces = list[str | Raw]
 

@@ -17,10 +17,10 @@ from proxy.core import rawjson
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
-from proxy.dialects.chat.reply import MAX_REPLY, CallDelta, signature
-from proxy.dialects.rounds import MAX_ARGUMENTS
+from proxy.dialects.chat.reply import CallDelta, signature
+from proxy.dialects.rounds import MAX_ARGUMENTS, MAX_REPLY
 from proxy.dialects.tool_names import ToolNames
-from proxy.dialects.values import NULL, Members, join, string, text_of
+from proxy.dialects.values import NULL, Members, join, place, string, text_of
 
 CALL_SIZE = 1024
 """Roughly the bytes that a call takes besides its arguments, so that endless empty calls also reach the size limit."""
@@ -225,7 +225,7 @@ class ToolCalls:
 
     def _known(self, delta: CallDelta) -> PartialCall | None:
         """Return the call that a delta continues, or None if it begins a new one."""
-        index, id = _index(delta.members.get("index")), text_of(delta.members.get("id"))
+        index, id = place(delta.members.get("index")), text_of(delta.members.get("id"))
         name = text_of(delta.function.get("name"))
         last = self.all[-1] if self.all else None
         if index is not None and index in self._by_index:
@@ -244,7 +244,7 @@ class ToolCalls:
         self.all.append(call)
         self._open[call] = None
         self._size += CALL_SIZE
-        index, id = _index(delta.members.get("index")), text_of(delta.members.get("id"))
+        index, id = place(delta.members.get("index")), text_of(delta.members.get("id"))
         if index is not None:
             self._by_index[index] = call
         if id:
@@ -287,8 +287,3 @@ def _arguments(delta: CallDelta) -> str:
     if raw is None or rawjson.is_null(raw) or rawjson.is_string(raw):
         return text_of(raw)
     return bytes(raw).decode()
-
-
-def _index(raw: Raw | None) -> int | None:
-    text = b"" if raw is None else bytes(raw)
-    return int(text) if text.isdigit() and len(text) < 10 else None

@@ -5,17 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from msgspec import Raw
-
-from proxy.core import rawjson
-from proxy.core.request import Request
-from proxy.dialects import overflow
+from proxy.dialects.base import BaseDialect
 from proxy.dialects.messages import blocks, costs, errors, render, request, summary
 from proxy.dialects.messages.refusals import complaint, forgiving, shape
-from proxy.dialects.messages.round_request import LIMITS, MessagesRoundRequest
+from proxy.dialects.messages.round_request import MessagesRoundRequest
 from proxy.dialects.messages.turn import MessagesTurn
-from proxy.dialects.refusals import is_error
-from proxy.dialects.reply_limits import lowered, lowest
 
 _PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""
@@ -23,10 +17,12 @@ _COUNT = b"/count_tokens"
 _OWN = re.compile(rb"(?:/v1|^)/messages(?:/|\Z)")
 
 
-class MessagesDialect:
+class MessagesDialect(BaseDialect):
     """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
 
     name = "messages"
+    turns = MessagesTurn
+    requests = MessagesRoundRequest
     version_header = b"anthropic-version"
     """A header that every request for this API has, also those for models and files."""
 
@@ -36,7 +32,6 @@ class MessagesDialect:
 
     recognises = staticmethod(request.recognises)
     parse = staticmethod(request.parse)
-    continued = staticmethod(request.continued)
 
     read = staticmethod(blocks.read)
     texts = staticmethod(blocks.texts)
@@ -53,12 +48,8 @@ class MessagesDialect:
     summary_on_prefix = staticmethod(summary.on_prefix)
     summary_answer = staticmethod(summary.answer)
 
-    may_be_overflow = staticmethod(overflow.may_be)
-    is_overflow = staticmethod(overflow.is_overflow)
-    window = staticmethod(overflow.window)
     complaint = staticmethod(complaint)
     forgiving = staticmethod(forgiving)
-    is_error = staticmethod(is_error)
     shape = staticmethod(shape)
     prompt_tokens = staticmethod(costs.prompt_tokens)
     reported = staticmethod(costs.reported)
@@ -76,23 +67,6 @@ class MessagesDialect:
     def counting(self) -> MessagesDialect:
         """The dialect of requests that only ask how many tokens they have."""
         return MessagesDialect(counts=True)
-
-    def reply_limit(self, asked: Request, left: int) -> int | None:
-        return lowest(lowered(asked.members, LIMITS, left))
-
-    def with_lower_limit(self, asked: Request, left: int) -> bytes:
-        return rawjson.encode(asked.members | lowered(asked.members, LIMITS, left))
-
-    def turn(
-        self,
-        asked: Request,
-        entries: Sequence[bytes | Raw],
-        tools: Sequence[bytes],
-        max_rounds: int,
-        usage: bool = True,
-        left: int | None = None,
-    ) -> MessagesTurn:
-        return MessagesTurn(MessagesRoundRequest(asked, entries, tools, max_rounds, usage, left))
 
 
 MESSAGES = MessagesDialect()

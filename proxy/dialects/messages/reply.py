@@ -21,11 +21,9 @@ from proxy.core.history import ToolCall
 from proxy.core.turn import Broken
 from proxy.dialects.messages.blocks import THINKING, call_of
 from proxy.dialects.messages.costs import merged, with_prompt
+from proxy.dialects.rounds import MAX_REPLY
 from proxy.dialects.tool_names import ToolNames
-from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, string, text_of
-
-MAX_REPLY = 32 << 20
-"""The most bytes that are held for one round: about eight million tokens."""
+from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, place, string, text_of
 
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"
 BEGIN, CLOSING, END = "message_start", "message_delta", "message_stop"
@@ -56,7 +54,7 @@ class ReplyEvent:
         head, masked = rawjson.decode(_head, data)
         self.data, self.raw, self.name = data, raw, name
         self.type = head.type
-        self.index = _index(head.index)
+        self.index = place(head.index)
         self.message = rawjson.unmasked(head.message) if masked else head.message
         self.block = rawjson.unmasked(head.content_block) if masked else head.content_block
         self.delta = rawjson.unmasked(head.delta) if masked else head.delta
@@ -283,8 +281,3 @@ def _is_object(text: str) -> bool:
         return isinstance(msgspec.json.decode(text or "{}"), dict)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
         return False
-
-
-def _index(raw: Raw) -> int | None:
-    text = bytes(raw)
-    return int(text) if text.isdigit() and len(text) < 10 else None

@@ -21,7 +21,6 @@ from proxy.core.history import Unplannable
 from proxy.core.rawjson import NotJson
 from proxy.core.reasons import Reason
 from proxy.core.request import Request
-from proxy.core.turn import Continuation
 from proxy.dialects import parsing
 from proxy.dialects.values import NULL, Members, object_of, text_of
 
@@ -98,11 +97,6 @@ def recognises(asked: Request) -> bool:
         return True
     tools = rawjson.elements(asked.tools) if rawjson.is_array(asked.tools) else []
     return any("input_schema" in object_of(tool) for tool in tools) or any(map(is_blocks, asked.entries))
-
-
-def continued(request: Request, continuation: Continuation) -> bytes:
-    """Every request has the whole history."""
-    return request.body
 
 
 def _obstacle(known: Known) -> str:

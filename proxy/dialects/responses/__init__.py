@@ -7,24 +7,22 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.request import Request
-from proxy.dialects import overflow, usage
-from proxy.dialects.refusals import as_it_is, complaint, is_error
-from proxy.dialects.reply_limits import lowered, lowest
+from proxy.dialects import usage
+from proxy.dialects.base import BaseDialect
 from proxy.dialects.responses import errors, items, render, request, summary
 from proxy.dialects.responses.refusals import shape
-from proxy.dialects.responses.round_request import LIMITS, ResponsesRoundRequest
+from proxy.dialects.responses.round_request import ResponsesRoundRequest
 from proxy.dialects.responses.turn import ResponsesTurn
 
 _OWN = re.compile(rb"/responses(?:/|\Z)")
 
 
-class ResponsesDialect:
+class ResponsesDialect(BaseDialect):
     """Refers each method to the module of this folder that implements it. The protocol documents the methods."""
 
     name = "responses"
-    counts = False
+    turns = ResponsesTurn
+    requests = ResponsesRoundRequest
 
     parse = staticmethod(request.parse)
     continued = staticmethod(request.continued)
@@ -43,12 +41,6 @@ class ResponsesDialect:
     summary_on_prefix = staticmethod(summary.on_prefix)
     summary_answer = staticmethod(summary.answer)
 
-    may_be_overflow = staticmethod(overflow.may_be)
-    is_overflow = staticmethod(overflow.is_overflow)
-    window = staticmethod(overflow.window)
-    complaint = staticmethod(complaint)
-    forgiving = staticmethod(as_it_is)
-    is_error = staticmethod(is_error)
     shape = staticmethod(shape)
     prompt_tokens = staticmethod(usage.prompt_tokens)
     reported = staticmethod(usage.reported)
@@ -63,23 +55,6 @@ class ResponsesDialect:
 
     def owns(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
         return _OWN.search(path) is not None
-
-    def reply_limit(self, asked: Request, left: int) -> int | None:
-        return lowest(lowered(asked.members, LIMITS, left))
-
-    def with_lower_limit(self, asked: Request, left: int) -> bytes:
-        return rawjson.encode(asked.members | lowered(asked.members, LIMITS, left))
-
-    def turn(
-        self,
-        request_: Request,
-        entries: Sequence[bytes | Raw],
-        tools: Sequence[bytes],
-        max_rounds: int,
-        usage: bool = True,
-        left: int | None = None,
-    ) -> ResponsesTurn:
-        return ResponsesTurn(ResponsesRoundRequest(request_, entries, tools, max_rounds, usage, left))
 
 
 RESPONSES = ResponsesDialect()

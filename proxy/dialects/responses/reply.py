@@ -21,11 +21,9 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
 from proxy.dialects.responses.items import ANSWERED, call_of, said
+from proxy.dialects.rounds import MAX_REPLY
 from proxy.dialects.tool_names import ToolNames
-from proxy.dialects.values import NULL, Members, object_of, string, text_of
-
-MAX_REPLY = 32 << 20
-"""The most bytes that are held for one round: about eight million tokens."""
+from proxy.dialects.values import NULL, Members, object_of, place, string, text_of
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
@@ -238,7 +236,7 @@ class ResponsesRound:
 
     def _item(self, event: Event) -> OutputItem | None:
         """Return the item that an event is about. Some servers announce none and send each only at its end."""
-        index = _index(event.index)
+        index = place(event.index)
         if index is None:
             return self._by_id.get(event.item_id)
         item = self._by_index.get(index)
@@ -377,8 +375,3 @@ def _contents(item: Members) -> Iterator[dict[str, object]]:
 def _made(type: object, **members: object) -> Event:
     """Return an event of ours. Its number is set when it is shown."""
     return Event(rawjson.encode({"type": type, "sequence_number": 0, **members}), name=str(type).encode())
-
-
-def _index(raw: Raw) -> int | None:
-    text = bytes(raw)
-    return int(text) if text.isdigit() and len(text) < 10 else None
