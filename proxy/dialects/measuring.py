@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from proxy.core import labels, preview
-from proxy.core.history import Count, Piece, Reading
+from msgspec import Raw
+
+from proxy.core import labels, preview, rawjson
+from proxy.core.history import Count, Message, Piece, Reading, ToolCall, digest
 from proxy.core.labels import Label
 from proxy.core.plan import Item, Role
 from proxy.core.preview import Shape
@@ -30,6 +33,38 @@ def canonical(arguments: str) -> str:
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, RecursionError):
         return arguments.strip()
+
+
+def meaning(
+    dialect: str,
+    role: Role,
+    text: str,
+    calls: Iterable[ToolCall] = (),
+    answers: str = "",
+    others: Iterable[bytes] = (),
+) -> bytes:
+    """Return an entry's `Message.meaning`. The dialect's name is part of it, so that no record of another API is ever
+    found."""
+    called = [(call.id, call.name, canonical(call.arguments)) for call in calls]
+    meant = rawjson.encode([dialect, int(role), text.strip(), called, answers])
+    return hashlib.sha256(b"\n".join([meant, *others])).digest()[:16]
+
+
+def unreadable(entry: bytes | Raw, role: Role, meaning: Callable[[str], bytes], count: Count) -> Message:
+    """Measure an entry as a whole, whose form we do not know. `meaning` returns that of its text."""
+    text = bytes(entry).decode("utf-8", "replace")
+    tokens = count(text) + MESSAGE_TOKENS
+    return Message(
+        digest=digest(entry),
+        role=role,
+        meaning=meaning(text),
+        tokens=tokens,
+        item=item(role, tokens, 0, ()),
+        pieces=(),
+        calls=(),
+        answers="",
+        readable=False,
+    )
 
 
 class Source(NamedTuple):
@@ -67,7 +102,7 @@ def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
 
 
 def _piece(place: int | None, text: str, tokens: int, source: Source, reading: Reading, count: Count) -> Piece:
-    name = labels.file_name(labels.NAMELESS, digest := preview.digest(text))
+    name = labels.file_name(labels.NAMELESS, moved := preview.digest(text))
 
     def replaced(shape: Shape) -> tuple[int, int]:
         """Return the tokens of the replacement without a label, and how many characters it is shorter than the text."""
@@ -81,4 +116,4 @@ def _piece(place: int | None, text: str, tokens: int, source: Source, reading: R
         first, first_spare = replaced(reading.shape.first_preview())
         spare = min(spare, first_spare) if first < tokens else spare
     label = source.label(count) if spare > 0 else labels.NAMELESS
-    return Piece(place, digest, tokens, at_event, first, spare, label, source.kept)
+    return Piece(place, moved, tokens, at_event, first, spare, label, source.kept)

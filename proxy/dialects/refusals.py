@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxy.core.refusals import Addition, Complaint, Verdict
+from proxy.core.request import Request
 from proxy.dialects import error_text, overflow
+from proxy.dialects.tools import has_tools
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -105,6 +107,12 @@ def complaint(status: int, body: bytes) -> Complaint:
 def as_it_is(body: bytes, headers: RawHeaders) -> tuple[bytes, RawHeaders]:
     """Return the request unchanged: this API has no thinking that depends on what precedes it."""
     return body, headers
+
+
+def shape(request: Request, *said: str) -> str:
+    """Return what else in a request decides whether upstream takes our additions: `said`, client tools, streaming."""
+    also = "tools" if has_tools(request.tools) else "", "stream" if request.stream else ""
+    return " ".join(filter(None, (*said, *also)))
 
 
 def is_error(body: bytes) -> bool:

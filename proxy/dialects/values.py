@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 from msgspec import Raw
 
 from proxy.core import rawjson
@@ -35,6 +36,14 @@ def object_of(raw: Raw | None) -> Members:
     try:
         return members_of(raw)
     except NotJson:
+        return {}
+
+
+def on_one_line(body: bytes) -> Members:
+    """Return the members of a body, none of them with a line break; empty for anything but an object."""
+    try:
+        return rawjson.members(msgspec.json.format(body, indent=-1))
+    except (NotJson, msgspec.MsgspecError):
         return {}
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from proxy.core import rawjson, sse
-from proxy.core.rawjson import NotJson
+from proxy.dialects.values import on_one_line
 from proxy.errors import ProxyError
 
 
@@ -16,8 +14,5 @@ def body(fault: ProxyError) -> bytes:
 
 def event(fault: ProxyError, said: bytes = b"") -> bytes:
     """Return the event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
-    try:
-        known = bool(said) and not rawjson.is_null(rawjson.members(said).get("error"))
-        return sse.encode(msgspec.json.format(said, indent=-1) if known else body(fault))
-    except (NotJson, msgspec.MsgspecError):
-        return sse.encode(body(fault))
+    members = on_one_line(said)
+    return sse.encode(body(fault) if rawjson.is_null(members.get("error")) else rawjson.encode(members))

@@ -17,7 +17,7 @@ from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
 from proxy.core.results import carried
 from proxy.dialects import attachments
-from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces
+from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, unreadable
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -45,21 +45,11 @@ def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
 
 def _unreadable(raw: bytes | Raw, members: dict[str, Raw], count: Count) -> Message:
     """Measure a message as a whole, whose role or content we do not know. It counts as a result of its step."""
-    role = ROLES.get(_text(members.get("role")), Role.TOOL)
-    text = bytes(raw).decode("utf-8", "replace")
-    tokens = count(text) + MESSAGE_TOKENS
-    meaning = hashlib.sha256(b"unreadable\n" + canonical(text).encode("utf-8", "surrogatepass")).digest()[:16]
-    return Message(
-        digest=digest(raw),
-        role=role,
-        meaning=meaning,
-        tokens=tokens,
-        item=item(role, tokens, 0, ()),
-        pieces=(),
-        calls=(),
-        answers="",
-        readable=False,
-    )
+    return unreadable(raw, ROLES.get(_text(members.get("role")), Role.TOOL), _unreadable_meaning, count)
+
+
+def _unreadable_meaning(text: str) -> bytes:
+    return hashlib.sha256(b"unreadable\n" + canonical(text).encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def texts(raw: bytes | Raw) -> list[tuple[int | None, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.core.request import Request
-from proxy.dialects.tools import has_tools
+from proxy.dialects import refusals
 from proxy.dialects.values import object_of, text_of
 
 REASONING = ("reasoning_effort", "reasoning", "thinking", "enable_thinking")
@@ -16,7 +16,5 @@ def shape(request: Request) -> str:
     said = [
         text_of(object_of(members.get("response_format")).get("type"))[:64],
         *(bytes(members[name])[:64].decode("utf-8", "replace") for name in REASONING if name in members),
-        "tools" if has_tools(request.tools) else "",
-        "stream" if request.stream else "",
     ]
-    return " ".join(filter(None, said))
+    return refusals.shape(request, *said)

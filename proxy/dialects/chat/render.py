@@ -9,11 +9,11 @@ from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.core.history import Message
-from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
 from proxy.core.rawjson import NotJson
 from proxy.core.summary import Section
 from proxy.dialects.chat.messages import reasoning, text_message, tool_calls
+from proxy.dialects.entries import appended, call_section, title
 from proxy.dialects.values import text_of
 
 
@@ -34,20 +34,6 @@ def _user_message(text: str, before: Sequence[bytes | Raw]) -> bytes:
     return rawjson.encode({"role": "user", **named, "content": text})
 
 
-def appended(raw: bytes | Raw, text: str) -> bytes:
-    """Return the message with `text` added at its end. Its other content keeps its bytes."""
-    members = rawjson.members(raw)
-    content = members.get("content")
-    if content is None or rawjson.is_null(content):
-        grown = rawjson.encode(text)
-    elif rawjson.is_string(content):
-        grown = bytes(content)[:-1] + rawjson.encode(text)[1:]
-    else:
-        part = rawjson.encode({"type": "text", "text": text})
-        grown = rawjson.array([*rawjson.elements(content), part])
-    return rawjson.encode(members | {"content": Raw(grown)})
-
-
 def is_system(raw: bytes | Raw) -> bool:
     """Whether the message is a system message, by either name."""
     return text_of(rawjson.members(raw).get("role")) in ("system", "developer")
@@ -59,18 +45,12 @@ def is_system(raw: bytes | Raw) -> bool:
 def sections(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[Section]:
     """Return one message in readable form; `tool` is the tool whose result it is. Raises NotJson."""
     members = rawjson.members(raw)
-    title = f"{index + 1} {message.role.name.lower()}"
-    if message.role is Role.TOOL:
-        title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
+    heading = title(index, message, tool)
     thought = reasoning(members)
-    made = [Section(f"{title} reasoning", thought, message.role)] if thought else []
-    made += [Section(title, text, message.role) for text in _contents(members.get("content"))]
-    calls = tool_calls(members)
-    made += [
-        Section(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, message.role)
-        for call in calls
-    ]
-    return made or [Section(title, "", message.role)]
+    made = [Section(f"{heading} reasoning", thought, message.role)] if thought else []
+    made += [Section(heading, text, message.role) for text in _contents(members.get("content"))]
+    made += [call_section(heading, call, message.role) for call in tool_calls(members)]
+    return made or [Section(heading, "", message.role)]
 
 
 def _contents(content: Raw | None) -> list[str]:
@@ -84,8 +64,3 @@ def _contents(content: Raw | None) -> list[str]:
         rawjson.string(members["text"]) if rawjson.is_string(members.get("text")) else bytes(part).decode()
         for part, members in parts
     ]
-
-
-def _one_line(text: str) -> str:
-    """Return at most 64 characters on one line, because line breaks in a client's ids and names would end a header."""
-    return " ".join(text.split())[:64]

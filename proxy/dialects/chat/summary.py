@@ -10,7 +10,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.core.summary import SummaryAnswer
-from proxy.dialects import overflow
+from proxy.dialects import summary_calls
 from proxy.dialects.chat.messages import cache_breakpoint, text_message, with_cache_breakpoint
 from proxy.dialects.chat.request import function_tool
 from proxy.dialects.chat.round_request import LIMITS
@@ -21,10 +21,6 @@ IDENTITY = ("user", "safety_identifier")
 KEPT = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
 """Members that a summary call copies from its request: who asks, how to cache, how to reason. Another model may know
 only the members that say who asks. `store` is never copied."""
-
-ANSWER_BYTES = 4 << 20
-"""The most bytes of a reply that are parsed. A record takes a few thousand, and parsing more would block the event loop
-for more than 10 ms."""
 
 
 def alone(text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
@@ -55,12 +51,9 @@ def on_prefix(
 def _members(model: str, request: Request | None, most: int) -> dict[str, Raw]:
     """Return all members except messages and tools."""
     named = {"model": Raw(rawjson.encode(model))}
-    if request is None:
-        return named | _limited((), most)
-    own, members = model == request.model, request.members
-    kept = {name: members[name] for name in (KEPT if own else IDENTITY) if name in members}
-    limits = [name for name in LIMITS if own and name in members]
-    return {**named, **kept, **_limited(limits, most)}
+    own = summary_calls.is_own(request, model)
+    limits = list(summary_calls.kept(request, LIMITS)) if own else []
+    return {**named, **summary_calls.kept(request, KEPT if own else IDENTITY), **_limited(limits, most)}
 
 
 def _limited(names: Sequence[str], most: int) -> dict[str, Raw]:
@@ -80,16 +73,13 @@ def _with_newer_limit(body: bytes) -> bytes:
 
 def answer(status: int, body: bytes) -> SummaryAnswer:
     """Read the reply to a call. The answer has no text if the body cannot be read."""
-    if overflow.is_overflow(status, body):
-        return SummaryAnswer(status, too_long=True, window=overflow.window(body))
-    if status == 400 and LIMITS[1].encode() in body:
+    read = summary_calls.answer(status, body, _Completion, _read)
+    if status == 400 and not read.too_long and LIMITS[1].encode() in body:
         return SummaryAnswer(status, again=_with_newer_limit)
-    if len(body) > ANSWER_BYTES:
-        return SummaryAnswer(status)
-    try:
-        completion = msgspec.json.decode(body, type=_Completion)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return SummaryAnswer(status)
+    return read
+
+
+def _read(status: int, completion: _Completion) -> SummaryAnswer:
     usage = completion.usage or _Usage()
     details = usage.prompt_tokens_details or _Details()
     choice = completion.choices[0] if completion.choices else _Choice(_Message())

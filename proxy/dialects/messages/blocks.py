@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import Raw
@@ -14,8 +14,8 @@ from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, d
 from proxy.core.plan import Role
 from proxy.core.rawjson import NotJson
 from proxy.core.results import Carries, carried
-from proxy.dialects import attachments
-from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces
+from proxy.dialects import attachments, measuring
+from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, unreadable
 from proxy.dialects.messages.request import FRAME, RESULT, is_reminder, parts_of
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -33,6 +33,8 @@ Places = list[tuple[Place, str]]
 
 
 # -- one entry --------------------------------------------------------------------------------------------------------
+
+_meaning = partial(measuring.meaning, "messages")
 
 
 def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
@@ -121,7 +123,7 @@ def said(blocks: Iterable[Members]) -> tuple[str, list[ToolCall]]:
 
 def reply_meaning(text: str, calls: Sequence[ToolCall]) -> bytes:
     """Return the meaning of a reply with this text and these calls when the client sends it back."""
-    return _meaning(Role.ASSISTANT, text, [(call.id, call.name, canonical(call.arguments)) for call in calls])
+    return _meaning(Role.ASSISTANT, text, calls)
 
 
 def _content(content: Raw | None) -> Iterator[Members]:
@@ -210,19 +212,7 @@ def _sealed(message: Message) -> Message:
 
 def _unreadable(entry: bytes | Raw, role: Role, count: Count) -> Message:
     """Measure an entry as a whole, whose form we do not know."""
-    text = bytes(entry).decode("utf-8", "replace")
-    tokens = count(text) + MESSAGE_TOKENS
-    return Message(
-        digest=digest(entry),
-        role=role,
-        meaning=_meaning(role, "unreadable", [("", "", canonical(text))]),
-        tokens=tokens,
-        item=item(role, tokens, 0, ()),
-        pieces=(),
-        calls=(),
-        answers="",
-        readable=False,
-    )
+    return unreadable(entry, role, lambda text: _meaning(role, "unreadable", [ToolCall("", "", text)]), count)
 
 
 def _reply(blocks: Sequence[Members], digest: bytes, count: Count) -> Message:
@@ -268,11 +258,3 @@ def _file_tokens(block: Members) -> int:
 def _canonical(block: Members) -> bytes:
     """Return a block as canonical JSON, without its cache breakpoint."""
     return rawjson.encode({key: block[key] for key in sorted(block) if key != "cache_control"})
-
-
-def _meaning(
-    role: Role, text: str, calls: Sequence[tuple[str, str, str]], answers: str = "", others: Iterable[bytes] = ()
-) -> bytes:
-    """The dialect's name is part of it, so that no record of another API is ever found here."""
-    meant = rawjson.encode(["messages", int(role), text.strip(), calls, answers])
-    return hashlib.sha256(b"\n".join([meant, *others])).digest()[:16]

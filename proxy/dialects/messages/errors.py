@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from proxy.core import rawjson, sse
-from proxy.core.rawjson import NotJson
-from proxy.dialects.values import object_of
+from proxy.dialects.values import object_of, on_one_line
 from proxy.errors import ProxyError
 
 TYPES = {
@@ -32,13 +29,5 @@ def body(fault: ProxyError) -> bytes:
 
 def event(fault: ProxyError, said: bytes = b"") -> bytes:
     """The event that ends a stream: upstream's own error if it has this API's shape, else the fault."""
-    return sse.encode(_error(said) or body(fault), b"error")
-
-
-def _error(said: bytes) -> bytes:
-    """Return upstream's refusal on one line, or nothing if it has another shape."""
-    try:
-        line = msgspec.json.format(said, indent=-1) if said else b""
-        return line if line and object_of(rawjson.members(line).get("error")) else b""
-    except (NotJson, msgspec.MsgspecError):
-        return b""
+    members = on_one_line(said)
+    return sse.encode(rawjson.encode(members) if object_of(members.get("error")) else body(fault), b"error")

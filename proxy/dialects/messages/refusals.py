@@ -9,7 +9,6 @@ from proxy.core.refusals import Addition, Complaint
 from proxy.core.request import Request
 from proxy.dialects import refusals
 from proxy.dialects.refusals import RawHeaders
-from proxy.dialects.tools import has_tools
 from proxy.dialects.values import object_of, text_of
 
 BETA = b"anthropic-beta"
@@ -50,7 +49,5 @@ def shape(request: Request) -> str:
         text_of(object_of(form).get("type")),
         text_of(object_of(members.get("thinking")).get("type")),
         text_of(object_of(members.get("tool_choice")).get("type")),
-        "tools" if has_tools(request.tools) else "",
-        "stream" if request.stream else "",
     ]
-    return " ".join(filter(None, said))
+    return refusals.shape(request, *said)

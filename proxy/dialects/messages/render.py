@@ -13,6 +13,7 @@ from proxy.core.policy import SnapshotRole
 from proxy.core.summary import Section
 from proxy.core.turn import HiddenRound
 from proxy.dialects import shrinking
+from proxy.dialects.entries import call_section, title
 from proxy.dialects.messages import blocks
 from proxy.dialects.messages.blocks import THINKING, blocks_of, call_of, result, text_message
 from proxy.dialects.messages.request import RESULT, Entry, blocks_in, is_blocks, is_text, parts_of, user_message
@@ -106,11 +107,9 @@ shrunk = partial(shrinking.shrunk, calls=_calls, answered=_answered, replaced=_r
 
 def sections(entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
     """Return one entry in readable form; `tool` is the tool whose result it is. Raises NotJson."""
-    title = f"{index + 1} {message.role.name.lower()}"
-    if message.role is Role.TOOL:
-        title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
-    made = [section for block in blocks_of(entry) for section in _sections(block, title, message.role)]
-    return made or [Section(title, "", message.role)]
+    heading = title(index, message, tool)
+    made = [section for block in blocks_of(entry) for section in _sections(block, heading, message.role)]
+    return made or [Section(heading, "", message.role)]
 
 
 def _sections(block: Members, title: str, role: Role) -> list[Section]:
@@ -126,11 +125,5 @@ def _sections(block: Members, title: str, role: Role) -> list[Section]:
             return [Section(title, text_of(content), role)]
         return [made for raw in rawjson.elements(content) for made in _sections(rawjson.members(raw), title, role)]
     if kind.endswith("tool_use"):
-        call = call_of(block)
-        return [Section(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, role)]
+        return [call_section(title, call_of(block), role)]
     return [Section(title, rawjson.encode(block).decode("utf-8", "replace"), role)]
-
-
-def _one_line(text: str) -> str:
-    """Return at most 64 characters on one line, because line breaks in a client's ids and names would end a header."""
-    return " ".join(text.split())[:64]

@@ -10,7 +10,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.core.summary import SummaryAnswer
-from proxy.dialects import overflow
+from proxy.dialects import summary_calls
 from proxy.dialects.messages.blocks import blocks_of, text_message
 from proxy.dialects.messages.render import followed
 from proxy.dialects.messages.request import assembled, client_tool, text_block, user_message
@@ -26,10 +26,6 @@ Another model may know only the members that say who asks."""
 LIMIT = LIMITS[0]
 DEFAULT_LIMIT = 8_192
 """Tokens of a summary whose length nobody limits: this API insists on a limit, and every model takes this one."""
-
-ANSWER_BYTES = 4 << 20
-"""The most bytes of a reply that are parsed. A record takes a few thousand, and parsing more would block the event loop
-for more than 10 ms."""
 
 FINISHED = ("end_turn", "stop_sequence")
 
@@ -72,8 +68,7 @@ def _breakpoint(entry: bytes | Raw) -> Raw | None:
 def _members(model: str, request: Request | None, most: int) -> Members:
     """Return all members except messages, system prompt and tools. What the model thinks counts as part of a reply."""
     named: Members = {"model": string(model)}
-    own, members = request is not None and model == request.model, {} if request is None else request.members
-    kept = {name: members[name] for name in (KEPT if own else IDENTITY) if name in members}
+    kept = summary_calls.kept(request, KEPT if summary_calls.is_own(request, model) else IDENTITY)
     thinking = whole(object_of(kept.get("thinking")).get("budget_tokens"))
     return {**named, **kept, LIMIT: Raw(b"%d" % ((most or DEFAULT_LIMIT) + thinking))}
 
@@ -83,14 +78,10 @@ def _members(model: str, request: Request | None, most: int) -> Members:
 
 def answer(status: int, body: bytes) -> SummaryAnswer:
     """Read the reply to a call. The answer has no text if the body cannot be read."""
-    if overflow.is_overflow(status, body):
-        return SummaryAnswer(status, too_long=True, window=overflow.window(body))
-    if len(body) > ANSWER_BYTES:
-        return SummaryAnswer(status)
-    try:
-        reply = msgspec.json.decode(body, type=_Reply)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return SummaryAnswer(status)
+    return summary_calls.answer(status, body, _Reply, _read)
+
+
+def _read(status: int, reply: _Reply) -> SummaryAnswer:
     text = "".join(block.text or "" for block in reply.content if block.type == "text")
     usage = reply.usage or _Usage()
     cached = usage.cache_read_input_tokens or 0

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-from msgspec import Raw
-
 from proxy.core import rawjson, sse
-from proxy.core.rawjson import NotJson
-from proxy.dialects.values import NULL, object_of
+from proxy.dialects.values import NULL, object_of, on_one_line
 from proxy.errors import ProxyError
 
 
@@ -22,15 +18,7 @@ def event(fault: ProxyError, said: bytes = b"", number: int = 0) -> bytes:
     `number` is the event's place in the stream. The documented event has the error's members itself, and the SDKs read
     them from `error`, as upstream writes it, so both are there.
     """
-    error = _error(said) or rawjson.members(rawjson.members(body(fault))["error"])
+    error = object_of(on_one_line(said).get("error")) or rawjson.members(rawjson.members(body(fault))["error"])
     known = {name: error.get(name, NULL) for name in ("code", "message", "param")}
     members = {"type": "error", "sequence_number": number, **known, "error": error}
     return sse.encode(rawjson.encode(members), b"error")
-
-
-def _error(said: bytes) -> dict[str, Raw]:
-    """Return the error in upstream's refusal, without line breaks, or nothing if it has none."""
-    try:
-        return object_of(rawjson.members(msgspec.json.format(said, indent=-1)).get("error")) if said else {}
-    except (NotJson, msgspec.MsgspecError):
-        return {}

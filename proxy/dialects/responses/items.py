@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import Raw
@@ -13,9 +13,9 @@ from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, d
 from proxy.core.plan import Role
 from proxy.core.rawjson import NotJson
 from proxy.core.results import carried
-from proxy.dialects import attachments
+from proxy.dialects import attachments, measuring
 from proxy.dialects.attachments import OTHER_PART_TOKENS
-from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces
+from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, unreadable
 from proxy.dialects.responses.request import COMPACTIONS, OUTPUTS, Kind, items_of, kind, members_of
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -46,6 +46,8 @@ Places = list[tuple[int | None, str]]
 
 
 # -- one entry --------------------------------------------------------------------------------------------------------
+
+_meaning = partial(measuring.meaning, "responses")
 
 
 def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
@@ -119,7 +121,7 @@ def said(items: Sequence[bytes | Raw]) -> tuple[str, list[ToolCall]]:
 
 def reply_meaning(text: str, calls: Sequence[ToolCall]) -> bytes:
     """Return the meaning of a reply with this text and these calls when the client sends it back."""
-    return _meaning(Role.ASSISTANT, text, [(call.id, call.name, canonical(call.arguments)) for call in calls])
+    return _meaning(Role.ASSISTANT, text, calls)
 
 
 def reasoning(members: Members) -> str:
@@ -213,19 +215,7 @@ def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: 
 def _unreadable(entry: bytes | Raw, kind: Kind, count: Count) -> Message:
     """Measure an entry as a whole, whose form we do not know. It counts as a result of its step."""
     role = Role.ASSISTANT if kind.replies else _ROLES.get(kind.role, Role.TOOL)
-    text = bytes(entry).decode("utf-8", "replace")
-    tokens = count(text) + MESSAGE_TOKENS
-    return Message(
-        digest=digest(entry),
-        role=role,
-        meaning=_meaning(role, "unreadable", [("", "", canonical(text))]),
-        tokens=tokens,
-        item=item(role, tokens, 0, ()),
-        pieces=(),
-        calls=(),
-        answers="",
-        readable=False,
-    )
+    return unreadable(entry, role, lambda text: _meaning(role, "unreadable", [ToolCall("", "", text)]), count)
 
 
 def _compaction(members: Members, digest: bytes) -> Message:
@@ -290,11 +280,3 @@ def _fixed(type: str, members: Members) -> int:
 def _encrypted(members: Members) -> int:
     raw = members.get("encrypted_content")
     return 0 if rawjson.is_null(raw) or raw is None else len(memoryview(raw)) // ENCRYPTED_BYTES
-
-
-def _meaning(
-    role: Role, text: str, calls: Sequence[tuple[str, str, str]], answers: str = "", others: Sequence[bytes] = ()
-) -> bytes:
-    """The dialect's name is part of it, so that no record of another API is ever found here."""
-    meant = rawjson.encode(["responses", int(role), text.strip(), calls, answers])
-    return hashlib.sha256(b"\n".join([meant, *others])).digest()[:16]

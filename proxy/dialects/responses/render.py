@@ -13,6 +13,7 @@ from proxy.core.policy import SnapshotRole
 from proxy.core.summary import Section
 from proxy.core.turn import HiddenRound
 from proxy.dialects import shrinking
+from proxy.dialects.entries import appended, call_section, title
 from proxy.dialects.responses import items
 from proxy.dialects.responses.items import call_of, output, reasoning, text_message, texts
 from proxy.dialects.responses.request import COMPACTIONS, items_of, kind, members_of
@@ -32,22 +33,8 @@ def with_snapshot(entries: list[Entry], leading: int, block: str, role: Snapshot
     if role is SnapshotRole.USER:
         return [*entries[:leading], text_message("user", block), *entries[leading:]]
     if leading and kind(entries[0]).type == "message":
-        return [appended(entries[0], "\n\n" + block), *entries[1:]]
+        return [appended(entries[0], "\n\n" + block, "input_text"), *entries[1:]]
     return [*entries[:leading], text_message("developer", block), *entries[leading:]]
-
-
-def appended(entry: Entry, text: str) -> bytes:
-    """Return the message with `text` added at its end. Its other content keeps its bytes."""
-    members = rawjson.members(entry)
-    content = members.get("content")
-    if content is None or rawjson.is_null(content):
-        grown = rawjson.encode(text)
-    elif rawjson.is_string(content):
-        grown = bytes(content)[:-1] + rawjson.encode(text)[1:]
-    else:
-        part = rawjson.encode({"type": "input_text", "text": text})
-        grown = rawjson.array([*rawjson.elements(content), part])
-    return rawjson.encode(members | {"content": Raw(grown)})
 
 
 def said(entry: Entry) -> tuple[str, list[ToolCall]]:
@@ -93,11 +80,9 @@ shrunk = partial(shrinking.shrunk, calls=_calls, answered=_answered, replaced=_r
 
 def sections(entry: Entry, index: int, message: Message, tool: str) -> list[Section]:
     """Return one entry in readable form; `tool` is the tool whose result it is. Raises NotJson."""
-    title = f"{index + 1} {message.role.name.lower()}"
-    if message.role is Role.TOOL:
-        title = f"{title} {_one_line(message.answers)} {_one_line(tool)}"
-    made = [section for item in items_of(entry) for section in _sections(item, title, message.role)]
-    return made or [Section(title, "", message.role)]
+    heading = title(index, message, tool)
+    made = [section for item in items_of(entry) for section in _sections(item, heading, message.role)]
+    return made or [Section(heading, "", message.role)]
 
 
 def _sections(item: Raw, title: str, role: Role) -> list[Section]:
@@ -109,9 +94,4 @@ def _sections(item: Raw, title: str, role: Role) -> list[Section]:
         said = [Section(title, text, role) for _, text in texts(rawjson.encode(members))]
         return said or [Section(title, bytes(item).decode("utf-8", "replace"), role)]
     call = call_of(members, type)
-    return [Section(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, role)]
-
-
-def _one_line(text: str) -> str:
-    """Return at most 64 characters on one line, because line breaks in a client's ids and names would end a header."""
-    return " ".join(text.split())[:64]
+    return [call_section(title, call, role)]

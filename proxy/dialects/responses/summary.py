@@ -10,7 +10,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.core.summary import SummaryAnswer
-from proxy.dialects import overflow
+from proxy.dialects import summary_calls
 from proxy.dialects.responses.items import text_message
 from proxy.dialects.responses.request import function_tool, joined
 from proxy.dialects.tools import has_tools, with_tools
@@ -21,10 +21,6 @@ KEPT = (*IDENTITY, "prompt_cache_key", "prompt_cache_options", "prompt_cache_ret
 """Members that a summary call copies from its request: who asks, how to cache, how to reason. Another model may know
 only the members that say who asks."""
 LIMIT = "max_output_tokens"
-
-ANSWER_BYTES = 4 << 20
-"""The most bytes of a reply that are parsed. A record takes a few thousand, and parsing more would block the event loop
-for more than 10 ms."""
 
 
 def alone(text: str, model: str, request: Request | None = None, most: int = 0) -> bytes:
@@ -51,12 +47,8 @@ def on_prefix(
 def _members(model: str, request: Request | None, most: int) -> Members:
     """Return all members except input, instructions and tools. Upstream stores nothing of a call."""
     named = {"model": Raw(rawjson.encode(model)), "store": Raw(b"false")}
-    limit = {LIMIT: Raw(b"%d" % most)} if most else {}
-    if request is None:
-        return {**named, **limit}
-    own, members = model == request.model, request.members
-    kept = {name: members[name] for name in (KEPT if own else IDENTITY) if name in members}
-    return {**named, **kept, **limit}
+    kept = summary_calls.kept(request, KEPT if summary_calls.is_own(request, model) else IDENTITY)
+    return {**named, **kept, **({LIMIT: Raw(b"%d" % most)} if most else {})}
 
 
 # -- replies ----------------------------------------------------------------------------------------------------------
@@ -64,14 +56,10 @@ def _members(model: str, request: Request | None, most: int) -> Members:
 
 def answer(status: int, body: bytes) -> SummaryAnswer:
     """Read the reply to a call. The answer has no text if the body cannot be read."""
-    if overflow.is_overflow(status, body):
-        return SummaryAnswer(status, too_long=True, window=overflow.window(body))
-    if len(body) > ANSWER_BYTES:
-        return SummaryAnswer(status)
-    try:
-        reply = msgspec.json.decode(body, type=_Reply)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return SummaryAnswer(status)
+    return summary_calls.answer(status, body, _Reply, _read)
+
+
+def _read(status: int, reply: _Reply) -> SummaryAnswer:
     text = "".join(part.text or "" for item in reply.output if item.type == "message" for part in item.content or [])
     usage = reply.usage or _Usage()
     cached = (usage.input_tokens_details or _Details()).cached_tokens or 0

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.summary import ANSWER_BYTES
+from proxy.dialects.summary_calls import ANSWER_BYTES
 
 TOOL = b'{"name":"grep","description":"d","parameters":{}}'
 MESSAGES = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]

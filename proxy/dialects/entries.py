@@ -1,0 +1,39 @@
+"""What the dialects do alike with one entry: adding to its text, and describing it for readers."""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.history import Message, ToolCall
+from proxy.core.plan import Role
+from proxy.core.summary import Section
+
+
+def appended(entry: bytes | Raw, text: str, part: str = "text") -> bytes:
+    """Return the entry with `text` added at its end, as a part of the type `part` where the content has parts. Its
+    other content keeps its bytes."""
+    members = rawjson.members(entry)
+    content = members.get("content")
+    if content is None or rawjson.is_null(content):
+        grown = rawjson.encode(text)
+    elif rawjson.is_string(content):
+        grown = bytes(content)[:-1] + rawjson.encode(text)[1:]
+    else:
+        grown = rawjson.array([*rawjson.elements(content), rawjson.encode({"type": part, "text": text})])
+    return rawjson.encode(members | {"content": Raw(grown)})
+
+
+def title(index: int, message: Message, tool: str) -> str:
+    """Return the title of the entry at `index`; `tool` is the tool whose result it is."""
+    named = f"{index + 1} {message.role.name.lower()}"
+    return f"{named} {_one_line(message.answers)} {_one_line(tool)}" if message.role is Role.TOOL else named
+
+
+def call_section(title: str, call: ToolCall, role: Role) -> Section:
+    return Section(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, role)
+
+
+def _one_line(text: str) -> str:
+    """Return at most 64 characters on one line, because line breaks in a client's ids and names would end a header."""
+    return " ".join(text.split())[:64]
