@@ -233,10 +233,9 @@ AGENTS = (
     ),
     Agent(
         "opencode",
-        (_OPENCODE, "run", "--title", "Logs"),
+        ("node", HERE / "opencode" / "run.mjs", _OPENCODE),
         _OPENCODE,
         read=lambda path: ("read", {"filePath": str(path)}),
-        steps=lambda model, said: [("-m", f"offload/{model}", "\n".join(said))],
         home=lambda port: {".config/opencode/opencode.json": documented("@ai-sdk/openai-compatible", port)},
         unreachable=frozenset({"npm"}),
         settings={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
