@@ -51,7 +51,7 @@ _final = re.compile(
     | data_?inspection_?failed | content\ exists\ risk | high\ risk | new_sensitive       # DashScope, DeepSeek, MiniMax
     | api[ _-]?key | authenticat | unauthori[sz]ed | permission | user\ location           # Gemini and xAI use 400
     | quota | billing | credit\ balance | insufficient\ (balance|credit|fund) | rate[ _-]?limit | too\ many\ requests
-    | model_not_(found|exist) | deploymentnotfound | model_decommissioned | (unknown|invalid)\ model\b
+    | not_found_error | model_not_(found|exist) | deploymentnotfound | model_decommissioned | (unknown|invalid)\ model\b
     | \bmodel\b.{0,120}\b(does\ not\ exist|not\ exist|not\ found|no\ longer\ available|decommissioned)
     | not\ a\ valid\ model | models?/\S{1,100}\ is\ not\ found | unable\ to\ access\ model | no\ endpoints\ found\ for
     """,
@@ -80,6 +80,17 @@ _NOT = r"""(?:\bnot\b|n't|\bno\b|\bcannot\b|un(?:support|known|recogni|expected|
     |incompatible|\brequires?\b|value_error\.extra)"""
 _tools = re.compile(rf"{_TOOL}.{{0,120}}?{_NOT} | {_NOT}.{{0,80}}?{_TOOL}", re.IGNORECASE | re.VERBOSE)
 
+_pairing = re.compile(
+    r"""
+      no\ tool\ (output|call)s?\ found\ for                                  # OpenAI's Responses
+    | must\ be\ followed\ by\ tool\ messages                                # OpenAI
+    | (tool|messages?\ with\ role)\ .{0,40}must\ be\ a\ response\ to          # OpenAI
+    | \btool_use_id\b | `?tool_use`?\ ids?\b | tool_call_ids?\b              # Anthropic, OpenAI
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Calls and results that do not belong together. Such a history says nothing about tools as such."""
+
 _names_ours = re.compile(r"\btools?\b|function[ _-]?call|\broles?\b|template|jinja|system message", re.IGNORECASE)
 
 
@@ -99,7 +110,7 @@ def complaint(status: int, body: bytes) -> Complaint:
         return Verdict.FINAL
     if _place.search(said):
         return Addition.PLACE
-    if _tools.search(said):
+    if _tools.search(said) and not _pairing.search(said):
         return Addition.TOOLS
     return Addition.ANY if status in _REFUSING or _names_ours.search(said) else Verdict.FINAL
 

@@ -1,0 +1,92 @@
+"""Compressed bodies, as Codex sends them: planned like any other, and sent on as they came where nothing changes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import brotli
+import httpx
+import pytest
+import zstandard
+
+from tests.dialects.messages.turns import FETCH as TOOL
+from tests.dialects.messages.turns import message
+from tests.dialects.responses.turns import FETCH, response
+from tests.fake_upstream import Pieces, Recorded, StrictUpstream, whole
+from tests.serving import Proxy, served, tight
+
+Json = dict[str, Any]
+BIG = "line of no interest\n" * 80
+
+
+def _stream(data: bytes) -> bytes:
+    """A frame that does not say its size, as a client writes that compresses while it sends."""
+    compressor = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    return compressor.compress(data) + compressor.flush()
+
+
+CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "zstd": ("zstd", zstandard.compress),
+    "zstd stream": ("zstd", _stream),
+    "gzip": ("gzip", gzip.compress),
+    "deflate": ("deflate", zlib.compress),
+    "br": ("br", brotli.compress),
+}
+
+
+def messages(result: str) -> Json:
+    turns: list[Json] = [{"role": "user", "content": "Go."}]
+    for number, text in enumerate((result, "small", "small")):
+        use = {"type": "tool_use", "id": f"toolu_{number}", "name": "fetch", "input": {}}
+        answer = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": text}
+        turns += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [answer]}]
+    return {"model": "m", "max_tokens": 1_000, "messages": turns, "tools": [TOOL]}
+
+
+def items(result: str) -> Json:
+    turns: list[Json] = [{"role": "user", "content": "Go."}]
+    for number, text in enumerate((result, "small", "small")):
+        turns.append({"type": "function_call", "call_id": f"c{number}", "name": "fetch", "arguments": "{}"})
+        turns.append({"type": "function_call_output", "call_id": f"c{number}", "output": text})
+    return {"model": "m", "input": turns, "tools": [FETCH]}
+
+
+APIS = {"/messages": messages, "/messages/count_tokens": messages, "/responses": items}
+
+
+def _answer(request: Recorded) -> Pieces:
+    return whole(response(tools=[]) if request.path.endswith("/responses") else message())
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[StrictUpstream]:
+    with StrictUpstream() as upstream:
+        upstream.respond(_answer)
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def proxy(up: StrictUpstream) -> Iterator[Proxy]:
+    with served({"default": tight(up.url)}) as one:
+        yield one
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("name", CODINGS)
+def test_compressed_requests(proxy: Proxy, up: StrictUpstream, path: str, name: str) -> None:
+    coding, compress = CODINGS[name]
+    headers = {"x-api-key": "k", "content-type": "application/json", "content-encoding": coding}
+    with httpx.Client(trust_env=False, timeout=20) as http:
+        for result, moved in (("short", False), (BIG, True)):
+            body = compress(json.dumps(APIS[path](result)).encode())
+            assert http.post(f"{proxy.url}{path}", content=body, headers=headers).status_code == 200
+            sent = up.requests[-1]
+            if moved:
+                assert sent.header("content-encoding") is None
+                assert "(detailed result is stored in" in sent.body.decode()
+            else:
+                assert (sent.header("content-encoding"), sent.body) == (coding, body)
