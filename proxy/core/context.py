@@ -169,6 +169,7 @@ class OldHistory:
         self._fixed = 0  # tokens of images and audio within `movable`
         self._compacts = offload.mode is not Mode.COMPRESS
         self._least = offload.max_tool_message_tokens
+        self._plan = offload.plan
 
     @property
     def pinned(self) -> int:
@@ -178,7 +179,12 @@ class OldHistory:
     @property
     def offloadable(self) -> int:
         """The tokens that count against `max_total_tokens`."""
-        return self.movable - self._fixed - self.pinned
+        return self.movable - self.pinned - (self._fixed - self._pinned_images)
+
+    @property
+    def _pinned_images(self) -> int:
+        """Tokens of images within the pinned ones. Plan 1 subtracts them twice, and must not change."""
+        return self._users.fixed + self._systems.fixed if self._plan > 1 else 0
 
     def advance(self, messages: Messages, end: int) -> None:
         """Let the recent window begin at `end`; it never moves back."""
@@ -194,12 +200,12 @@ class OldHistory:
         if self._compacts and item.role is Role.TOOL and item.tokens > self._least and freed > 0:
             self._gain(self.results, messages, index, self._tokens)
         if index in messages.staying:
-            self._users.keep(index, live)
+            self._users.keep(index, live, item.fixed)
         elif item.role is Role.USER:
-            if self._users.add(index, live, live - freed):
+            if self._users.add(index, live, live - freed, item.fixed):
                 self._waiting[index] = self._tokens
         elif item.role is Role.SYSTEM:
-            self._systems.add(index, live, live)
+            self._systems.add(index, live, live, item.fixed)
         self.movable += live
         self._fixed += item.fixed
 

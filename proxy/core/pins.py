@@ -23,32 +23,36 @@ class Pins:
         self._budget = budget
         self._keeps_first = keeps_first
         self._first: int | None = None
-        self._others: deque[tuple[int, int]] = deque()  # small ones: index, tokens
+        self._others: deque[tuple[int, int, int]] = deque()  # small ones: index, tokens, those of images
         self._counted = 0  # their tokens
-        self._large: deque[tuple[int, int]] = deque()  # large ones: index, tokens of the preview
+        self._large: deque[tuple[int, int, int]] = deque()  # large ones: index, tokens of the preview, those of images
         self._whole: deque[tuple[int, int]] = deque()  # those among them that are recent: index, tokens beyond that
         self._kept: set[int] = set()
         self.tokens = 0
         """What the pinned messages take once all large ones are moved that may be."""
+        self.fixed = 0
+        """How many of these tokens are images, audio or files."""
 
-    def add(self, index: int, tokens: int, preview: int) -> bool:
+    def add(self, index: int, tokens: int, preview: int, fixed: int = 0) -> bool:
         """Pin message `index`, the newest. Whether it is large, so that only its preview stays once it is released."""
         self.tokens += tokens
+        self.fixed += fixed
         if self._keeps_first and self._first is None:
             self._first = index
             return False
         if preview < tokens:
-            self._large.append((index, preview))
+            self._large.append((index, preview, fixed))
             self._whole.append((index, tokens - preview))
             return True
-        self._others.append((index, tokens))
+        self._others.append((index, tokens, fixed))
         self._counted += tokens
         return False
 
-    def keep(self, index: int, tokens: int) -> None:
+    def keep(self, index: int, tokens: int, fixed: int = 0) -> None:
         """Pin message `index` for good, whatever its role."""
         self._kept.add(index)
         self.tokens += tokens
+        self.fixed += fixed
 
     def shrunk(self, index: int, freed: int) -> None:
         """A reference has replaced this message, which may be one that is kept."""
@@ -63,17 +67,20 @@ class Pins:
             self.tokens -= freed
             moving.append(index)
         while self._counted > self._budget and self._others[0][0] < recent:
-            tokens = self._others.popleft()[1]
+            _, tokens, fixed = self._others.popleft()
             self.tokens -= tokens
             self._counted -= tokens
+            self.fixed -= fixed
         while len(self._large) > MOST_PREVIEWS:
-            self.tokens -= self._large.popleft()[1]
+            _, tokens, fixed = self._large.popleft()
+            self.tokens -= tokens
+            self.fixed -= fixed
         return moving
 
     def settle(self) -> frozenset[int]:
         """The indexes of the pinned messages."""
         first = [] if self._first is None else [self._first]
-        return frozenset(self._kept).union(first, (index for index, _ in (*self._others, *self._large)))
+        return frozenset(self._kept).union(first, (index for index, *_ in (*self._others, *self._large)))
 
     def copy(self) -> Self:
         other = copy.copy(self)

@@ -19,6 +19,7 @@ REFERENCES = 40
 
 _thought = re.compile(r"<(scratchpad|think)>")
 _ours = re.compile(r"<(exact_details|stored_results)>")
+_our_tag = re.compile(r"<(?=/?\s*(?:exact_details|stored_results)\b)", re.IGNORECASE)
 _section = re.compile(r"<(overall_goal|key_knowledge|files_and_references|progress|open_questions|next_steps)>")
 _markup = re.compile(r"<[^<>]*>")
 _tag = re.compile(r"<(?=/?\s*(?:state_snapshot|system|developer)\b)", re.IGNORECASE)
@@ -138,7 +139,7 @@ def completed(text: str, details: str, references: Iterable[str]) -> str:
     """Return the record with exact details, which are lines, and with a line for each stored result."""
     listed = "\n".join(f"- {line}" for line in references)
     added = [
-        f"<{name}>\n{neutral(lines)}\n</{name}>"
+        f"<{name}>\n{_our_tag.sub('&lt;', neutral(lines))}\n</{name}>"
         for name, lines in (("exact_details", details), ("stored_results", listed))
         if lines
     ]

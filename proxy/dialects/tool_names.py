@@ -1,6 +1,7 @@
 """Recognises our tools by the names that models write: `functions.grep`, `read_file<|channel|>commentary`.
 
-Models that were trained with another format put its namespaces before a name and its channels after it.
+Models that were trained with another format put its namespaces before a name and its channels after it, or write names
+in its case: `Grep`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class ToolNames:
     def __init__(self, ours: Sequence[str], theirs: Collection[str] = ()) -> None:
         self._ours = ours
         self._theirs = theirs
+        taken = {name.lower() for name in theirs}
+        self._in_any_case = {name.lower(): name for name in ours if name.lower() not in taken}
 
     def __bool__(self) -> bool:
         """Whether the request has our tools."""
@@ -43,7 +46,7 @@ class ToolNames:
         if name in self._theirs or len(name) > LONGEST:
             return ""
         words = _without_prefixes(_BETWEEN.split(name))
-        return words[0] if words and words[0] in self._ours and all(map(_follows, words[1:])) else ""
+        return self._meant(words[0]) if words and all(map(_follows, words[1:])) else ""
 
     def could_become(self, beginning: str) -> bool:
         """Whether a name that begins like this may turn out to mean one of our tools."""
@@ -52,17 +55,22 @@ class ToolNames:
         *whole, last = _BETWEEN.split(beginning)
         words = _without_prefixes(whole)
         if not words:
-            return any(word.startswith(last) for word in (*self._ours, *BEFORE))
-        if words[0] not in self._ours or not all(map(_follows, words[1:])):
+            begins = any(name.startswith(last) for name in self._ours)
+            return begins or any(word.startswith(last.lower()) for word in (*self._in_any_case, *BEFORE))
+        if not self._meant(words[0]) or not all(map(_follows, words[1:])):
             return False
-        return last.isdigit() or any(word.startswith(last) for word in AFTER)
+        return last.isdigit() or any(word.startswith(last.lower()) for word in AFTER)
+
+    def _meant(self, word: str) -> str:
+        """Return which of our tools a word names. In another case it may mean a tool of the client's instead."""
+        return word if word in self._ours else self._in_any_case.get(word.lower(), "")
 
 
 def _without_prefixes(words: Sequence[str]) -> list[str]:
     words = [word for word in words if word]
-    first = next((place for place, word in enumerate(words) if word not in BEFORE), len(words))
+    first = next((place for place, word in enumerate(words) if word.lower() not in BEFORE), len(words))
     return words[first:]
 
 
 def _follows(word: str) -> bool:
-    return word in AFTER or word.isdigit()
+    return word.lower() in AFTER or word.isdigit()

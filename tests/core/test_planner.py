@@ -79,6 +79,16 @@ def test_compaction_moves_large_old_results(text: str, moved: list[int], points:
     assert plan.live == sum(one.preview if index in moved else one.tokens for index, one in enumerate(history(text)))
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_image_neither_causes_an_event_nor_prevents_one(at: int) -> None:
+    """In the user's first message, which is pinned, and in messages that are not."""
+    for text in ("s u a:90 t:900 a u", "s u a:91 t:900 a u"):
+        items = history(text)
+        one = items[at]
+        items[at] = Item(one.role, one.tokens + 800, one.tokens + 800, one.preview + 800, fixed=800)
+        assert fold(items, policy(plan=2), Room()).moves.keys() == planned(text, policy(plan=2)).moves.keys()
+
+
 def test_a_huge_unseen_result_is_previewed_at_first_sight() -> None:
     """Too large to be sent even once: previewed at once, and shortened further at the next event."""
     offload = policy(max_unseen_tool_tokens=5000, max_total_tokens=100, min_saved_tokens=200)

@@ -27,6 +27,9 @@ OURS = {
     " grep\n": "grep",
     '"grep"': "grep",
     "grep()": "grep",
+    "Grep": "grep",
+    "READ_FILE": "read_file",
+    "Functions.Read_File<|Channel|>commentary": "read_file",
 }
 NOT_OURS = [
     "search",
@@ -68,7 +71,7 @@ def test_without_tools_of_ours_every_name_is_the_clients() -> None:
     assert not nobody and not nobody.could_become("") and not nobody.recognised("grep")
 
 
-WORDS = st.sampled_from([*sorted(BEFORE | AFTER), "grep", "read_file", "search", "0", "x"])
+WORDS = st.sampled_from([*sorted(BEFORE | AFTER), "grep", "Read_File", "search", "0", "x"])
 BETWEEN = st.sampled_from([".", ":", "<|", "|>", " ", "/", "", "="])
 
 
@@ -77,3 +80,9 @@ def test_what_is_ours_in_the_end_was_held_back_all_along(pieces: list[tuple[str,
     name = "".join(word + between for word, between in pieces)
     if NAMES.recognised(name):
         assert all(NAMES.could_become(name[:end]) for end in range(len(name) + 1))
+
+
+def test_a_name_in_another_case_is_not_ours_if_the_client_has_such_a_tool() -> None:
+    names = ToolNames(("grep", "read_file"), {"Grep"})
+    assert [names.recognised(name) for name in ("Grep", "GREP", "functions.GREP")] == ["", "", ""]
+    assert [names.recognised(name) for name in ("grep", "functions.grep", "Read_file")] == ["grep", "grep", "read_file"]

@@ -154,7 +154,7 @@ NAMED = {
     "re": "with its arguments",
     "grep": "never",
     "read_file": "never",
-    "Grep": "at once",
+    "Grep": "never",
     "": "at the end",
 }
 
