@@ -4,7 +4,7 @@ A belief is a record that is written once, in the next free slot of its namespac
 
     NAMESPACE/beliefs/BUCKET-SLOT
 
-So whoever knows the namespace can read all of them without a listing: from slot 0 to the first that is absent. Every
+So whoever knows the namespace can read all of them without a listing: from slot 0 until `GAP` slots are absent. Every
 few seconds, a task reads the newest slots of the namespaces that have requests here. A request never waits for the
 store, and if it fails, each process goes by what it has learned itself.
 
@@ -37,6 +37,9 @@ LATE = 600.0
 
 SLOTS = 64
 """The most beliefs of one namespace in one bucket. More would let a caller make everyone read without end."""
+
+GAP = 2
+"""Absent slots in a row that end a bucket. What cannot be read, such as a key of another type, takes one of them."""
 
 EVERY = 3.0
 """Seconds between two readings."""
@@ -143,12 +146,10 @@ class SharedBeliefs:
         now = self._clock()
         active = {name: known for name, known in self._namespaces.items() if now - known.active <= ACTIVE}
         visit = self._store.visit(BUDGET)
-        if not active or not await self._read(visit, {name: self._buckets(known) for name, known in active.items()}):
-            return
-        for name, known in active.items():
-            self._repeat(name, known)
-            if known.waiting:
-                await self._write(visit, name, known)
+        for name in await self._heard_of(visit, {name: self._buckets(known) for name, known in active.items()}):
+            self._repeat(name, active[name])
+            if active[name].waiting:
+                await self._write(visit, name, active[name])
 
     # -- reading --
 
@@ -161,27 +162,38 @@ class SharedBeliefs:
         ended = now - newest * BUCKET
         return [known.buckets[newest], *([known.buckets[newest - 1]] if first_time or ended <= LATE else [])]
 
+    async def _heard_of(self, visit: Visit, wanted: Mapping[str, list[_Bucket]]) -> list[str]:
+        """Read all namespaces at once, or one by one if that fails: a record that cannot be read must only stop its
+        own. Returns those that were read."""
+        if await self._read(visit, wanted):
+            return list(wanted)
+        return [name for name, buckets in wanted.items() if await self._read(visit, {name: buckets})]
+
     async def _read(self, visit: Visit, wanted: Mapping[str, list[_Bucket]]) -> bool:
-        """Read from each bucket until an absent slot. Returns whether the store answered."""
+        """Read from each bucket until its end. Returns whether the store answered."""
         pending = [(name, bucket) for name, buckets in wanted.items() for bucket in buckets]
-        ahead = 1
+        ahead = GAP
         while pending := [(name, bucket) for name, bucket in pending if bucket.next < SLOTS]:
             keys = [bucket.keys(name, ahead) for name, bucket in pending]
             values = await visit.read([key for slots in keys for key in slots])
             if values is Missing.FAILED:
                 return False
             each = iter(values)
-            for (name, bucket), slots in zip(list(pending), keys, strict=True):
-                found = [value for value in [next(each) for _ in slots] if value is not None]
-                for value in found:
-                    self._heard(name, bucket, value)
-                if len(found) < len(slots):
-                    pending.remove((name, bucket))
+            ended = set[_Bucket]()
+            for (name, bucket), slots in zip(pending, keys, strict=True):
+                absent = 0
+                for slot, value in enumerate([next(each) for _ in slots], bucket.next):
+                    absent = absent + 1 if value is None else 0
+                    if value is not None:
+                        bucket.next = slot + 1
+                        self._heard(name, bucket, value)
+                if absent >= GAP or bucket.next + absent >= SLOTS:
+                    ended.add(bucket)
+            pending = [(name, bucket) for name, bucket in pending if bucket not in ended]
             ahead *= 2
         return True
 
     def _heard(self, namespace: str, bucket: _Bucket, value: bytes) -> None:
-        bucket.next += 1
         bucket.seen.add(value)
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             record = msgspec.json.decode(value, type=Record)
@@ -211,10 +223,10 @@ class SharedBeliefs:
                 if done is Put.WRITTEN:
                     bucket.next += 1
                     bucket.seen.add(value)
-                elif done is Put.EXISTED:
-                    await self._read(visit, {namespace: [bucket]})
-                if bucket.next == slot:
-                    return  # the store fails; the next tick tries again
+                elif done is Put.FAILED or not await self._read(visit, {namespace: [bucket]}):
+                    return  # the next tick tries again
+                elif bucket.next == slot:
+                    bucket.next += 1  # taken by something that nobody can read
             del known.waiting[value]
 
 

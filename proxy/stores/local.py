@@ -7,8 +7,8 @@ system must support hard links, as those of Unix and NFS do.
 
 Folders have mode 0700 and files 0600, whatever the umask. If the store's folder already exists, it keeps its mode.
 
-Only regular files are records. The store never waits for or follows a pipe, a device, a folder or a link in a record's
-place: the record counts as absent.
+Only regular files that we may read are records. The store never waits for or follows a pipe, a device, a folder or a
+link in a record's place: the record counts as absent.
 """
 
 from __future__ import annotations
@@ -84,6 +84,9 @@ class Folder:
                 raise
             self._root.stat()
         except NotRegular:
+            self._damaged(key)
+        except PermissionError:
+            path.lstat()  # raises the error again if it is the folder that may not be entered
             self._damaged(key)
         return None
 

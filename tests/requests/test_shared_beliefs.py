@@ -17,7 +17,7 @@ from proxy.requests.background import Background
 from proxy.requests.calibration import FALLS_AFTER
 from proxy.requests.learning import Learning
 from proxy.requests.refusals import Belief, Subject
-from proxy.requests.shared_beliefs import ACTIVE, BUCKET, LATE, SLOTS, WAITING, Record, SharedBeliefs
+from proxy.requests.shared_beliefs import ACTIVE, BUCKET, GAP, LATE, SLOTS, WAITING, Record, SharedBeliefs
 from proxy.stores.base import BELIEFS_KEPT, lifetime
 from proxy.stores.breaker import Breaker
 from proxy.stores.guarded import Guarded
@@ -138,7 +138,7 @@ async def test_only_namespaces_with_requests_are_read(store: Counted, clock: Clo
     await one.tick(ME)
     store.read.clear()
     await one.tick()
-    assert store.read == [f"{ME}/beliefs/20000-0"], "one absent record for each, when nothing happens"
+    assert store.read == [f"{ME}/beliefs/20000-{slot}" for slot in range(GAP)], "when nothing happens"
     clock.now += ACTIVE + 1
     store.read.clear()
     await one.tick()
@@ -238,16 +238,50 @@ async def test_records_that_mean_nothing_here_are_passed_over(store: Counted, cl
     assert await Process(store, clock).tick(ME) == [7]
 
 
-async def test_a_slot_that_is_taken_and_empty_stops_nobody(store: Counted, clock: Clock) -> None:
-    """As with a record that is damaged on disk: the belief waits, and the tick ends."""
-    one = Process(store, clock)
+class Odd(Counted):
+    """Has something in a slot of a namespace that is no record: it is not read, and nothing can be put there."""
 
-    async def taken(key: str, value: bytes) -> bool:
-        return False
+    def __init__(self, *odd: str) -> None:
+        super().__init__()
+        self.odd = odd
 
-    store.put = taken  # type: ignore[method-assign]
+    async def put(self, key: str, value: bytes) -> bool:
+        return not key.endswith(self.odd) and await super().put(key, value)
+
+
+async def test_a_slot_that_holds_no_record_is_passed_over(clock: Clock) -> None:
+    """Such as a key of another type in Redis, or a folder in the place of a file."""
+    store = Odd(f"{ME}/beliefs/20000-0", f"{ME}/beliefs/20000-2")
+    one, two = Process(store, clock), Process(store, clock)
+    await two.tick(ME)
+    for number in (1, 2, 3):
+        one.learn(ME, number)
+        await one.tick()
+    assert await two.tick(ME) == await Process(store, clock).tick(ME) == [1, 2, 3]
+    assert sorted(store.records) == [f"{ME}/beliefs/20000-{slot}" for slot in (1, 3, 4)]
+
+
+async def test_a_bucket_without_a_free_slot_ends_the_tick(clock: Clock) -> None:
+    one = Process(Odd(""), clock)
     one.learn(ME, 1)
     await asyncio.wait_for(one.tick(ME), 5)
+
+
+async def test_a_record_that_cannot_be_read_stops_only_its_own_namespace(store: Counted, clock: Clock) -> None:
+    one, two, read = Process(store, clock), Process(store, clock), store.get_many
+
+    async def failing(keys: Sequence[str]) -> Sequence[bytes | None]:
+        if any(key.startswith(ME) for key in keys):
+            raise StoreFault("an input/output error")
+        return await read(keys)
+
+    store.get_many = failing  # type: ignore[method-assign]
+    for process in (two, one):
+        process.shared.touch(ME)
+        process.learn(OTHER, 0 if process is two else 1)
+        await process.tick()
+    assert await two.tick(OTHER) == [1]
+    assert await one.tick(OTHER) == [0]
 
 
 async def test_it_runs_until_it_is_cancelled(store: Counted, clock: Clock) -> None:

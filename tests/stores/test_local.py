@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import random
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy import regular_files
 from proxy.errors import StoreFault
 from proxy.stores import Store, local, open_store
 from proxy.stores.guarded import Guarded
@@ -237,6 +239,34 @@ async def test_what_is_no_file_is_no_record(tmp_path: Path, monkeypatch: pytest.
         await store.close()
     assert damaged == [KEY, KEY]
     assert os.stat("/etc/hostname").st_mtime == before
+
+
+async def test_a_file_that_we_may_not_read_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The superuser may read all, so the system's answer is made up."""
+    damaged: list[str] = []
+    store = open_store(str(tmp_path), damaged=damaged.append)
+    await store.put(KEY, b"0")
+    await store.put("acme-1/original/b", b"1")
+    read, lstat = regular_files.read, Path.lstat
+
+    def denied(path: Path) -> bytes:
+        if path.name == "a.txt":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(regular_files, "read", denied)
+    assert list(await store.get_many([KEY, "acme-1/original/b"])) == [None, b"1"]
+    assert damaged == [KEY]
+
+    def closed(path: Path) -> os.stat_result:
+        if path.name == "a.txt":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", closed)
+    with pytest.raises(StoreFault):  # the folder may not be entered, so nothing is known of its records
+        await store.get_many([KEY])
+    await store.close()
 
 
 async def test_threads_that_hang_are_faults_in_time_and_then_left_alone(
