@@ -157,6 +157,12 @@ def test_check_says_what_policies_mean() -> None:
     assert "sk-" not in done.stdout
 
 
+def test_check_says_whose_requests_are_captured(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").write_text("capture: true\n")
+    [told] = [line for line in run("check", str(tmp_path)).stdout.splitlines() if "capture" in line]
+    assert told == "  capture    whole requests, where `serve --capture` names a folder"
+
+
 def test_check_takes_its_directory_from_argument_or_variable_or_place(tmp_path: Path) -> None:
     (tmp_path / "default.yaml").write_text("tenant: public\noffload: {mode: off}\nretention: forever")
     variable = run("check", OFFLOAD_POLICIES=str(tmp_path))

@@ -40,6 +40,8 @@ def _facts(policy: Policy, policies: Policies) -> Iterator[tuple[str, str]]:
     yield "offload", _offload(policy)
     kept = "for ever" if policy.retention is None else f"for {_duration(policy.retention)}"
     yield "records", f"kept {kept}, {'one namespace for all keys' if policy.share_namespace else 'a namespace a key'}"
+    if policy.capture:
+        yield "capture", "whole requests, where `serve --capture` names a folder"
     if policy.relay:
         yield "relay", "also " + ", ".join(policy.relay)
     if policy.rules:

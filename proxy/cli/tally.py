@@ -134,7 +134,7 @@ class Tally:
         dialect, chat = recorded.dialect, recorded.chat
         if dialect is None or chat is None:
             return None, recorded.reason or "other API"
-        policy = self.policy.for_model(chat.model).planning
+        policy = self.policy.for_api(dialect.name).for_model(chat.model).planning
         if policy.offload.mode is Mode.OFF:
             return None, Reason.OFF
         try:

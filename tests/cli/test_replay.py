@@ -187,6 +187,15 @@ def test_har_counts_what_was_billed_and_leaves_credentials_alone(
     assert found["cost_before"] == 4_000 * 0.5 + 16_000
 
 
+def test_an_api_with_an_upstream_of_its_own_has_its_window(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "two.yaml").write_text("upstreams: {messages: {context_window: 9000}}\n")
+    *_, body = session("one", 6)
+    given = lines(folder / "a.jsonl", [body]), lines(folder / "b.jsonl", [as_messages(body)])
+    for path, changed in zip(given, (0, 1), strict=True):
+        [found] = asked(capsys, "--policy", "two.yaml", path)["policies"]
+        assert (found["planned"], found["changed"]) == (1, changed), path
+
+
 def test_reasons_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bodies = [{**body, "n": 2} for body in session("one", 2)]
     [found] = asked(capsys, lines(folder / "a.jsonl", bodies))["policies"]
