@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MAX_CIRCLES = 2
+"""Rounds in a row that only repeat calls which were answered before. Then the next round is the last: a small model
+goes on until its rounds are used up, and each of them costs time."""
 NO_MORE = "({} and {} cannot be called again in this turn: answer now, with what you have.)"
 """The last line of the answers before the last round."""
 SAID_NOTHING = (

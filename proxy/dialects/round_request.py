@@ -87,11 +87,12 @@ class RoundRequest(ABC):
     def later(self, entries: Sequence[bytes | Raw], *, last: bool, bare: bool = False) -> bytes:
         """Return the body of a later round, without a forced call, which was already made.
 
-        In the last round no call of our tools is answered. So ours are left out of it, or if there are no others, calls
-        are forbidden. If `bare`, none may be made in any case.
+        In the last round no call of our tools is answered, as the newest answer says. If there are no other tools,
+        calls are forbidden. Ours are left out only if `bare`, because tools come first in a prompt: without them, the
+        whole prompt is read anew.
         """
         others = has_tools(self.members.get("tools"))
-        members = self._unforced(self._members(entries, [] if (last or bare) and others else self.tools))
+        members = self._unforced(self._members(entries, [] if bare and others else self.tools))
         if (last or bare) and not others:
             members = self._without_calls(members, bare=bare)
         return rawjson.encode(members)

@@ -25,16 +25,12 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.retrieval.tools import REPEATED
 from proxy.core.turn import Broken, Continuation, HiddenRound, State, Usage, WrongState
-from proxy.dialects.last_words import NO_MORE, SAID_NOTHING
+from proxy.dialects.last_words import MAX_CIRCLES, NO_MORE, SAID_NOTHING
 from proxy.dialects.refusals import is_error
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.rounds import MAX_ARGUMENTS, Call, Reply, Round
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
-
-MAX_CIRCLES = 2
-"""Rounds in a row that only repeat calls which were answered before. Then the next round is the last: a small model
-goes on until its rounds are used up, and each of them costs time."""
 
 
 class Turn(ABC):
@@ -51,7 +47,7 @@ class Turn(ABC):
         self.state = State.READY
         self.rounds = 0
         """Hidden rounds so far."""
-        self._circles = 0  # the newest of them in a row that only repeated calls
+        self._circles = 0  # the newest of them that only repeated calls
         self._asked = asked
         self._ledger = UsageLedger(self.usage)
         self._before: list[bytes] = []

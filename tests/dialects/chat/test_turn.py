@@ -264,7 +264,7 @@ def test_a_last_round_with_only_our_calls_is_asked_again_without_our_tools() -> 
     out, requests = run(turn, OURS, OURS.replace(b"Let me look.", b"Once more."), ANSWER)
     assert [[tool["function"]["name"] for tool in request["tools"]] for request in requests] == [
         ["search", "grep", "read_file"],
-        ["search"],
+        ["search", "grep", "read_file"],
         ["search"],
     ]
     assert told(requests[2]) == NO_MORE.format("grep", "read_file")
