@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 from msgspec import Raw
 
 from proxy.core.history import ToolCall
+from proxy.core.turn import Broken
 
 MAX_REPLY = 32 << 20
 """The most bytes that are held for one round: about eight million tokens."""
@@ -21,6 +22,12 @@ MAX_ARGUMENTS = 1 << 20
 EventT = TypeVar("EventT", contravariant=True)
 PartT = TypeVar("PartT")
 ShownT = TypeVar("ShownT", contravariant=True)
+
+
+def check_arguments(size: int) -> None:
+    """Raises Broken if a call of our tools has so many bytes of arguments that it is endless."""
+    if size > MAX_ARGUMENTS:
+        raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for a call")
 
 
 class Call(Protocol):

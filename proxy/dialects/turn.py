@@ -28,7 +28,7 @@ from proxy.core.turn import Broken, Continuation, HiddenRound, State, Usage, Wro
 from proxy.dialects.last_words import MAX_CIRCLES, NO_MORE, SAID_NOTHING
 from proxy.dialects.refusals import is_error
 from proxy.dialects.round_request import RoundRequest
-from proxy.dialects.rounds import MAX_ARGUMENTS, Call, Reply, Round
+from proxy.dialects.rounds import Call, Reply, Round, check_arguments
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
 
@@ -333,8 +333,8 @@ class Turn(ABC):
         ours, theirs = self._round.ours, self._round.theirs
         if self._round.failed or self._last:
             return ()
-        if any(len(call.call().arguments) > MAX_ARGUMENTS for call in ours):
-            raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for a call")
+        for call in ours:
+            check_arguments(len(call.call().arguments))
         if self._round.unfinished:
             return [call for call in ours if call.whole] if theirs else ()
         return ours

@@ -23,13 +23,16 @@ from tests.dialects.turning import receive, run
 Json = dict[str, Any]
 
 GATEWAY = b'event: error\ndata: {"message": "Bad gateway", "code": 502}\n\n'
+ERROR = b'event: error\ndata: {"type": "error", "error": {"message": "overloaded"}}\n\n'
 REFUSED = json.dumps({"error": {"message": "tools are not supported", "code": 400}}).encode()
 
 
 class Api:
     """How one API writes a reply with a text, or with a call."""
 
-    def __init__(self, turn: Callable[..., Turn], says: Callable[..., Json], stream: Callable[[Json], bytes]) -> None:
+    def __init__(
+        self, turn: Callable[..., Turn], says: Callable[..., Json], stream: Callable[[Json, int], bytes]
+    ) -> None:
         self.turn = turn
         self._says = says
         self._stream = stream
@@ -37,8 +40,9 @@ class Api:
     def whole(self, text: str = "", call: str = "", arguments: str = "{}", number: int = 1) -> bytes:
         return json.dumps(self._says(text, call, arguments, number)).encode()
 
-    def stream(self, text: str = "", call: str = "", arguments: str = "{}", number: int = 1) -> bytes:
-        return self._stream(self._says(text, call, arguments, number))
+    def stream(self, text: str = "", call: str = "", arguments: str = "{}", number: int = 1, split: int = 8) -> bytes:
+        """`split`: the most characters of an event."""
+        return self._stream(self._says(text, call, arguments, number), split)
 
 
 def _chat(text: str, call: str, arguments: str, number: int) -> Json:
@@ -48,7 +52,7 @@ def _chat(text: str, call: str, arguments: str, number: int) -> Json:
     return reply
 
 
-def _chat_stream(reply: Json) -> bytes:
+def _chat_stream(reply: Json, split: int) -> bytes:
     [choice] = reply["choices"]
     begin, end = chat.chunk({"role": "assistant"}, id=reply["id"]), chat.chunk({}, choice["finish_reason"])
     return chat.stream(begin, chat.chunk(choice["message"], id=reply["id"]), end, chat.DONE)
@@ -116,6 +120,21 @@ def test_an_error_of_a_gateway_in_the_place_of_a_stream_is_a_refusal(api: Api) -
     assert turn.refusal == b'{"message": "Bad gateway", "code": 502}'
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_in_the_place_of_a_later_round(api: Api, stream: bool) -> None:
+    turn = after_a_round(api, "Let me look.", stream=stream)
+    out = receive(turn, ERROR)
+    assert (turn.refusal is None) == stream  # a stream has shown something, so there the error ends the reply
+    assert (out == b"") != stream
+
+
+def test_an_error_in_the_place_of_a_whole_reply_is_a_refusal(api: Api) -> None:
+    turn = api.turn(stream=False)
+    turn.request()
+    assert turn.receive_whole(REFUSED) == b""
+    assert turn.refusal == REFUSED
+
+
 @pytest.mark.parametrize("text", ["", "Let me look."])
 def test_a_whole_error_in_the_place_of_a_later_stream_is_a_refusal(api: Api, text: str) -> None:
     turn = after_a_round(api, text)
@@ -124,13 +143,29 @@ def test_a_whole_error_in_the_place_of_a_later_stream_is_a_refusal(api: Api, tex
     assert turn.start_over() is not bool(text)
 
 
+@pytest.mark.parametrize("events", [0, 1])
+def test_a_later_round_without_an_end_is_broken(api: Api, events: int) -> None:
+    turn = after_a_round(api, "Let me look.")
+    second = api.stream("It is 42.", number=2)
+    receive(turn, b"".join(event + b"\n\n" for event in second.split(b"\n\n")[:events]))
+    with pytest.raises(Broken):
+        turn.end()
+
+
+def test_answers_that_do_not_fit_are_reworded(api: Api) -> None:
+    turn = after_a_round(api)
+    turn.reword("too long")
+    again = turn.request()
+    assert b'"too long"' in again
+    assert b'"found"' not in again
+
+
 def test_an_error_within_a_call_of_ours_ends_the_reply(api: Api) -> None:
     turn = api.turn()
     turn.request()
     raw = api.stream("Hm.", "grep", '{"pattern": "x"}')
     shown = receive(turn, raw[: raw.index(b"\n\n", raw.index(b'"grep"')) + 2])
-    error = b'event: error\ndata: {"type": "error", "error": {"message": "overloaded"}}\n\n'
-    assert b"overloaded" in receive(turn, error)
+    assert b"overloaded" in receive(turn, ERROR)
     assert shown
     turn.end()
     assert turn.state is State.DONE
@@ -161,8 +196,13 @@ def test_a_stream_stays_one_if_the_own_request_is_answered_whole(api: Api) -> No
 
 
 def test_endless_arguments_are_broken(api: Api) -> None:
+    endless = json.dumps({"pattern": "x" * MAX_ARGUMENTS})
     with pytest.raises(Broken, match="arguments"):
-        run(api.turn(), api.whole("", "grep", json.dumps({"pattern": "x" * MAX_ARGUMENTS})))
+        run(api.turn(), api.whole("", "grep", endless))
+    turn = api.turn()
+    turn.request()
+    with pytest.raises(Broken, match="arguments"):  # before the call has ended
+        receive(turn, api.stream("", "grep", endless, split=MAX_ARGUMENTS // 4))
 
 
 def test_what_is_said_for_a_silent_model_is_part_of_its_reply(api: Api) -> None:

@@ -18,7 +18,7 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
 from proxy.dialects.chat.reply import CallDelta, signature
-from proxy.dialects.rounds import MAX_ARGUMENTS, MAX_REPLY
+from proxy.dialects.rounds import MAX_REPLY, check_arguments
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import NULL, Members, join, place, string, text_of
 
@@ -218,8 +218,8 @@ class ToolCalls:
         return [entry for call in tuple(self._open) for entry in self._settle(call)]
 
     def _check_size(self, call: PartialCall) -> None:
-        if call.size > MAX_ARGUMENTS and call.ours is not False:
-            raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for {call.name[:64]!r}")
+        if call.ours is not False:
+            check_arguments(call.size)
         if self._size > MAX_REPLY:
             raise Broken(f"tool calls of more than {MAX_REPLY} bytes")
 

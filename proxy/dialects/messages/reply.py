@@ -21,7 +21,7 @@ from proxy.core.history import ToolCall
 from proxy.core.turn import Broken
 from proxy.dialects.messages.blocks import THINKING, call_of
 from proxy.dialects.messages.costs import merged, with_prompt
-from proxy.dialects.rounds import MAX_REPLY
+from proxy.dialects.rounds import MAX_REPLY, check_arguments
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, place, string, text_of
 
@@ -74,6 +74,8 @@ class Block:
         self.ended = False
         self.kept: list[ReplyEvent] = []
         """Its events, as long as they must not be shown."""
+        self.size = 0
+        """The characters that came in events."""
         self._pieces: defaultdict[str, list[str]] = defaultdict(list)
         self._cited: list[Raw] = []
 
@@ -88,6 +90,7 @@ class Block:
                 self._cited.append(raw)
             elif key != "type" and rawjson.is_string(raw):
                 self._pieces[key].append(text_of(raw))
+                self.size += len(self._pieces[key][-1])
 
     @property
     def arguments(self) -> str:
@@ -216,6 +219,8 @@ class MessagesRound:
         block.ended = block.ended or event.type == STOP
         if not block.ours and not (self._holds_text and block.type == "text"):
             return [(event, block)]
+        if block.ours:
+            check_arguments(block.size)
         self._size += len(event.raw)
         if self._size > MAX_REPLY:
             raise Broken(f"more than {MAX_REPLY} bytes of a reply are held back")

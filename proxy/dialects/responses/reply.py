@@ -21,7 +21,7 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
 from proxy.dialects.responses.items import ANSWERED, call_of, said
-from proxy.dialects.rounds import MAX_REPLY
+from proxy.dialects.rounds import MAX_REPLY, check_arguments
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import NULL, Members, object_of, place, string, text_of
 
@@ -38,6 +38,7 @@ class _Head(msgspec.Struct, frozen=True):
     item_id: Raw = NULL
     item: Raw = NULL
     response: Raw = NULL
+    delta: Raw = NULL
 
 
 _head = msgspec.json.Decoder(_Head)
@@ -54,6 +55,7 @@ class Event:
         self.number = head.sequence_number
         self.index = head.output_index
         self.item_id = text_of(head.item_id)
+        self.delta = head.delta
         self.item = rawjson.unmasked(head.item) if masked else head.item
         self.response = rawjson.unmasked(head.response) if masked else head.response
 
@@ -75,6 +77,8 @@ class OutputItem:
         """Whether its events are shown as they arrive."""
         self.lost = False
         """Whether it is reasoning for a call that is dropped, without which it is refused."""
+        self.size = 0
+        """About how many bytes of it came in pieces."""
         self.kept: list[Event] = []
 
     @property
@@ -257,6 +261,8 @@ class ResponsesRound:
         self._decide(item, sure=event.type == DONE)
         if item.ours:
             self._grow(len(event.raw), item)
+            item.size += len(memoryview(event.delta))
+            check_arguments(item.size)
             return []
         item.kept.append(event)
         if self._waits(item):

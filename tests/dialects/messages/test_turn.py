@@ -336,16 +336,6 @@ def test_citations_come_back() -> None:
     assert json.loads(out)["content"][0] == reply["content"][0]
 
 
-def test_answers_that_do_not_fit_are_reworded() -> None:
-    one = turn()
-    one.request()
-    feed(one, stream(LOOKS))
-    one.answer(["a long answer"])
-    one.request()
-    one.reword("too long")
-    assert json.loads(one.request())["messages"][-1]["content"] == [{**FOUND, "content": "too long"}]
-
-
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -357,33 +347,6 @@ def test_error_in_the_place_of_a_stream(begun: bool) -> None:
     receive(one, (raw[: raw.index(b"event: content_block_start")] if begun else b"") + encoded(ERROR))
     assert one.refusal is not None
     assert MESSAGES.complaint(200, one.refusal) is Addition.TOOLS
-
-
-def test_error_in_the_place_of_a_whole_reply() -> None:
-    one = turn(stream=False)
-    one.request()
-    one.receive_whole(json.dumps(ERROR).encode())
-    assert one.refusal is not None
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_error_in_the_place_of_a_later_round(whole: bool) -> None:
-    one = turn(stream=not whole)
-    one.request()
-    first = message(thinking("Hm."), call("grep", {"pattern": "x"})) if whole else LOOKS
-    one.receive_whole(json.dumps(first).encode()) if whole else receive(one, stream(first))
-    one.end()
-    one.answer(["found"])
-    one.request()
-    out = receive(one, encoded(ERROR))
-    assert (one.refusal is not None) == whole  # a stream has shown something, so there the error ends the reply
-    assert (out == b"") == whole
-
-
-@pytest.mark.parametrize("second", [b"", stream(ANSWERS)[:300]])
-def test_a_later_round_without_an_end_is_broken(second: bytes) -> None:
-    with pytest.raises(Broken):
-        run(turn(), stream(LOOKS), second[: second.rfind(b"\n\n") + 2])
 
 
 def test_an_error_after_a_block_is_part_of_the_reply() -> None:

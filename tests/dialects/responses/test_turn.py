@@ -309,25 +309,6 @@ def test_a_reply_that_stops_within_our_call_is_broken() -> None:
         feed(one, raw[: raw.index(b"function_call_arguments.done")])
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_error_in_the_place_of_a_later_round(whole: bool) -> None:
-    one = turn(stream=not whole)
-    one.request()
-    one.receive_whole(json.dumps(LOOKS).encode()) if whole else receive(one, stream(LOOKS))
-    one.end()
-    one.answer(["found"])
-    one.request()
-    out = receive(one, encoded({"type": "error", "code": "server_error", "message": "no"}))
-    assert (one.refusal is not None) == whole  # a stream has shown something, so there the error ends the reply
-    assert (out == b"") == whole
-
-
-@pytest.mark.parametrize("second", [b"", stream(ANSWERS)[:3_000]])
-def test_a_later_round_without_an_end_is_broken(second: bytes) -> None:
-    with pytest.raises(Broken):
-        run(turn(), stream(LOOKS), second[: second.rfind(b"\n\n") + 2])
-
-
 def test_a_failed_reply_is_passed_on() -> None:
     failed = response(status="failed", error={"code": "server_error", "message": "no"}, tools=[])
     raw = stream(failed)
@@ -366,16 +347,6 @@ def test_an_error_event_counts_on() -> None:
     assert said["type"] == "error"
     assert said["sequence_number"] == len(events(sent))
     assert said["error"]["message"] == said["message"] == "broke"
-
-
-def test_answers_that_do_not_fit_are_reworded() -> None:
-    one = turn()
-    one.request()
-    feed(one, stream(LOOKS))
-    one.answer(["a long answer"])
-    one.request()
-    one.reword("too long")
-    assert json.loads(one.request())["input"][-1]["output"] == "too long"
 
 
 def test_nothing_is_continued_where_nothing_is_stored() -> None:
