@@ -124,6 +124,10 @@ class Dialect(Protocol):
     def shrunk(self, hidden: HiddenRound, least: int) -> HiddenRound:
         """Return the round with a line in place of each answer above `least` tokens that says how to get it again."""
 
+    def marked(self, request: Request, place: int, entry: Entry) -> Entry:
+        """Return entry `place` as it is sent, with a cache breakpoint of ours if the client sets some and leaves room
+        for one more, and the entry can carry it."""
+
     def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
         """Return the text and the calls of a reply. Raises NotJson."""
 

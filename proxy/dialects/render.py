@@ -12,6 +12,7 @@ from proxy.core.history import Message, Transcript, moved_pieces
 from proxy.core.plan import Plan, Role, SummaryBoundary
 from proxy.core.policy import SnapshotRole
 from proxy.core.preview import Shape
+from proxy.core.request import Request
 from proxy.core.summary import Section
 from proxy.core.turn import HiddenRound
 from proxy.dialects import Dialect, Entry
@@ -30,6 +31,9 @@ class ActiveSnapshot(msgspec.Struct, frozen=True):
     """Where the originals of the boundaries before it are, oldest first."""
 
 
+REACH = 20
+"""The entries before a change of which one gets our cache breakpoint. From further back, upstream finds nothing."""
+
 Compacted = Callable[[int, bool], bytes]
 """Takes an entry's index, and whether the model has not seen it yet; returns the entry with previews and references."""
 
@@ -44,8 +48,11 @@ def render(
     role: SnapshotRole = SnapshotRole.AUTO,
     rounds: Mapping[int, HiddenRound] | None = None,
     end: int | None = None,
+    marking: Request | None = None,
 ) -> list[Entry]:
     """Return the first `end` entries (by default all) as sent upstream. The keys of `rounds` are indexes of replies.
+
+    `marking`: the request, whose cache breakpoints ours joins before what the newest event changed.
 
     User messages that the snapshot leaves side by side become one. The boundary alone decides which, so that they stay
     as they are until the next event.
@@ -53,9 +60,13 @@ def render(
     start = shown.boundary.end if shown else 0
     stop = len(transcript.raws) if end is None else end
 
+    mark = None if marking is None else _marked(transcript, plan, start)
+
     def sent(index: int) -> list[Entry]:
         move = plan.moves.get(index)
         entry = compacted(index, move.event == 0) if move else transcript.raws[index]
+        if marking is not None and index == mark:
+            entry = dialect.marked(marking, index, entry)
         hidden = rounds.get(index) if rounds and index >= start else None
         return dialect.reinserted(hidden, entry) if hidden else [entry]
 
@@ -67,6 +78,17 @@ def render(
     for index in range(start + bool(shown), stop):
         entries += sent(index)
     return _with_snapshot(dialect, entries, transcript.leading, role, shown_block(transcript, shown))
+
+
+def _marked(transcript: Transcript, plan: Plan, start: int) -> int | None:
+    """The last entry before what the newest event moved that is no reply; None if a snapshot precedes it all."""
+    event = len(plan.events)
+    changed = min((index for index, move in plan.moves.items() if event and move.event == event), default=0)
+    if plan.boundaries and plan.boundaries[-1].event == event:
+        return None
+    first = max(start + 1 if start else transcript.leading, changed - REACH)
+    candidates = range(changed - 1, first - 1, -1)
+    return next((index for index in candidates if transcript.messages[index].role in (Role.USER, Role.TOOL)), None)
 
 
 def _new_neighbours(indexes: Iterable[int]) -> Iterator[list[int]]:

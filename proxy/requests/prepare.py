@@ -278,7 +278,16 @@ def rendered(
     role = history.policy.offload.compress.snapshot_role
     compacted = reader.compactor(history.dialect, history.transcript, history.reading.shape)
     sent = _shrunk(history, plan, rounds)
-    entries = render.render(history.dialect, history.transcript, plan, compacted, shown=shown, role=role, rounds=sent)
+    entries = render.render(
+        history.dialect,
+        history.transcript,
+        plan,
+        compacted,
+        shown=shown,
+        role=role,
+        rounds=sent,
+        marking=history.request if history.policy.offload.plan > 1 else None,
+    )
     return RenderedRequest(history, plan, shown, sent, entries, _size(history, plan, shown, sent, reader), rounds)
 
 

@@ -32,6 +32,7 @@ class ChatDialect(BaseDialect):
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
     joined = staticmethod(users.joined)
+    marked = staticmethod(messages.marked)
     said = staticmethod(hidden.said)
     reinserted = staticmethod(hidden.reinserted)
     shrunk = staticmethod(hidden.shrunk)

@@ -15,8 +15,9 @@ from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, d
 from proxy.core.plan import Role
 from proxy.core.preview import Shape
 from proxy.core.rawjson import NotJson
+from proxy.core.request import Request
 from proxy.core.results import carried
-from proxy.dialects import attachments
+from proxy.dialects import attachments, cache_marks
 from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, unreadable
 
 ROLES = {
@@ -111,6 +112,14 @@ def with_cache_breakpoint(raw: bytes, breakpoint: Raw) -> bytes:
     members = rawjson.members(raw)
     part = rawjson.encode({"type": "text", "text": members["content"], "cache_control": breakpoint})
     return rawjson.encode(members | {"content": Raw(rawjson.array([part]))})
+
+
+def marked(request: Request, place: int, raw: bytes | Raw) -> bytes | Raw:
+    """Return message `place` as it is sent, with a cache breakpoint of ours if there is room for one."""
+    mark = cache_marks.own(request, place, cache_breakpoint)
+    members = rawjson.members(raw) if mark is not None else {}
+    content = cache_marks.content(members.get("content"), mark) if mark is not None else None
+    return raw if content is None else rawjson.encode(members | {"content": content})
 
 
 def _call(members: dict[str, Raw]) -> ToolCall:

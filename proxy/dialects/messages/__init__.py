@@ -40,6 +40,7 @@ class MessagesDialect(BaseDialect):
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
     joined = staticmethod(render.joined)
+    marked = staticmethod(blocks.marked)
     said = staticmethod(render.said)
     reinserted = staticmethod(render.reinserted)
     shrunk = staticmethod(render.shrunk)

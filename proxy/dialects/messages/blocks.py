@@ -13,8 +13,9 @@ from proxy.core import labels, rawjson
 from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.core.plan import Role
 from proxy.core.rawjson import NotJson
+from proxy.core.request import Request
 from proxy.core.results import Carries, carried
-from proxy.dialects import attachments, measuring
+from proxy.dialects import attachments, cache_marks, measuring
 from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, unreadable
 from proxy.dialects.messages.request import FRAME, RESULT, is_reminder, parts_of
 from proxy.dialects.values import Members, object_of, text_of
@@ -106,6 +107,27 @@ def blocks_of(entry: bytes | Raw) -> list[Members]:
     """Return the blocks of an entry of any kind. Raises NotJson."""
     message, blocks = parts_of(entry)
     return list(map(rawjson.members, blocks) if message is None else _content(message.get("content")))
+
+
+def cache_breakpoint(entry: bytes | Raw) -> Raw | None:
+    """Return the last cache breakpoint that the client set in an entry."""
+    if b"cache_control" not in bytes(entry):
+        return None
+    marks = [block.get("cache_control") for block in blocks_of(entry)]
+    return next((mark for mark in reversed(marks) if not rawjson.is_null(mark)), None)
+
+
+def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
+    """Return entry `place` as it is sent, with a cache breakpoint of ours if there is room for one."""
+    mark = cache_marks.own(request, place, cache_breakpoint)
+    if mark is None:
+        return entry
+    message, blocks = parts_of(entry)
+    if message is None:
+        made = cache_marks.on_last(list(blocks), mark)
+        return entry if made is None else b",".join(map(bytes, made))
+    content = cache_marks.content(message.get("content"), mark)
+    return entry if content is None else rawjson.encode(message | {"content": content})
 
 
 def said(blocks: Iterable[Members]) -> tuple[str, list[ToolCall]]:

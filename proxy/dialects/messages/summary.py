@@ -11,7 +11,7 @@ from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects import summary_calls
-from proxy.dialects.messages.blocks import blocks_of, text_message
+from proxy.dialects.messages.blocks import cache_breakpoint, text_message
 from proxy.dialects.messages.render import followed
 from proxy.dialects.messages.request import assembled, client_tool, text_block, user_message
 from proxy.dialects.messages.round_request import LIMITS
@@ -49,20 +49,12 @@ def on_prefix(
     defined = with_tools(request.members.get("tools"), [client_tool(raw) for raw in tools])
     if defined is not None and has_tools(defined):
         members |= {"tools": defined, "tool_choice": Raw(b'{"type":"none"}')}
-    marks = [mark for raw in request.entries[end:] if (mark := _breakpoint(raw))]
+    marks = [mark for raw in request.entries[end:] if (mark := cache_breakpoint(raw))]
     task = text_message("user", text)
     if marks:
         marked = rawjson.members(text_block(string(text))) | {"cache_control": marks[-1]}
         task = user_message([rawjson.encode(marked)])
     return rawjson.encode(members | assembled(members, followed(list(entries), task)))
-
-
-def _breakpoint(entry: bytes | Raw) -> Raw | None:
-    """Return the last cache breakpoint that the client set in an entry."""
-    if b"cache_control" not in bytes(entry):
-        return None
-    marks = [block.get("cache_control") for block in blocks_of(entry)]
-    return next((mark for mark in reversed(marks) if not rawjson.is_null(mark)), None)
 
 
 def _members(model: str, request: Request | None, most: int) -> Members:

@@ -47,6 +47,9 @@ class ResponsesDialect(BaseDialect):
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
 
+    def marked(self, request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
+        return entry  # this API has no cache breakpoints
+
     def joined(self, entries: list[bytes | Raw]) -> list[bytes | Raw]:
         return entries  # this API takes user messages in a row
 

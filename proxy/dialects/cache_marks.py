@@ -1,0 +1,69 @@
+"""The proxy's own cache breakpoint, for clients that mark what upstream shall cache.
+
+Such a cache is found only from a mark, and only within 20 blocks before it. The client marks the end of its history, so
+behind a change upstream would find no entry but that of the system prompt. Our mark is directly before the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Raw
+
+from proxy.core import rawjson
+from proxy.core.rawjson import NotJson
+from proxy.core.request import Request
+from proxy.dialects.values import Members, text_of
+
+MOST_MARKS = 4
+"""The most breakpoints of one request that Anthropic takes."""
+KEY = "cache_control"
+_CARRIERS = ("text", "tool_result", "image", "document")
+"""The blocks of clients that can carry a breakpoint, a text only if it is not empty."""
+_WRITTEN = b'"cache_control"'
+_DEFAULT = Raw(b'{"type":"ephemeral"}')
+
+Marked = Callable[[bytes | Raw], Raw | None]
+"""Returns the last breakpoint that the client set in an entry."""
+
+
+def own(request: Request, place: int, marked: Marked) -> Raw | None:
+    """Return the breakpoint to set in entry `place`: like the client's next one, as none may live longer than those
+    before it. None if the client sets none, leaves no room for another, or marks this entry itself."""
+    if not 0 < request.body.count(_WRITTEN) < MOST_MARKS or _read(request.entries[place], marked) is not None:
+        return None
+    for entry in request.entries[place + 1 :]:
+        if mark := _read(entry, marked):
+            return mark
+    whole = request.members.get(KEY)
+    if whole is not None and not rawjson.is_null(whole):
+        return whole
+    return next((mark for entry in request.entries[place::-1] if (mark := _read(entry, marked))), _DEFAULT)
+
+
+def on_last(blocks: list[bytes | Raw], mark: Raw) -> list[bytes | Raw] | None:
+    """Return the blocks with this breakpoint on the last one; None if that is a block that cannot carry one."""
+    last: Members = rawjson.members(blocks[-1]) if blocks else {}
+    kind = text_of(last.get("type"))
+    if kind not in _CARRIERS or (kind == "text" and not text_of(last.get("text"))):
+        return None
+    return [*blocks[:-1], rawjson.encode(last | {KEY: mark})]
+
+
+def content(given: Raw | None, mark: Raw) -> Raw | None:
+    """Return a message's content with this breakpoint at its end; None if it cannot carry one. Raises NotJson."""
+    if given is None or rawjson.is_null(given):
+        return None
+    if rawjson.is_string(given):
+        blocks: list[bytes | Raw] = [rawjson.encode({"type": "text", "text": given})]
+    else:
+        blocks = list(rawjson.elements(given))
+    made = on_last(blocks, mark)
+    return None if made is None else Raw(rawjson.array(made))
+
+
+def _read(entry: bytes | Raw, marked: Marked) -> Raw | None:
+    try:
+        return marked(entry)
+    except NotJson:
+        return None

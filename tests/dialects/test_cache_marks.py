@@ -1,0 +1,142 @@
+"""Our own cache breakpoint: where it goes, what it looks like, and when there is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.core.policy import Mode, Offload, Policy
+from proxy.dialects import Dialect
+from proxy.dialects.chat import CHAT
+from proxy.dialects.messages import MESSAGES
+from proxy.dialects.responses import RESPONSES
+from proxy.requests import prepare
+from proxy.requests.message_cache import MessageCache
+from proxy.requests.prepare import rendered
+from tests.requests.planning import Counting
+
+Json = dict[str, Any]
+
+POLICY = Policy(
+    offload=Offload(mode=Mode.COMPACT, plan=2, max_tool_message_tokens=300, cached_read=0.1, cache_write=1.25)
+)
+MARK = {"type": "ephemeral"}
+HOUR = {"type": "ephemeral", "ttl": "1h"}
+
+
+def text(said: str, mark: Json | None = None) -> list[Json]:
+    return [{"type": "text", "text": said, **({"cache_control": mark} if mark else {})}]
+
+
+def chat(sizes: list[int], system: Json | None = MARK, end: Json | None = MARK) -> Json:
+    """A conversation of calls with results of so many characters, whose client marks system prompt and end."""
+    messages: list[Json] = [
+        {"role": "system", "content": text("be good", system)},
+        {"role": "user", "content": "the task"},
+    ]
+    for number, size in enumerate(sizes):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"{number}" * size})
+    messages[-1]["content"] = text(messages[-1]["content"], end)
+    return {"model": "m", "messages": messages}
+
+
+def anthropic(sizes: list[int], system: Json | None = MARK, end: Json | None = MARK) -> Json:
+    """The same for Messages."""
+    messages: list[Json] = [{"role": "user", "content": "the task"}]
+    for number, size in enumerate(sizes):
+        use = {"type": "tool_use", "id": f"c{number}", "name": "look", "input": {}}
+        messages.append(
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, use]}
+        )
+        result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": f"{number}" * size}
+        messages.append({"role": "user", "content": [result]})
+    if end:
+        messages[-1]["content"][-1]["cache_control"] = end
+    return {"model": "m", "max_tokens": 9, "system": text("be good", system), "messages": messages}
+
+
+async def sent(dialect: Dialect, body: Json, policy: Policy = POLICY) -> Json:
+    reader = MessageCache(Counting())
+    asked = dialect.parse(json.dumps(body).encode())
+    planned = await prepare.plan(dialect, asked, policy, None, reader)
+    assert planned is not None and planned.plan.moves
+    found: Json = json.loads(rendered(planned, None, {}, reader).turn().request())
+    return found
+
+
+def marks(sent: Json) -> list[tuple[int, Json]]:
+    """The marks in the messages: the index of each message, and the mark on its last part."""
+    found = []
+    for index, message in enumerate(sent["messages"]):
+        parts = message["content"] if isinstance(message["content"], list) else []
+        found += [(index, part["cache_control"]) for part in parts if part.get("cache_control")]
+    return found
+
+
+SIZES = [200, 200, 9000, 200]
+"""The third one moves."""
+
+
+@pytest.mark.parametrize(("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)])
+async def test_it_is_on_the_last_result_before_what_moved(dialect: Dialect, body: Any, first: int) -> None:
+    request = body(SIZES)
+    made = await sent(dialect, request)
+    where = first + 3
+    assert marks(made)[-2:] == [(where, MARK), (where + 4, MARK)]
+    assert "0000" not in json.dumps(made["messages"][where]) and "1111" in json.dumps(made["messages"][where])
+
+
+@pytest.mark.parametrize(("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)])
+@pytest.mark.parametrize(("system", "end", "ours"), [(HOUR, MARK, MARK), (HOUR, HOUR, HOUR), (HOUR, None, MARK)])
+async def test_it_lives_as_long_as_the_clients_next_one(
+    dialect: Dialect, body: Any, first: int, system: Json, end: Json | None, ours: Json
+) -> None:
+    """A mark must not outlive the ones before it, so where there is none behind it, it has the shortest life."""
+    made = await sent(dialect, body(SIZES, system, end))
+    expected = HOUR if dialect is CHAT and end is None else ours
+    assert (first + 3, expected) in marks(made)
+
+
+@pytest.mark.parametrize(("dialect", "body"), [(CHAT, chat), (MESSAGES, anthropic)])
+async def test_without_marks_of_the_client_or_room_there_is_none(dialect: Dialect, body: Any) -> None:
+    unmarked = await sent(dialect, body(SIZES, None, None))
+    assert "cache_control" not in json.dumps(unmarked)
+    full = body(SIZES)
+    full["tools"] = [{"name": f"t{n}", "input_schema": {}, "cache_control": MARK} for n in range(2)]
+    assert json.dumps(await sent(dialect, full)).count("cache_control") == 4
+
+
+@pytest.mark.parametrize(("dialect", "body"), [(CHAT, chat), (MESSAGES, anthropic)])
+async def test_it_stays_where_it_is_until_the_next_event(dialect: Dialect, body: Any) -> None:
+    earlier, later = [(await sent(dialect, body(sizes)))["messages"] for sizes in (SIZES, [*SIZES, 200, 200])]
+    assert later[: len(earlier) - 1] == earlier[:-1]
+
+
+async def test_a_mark_of_the_clients_at_that_place_stays_as_it_is() -> None:
+    request = anthropic(SIZES)
+    request["messages"][4]["content"][0]["cache_control"] = HOUR
+    assert marks(await sent(MESSAGES, request)) == [(4, HOUR), (8, MARK)]
+
+
+async def test_an_empty_text_carries_none_and_keeps_its_bytes() -> None:
+    request = anthropic(SIZES)
+    request["messages"][4]["content"].append({"type": "text", "text": ""})
+    made = await sent(MESSAGES, request)
+    assert marks(made) == [(8, MARK)] and made["messages"][4] == request["messages"][4]
+
+
+async def test_plan_1_sets_none() -> None:
+    old = Policy(
+        offload=Offload(mode=Mode.COMPACT, max_total_tokens=1000, min_saved_tokens=100, cached_read=0, cache_write=0)
+    )
+    assert len(marks(await sent(CHAT, chat([4000, 4000, 4000]), old))) == 2
+
+
+def test_responses_has_no_marks() -> None:
+    entry = b'{"type":"message","role":"user","content":"hi"}'
+    request = RESPONSES.parse(b'{"model":"m","input":[%b],"cache_control":{"type":"ephemeral"}}' % entry)
+    assert RESPONSES.marked(request, 0, entry) is entry
