@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.core.policy import Inject, Profile
+from proxy.core.prices import prices_of
 
 PROFILES: Mapping[Profile, Mapping[str, Any]] = {
     Profile.CAREFUL: {"max_total_tokens": 20_000, "min_views": 10, "max_loss": 0.04},
@@ -19,8 +20,9 @@ _TOOLS: Mapping[str, Any] = {"inject": Inject.AGENTS}
 without it, as it leaves most requests as they came."""
 
 
-def presets(offload: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return, by section, what the profile of this `offload` section sets where the policy says nothing.
+def presets(offload: Mapping[str, Any], base_url: str = "") -> dict[str, Mapping[str, Any]]:
+    """Return, by section, what the profile of this `offload` section sets where the policy says nothing, together with
+    the prices of the upstream at this address.
 
     A profile implies plan 2. A section of plan 1 has no presets. A value of the wrong kind is left to validation.
     """
@@ -28,4 +30,6 @@ def presets(offload: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     if offload.get("plan", 1 if chosen is None else 2) != 2 or chosen not in (None, *Profile):
         return {}
     profile = Profile.BALANCED if chosen is None else Profile(chosen)
-    return {"offload": {**_ALL, **PROFILES[profile]}, "tools": {} if profile is Profile.CAREFUL else _TOOLS}
+    known = prices_of(base_url)
+    prices = {"cached_read": known.cached_read, "cache_write": known.cache_write} if known else {}
+    return {"offload": {**_ALL, **PROFILES[profile], **prices}, "tools": {} if profile is Profile.CAREFUL else _TOOLS}

@@ -6,7 +6,7 @@ behind a change upstream would find no entry but that of the system prompt. Our 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
@@ -18,8 +18,8 @@ from proxy.dialects.values import Members, text_of
 MOST_MARKS = 4
 """The most breakpoints of one request that Anthropic takes."""
 KEY = "cache_control"
-_CARRIERS = ("text", "tool_result", "image", "document")
-"""The blocks of clients that can carry a breakpoint, a text only if it is not empty."""
+TEXT = ("text",)
+"""The blocks that can carry a breakpoint in every API, if their text is not empty."""
 _WRITTEN = b'"cache_control"'
 _DEFAULT = Raw(b'{"type":"ephemeral"}')
 
@@ -41,16 +41,16 @@ def own(request: Request, place: int, marked: Marked) -> Raw | None:
     return next((mark for entry in request.entries[place::-1] if (mark := _read(entry, marked))), _DEFAULT)
 
 
-def on_last(blocks: list[bytes | Raw], mark: Raw) -> list[bytes | Raw] | None:
-    """Return the blocks with this breakpoint on the last one; None if that is a block that cannot carry one."""
+def on_last(blocks: list[bytes | Raw], mark: Raw, carriers: Sequence[str] = TEXT) -> list[bytes | Raw] | None:
+    """Return the blocks with this breakpoint on the last one; None if that is none of the `carriers`."""
     last: Members = rawjson.members(blocks[-1]) if blocks else {}
     kind = text_of(last.get("type"))
-    if kind not in _CARRIERS or (kind == "text" and not text_of(last.get("text"))):
+    if kind not in carriers or (kind == "text" and not text_of(last.get("text"))):
         return None
     return [*blocks[:-1], rawjson.encode(last | {KEY: mark})]
 
 
-def content(given: Raw | None, mark: Raw) -> Raw | None:
+def content(given: Raw | None, mark: Raw, carriers: Sequence[str] = TEXT) -> Raw | None:
     """Return a message's content with this breakpoint at its end; None if it cannot carry one. Raises NotJson."""
     if given is None or rawjson.is_null(given):
         return None
@@ -58,7 +58,7 @@ def content(given: Raw | None, mark: Raw) -> Raw | None:
         blocks: list[bytes | Raw] = [rawjson.encode({"type": "text", "text": given})]
     else:
         blocks = list(rawjson.elements(given))
-    made = on_last(blocks, mark)
+    made = on_last(blocks, mark, carriers)
     return None if made is None else Raw(rawjson.array(made))
 
 

@@ -74,9 +74,12 @@ def _parsed(
 
 
 def _preset(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these sections with what their profile sets where they say nothing."""
-    offload = sections.get("offload", {})
-    return overlay(presets(offload) if isinstance(offload, Mapping) else {}, sections)
+    """Return these sections with what their profile and their upstream set where they say nothing."""
+    offload, upstream = sections.get("offload", {}), sections.get("upstream", {})
+    if not isinstance(offload, Mapping) or not isinstance(upstream, Mapping):
+        return dict(sections)  # a fault, which is explained when it is converted
+    address = upstream.get("base_url", Upstream().base_url)
+    return overlay(presets(offload, address if isinstance(address, str) else ""), sections)
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +127,9 @@ def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
         inherited = {key: given for key, given in shared.items() if "base_url" not in own or key not in _OF_THE_ADDRESS}
         upstream = overlay(inherited, own)
         rules = tuple(_rule(rule, {**value, "upstream": upstream}) for rule in value.get("rules", ()))
-        by_api.append((api, replace(policy, upstream=msgspec.convert(upstream, Upstream), rules=rules)))
+        offload = msgspec.convert(_preset({**value, "upstream": upstream}).get("offload", {}), Offload)
+        served = replace(policy, upstream=msgspec.convert(upstream, Upstream), offload=offload, rules=rules)
+        by_api.append((api, served))
     return replace(policy, by_api=tuple(by_api))
 
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+from proxy.core.policy import Profile
+from proxy.core.prices import OWN_SERVERS, PRICES
+from proxy.core.profiles import PROFILES
 from proxy.policies.format import schema
 
 Definition = Mapping[str, Any]
@@ -54,6 +57,20 @@ before. If it names none, 80 % of the refused request is assumed, unless that ha
 accepted prompt supersedes what was learned. Conversations that are under way change their plan once when a window
 becomes known: set it, if you know it.
 
+## Plan 2 and its profiles
+
+`offload.plan: 2` decides by cost: every event pays for itself (see [architecture](architecture.md)).
+`offload.profile` sets the keys that the policy leaves out, and implies plan 2. [benchmarks](benchmarks.md) shows what
+each costs. Start with `balanced`. If the metrics show that models rarely read moved results back, go to `frugal`. If
+they often do, or if results must stay long, take `careful`, which leaves most short conversations as they are.
+
+{profiles}
+
+The prices `cached_read` and `cache_write` follow the upstream's host, where plan 2 is in force and the policy does
+not say otherwise. Set them for older models, which cost more to read, and for hosts that are not listed, for which
+0.1 and 1.25 count.
+
+{prices}
 `offload-proxy check --reference` generates everything below from the schema.
 """
 
@@ -84,7 +101,27 @@ def reference() -> str:
     """Return the page in Markdown."""
     definitions: dict[str, Definition] = msgspec.json.decode(schema())["$defs"]
     sections = "".join(f"\n{section}" for name in _SECTIONS for section in _section(name, definitions))
-    return _TOP + sections
+    return _TOP.replace("{profiles}", _profiles()).replace("{prices}", _prices()) + sections
+
+
+def _profiles() -> str:
+    keys = list(PROFILES[Profile.BALANCED])
+    rows = [
+        f"| {profile} | " + " | ".join(msgspec.json.encode(preset[key]).decode() for key in keys) + " |\n"
+        for profile, preset in PROFILES.items()
+    ]
+    return (
+        "| profile | " + " | ".join(f"`{key}`" for key in keys) + f" |\n{'|---' * (len(keys) + 1)}|\n" + "".join(rows)
+    )
+
+
+def _prices() -> str:
+    rows = [
+        f"| {one.name} | {', '.join(one.hosts) or 'no domain, or a private address'} | {one.cached_read} | "
+        f"{one.cache_write} | {one.source}, {one.seen} |\n"
+        for one in (*PRICES, OWN_SERVERS)
+    ]
+    return "| upstream | host | `cached_read` | `cache_write` | source |\n|---|---|---|---|---|\n" + "".join(rows)
 
 
 def _section(name: str, definitions: Mapping[str, Definition]) -> Iterator[str]:

@@ -227,6 +227,36 @@ def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[object, .
     assert shown == expected
 
 
+@pytest.mark.parametrize(
+    ("address", "prices"),
+    [
+        ("https://api.openai.com/v1", (0.1, 1.0)),
+        ("https://api.anthropic.com", (0.1, 1.25)),
+        ("https://generativelanguage.googleapis.com/v1beta/openai", (0.1, 1.0)),
+        ("https://api.deepseek.com", (0.03, 1.0)),
+        ("http://127.0.0.1:8080/v1", (0.0, 1.0)),
+        ("http://vllm:8000/v1", (0.0, 1.0)),
+        ("http://[::1]:8000/v1", (0.0, 1.0)),
+        ("https://notopenai.com", (0.1, 1.25)),
+        ("https://api.openai.com.example.org", (0.1, 1.25)),
+    ],
+)
+def test_under_plan_2_prices_follow_the_upstream(address: str, prices: tuple[float, float]) -> None:
+    def found(section: str) -> tuple[float, float]:
+        offload = taken(f"upstream: {{base_url: '{address}'}}\noffload: {section}", "default").offload
+        return offload.cached_read, offload.cache_write
+
+    assert found("{plan: 2}") == prices
+    assert found("{plan: 2, cached_read: 0.5, cache_write: 2}") == (0.5, 2)
+    assert found("{}") == (0.1, 1.25)
+
+
+def test_each_apis_upstream_has_its_own_prices() -> None:
+    text = "offload: {plan: 2}\nupstreams: {messages: {base_url: 'https://api.anthropic.com'}}"
+    assert taken(text, "default").offload.cache_write == 1.0
+    assert taken(text, "default").for_api("messages").offload.cache_write == 1.25
+
+
 def test_a_rule_may_have_a_profile_of_its_own() -> None:
     text = "offload: {profile: careful, min_saved_tokens: 9}\nrules: [{match: {model: m}, offload: {profile: frugal}}]"
     careful, frugal = taken(text, "default"), taken(text, "default").for_model("m")

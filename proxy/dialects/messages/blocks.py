@@ -24,6 +24,9 @@ THINKING = ("thinking", "redacted_thinking")
 BINARY = ("image", "document", "container_upload")
 """Blocks with a file's bytes or a reference to them."""
 
+CARRIERS = (*cache_marks.TEXT, RESULT, *BINARY)
+"""The blocks of a client that can carry a cache breakpoint."""
+
 OPAQUE_BYTES = 6
 """Bytes of a block for each token of it, where we cannot read it: encrypted text in base64, and a frame."""
 
@@ -124,9 +127,9 @@ def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
         return entry
     message, blocks = parts_of(entry)
     if message is None:
-        made = cache_marks.on_last(list(blocks), mark)
+        made = cache_marks.on_last(list(blocks), mark, CARRIERS)
         return entry if made is None else b",".join(map(bytes, made))
-    content = cache_marks.content(message.get("content"), mark)
+    content = cache_marks.content(message.get("content"), mark, CARRIERS)
     return entry if content is None else rawjson.encode(message | {"content": content})
 
 

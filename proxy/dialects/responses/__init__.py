@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
+from proxy.core.request import Request
 from proxy.dialects import usage
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.responses import errors, items, render, request, summary
