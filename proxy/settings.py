@@ -64,6 +64,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the dashboard keeps its rows. None: it is off."""
     dashboard_limit: Annotated[int, Meta(ge=16 << 20, description="a size of at least 16MiB, such as 1GiB")] = 512 << 20
     """Largest file of the dashboard."""
+    dashboard_content: Annotated[bool, Meta(description="true or false")] = False
+    """Whether the dashboard keeps texts of messages, of tenants whose policy has `dashboard: {content: true}`."""
     environment: Mapping[str, str] = {}
     """All variables, for `${NAME}` and `env:` in policies."""
 

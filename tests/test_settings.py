@@ -30,6 +30,7 @@ EVERY = {
     "capture_limit": ("2GiB", 2 << 30),
     "dashboard": ("/var/dashboard.db", Path("/var/dashboard.db")),
     "dashboard_limit": ("2GiB", 2 << 30),
+    "dashboard_content": ("true", True),
     "allowed_hosts": ("Host.Docker.Internal., [FD00::1]", frozenset({"host.docker.internal", "fd00::1"})),
 }
 

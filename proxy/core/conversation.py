@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.core.history import BEGINNING, Message, extend
-from proxy.core.opening import START
+from proxy.core.plan import Role
 
 LONGEST = 100
 """Messages among which the user's first one is looked for. It is the first or second one of nearly every history."""
@@ -13,11 +13,11 @@ LONGEST = 100
 
 def beginning(messages: Sequence[Message]) -> bytes:
     """Return the digest of what a history means up to the user's first message."""
-    link, opening = BEGINNING, START
+    link, leads = BEGINNING, True
     for message in messages[:LONGEST]:
-        if opening.asked:
-            break
-        if not opening.leads(message.role):
+        leads = leads and message.role is Role.SYSTEM
+        if not leads:
             link = extend(link, message.meaning)
-        opening = opening.then(message.role)
+            if message.role is Role.USER:
+                break
     return link

@@ -275,6 +275,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
 
 
+class DashboardRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the dashboard may keep of this tenant's requests."""
+
+    content: Annotated[bool, Meta(description="texts of messages, if `serve --dashboard-content` allows it too")] = (
+        False
+    )
+
+
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policy's sections for models that match `model` (a glob), with every key filled in."""
 
@@ -296,6 +304,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limits: Limits = msgspec.field(default_factory=Limits)
     store_originals: bool = True
     capture: bool = False
+    dashboard: DashboardRules = msgspec.field(default_factory=DashboardRules)
     retention: float | None = 30 * 86_400
     share_namespace: bool = False
     relay: tuple[str, ...] = ()

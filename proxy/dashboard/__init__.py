@@ -7,6 +7,7 @@ workers wrote.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from proxy.dashboard.access import Access
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
 from proxy.dashboard.rows import NOTHING_SEEN, Seen
+from proxy.dashboard.sessions import seen
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
 from proxy.policies.tenants import identify, retention
@@ -23,11 +25,15 @@ from proxy.policies.tenants import identify, retention
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from proxy.core.policy import Policy
     from proxy.policies import Policies
+    from proxy.requests.attempt import Attempt
     from proxy.settings import Settings
     from proxy.telemetry.outcome import Outcome
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 MISSING = "the proxy was started without --dashboard FILE"
 
@@ -50,6 +56,7 @@ class Dashboard:
         health: Callable[[Collection[str]], Awaitable[Mapping[str, Any]]],
     ) -> None:
         self._path = settings.dashboard
+        self._content = settings.dashboard_content
         self._policies = policies
         self.is_local = is_local
         self._health = health
@@ -71,10 +78,15 @@ class Dashboard:
         """Whether rows are written."""
         return self._writer is not None and not self._writer.state.off
 
-    def saw(self, request_id: str, seen: Seen) -> None:
-        """Keep what a request shows until its outcome follows."""
-        if len(self._seen) < ENDED:
-            self._seen[request_id] = seen
+    def watch(self, request_id: str, attempt: Attempt) -> None:
+        """Keep what a request shows until its outcome follows. A bug here must not cost a client its reply."""
+        tenant = attempt.parsed.tenant
+        if self.recording and len(self._seen) < ENDED:
+            content = self._content and tenant.policy.dashboard.content
+            try:
+                self._seen[request_id] = seen(attempt, tenant.namespace, content=content)
+            except Exception:
+                logger.exception("a bug, in describing a request for the dashboard")
 
     def record(self, outcome: Outcome) -> None:
         """Queue a row for the request. Takes a few microseconds, and never fails."""
@@ -135,10 +147,18 @@ class Dashboard:
             return None, "This key is not listed in a policy, and its tenant's callers share one namespace."
         return tenant.namespace, ""
 
+    def shows_content(self, tenant: str) -> bool:
+        """Whether texts may be shown now, whatever the file has."""
+        policy = self._policy(tenant)
+        return self._content and policy is not None and policy.dashboard.content
+
     def price(self, tenant: str, model: str) -> float | None:
         """Return the money for a million plain input tokens, if the tenant's policy says."""
-        policy = next((one for one in self._policies().all() if one.tenant == tenant), None)
+        policy = self._policy(tenant)
         return policy.for_model(model).offload.input_price if policy else None
+
+    def _policy(self, tenant: str) -> Policy | None:
+        return next((one for one in self._policies().all() if one.tenant == tenant), None)
 
     def _read(self, query: Callable[[Reader], T]) -> T:
         if self._path is None or self.off:

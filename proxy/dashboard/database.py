@@ -11,12 +11,12 @@ import os
 import secrets
 import sqlite3
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from proxy.dashboard.rows import HOUR, KEYS, SCHEMA, SUMS, VERSION, Recorded, Seen, amounts, encoded, key
+from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, MOST, SCHEMA, SUMS, VERSION, Recorded, Seen, Sums, encoded
 from proxy.errors import DashboardFault
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ FULL, ROOM = 0.9, 0.05
 LEAVING = 5_000
 """Most rows that one batch deletes, so that the others' batches do not wait for long."""
 
-HOURS = 100_000
-"""Most sums that are kept. A client can make one with every request, as it chooses the name of the model."""
+SUMS_KEPT = 30_000
+"""Most sums of hours, and of days. A client can make one with every request, as it chooses the name of the model."""
 
 DETAILED = 20_000
 """Requests, the newest, whose messages are listed."""
@@ -42,11 +42,17 @@ DETAILED = 20_000
 _SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last")
 _COUNTED = ("requests", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
 
-_ADD_HOUR = f"""
-INSERT INTO hours VALUES ({", ".join("?" * (2 + len(KEYS) + len(SUMS)))})
-ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS)}
+
+def _adding(table: str, keys: int, sums: Sequence[str]) -> str:
+    """Return the statement that adds sums to those of the same keys."""
+    return f"""
+INSERT INTO {table} VALUES ({", ".join("?" * (keys + len(sums)))})
+ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in sums)}
 """
 
+
+_ADD_DAY = _adding("days", 2 + len(KEYS), SUMS)
+_ADD_HOUR = _adding("hours", 2, HOURLY)
 _ADD_SESSION = f"""
 INSERT INTO sessions VALUES ({", ".join("?" * (1 + len(_SESSION) + len(_COUNTED)))})
 ON CONFLICT DO UPDATE SET last = max(last, excluded.last), holdout = excluded.holdout,
@@ -114,8 +120,12 @@ class Database:
             deleted += self._within(partial(self._delete, oldest, namespace, since))
             run("DELETE FROM sessions WHERE namespace = ? AND last < ?", (namespace, since))
             run("DELETE FROM hours WHERE namespace = ? AND hour < ?", (name, since // HOUR))
+            run("DELETE FROM days WHERE namespace = ? AND day < ?", (name, since // DAY))
             if deleted >= LEAVING:
                 break
+        for table, span in (("hours", "hour"), ("days", "day")):
+            while run(f"SELECT count(*) > {SUMS_KEPT} AND min({span}) < max({span}) FROM {table}").fetchone()[0]:
+                run(f"DELETE FROM {table} WHERE {span} = (SELECT min({span}) FROM {table})")
         run("PRAGMA incremental_vacuum(1000)").fetchall()
         return deleted
 
@@ -197,8 +207,14 @@ class Database:
         if details:
             many("INSERT INTO details VALUES (?, ?)", details)
             run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))
-        many(_ADD_HOUR, _hours(batch))
-        many(_ADD_SESSION, [self._session(one) for one in batch if one.seen.session is not None])
+        sums = Sums.of(batch)
+        many(_ADD_DAY, sums.days)
+        many(_ADD_HOUR, sums.hours)
+        sessions: dict[int, list[Recorded]] = {}
+        for one in batch:
+            if one.seen.session is not None:
+                sessions.setdefault(one.seen.session, []).append(one)
+        many(_ADD_SESSION, [self._session(session, requests) for session, requests in sessions.items()])
         return len(batch)
 
     def _namespace(self, name: str) -> int:
@@ -209,23 +225,24 @@ class Database:
             ).fetchone()
         return self._known[name]
 
-    def _session(self, one: Recorded) -> tuple[object, ...]:
-        outcome = one.outcome
+    def _session(self, session: int, requests: Sequence[Recorded]) -> tuple[object, ...]:
+        """Return what these requests add to their session."""
+        last = requests[-1].outcome
         return (
-            one.seen.session,
-            self._namespace(outcome.namespace),
-            outcome.tenant,
-            outcome.model,
-            outcome.dialect,
-            str(outcome.holdout),
-            one.time,
-            one.time,
-            1,
-            int(outcome.new_event),
-            outcome.tokens_before,
-            outcome.tokens_after,
-            outcome.cost_before,
-            outcome.cost_after,
+            session,
+            self._namespace(last.namespace),
+            last.tenant,
+            last.model,
+            last.dialect,
+            str(last.holdout),
+            requests[0].time,
+            requests[-1].time,
+            len(requests),
+            sum([one.outcome.new_event for one in requests]),
+            last.tokens_before,
+            last.tokens_after,
+            sum([min(one.outcome.cost_before, MOST) for one in requests]),
+            sum([min(one.outcome.cost_after, MOST) for one in requests]),
         )
 
     def _shrink(self) -> int:
@@ -235,9 +252,6 @@ class Database:
         rows = min(int((last - first) * ROOM) + 1, LEAVING)
         self._delete(f"SELECT id FROM requests ORDER BY id LIMIT {rows}")
         self.connection.execute("DELETE FROM sessions WHERE last < (SELECT min(time) FROM requests)")
-        [sums] = self.connection.execute("SELECT count(*) FROM hours").fetchone()
-        if sums > HOURS:
-            self.connection.execute("DELETE FROM hours WHERE hour <= (SELECT min(hour) FROM hours)")
         return rows
 
     def _delete(self, ids: str, *parameters: object) -> int:
@@ -250,21 +264,13 @@ class Database:
         run("DELETE FROM details WHERE id IN (SELECT id FROM requests WHERE namespace = ?)", (namespace,))
         run("DELETE FROM sessions WHERE namespace = ?", (namespace,))
         run("DELETE FROM hours WHERE namespace = ?", (name,))
+        run("DELETE FROM days WHERE namespace = ?", (name,))
         run("DELETE FROM namespaces WHERE id = ?", (namespace,))
         return run("DELETE FROM requests WHERE namespace = ?", (namespace,)).rowcount
 
     def _pragma(self, name: str) -> int:
         [value] = self.connection.execute(f"PRAGMA {name}").fetchone()
         return int(value)
-
-
-def _hours(batch: Iterable[Recorded]) -> list[tuple[object, ...]]:
-    """Return the sums of a batch by their keys."""
-    sums: dict[tuple[object, ...], list[int]] = {}
-    for one in batch:
-        found, more = sums.get(kept := key(one)), amounts(one.outcome)
-        sums[kept] = [a + b for a, b in zip(found, more, strict=True)] if found else list(more)
-    return [(*kept, *total) for kept, total in sums.items()]
 
 
 def _described(seen: Seen) -> tuple[bytes | None, bytes | None]:

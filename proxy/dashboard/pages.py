@@ -182,12 +182,14 @@ class _Pages:
         found = await self._dashboard.read(lambda reader: reader.request(id, viewer.namespace))
         if found is None:
             raise NotThere("Nothing is kept of this request's messages")
+        if not self._dashboard.shows_content(found["tenant"]):
+            found["detail"] |= {"texts": {}, "snapshot": None}
         return found
 
     async def savings(self, request: Request, viewer: Viewer) -> Any:
         days = _number(request, "days", 30, LONGEST_DAYS)
         since = time.time() - days * DAY
-        return await self._dashboard.read(partial(_savings, since, viewer.namespace, self._dashboard.price))
+        return await self._dashboard.read(partial(savings_page, since, viewer.namespace, self._dashboard.price))
 
     async def sessions(self, request: Request, viewer: Viewer) -> Any:
         return await self._dashboard.read(lambda reader: reader.sessions(viewer.namespace))
@@ -217,7 +219,7 @@ class _Pages:
         return Viewer() if self._dashboard.is_local(request) else None
 
 
-def _savings(since: float, namespace: str | None, price: Price, reader: Reader) -> Any:
+def savings_page(since: float, namespace: str | None, price: Price, reader: Reader) -> Any:
     sums = reader.sums(since, namespace)
     return {
         "models": savings(sums, price),

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.dashboard.rows import HOUR, KEYS, SUMS, decoded
-from proxy.dashboard.sessions import Sent, words
+from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, SUMS, decoded
+from proxy.dashboard.sessions import Sent, detail, words
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout
 
@@ -64,22 +64,21 @@ class Reader:
         return self._page("id < ?", id, namespace)
 
     def sums(self, since: float, namespace: str | None = None) -> list[Row]:
-        """Return the sums since then, by `KEYS`."""
+        """Return the sums since the beginning of that day (UTC), by `KEYS`."""
         own, values = _own("namespace", namespace)
         sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
         return self._rows(
-            f"SELECT {', '.join(KEYS)}, {sums} FROM hours WHERE hour >= ? {own} GROUP BY {', '.join(KEYS)}",
-            int(since) // HOUR,
+            f"SELECT {', '.join(KEYS)}, {sums} FROM days WHERE day >= ? {own} GROUP BY {', '.join(KEYS)}",
+            int(since) // DAY,
             *values,
         )
 
     def hours(self, since: float, namespace: str | None = None) -> list[Row]:
-        """Return the sums of costs and tokens of each hour since then, of requests that were sent as planned."""
+        """Return the sums of each hour since then, without what was only observed."""
         own, values = _own("namespace", namespace)
         return self._rows(
-            f"""SELECT hour * {HOUR} AS time, sum(requests) AS requests, sum(tokens_before) AS tokens_before,
-            sum(tokens_after) AS tokens_after, sum(cost_before) AS cost_before, sum(cost_after) AS cost_after
-            FROM hours WHERE hour >= ? AND kind != 'observed' {own} GROUP BY hour ORDER BY hour""",
+            f"""SELECT hour * {HOUR} AS time, {", ".join(f"sum({name}) AS {name}" for name in HOURLY)}
+            FROM hours WHERE hour >= ? {own} GROUP BY hour ORDER BY hour""",
             int(since) // HOUR,
             *values,
         )
@@ -142,7 +141,7 @@ class Reader:
             id,
             *values,
         )
-        return {**_shown(found[0]), "detail": msgspec.msgpack.decode(found[0]["detail"])} if found else None
+        return {**_shown(found[0]), "detail": detail(found[0]["detail"])} if found else None
 
     def _page(self, condition: str, id: int, namespace: str | None) -> list[Row]:
         own, values = _own("requests.namespace", namespace)

@@ -6,8 +6,8 @@ An outcome is stored as the list of its fields' values, so a file fits one versi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from proxy.telemetry.outcome import Kind, Outcome
 FIELDS = Outcome.__struct_fields__
 
 KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout")
-"""Fields by which sums are kept apart, beside the hour and the namespace."""
+"""Fields by which sums are kept apart, beside the day and the namespace."""
 
 SUMMED = (
     "tokens_before",
@@ -37,11 +37,14 @@ SUMMED = (
 )
 """Fields of an outcome that are added up."""
 
+HOURLY = ("requests", "tokens_before", "tokens_after", "cost_before", "cost_after")
+"""The columns of the sums of an hour, which have no keys but the namespace."""
+
 SUMS = ("requests", "faults", "losses", "retrieved_tokens", *SUMMED)
 """The columns of the sums: requests, those that went wrong, those that cost more than as they came, tokens that our
 tools read back, and the sums of fields."""
 
-HOUR = 3600
+HOUR, DAY = 3600, 86_400
 
 MOST = 10**12
 """The most that one request adds to a sum, as in the metrics: upstream may report any number."""
@@ -66,9 +69,13 @@ CREATE INDEX sessions_by_time ON sessions (last);
 CREATE INDEX sessions_by_namespace ON sessions (namespace, last);
 CREATE INDEX sessions_of_holdouts ON sessions (began) WHERE holdout != '';
 CREATE TABLE hours (
-    hour INTEGER NOT NULL, namespace INTEGER NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in KEYS)},
+    hour INTEGER NOT NULL, namespace TEXT NOT NULL, {", ".join(f"{name} INTEGER NOT NULL" for name in HOURLY)},
+    PRIMARY KEY (hour, namespace)
+) WITHOUT ROWID;
+CREATE TABLE days (
+    day INTEGER NOT NULL, namespace TEXT NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in KEYS)},
     {", ".join(f"{name} INTEGER NOT NULL" for name in SUMS)},
-    PRIMARY KEY (hour, namespace, {", ".join(KEYS)})
+    PRIMARY KEY (day, namespace, {", ".join(KEYS)})
 ) WITHOUT ROWID;
 """
 
@@ -115,14 +122,44 @@ def decoded(row: bytes) -> dict[str, Any]:
     return dict(zip(FIELDS, msgspec.msgpack.decode(row), strict=True))
 
 
-def key(recorded: Recorded) -> tuple[object, ...]:
-    """Return the hour and the fields by which sums are kept apart."""
-    outcome = recorded.outcome
-    return int(recorded.time) // HOUR, outcome.namespace, *map(str, _key(outcome))
+class Sums(msgspec.Struct):
+    """What a batch adds to the sums: those of days with all keys, and those of hours."""
+
+    days: list[tuple[object, ...]]
+    hours: list[tuple[object, ...]]
+
+    @classmethod
+    def of(cls, batch: Iterable[Recorded]) -> Sums:
+        """Add up a batch."""
+        grouped: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+        for one in batch:
+            key = (one.time // HOUR, one.outcome.namespace, *_key(one.outcome))
+            grouped.setdefault(key, []).append(_amounts(one.outcome))
+        days: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
+        hours: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
+        for (hour, namespace, *keys), amounts in grouped.items():
+            total = _added(amounts)
+            days.setdefault((int(hour * HOUR // DAY), namespace, *map(str, keys)), []).append(total)
+            if keys[_KIND] is not Kind.OBSERVED:
+                hours.setdefault((int(hour), namespace), []).append(_of_hour(total))
+        return cls(_rows(days), _rows(hours))
 
 
-def amounts(outcome: Outcome) -> tuple[int, ...]:
+_KIND = KEYS.index("kind")
+_of_hour = itemgetter(*(SUMS.index(name) for name in HOURLY))
+
+
+def _amounts(outcome: Outcome) -> tuple[int, ...]:
     """Return what one request adds to `SUMS`."""
-    fault, loss = bool(outcome.fault), outcome.cost_after > outcome.cost_before and outcome.kind is not Kind.SUMMARY
+    loss = outcome.cost_after > outcome.cost_before and outcome.kind is not Kind.SUMMARY
     retrieved = sum([use.tokens for use in outcome.tool_uses]) if outcome.tool_uses else 0
-    return 1, fault, loss, retrieved, *[min(amount, MOST) for amount in _summed(outcome)]
+    amounts = (1, outcome.fault != "", loss, retrieved, *_summed(outcome))
+    return amounts if max(amounts) <= MOST else tuple([min(amount, MOST) for amount in amounts])
+
+
+def _added(amounts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*amounts, strict=True)))
+
+
+def _rows(sums: Mapping[tuple[object, ...], Sequence[tuple[int, ...]]]) -> list[tuple[object, ...]]:
+    return [(*key, *_added(amounts)) for key, amounts in sums.items()]

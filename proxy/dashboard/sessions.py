@@ -5,7 +5,8 @@ and what became of each message.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,9 @@ _KIND = {
 MESSAGES = 2_000
 """Messages of one request that are listed, the newest."""
 
+LONGEST_TEXT, TEXTS = 20_000, 500_000
+"""Characters that are kept of one text, and of all texts of one request, if content is kept at all."""
+
 AS_IT_CAME, FIRST_SIGHT, EVENT, SUMMARISED = "", "first_sight", "event", "summarised"
 """What became of a message: nothing, moved before it was sent once, moved at an event, or part of a snapshot."""
 
@@ -65,14 +69,16 @@ class Fate(msgspec.Struct, frozen=True):
     event: int = 0
 
 
-def seen(attempt: Attempt, namespace: str) -> Seen:
-    """Return what a request shows, as far as it was planned."""
+def seen(attempt: Attempt, namespace: str, *, content: bool = False) -> Seen:
+    """Return what a request shows, as far as it was planned; with `content`, also the texts of its messages."""
     planned = attempt.planned
     if planned is None or planned.dialect.counts:
         return NOTHING_SEEN
     name = f"{namespace} {planned.dialect.name} {planned.request.model} ".encode("utf-8", "surrogatepass")
     drawn = hashlib.sha256(name + beginning(planned.past.measured)).digest()
-    return Seen(int.from_bytes(drawn[:8]) >> 1, partial(_described, attempt, planned), len(attempt.parsed.body))
+    return Seen(
+        int.from_bytes(drawn[:8]) >> 1, partial(_described, attempt, planned, content), len(attempt.parsed.body)
+    )
 
 
 def words(event: Mapping[str, Any]) -> str:
@@ -87,8 +93,14 @@ def words(event: Mapping[str, Any]) -> str:
     return f"{done[0].upper()}{done[1:]}; {event['rewritten']:,} tokens behind the first change are sent anew."
 
 
-def _described(attempt: Attempt, planned: PlannedRequest) -> tuple[bytes, bytes | None]:
-    detail = None if isinstance(attempt, AsItCame) else _detail(attempt, planned)
+def detail(kept: bytes) -> dict[str, Any]:
+    """Return what became of each message, as the file has it."""
+    found: dict[str, Any] = msgspec.msgpack.decode(zlib.decompress(kept), strict=False)
+    return found
+
+
+def _described(attempt: Attempt, planned: PlannedRequest, content: bool) -> tuple[bytes, bytes | None]:
+    detail = None if isinstance(attempt, AsItCame) else _detail(attempt, planned, content)
     return _encode(_sent(attempt, planned)), detail
 
 
@@ -140,9 +152,36 @@ def _event(planned: PlannedRequest, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _detail(attempt: Rewritten | Observed, planned: PlannedRequest) -> bytes:
+def _detail(attempt: Rewritten | Observed, planned: PlannedRequest, content: bool) -> bytes:
     fates = _fates(attempt, planned)
-    return _encode({"messages": fates[-MESSAGES:], "omitted": max(len(fates) - MESSAGES, 0)})
+    listed = fates[-MESSAGES:]
+    texts = _texts(planned, listed) if content else {}
+    shown = attempt.rendered.shown if isinstance(attempt, Rewritten) else None
+    snapshot = shown.text[:LONGEST_TEXT] if shown and content else None
+    detail = {"messages": listed, "omitted": len(fates) - len(listed), "texts": texts, "snapshot": snapshot}
+    return zlib.compress(_encode(detail), 1)
+
+
+def _texts(planned: PlannedRequest, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
+    """Return messages as they came, and as they were sent where that differs: the newest, as far as there is room."""
+    transcript, shape, room = planned.transcript, planned.reading.shape, TEXTS
+    found: dict[int, tuple[str, str | None]] = {}
+    for fate in reversed(fates):
+        raw, message = transcript.raws[fate.index], transcript.messages[fate.index]
+        came, sent = _text(raw), None
+        if fate.rule in (FIRST_SIGHT, EVENT):
+            first = fate.rule == FIRST_SIGHT
+            sent = _text(render.compact(planned.dialect, raw, message, shape, first_preview=first))
+        room -= len(came) + len(sent or "")
+        if room < 0:
+            break
+        found[fate.index] = came, sent
+    return found
+
+
+def _text(raw: bytes) -> str:
+    """Return a message's JSON as text that can be encoded, as far as it is shown."""
+    return str(memoryview(raw)[:LONGEST_TEXT], "utf-8", "replace")
 
 
 def _fates(attempt: Rewritten | Observed, planned: PlannedRequest) -> list[Fate]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from proxy.core.policy import Compress, Limits, Offload, Tools, Upstream, Upstreams
+from proxy.core.policy import Compress, DashboardRules, Limits, Offload, Tools, Upstream, Upstreams
 from proxy.core.results import ResultRule
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -65,6 +65,7 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Annotated[str, Meta(pattern=rf"^({_DURATION}|forever)$(?!\n)")] | None,
         Meta(description="how long records are kept, such as 30d, 12h or 90s; null or forever: without end"),
     ] = "30d"
+    dashboard: DashboardRules = msgspec.field(default_factory=DashboardRules)
     share_namespace: Annotated[bool, Meta(description="one namespace for all keys of this tenant")] = False
     relay: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^[/*]")], ...],
@@ -86,6 +87,7 @@ SECTIONS: Mapping[str, str] = {
     "compress": Compress.__name__,
     "tools": Tools.__name__,
     "limits": Limits.__name__,
+    "dashboard": DashboardRules.__name__,
     "rules": RuleEntry.__name__,
     "match": Match.__name__,
 }

@@ -84,6 +84,7 @@ _SECTIONS = (
     "Compress",
     "Tools",
     "Limits",
+    "DashboardRules",
     "RuleEntry",
     "Match",
 )

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from proxy import operations
 from proxy.dashboard import Dashboard, pages
-from proxy.dashboard.sessions import seen
 from proxy.dialects import DIALECTS, Dialect, for_request, owner_of
 from proxy.dialects.chat import CHAT
 from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from proxy.core.policy import Policy
-    from proxy.requests.attempt import Attempt
     from proxy.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -137,7 +135,7 @@ class App:
             capture=self._captures.take,
             refusals=self._learning.refusals,
             calibration=self._learning.calibration,
-            watch=self._watch if settings.dashboard else Services.watch,
+            watch=self._dashboard.watch if settings.dashboard else Services.watch,
         )
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
         self._operations = Operations(services, self._summarizer)
@@ -277,14 +275,6 @@ class App:
         """Record a request of a client, and learn from it."""
         self._record(outcome)
         self._summarizer.answered(outcome)
-
-    def _watch(self, request_id: str, attempt: Attempt) -> None:
-        """Keep for the dashboard what its pages show of this request. A bug there must not cost a client its reply."""
-        try:
-            if self._dashboard.recording:
-                self._dashboard.saw(request_id, seen(attempt, attempt.parsed.tenant.namespace))
-        except Exception:
-            logger.exception("a bug, in describing a request for the dashboard")
 
     def _summarized(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
         """Record a summary: it is billed separately from the requests that it saves tokens for."""

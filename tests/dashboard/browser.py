@@ -93,7 +93,7 @@ class Page:
         await self.evaluate(f"{field}.value = {json.dumps(value)}, {field}.form.requestSubmit()")
 
     async def text(self) -> str:
-        text: str = await self.evaluate("document.body.innerText")
+        text: str = await self.evaluate("document.body?.innerText ?? ''")
         return text
 
     async def size(self, width: int, height: int = 900) -> None:

@@ -170,7 +170,7 @@ async def test_others_log_in_and_see_their_own_requests(proxy: Proxy, upstream: 
     assert await page.evaluate("fetch('api/me').then((reply) => reply.status)") == 401
 
     await page.enter("token", "wrong")
-    await page.until("document.body.innerText.includes('This is not the admin token')")
+    await page.until("document.body?.innerText.includes('This is not the admin token')")
     await page.enter("key", "mine")
     await page.until(f"{SHOWN} === '#live'")
     assert await page.evaluate("document.cookie") == "", "scripts do not see it"
@@ -187,3 +187,40 @@ async def test_others_log_in_and_see_their_own_requests(proxy: Proxy, upstream: 
     await page.until(f"{SHOWN} === '#live'")
     assert "gpt-4.1-mini" in await page.show("#live")
     assert key("mine")["authorization"] not in str(page.asked)
+
+
+async def test_texts_are_shown_where_operator_and_policy_allow_it(
+    upstream: StrictUpstream, page: Page, tmp_path: Path
+) -> None:
+    policies = {
+        "default": tight(upstream.url),
+        "open": tight(upstream.url, api_keys=[{"env": "OPEN"}], dashboard={"content": True}),
+    }
+    path, large = tmp_path / "rows.db", HOSTILE + "5 MB of text. " * 400_000
+    with served(policies, dashboard=path, dashboard_content=True, environment={"OPEN": "open"}) as proxy:
+        for caller in ("open", "closed"):
+            messages = begin(HOSTILE)
+            for number, result in enumerate((large, CONTROL * 300, RESULT)):
+                upstream.script(text("I look."))
+                turn(proxy, messages, number, result=result, key=caller, model=caller)
+        recorded(proxy, 6)
+        await page.open(address(proxy))
+        shown = {}
+        for caller in ("open", "closed"):
+            await page.show("#sessions")
+            find = f"[...document.querySelectorAll('tbody tr')].find((row) => row.innerText.includes('{caller}'))"
+            await page.show(await page.evaluate(f"{find}.querySelector('a').hash"))
+            place = "[...document.querySelectorAll('td a')].at(-1).hash"
+            shown[caller] = await page.show(await page.evaluate(place))
+            assert await page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+        assert "5 MB of text." in shown["open"] and "<script>" in shown["open"]
+        assert "detailed result is stored in" in shown["open"], "as it was sent"
+        assert "5 MB of text." not in shown["closed"] and "Texts are not kept" in shown["closed"]
+        assert_clean(page, proxy)
+    assert b"5 MB of text." * 3 not in path.read_bytes(), "what is kept is bounded, and packed"
+    with served(policies, dashboard=path, environment={"OPEN": "open"}) as proxy:
+        await page.open(address(proxy))
+        await page.show(await page.evaluate("location.hash") or "#live")
+        rows = recorded(proxy, 6)
+        place = next(row["id"] for row in rows if row["model"] == "open" and row["compacted"])
+        assert "5 MB of text." not in await page.show(f"#request/{place}"), "the operator has forbidden it since"

@@ -1,7 +1,7 @@
 import { ask, color, element, money, number, plain, share, signed, table, tile } from "./common.js";
 import { lines } from "./charts.js";
 
-const PERIODS = [[1, "the last day"], [7, "the last 7 days"], [30, "the last 30 days"]];
+const PERIODS = [[1, "since yesterday"], [7, "the last 7 days"], [30, "the last 30 days"]];
 
 const total = (rows, field) => rows.reduce((sum, row) => sum + row[field], 0);
 

@@ -61,14 +61,15 @@ const RULES = {
 
 export async function request(page, [id]) {
   const row = await ask(`requests/${encodeURIComponent(id)}`);
-  const { messages, omitted } = row.detail;
+  const { messages, omitted, texts, snapshot } = row.detail;
   const rule = (one) => `${RULES[one.rule] ?? plain(one.rule)}${one.event ? ` ${one.event}` : ""}`;
-  const withText = messages.some((one) => one.text !== undefined && one.text !== null);
+  const withText = Object.keys(texts).length > 0;
+  const text = (place) => (one) => element("pre", { tabindex: "0" }, plain(texts[one.index]?.[place] ?? "", 100000));
   page.replaceChildren(element("h1", {}, "Request"),
     element("p", {}, element("a", { href: `#session/${plain(row.session)}` }, "Its session")),
     element("p", {}, `${moment(row.time)}, ${plain(row.tenant)}, ${plain(row.model)}: ${plain(happened(row))}`),
-    row.kind === "observed" ? element("p", {}, "It went as it came. The table shows the plan.") : null,
-    omitted ? element("p", {}, `The first ${number(omitted)} messages are not listed.`) : null,
+    ...(row.kind === "observed" ? [element("p", {}, "It went as it came. The table shows the plan.")] : []),
+    ...(omitted ? [element("p", {}, `The first ${number(omitted)} messages are not listed.`)] : []),
     element("p", { class: "faint" }, withText ? "The operator and the tenant's policy allow the texts to be shown." : "Texts are not kept: only sizes and digests."),
     table("Messages as they came, and what was sent of them", [
       ["Message", (one) => number(one.index), true],
@@ -77,6 +78,7 @@ export async function request(page, [id]) {
       ["Tokens as it came", (one) => number(one.tokens), true],
       ["Tokens sent", (one) => number(one.sent), true],
       ["Rule", rule],
-      ...(withText ? [["Text as it came", (one) => element("pre", { tabindex: "0" }, plain(one.text, 100000))]] : []),
-    ], messages));
+      ...(withText ? [["As it came", text(0)], ["As it was sent, if that differs", text(1)]] : []),
+    ], messages),
+    ...(snapshot ? [element("h2", {}, "The summary"), element("pre", { tabindex: "0" }, plain(snapshot, 100000))] : []));
 }
