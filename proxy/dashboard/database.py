@@ -39,7 +39,7 @@ SUMS_KEPT = 30_000
 DETAILED = 20_000
 """Requests, the newest, whose messages are listed."""
 
-_SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last")
+_SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last", "first_id", "last_id")
 _COUNTED = ("requests", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
 
 
@@ -55,7 +55,7 @@ _ADD_DAY = _adding("days", 2 + len(KEYS), SUMS)
 _ADD_HOUR = _adding("hours", 2, HOURLY)
 _ADD_SESSION = f"""
 INSERT INTO sessions VALUES ({", ".join("?" * (1 + len(_SESSION) + len(_COUNTED)))})
-ON CONFLICT DO UPDATE SET last = max(last, excluded.last), holdout = excluded.holdout,
+ON CONFLICT DO UPDATE SET last = max(last, excluded.last), last_id = excluded.last_id, holdout = excluded.holdout,
 {", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTED if not name.startswith("tokens"))},
 tokens_before = excluded.tokens_before, tokens_after = excluded.tokens_after
 """
@@ -210,11 +210,7 @@ class Database:
         sums = Sums.of(batch)
         many(_ADD_DAY, sums.days)
         many(_ADD_HOUR, sums.hours)
-        sessions: dict[int, list[Recorded]] = {}
-        for one in batch:
-            if one.seen.session is not None:
-                sessions.setdefault(one.seen.session, []).append(one)
-        many(_ADD_SESSION, [self._session(session, requests) for session, requests in sessions.items()])
+        many(_ADD_SESSION, self._sessions(first, batch))
         return len(batch)
 
     def _namespace(self, name: str) -> int:
@@ -225,7 +221,18 @@ class Database:
             ).fetchone()
         return self._known[name]
 
-    def _session(self, session: int, requests: Sequence[Recorded]) -> tuple[object, ...]:
+    def _sessions(self, first: int, batch: Sequence[Recorded]) -> list[tuple[object, ...]]:
+        """Return what a batch, whose first row has this id, adds to its sessions."""
+        found: dict[int, list[int]] = {}
+        for place, one in enumerate(batch):
+            if one.seen.session is not None:
+                found.setdefault(one.seen.session, []).append(place)
+        return [
+            self._session(session, (first + places[0], first + places[-1]), [batch[place] for place in places])
+            for session, places in found.items()
+        ]
+
+    def _session(self, session: int, ids: tuple[int, int], requests: Sequence[Recorded]) -> tuple[object, ...]:
         """Return what these requests add to their session."""
         last = requests[-1].outcome
         return (
@@ -237,6 +244,7 @@ class Database:
             str(last.holdout),
             requests[0].time,
             requests[-1].time,
+            *ids,
             len(requests),
             sum([one.outcome.new_event for one in requests]),
             last.tokens_before,

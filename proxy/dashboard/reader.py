@@ -125,8 +125,10 @@ class Reader:
             _shown(row)
             for row in self._rows(
                 f"""SELECT requests.*, EXISTS (SELECT 1 FROM details WHERE details.id = requests.id) AS detailed
-                FROM requests JOIN namespaces ON namespaces.id = requests.namespace
-                WHERE session = ? {own} ORDER BY requests.id DESC LIMIT {REQUESTS}""",
+                FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
+                JOIN requests ON requests.namespace = sessions.namespace AND requests.id BETWEEN first_id AND last_id
+                WHERE sessions.session = ? AND requests.session = sessions.session {own}
+                ORDER BY requests.id DESC LIMIT {REQUESTS}""",
                 session,
                 *values,
             )

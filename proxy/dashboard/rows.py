@@ -57,11 +57,11 @@ CREATE TABLE requests (
     outcome BLOB NOT NULL, sent BLOB
 );
 CREATE INDEX requests_by_namespace ON requests (namespace, id);
-CREATE INDEX requests_by_session ON requests (session, id) WHERE session IS NOT NULL;
 CREATE TABLE details (id INTEGER PRIMARY KEY, detail BLOB NOT NULL);
 CREATE TABLE sessions (
     session INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL,
-    dialect TEXT NOT NULL, holdout TEXT NOT NULL, began REAL NOT NULL, last REAL NOT NULL, requests INTEGER NOT NULL,
+    dialect TEXT NOT NULL, holdout TEXT NOT NULL, began REAL NOT NULL, last REAL NOT NULL,
+    first_id INTEGER NOT NULL, last_id INTEGER NOT NULL, requests INTEGER NOT NULL,
     events INTEGER NOT NULL, tokens_before INTEGER NOT NULL, tokens_after INTEGER NOT NULL,
     cost_before INTEGER NOT NULL, cost_after INTEGER NOT NULL
 );

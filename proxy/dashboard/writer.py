@@ -33,8 +33,8 @@ HELD = 64 << 20
 BATCH = 500
 """Most rows of one transaction."""
 
-LATEST = 0.25
-"""Seconds for which the rows of a batch are gathered."""
+LATEST = 1.0
+"""Seconds for which the rows of a batch are gathered. A transaction costs as much as some dozens of rows."""
 
 AGAIN = 30.0
 """Seconds before the next try after a failure, such as a full disk."""

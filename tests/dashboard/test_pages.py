@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
-from tests.dashboard.traffic import RESULT, begin, key, recorded, session, turn
+from tests.dashboard.traffic import RESULT, begin, key, recorded, session, turn, until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import Proxy, served, tight
 
@@ -162,7 +162,7 @@ async def test_the_keyboard_reaches_everything(proxy: Proxy, page: Page) -> None
 async def test_others_log_in_and_see_their_own_requests(proxy: Proxy, upstream: StrictUpstream, page: Page) -> None:
     upstream.script(text("Mine."))
     turn(proxy, begin("Mine."), 1, key="mine", model="my-model")
-    recorded(proxy, 16)
+    until(lambda: any(row["model"] == "my-model" for row in recorded(proxy, 1)))
     # What a reverse proxy on this machine adds makes the browser a stranger.
     await page.call("Network.setExtraHTTPHeaders", headers={"x-forwarded-for": "192.0.2.1"})
     await page.call("Page.navigate", url=address(proxy))

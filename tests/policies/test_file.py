@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.policy import (
     Compress,
+    DashboardRules,
     Inject,
     Limits,
     Mode,
@@ -81,6 +82,7 @@ tools:
 limits: {{concurrent_requests: 257}}
 store_originals: false
 capture: true
+dashboard: {{content: true}}
 retention: 12h
 share_namespace: true
 relay: [/files/*]
@@ -160,6 +162,7 @@ def test_every_key_is_taken() -> None:
         limits=Limits(concurrent_requests=257),
         store_originals=False,
         capture=True,
+        dashboard=DashboardRules(content=True),
         retention=12 * 3600,
         share_namespace=True,
         relay=("/files/*",),
