@@ -108,7 +108,7 @@ class Message(msgspec.Struct, frozen=True):
 
     def extra(self) -> int:
         """Bytes that it takes beside those of a message with a call or a text or two, about."""
-        if not self.calls and not self.pieces:
+        if not self.calls and len(self.pieces) < 2:
             return max(len(self.answers) - 300, 0)
         called = sum(100 + len(id) + len(name) for id, name in self.calls) + sum(map(Label.size, self.labels))
         return max(called + len(self.answers) + sum(250 + len(piece.name) for piece in self.pieces) - 300, 0)

@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -40,7 +41,7 @@ _DECODINGS = 4
 """A path still percent-encoded after this many decodings is refused, because each decoding costs time."""
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class Tenant(msgspec.Struct, frozen=True, dict=True):
     """The tenant and caller of a request. `key_header` is the lower-case name of the header with the caller's key."""
 
     policy: Policy
@@ -54,7 +55,7 @@ class Tenant(msgspec.Struct, frozen=True):
         """The tenant's name."""
         return self.policy.tenant
 
-    @property
+    @cached_property
     def lends_key(self) -> bool:
         """Whether some requests go upstream with the tenant's key instead of the caller's own."""
         return any(upstream.api_key is not None for upstream in self.policy.upstreams)

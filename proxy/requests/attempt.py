@@ -306,7 +306,7 @@ def outcome(
     attempt: Attempt, client: Exchange, store_errors: Mapping[StoreError, int], refused: Iterable[Addition] = ()
 ) -> Outcome:
     """Return the outcome of a request whose last attempt this was. `refused` is what upstream did not take."""
-    tenant, chat, planned = attempt.parsed.tenant, attempt.parsed.chat, attempt.planned
+    tenant, chat, planned, spent = attempt.parsed.tenant, attempt.parsed.chat, attempt.planned, attempt.spent
     messages, costs = len(planned.past) if planned else 0, attempt.costs
     mode = Mode.OBSERVE if isinstance(attempt, Observed) else planned.policy.offload.mode if planned else Mode.OFF
     return Outcome(
@@ -337,9 +337,9 @@ def outcome(
         reinserted=attempt.reinserted,
         rounds=attempt.rounds,
         tool_uses=attempt.uses,
-        prompt_tokens=attempt.spent.prompt,
-        completion_tokens=attempt.spent.completion,
-        cached_tokens=attempt.spent.cached,
+        prompt_tokens=spent.prompt,
+        completion_tokens=spent.completion,
+        cached_tokens=spent.cached,
         store_errors=store_errors,
         refused=tuple(sorted(refused)),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
@@ -60,6 +60,24 @@ class Exchange:
     slower than upstream.
     """
 
+    dialect = ""
+    """The name of the request's dialect. The application sets it; empty: it is passed through."""
+    api = ""
+    """The name of the API that the request belongs to, even if it is passed through; empty if it is not known."""
+    gone = False
+    """Whether the client left before the reply's last byte was sent."""
+    replied = False
+    """Whether the last byte was sent. From then on, the client may close at any time."""
+    status = 0
+    """The reply's status; 0 until the reply begins."""
+    sent: float | None = None
+    """When the request first went upstream, on the clock of `began`. The sender sets it."""
+    broken: ProxyError | None = None
+    """Why the body ended before it was whole."""
+    _first_byte: float | None = None
+    _heard_out: asyncio.Event | None = None
+    """Set when the body is whole. `_watch` needs it under a server that is not ours."""
+
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.began = time.perf_counter()
         self.scope = scope
@@ -76,21 +94,7 @@ class Exchange:
         self.request_id = f"req_{os.urandom(16).hex()}"
         self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
         """Makes the body of an error of ours: in OpenAI's shape, unless the application sets another."""
-        self.dialect = ""
-        """The name of the request's dialect. The application sets it; empty: it is passed through."""
-        self.api = ""
-        """The name of the API that the request belongs to, even if it is passed through; empty if it is not known."""
-        self.gone = False
-        """Whether the client left before the reply's last byte was sent."""
-        self.replied = False
-        """Whether the last byte was sent. From then on, the client may close at any time."""
-        self.status = 0
-        """The reply's status; 0 until the reply begins."""
-        self.sent: float | None = None
-        """When the request first went upstream, on the clock of `began`. The sender sets it."""
         self.receive = receive
-        self.broken: ProxyError | None = None
-        """Why the body ended before it was whole."""
         self._account = raw["body"] if raw else None
         self._pieces: list[bytes] = []
         self._size = 0
@@ -104,10 +108,7 @@ class Exchange:
         self.has_wish = b"x-offload" in fields
         """Whether the client says how this request is to be treated."""
         self._watch_connection = raw["watch"] if raw else None
-        self._first_byte: float | None = None
         self._send = send
-        self._heard_out: asyncio.Event | None = None
-        """Set when the body is whole. `_watch` needs it under a server that is not ours."""
 
     def charge(self, tenant: str) -> None:
         """Charge the body to its tenant. Raises Overloaded if the tenant's bodies take too much."""
@@ -172,27 +173,20 @@ class Exchange:
             name == b"upgrade" and value.lower() == b"websocket" for name, value in self.scope["headers"]
         )
 
-    @contextmanager
-    def present(self) -> Iterator[None]:
-        """Run a block while the client is there, and raise ClientGone out of it when the client hangs up.
+    def present(self) -> AbstractContextManager[None]:
+        """Return a context that runs a block while the client is there, and raises ClientGone out of it when the client
+        hangs up."""
+        return _Presence(self)
 
-        A server that is not ours reports this only to a task that waits for it, so we start one (Starlette's
+    def watch(self, task: asyncio.Task[Any]) -> Callable[[], object]:
+        """Cancel `task` when the client hangs up. Returns a function that ends this.
+
+        A server that is not ours reports a hang-up only to a task that waits for it, so we start one (Starlette's
         StreamingResponse waits only while it sends).
         """
-        task = asyncio.current_task()
-        assert task is not None
         if self._watch_connection is not None:
-            forget = self._watch_connection(lambda: self._left(task))
-        else:
-            forget = asyncio.create_task(self._watch(task)).cancel
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self.gone and task.uncancel() == 0:
-                raise ClientGone from None
-            raise
-        finally:
-            forget()
+            return self._watch_connection(lambda: self._left(task))
+        return asyncio.create_task(self._watch(task)).cancel
 
     def _left(self, task: asyncio.Task[Any]) -> None:
         if not self.replied:
@@ -288,6 +282,24 @@ class Exchange:
             added_seconds=(self.sent or now) - self.began,
             first_byte_seconds=None if self._first_byte is None else self._first_byte - self.began,
         )
+
+
+class _Presence(AbstractContextManager[None]):
+    """See `Exchange.present`. A generator would cost each request four times as much."""
+
+    def __init__(self, client: Exchange) -> None:
+        self._client = client
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._forget = self._client.watch(task)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._forget()
+        if kind is asyncio.CancelledError and self._client.gone and self._task.uncancel() == 0:
+            raise ClientGone from None
 
 
 class _Streamed(AsyncIterator[bytes]):

@@ -20,9 +20,7 @@ class Feedback:
     """Connects a request of this namespace with the process's knowledge of upstreams."""
 
     def __init__(self, services: Services, dialect: Dialect, namespace: str) -> None:
-        self._limits = services.limits
-        self._calibration = services.calibration
-        self._memory = services.refusals
+        self._services = services
         self._dialect = dialect
         self._namespace = namespace
         self.window: int | None = None
@@ -34,23 +32,25 @@ class Feedback:
 
     def factor(self, policy: Policy, model: str) -> float:
         """Return how many tokens upstream counts for one of ours. Windows and what is learned of them are in its."""
-        return self._calibration.factor(self._namespace, policy.upstream.base_url, model)
+        return self._services.calibration.factor(self._namespace, policy.upstream.base_url, model)
 
     def window_for(self, policy: Policy, model: str) -> int | None:
         """Return the window to plan with, None if it is not known."""
-        known = self._limits.window(self._namespace, policy, model)
+        known = self._services.limits.window(self._namespace, policy, model)
         return self.window if known is None or (self.window is not None and self.window < known) else known
 
     def believed(self, attempt: AsItCame) -> frozenset[Addition]:
         """Return the additions that upstream refuses, as far as is known."""
         planned = attempt.planned
-        if planned is None or not planned.concerns_us or not self._memory.knows(self._namespace):
+        if planned is None or not planned.concerns_us or not self._services.refusals.knows(self._namespace):
             return frozenset()
         possible = [Addition.TOOLS, Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
         possible += [Addition.PLACE] if planned.plan.boundaries else []
         return frozenset(
-            addition for addition in possible if self._memory.holds(planned.subject(self._namespace, addition))
+            addition
+            for addition in possible
+            if self._services.refusals.holds(planned.subject(self._namespace, addition))
         )
 
     # -- what is learned --
@@ -62,7 +62,7 @@ class Feedback:
             named = self._dialect.window(refusal.said())
             counted = planned.needs(attempt.tokens, attempt.limit)
             policy, model = attempt.parsed.tenant.policy, planned.request.model
-            self.window = self._limits.overflowed(
+            self.window = self._services.limits.overflowed(
                 self._namespace, policy, model, named, counted, measured=planned.measured
             )
 
@@ -72,14 +72,14 @@ class Feedback:
         if not tokens or chat is None or self._dialect.counts:
             return
         counted = int(attempt.tokens * self.factor(policy, chat.model))
-        self._limits.accepted(self._namespace, policy, chat.model, tokens, counted)
+        self._services.limits.accepted(self._namespace, policy, chat.model, tokens, counted)
         planned = attempt.planned
         if planned is not None and planned.measured and not attempt.rounds:
-            window = self._limits.window(self._namespace, policy, chat.model)
+            window = self._services.limits.window(self._namespace, policy, chat.model)
             injecting = isinstance(attempt, Rewritten) and attempt.rendered.injecting
             ours = planned.prompt(attempt.tokens) - (0 if injecting else OUR_TOOLS_TOKENS)
             upstream = policy.upstream.base_url
-            self._calibration.observe(self._namespace, upstream, chat.model, ours, tokens, window)
+            self._services.calibration.observe(self._namespace, upstream, chat.model, ours, tokens, window)
 
     def took_additions(
         self, planned: PlannedRequest, carried: frozenset[Addition], blamed: frozenset[Addition]
@@ -87,7 +87,7 @@ class Feedback:
         """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""
         self.refused = blamed
         for addition in sorted(blamed):
-            self._memory.refused(planned.subject(self._namespace, addition))
-        if self._memory.knows(self._namespace):
+            self._services.refusals.refused(planned.subject(self._namespace, addition))
+        if self._services.refusals.knows(self._namespace):
             for addition in carried:
-                self._memory.accepted(planned.subject(self._namespace, addition))
+                self._services.refusals.accepted(planned.subject(self._namespace, addition))

@@ -70,7 +70,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
         """The tokens of the history as the client sent it."""
         return self.past.tokens
 
-    @cached_property
+    @property
     def holdout(self) -> Holdout:
         """The group of this conversation, if its policy leaves a share of them as they come.
 
@@ -80,8 +80,11 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
         share = self.policy.offload.holdout
         if not share or self.request.continues:
             return Holdout.NONE
-        drawn = hashlib.sha256(b"holdout" + beginning(self.past.measured)).digest()
-        return Holdout.KEPT if int.from_bytes(drawn[:8]) < share * 2**64 else Holdout.PLANNED
+        return Holdout.KEPT if self._drawn < share * 2**64 else Holdout.PLANNED
+
+    @cached_property
+    def _drawn(self) -> int:
+        return int.from_bytes(hashlib.sha256(b"holdout" + beginning(self.past.measured)).digest()[:8])
 
     @property
     def measured(self) -> bool:

@@ -25,6 +25,8 @@ LONGEST = 200
 """The most characters that are logged of a field whose value clients choose, such as the model's name."""
 
 _log = logging.getLogger("proxy.request")
+_REQUEST = vars(logging.LogRecord(_log.name, logging.INFO, "", 0, "request", None, None))
+"""What the records of all requests have in common."""
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 """Matches text that needs no quotes: printable ASCII without spaces, quotes, equals signs and backslashes."""
 
@@ -44,9 +46,11 @@ def configure(form: Format, stream: TextIO | None = None) -> None:
 def request(outcome: Outcome) -> None:
     """Log the one line of a request."""
     if _log.isEnabledFor(logging.INFO):
-        # Not `_log.info`, which searches the stack for its caller.
-        record = logging.LogRecord(_log.name, logging.INFO, "", 0, "request", None, None)
-        record.fields = bounded(outcome)
+        # Not `_log.info`, which searches the stack for its caller, nor a new record, which looks for file and thread.
+        now = time.time()
+        record = logging.LogRecord.__new__(logging.LogRecord)
+        record.__dict__ |= _REQUEST
+        record.__dict__ |= {"created": now, "msecs": now % 1 * 1000, "fields": bounded(outcome)}
         _log.handle(record)
 
 

@@ -79,13 +79,9 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
     dropped = _dropped(_OURS_TO_SAY, headers, names)
     if credential is not None:
         dropped |= _CREDENTIALS
-    kept = Headers(
-        [
-            header
-            for header, name in zip(headers, names, strict=True)
-            if name not in dropped and not name.startswith(b"x-offload")
-        ]
-    )
+    if b"x-offload" in b" ".join(names):
+        dropped = dropped.union([name for name in names if name.startswith(b"x-offload")])
+    kept = Headers([header for header, name in zip(headers, names, strict=True) if name not in dropped])
     if credential is not None:
         kept.append(credential)
     return kept
