@@ -45,9 +45,8 @@ class Turn(ABC):
 
     def __init__(self, asked: RoundRequest) -> None:
         self.state = State.READY
-        self.rounds = 0
-        """Hidden rounds so far."""
-        self._circles = 0  # the newest of them that only repeated calls
+        self.rounds = self._circles = 0
+        """Hidden rounds so far, and the newest of them that only repeated calls."""
         self._asked = asked
         self._ledger = UsageLedger(self.usage)
         self._before: list[bytes] = []
@@ -368,8 +367,8 @@ class Turn(ABC):
         self.rounds += 1
         self._circles = self._circles + 1 if answers and set(answers) == {REPEATED} else 0
         if answers:
-            results = self._results([*answers[:-1], self._told(answers[-1])])
-            self._before += [*self._round.written(self._answering), *results]
+            self._before += self._round.written(self._answering)
+            self._before += self._results([*answers[:-1], self._told(answers[-1])])
         self._ledger.carry(self._round.usage)
         self._spoke = self._shown.seen
         self._shown.go_on()

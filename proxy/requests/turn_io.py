@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,7 +19,6 @@ from proxy.core.retrieval import tools
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects import Dialect
 from proxy.dialects.files import Files
-from proxy.dialects.measuring import canonical
 from proxy.dialects.turn import Turn
 from proxy.regex import Budget, sliced
 from proxy.requests import tool_loop
@@ -65,7 +65,7 @@ class RequestTurnIO:
         self._files: Files | None = None
         self.uses: list[ToolUse] = []
         """The calls of our tools so far, as the outcome reports them."""
-        self._answered: set[tuple[str, str]] = set()  # tool and arguments of each call that got a whole answer
+        self._answered: set[tuple[str | bytes, ...]] = set()  # what each call asked for that got a whole answer
 
     @property
     def _history(self) -> PlannedRequest:
@@ -126,9 +126,11 @@ class RequestTurnIO:
         return left if room.window is None else min(left, room.left(self._ready.tokens + read))
 
     async def _answer(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:
-        """Answer a call. The same call again gets a line that points to the first answer, so that no model goes in
-        circles."""
-        asked = (_tool(call, self._history.names), canonical(call.arguments))
+        """Answer a call. The same call again, however it names the file, gets a line that points to the first answer,
+        so that no model goes in circles."""
+        names, reading = self._history.names, self._services.threads.reading
+        meaning = partial(tools.meaning, _tool(call, names), call.arguments, files.index, names)
+        asked = await reading.run(self._tenant.namespace, meaning, begun=True)
         if asked in self._answered:
             return tools.repeated(self._count)
         answer = await self._found(call, files, budget)

@@ -148,6 +148,7 @@ async def test_the_same_call_again_gets_a_pointer_to_the_first_answer() -> None:
     first, again = await one.io.resolve([reading(path), spaced])
     assert first.startswith("call_1_0") and again == REPEATED
     assert await one.io.resolve([reading(path)]) == [REPEATED]
+    assert await one.io.resolve([reading(path.rpartition("/")[2]), reading("call_1_0")]) == [REPEATED] * 2
     other, refused = ToolCall("e", "grep", json.dumps({"pattern": "call", "path": path})), ToolCall("f", "grep", "{}")
     answers = await one.io.resolve([other, refused, refused])
     assert REPEATED not in answers and answers[1] == answers[2]

@@ -124,6 +124,17 @@ def answering(tool: Tool, arguments: str | bytes, material: Material) -> Generat
     return ToolAnswer(note + text, result, material.count(note + text))
 
 
+def meaning(tool: Tool, arguments: str | bytes, index: Index, names: Names) -> tuple[str | bytes, ...]:
+    """Return what a call asks for, which is equal for calls that differ only in how they name the same files."""
+    try:
+        given, _ = parsed(tool, arguments, names)
+        path = path_of(given)
+    except Useless:
+        return tool, arguments
+    rest = {key: value for key, value in given.items() if key != "path" and value is not None}
+    return tool, msgspec.json.encode(rest, order="sorted"), *(index.find(path).paths or [path])
+
+
 def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
     """Return the answer to a call beyond the first `most` of a round."""
     text = TOO_MANY.format(most=most)

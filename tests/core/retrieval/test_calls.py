@@ -14,7 +14,7 @@ import pytest
 from proxy.core import labels
 from proxy.core.labels import Label
 from proxy.core.retrieval.aliases import Index
-from proxy.core.retrieval.tools import Material, Tool, answer
+from proxy.core.retrieval.tools import NAMES, Material, Tool, answer, meaning
 from tests import transcripts
 from tests.core.retrieval.test_tools import matcher
 
@@ -126,6 +126,17 @@ def test_what_is_ignored_is_named() -> None:
     assert told("read_file", {"path": LOG, **many}).startswith('[ignored: "x0", "x1", "x2", "x3", "x4", …; read_file')
     assert len(told("read_file", {"path": LOG, **many}, 400)) <= 400
     assert told("read_file", {"path": "nowhere", "x": 1}).startswith('[ignored: "x"; read_file takes')
+
+
+def test_calls_mean_the_same_however_they_name_the_file() -> None:
+    def meant(tool: Tool, **arguments: Any) -> Any:
+        return meaning(tool, json.dumps(arguments), INDEX, NAMES)
+
+    assert meant("read_file", path=LOG, limit=1) == meant("read_file", limit=1, filePath="/var/log/billing.log")
+    assert meant("grep", pattern="x") == meant("grep", pattern="x", path=STORE, glob=None)
+    different = [meant("read_file", path=LOG), meant("read_file", path=LOG, offset=3), meant("read_file", path=CODE)]
+    different += [meant("grep", pattern="x", path=LOG), meant("grep", pattern="x", path="no"), meant("grep", path=7)]
+    assert len(set(different)) == 6
 
 
 # -- recorded calls ---------------------------------------------------------------------------------------------------
