@@ -85,23 +85,23 @@ class Reader:
 
     def groups(self, since: float, namespace: str | None = None) -> list[Row]:
         """Return the sessions of each group of a holdout that began since then, by tenant and model."""
-        own, values = _own("namespaces.name", namespace)
+        own, values = _own("namespace", namespace)
         return self._rows(
             f"""SELECT tenant, model, holdout, count(*) AS sessions, sum(requests) AS requests,
             sum(cost_before) AS cost_before, sum(cost_after) AS cost_after
-            FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
-            WHERE began >= ? AND holdout != '' {own} GROUP BY tenant, model, holdout""",
+            FROM sessions
+            WHERE began >= ? AND holdout != '' {_by_id(own)} GROUP BY tenant, model, holdout""",
             since,
             *values,
         )
 
     def losses(self, since: float, namespace: str | None = None) -> Row:
         """Return how many sessions with costs began since then, and how many of them cost more than as they came."""
-        own, values = _own("namespaces.name", namespace)
+        own, values = _own("namespace", namespace)
         [row] = self._rows(
             f"""SELECT count(*) AS sessions, coalesce(sum(cost_after > cost_before), 0) AS losses
-            FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
-            WHERE began >= ? AND cost_before > 0 AND holdout != '{Holdout.KEPT}' {own}""",
+            FROM sessions
+            WHERE began >= ? AND cost_before > 0 AND holdout != '{Holdout.KEPT}' {_by_id(own)}""",
             since,
             *values,
         )
@@ -147,11 +147,10 @@ class Reader:
 
     def _page(self, condition: str, id: int, namespace: str | None) -> list[Row]:
         own, values = _own("requests.namespace", namespace)
-        own = own.replace("= ?", "= (SELECT id FROM namespaces WHERE name = ?)")
         return [
             _shown(row)
             for row in self._rows(
-                f"SELECT * FROM requests WHERE {condition} {own} ORDER BY id DESC LIMIT {PAGE}", id, *values
+                f"SELECT * FROM requests WHERE {condition} {_by_id(own)} ORDER BY id DESC LIMIT {PAGE}", id, *values
             )
         ]
 
@@ -175,6 +174,11 @@ def name_of(session: int) -> str:
 def _own(column: str, namespace: str | None) -> tuple[str, tuple[str, ...]]:
     """Return a condition on the namespace, and its value."""
     return ("", ()) if namespace is None else (f"AND {column} = ?", (namespace,))
+
+
+def _by_id(own: str) -> str:
+    """Return a condition on the namespace's name as one on its number."""
+    return own.replace("= ?", "= (SELECT id FROM namespaces WHERE name = ?)")
 
 
 def _shown(row: Row) -> Row:
