@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from hashlib import sha256
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 
 import msgspec
 from msgspec import Raw
@@ -24,7 +24,8 @@ from proxy.dialects.responses import RESPONSES
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
 from tests.bench.caches import Model, Prompt, Segment
-from tests.dialects.responses import converting
+from tests.dialects.messages.converting import request
+from tests.dialects.responses.converting import items
 from tests.transcripts import Json, Run
 
 SUMMARY = 800
@@ -77,22 +78,34 @@ Strategy = Callable[[Recorded], Iterable[Call]]
 
 def recorded(run: Run, tokens: Tokens, dialect: Dialect = CHAT) -> Recorded:
     """The run as a client of this API would have had it. Raises Unplannable."""
-    history = run.messages if dialect is CHAT else list(merged(run.messages))
+    system, history = conversation(run, dialect)
     raws = entries(run, dialect)
     terms = Terms("gpt-4o", Offload(), Room(), OUR_TOOLS_TOKENS)
-    items = History.beginning(terms).extended([measured(raw, tokens, dialect) for raw in raws]).items
+    measures = History.beginning(terms).extended([measured(raw, tokens, dialect) for raw in raws]).items
     blocks = [content_blocks(message) for message in history]
-    points = [index for index, item in enumerate(items) if index and item.role is Role.ASSISTANT]
+    points = [index for index, item in enumerate(measures) if index and item.role is Role.ASSISTANT]
     defined = tokens.count(json.dumps(run.tools), "gpt-4o") if run.tools else 0
-    return Recorded(run.id, run.source, items, blocks, defined, history, points)
+    defined += tokens.count(system, "gpt-4o")
+    return Recorded(run.id, run.source, measures, blocks, defined, history, points)
 
 
 def entries(run: Run, dialect: Dialect) -> list[bytes | Raw]:
     """The run's history in the entries of this API."""
     if dialect is CHAT:
         return [json.dumps(message, ensure_ascii=False).encode() for message in run.messages]
-    body = {"model": "gpt-4o", "input": converting.items(run.messages)}
-    return [*RESPONSES.parse(json.dumps(body, ensure_ascii=False).encode()).entries]
+    body = {"model": "gpt-4o", "input": items(run.messages)} if dialect is RESPONSES else request(run.messages)
+    return [*dialect.parse(json.dumps(body, ensure_ascii=False).encode()).entries]
+
+
+def conversation(run: Run, dialect: Dialect) -> tuple[str, list[Json]]:
+    """The system prompt, if it is no part of the history in this API, and one message for each entry."""
+    if dialect is CHAT:
+        return "", run.messages
+    if dialect is RESPONSES:
+        return "", list(merged(run.messages))
+    body = request(run.messages)
+    leading = [*takewhile(lambda message: message["role"] in ("system", "developer"), run.messages)]
+    return body["system"], run.messages[len(leading) :]
 
 
 def merged(messages: Iterable[Json]) -> Iterator[Json]:

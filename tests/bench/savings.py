@@ -1,7 +1,7 @@
 """The proxy's savings on recorded runs, in tokens and in cost under five kinds of cache, beside other strategies.
 
     python -m tests.bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--competitors] [--png-dir DIR]
-                                   [--dialect chat|responses] [--json FILE]
+                                   [--dialect chat|responses|messages] [--json FILE]
 
 Every request of a run is planned and priced on paper, without a server or a model. Summaries are canned. A summary's
 input is charged through the same cache as everything else; its output, and that of calls that read back, costs 5 input
@@ -26,6 +26,7 @@ from proxy.core.planner import fold
 from proxy.core.policy import Compress, Mode, Offload, Wait
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
+from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
@@ -52,7 +53,7 @@ STRATEGIES: dict[str, Strategy] = {
 }
 LIBRARIES = {"headroom-ai 0.42.0": headroom, "awecompress 0.2.0": awecompress}
 """Libraries that run without weights, at their own defaults."""
-DIALECTS: dict[str, Dialect] = {"chat": CHAT, "responses": RESPONSES}
+DIALECTS: dict[str, Dialect] = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 READ_BACK = (0.0, 0.05, 0.2)
 """Probabilities that a moved result is read back, once."""
 MAX_TOTAL, KEEP = (10_000, 20_000, 40_000, 80_000), (None, 6, 12)
