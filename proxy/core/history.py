@@ -105,6 +105,8 @@ class Message(msgspec.Struct, frozen=True):
     """Whether the policy's `results` name it, as far as that does not depend on its place."""
     labels: tuple[Label, ...] = ()
     """What the results of its calls are called, in the order of the calls."""
+    spaces: int = 0
+    """Tokens that its calls take beyond `tokens` as they are sent. The plan counts arguments in canonical form."""
 
     def extra(self) -> int:
         """Bytes that it takes beside those of a message with a call or a text or two, about."""
@@ -368,6 +370,11 @@ class History:
     def measured(self) -> Sequence[Message]:
         """The messages, without the names of their pieces."""
         return self._read
+
+    @property
+    def sent_tokens(self) -> int:
+        """The tokens of the history as it is sent, spaces in arguments included."""
+        return self.tokens + sum([message.spaces for message in self._read])
 
     @property
     def irregular(self) -> Mapping[Irregular, int]:

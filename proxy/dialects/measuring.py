@@ -35,6 +35,12 @@ def canonical(arguments: str) -> str:
         return arguments.strip()
 
 
+def spaces(calls: Iterable[ToolCall], count: Count) -> int:
+    """Return the tokens that these calls' arguments take as written beyond those of their canonical form."""
+    forms = [(call.arguments, canonical(call.arguments)) for call in calls]
+    return sum(count(written) - count(plain) for written, plain in forms if written != plain)
+
+
 def meaning(
     dialect: str,
     role: Role,

@@ -65,10 +65,10 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
         """Whether the request may have to be changed."""
         return self.policy.tools.inject is Inject.ALWAYS or not self.plan.empty
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """The tokens of the history as the client sent it."""
-        return self.past.tokens
+        return self.past.sent_tokens
 
     @property
     def holdout(self) -> Holdout:
@@ -380,5 +380,5 @@ def _size(
     for index, item in enumerate(history.past.items):
         if shown and index < shown.boundary.end and not render.stays(history.transcript, shown.boundary, index):
             continue
-        total += live(item, plan.moves.get(index))
+        total += live(item, plan.moves.get(index)) + history.past.messages[index].spaces
     return total

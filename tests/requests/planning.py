@@ -8,7 +8,7 @@ from typing import Any
 from proxy.core.policy import Compress, Inject, Mode, Offload, Policy, Tools
 from proxy.dialects.chat import CHAT
 from proxy.requests import prepare
-from proxy.requests.message_cache import MessageCache
+from proxy.requests.message_cache import Counter, MessageCache
 from proxy.requests.prepare import PlannedRequest
 
 Json = dict[str, Any]
@@ -63,10 +63,14 @@ CUT = [SYSTEM, USER, *step(1, 2500), *step(4, 300), *step(2, 2500, 200), *step(3
 
 
 async def planned(
-    messages: list[Json], policy: Policy = POLICY, window: int | None = None, **members: Any
+    messages: list[Json],
+    policy: Policy = POLICY,
+    window: int | None = None,
+    counter: Counter | None = None,
+    **members: Any,
 ) -> tuple[PlannedRequest, MessageCache]:
     """The plan for a request of these messages, and the cache that read them."""
-    reader = MessageCache(Counting())
+    reader = MessageCache(counter or Counting())
     body = json.dumps({"model": "m", "messages": messages, **members}).encode()
     made = await prepare.plan(CHAT, CHAT.parse(body), policy, window, reader)
     assert made is not None

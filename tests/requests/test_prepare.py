@@ -13,11 +13,14 @@ from proxy.core.plan import Room
 from proxy.core.policy import Inject, Mode, Policy, Tools
 from proxy.core.turn import HiddenRound
 from proxy.dialects.chat import CHAT
+from proxy.dialects.measuring import canonical
 from proxy.dialects.render import ActiveSnapshot
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.prepare import PlannedRequest, fitting, rendered, summary_on_prefix
-from tests.requests.planning import ALWAYS, CUT, LAST, MOVING, OFFLOAD, POLICY, SHORT, Counting, planned
+from proxy.tokens import Tokens
+from tests.requests.planning import ALWAYS, CUT, LAST, MOVING, OFFLOAD, POLICY, SHORT, Counting, Json, planned
+from tests.transcripts import load, needed
 
 
 def snapshot(history: PlannedRequest) -> ActiveSnapshot:
@@ -75,6 +78,35 @@ async def test_the_window_has_room_for_the_reply_and_all_tools() -> None:
     for limit in (1, 500, 9_000):
         history, _ = await planned(SHORT, window=10_000, max_tokens=limit, tools=tools)
         assert history.room == Room(10_000, len(json.dumps(tools)) + 1250 + prepare.OUR_TOOLS_TOKENS, 1250)
+
+
+@pytest.mark.parametrize("arguments", ["{}", '{ "path" :  "a.txt" }', '{"b":1,"a":2}', "no JSON "])
+async def test_arguments_count_as_they_are_sent_and_plan_in_canonical_form(arguments: str) -> None:
+    spaced = json.loads(json.dumps(MOVING).replace(json.dumps("{}"), json.dumps(arguments)))
+    compact = json.loads(json.dumps(MOVING).replace(json.dumps("{}"), json.dumps(canonical(arguments))))
+    (history, reader), (other, _) = await planned(spaced), await planned(compact)
+    assert history.plan == other.plan
+    ready = rendered(history, None, {}, reader)
+    calls = sum(len(message.get("tool_calls", ())) for message in MOVING)
+    assert history.tokens - other.tokens == calls * (len(arguments) - len(canonical(arguments)))
+    assert ready.tokens - rendered(other, None, {}, reader).tokens == history.tokens - other.tokens
+
+
+@needed
+async def test_tokens_of_recorded_requests_are_those_of_tiktoken() -> None:
+    """Within 1 %, and here exactly: contents, names and arguments, and 4 for each message."""
+    counter = Tokens()
+    run = next(load(30_000, "livemcpbench"))
+    texts = [
+        [message.get("content") or "", *(part for call in message.get("tool_calls") or () for part in said(call))]
+        for message in run.messages
+    ]
+    history, _ = await planned(run.messages, counter=counter)
+    assert history.tokens == sum(counter.count(text, "m") for row in texts for text in row) + 4 * len(texts)
+
+
+def said(call: Json) -> tuple[str, str]:
+    return call["function"]["name"], call["function"]["arguments"]
 
 
 async def test_moved_results_are_replaced_and_can_be_read() -> None:

@@ -18,7 +18,7 @@ from proxy.core.rawjson import NotJson
 from proxy.core.request import Request
 from proxy.core.results import carried
 from proxy.dialects import attachments, cache_marks
-from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, unreadable
+from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, spaces, unreadable
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -162,7 +162,9 @@ class _Reader:
         self._role = ROLES[role]
         self._answers = _text(members.get("tool_call_id"))
         # In canonical form, so that spaces in the arguments influence no decision.
-        self._calls = [(call.id, call.name, canonical(call.arguments)) for call in tool_calls(members)]
+        written = tool_calls(members)
+        self._calls = [(call.id, call.name, canonical(call.arguments)) for call in written]
+        self._spaces = spaces(written, count)
         self._texts = _content_texts(members.get("content"))
         self._others = self._other_parts()
         texts = [text for _, text in self._texts]
@@ -186,6 +188,7 @@ class _Reader:
             answers=self._answers,
             carries=self._carries,
             labels=tuple(labels.of_call(name, arguments, self._count) for _, name, arguments in self._calls),
+            spaces=self._spaces,
         )
 
     def _other_parts(self) -> list[bytes]:

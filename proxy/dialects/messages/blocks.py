@@ -16,7 +16,7 @@ from proxy.core.rawjson import NotJson
 from proxy.core.request import Request
 from proxy.core.results import Carries, carried
 from proxy.dialects import attachments, cache_marks, measuring
-from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, unreadable
+from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, spaces, unreadable
 from proxy.dialects.messages.request import FRAME, RESULT, is_reminder, parts_of
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -255,6 +255,7 @@ def _reply(blocks: Sequence[Members], digest: bytes, count: Count) -> Message:
         calls=tuple((call.id, call.name) for call in calls),
         answers="",
         labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in calls),
+        spaces=spaces(calls, count),
     )
 
 

@@ -15,7 +15,7 @@ from proxy.core.rawjson import NotJson
 from proxy.core.results import carried
 from proxy.dialects import attachments, measuring
 from proxy.dialects.attachments import OTHER_PART_TOKENS
-from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, unreadable
+from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, spaces, unreadable
 from proxy.dialects.responses.request import COMPACTIONS, OUTPUTS, Kind, items_of, kind, members_of
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -255,6 +255,7 @@ def _reply(items: Sequence[Raw], digest: bytes, count: Count) -> Message:
         calls=tuple((call.id, call.name) for call in answered),
         answers="",
         labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in answered),
+        spaces=spaces(answered, count),
     )
 
 
