@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import re2  # type: ignore[import-untyped]
 
-from proxy.core.retrieval.search import Find, Line, LineTooLong, TooSlow
+from proxy.core.retrieval.search import Find, LineTooLong, TextLine, TooSlow
 from proxy.threads import SLICE, WorkPool
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class _Matcher:
         near = start + self._piece
         if near >= len(data):
             return len(data)
-        if isinstance(data, Line):  # finding its end again for each match would take quadratic time
+        if isinstance(data, TextLine):  # finding its end again for each match would take quadratic time
             stop = len(data)
         else:
             stop = data.rfind(b"\n", start, near) + 1 or data.find(b"\n", near) + 1 or len(data)

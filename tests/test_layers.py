@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -120,6 +121,16 @@ def test_there_are_no_import_cycles() -> None:
 
 def _module(name: str, known: set[str]) -> str:
     return name if name in known else name.rpartition(".")[0]
+
+
+def test_no_public_class_name_is_used_twice() -> None:
+    classes = Counter(
+        node.name
+        for tree in trees().values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in classes.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(("outside", "homes"), HOMES.items())

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from proxy import __version__
-from proxy.cli.tally import KINDS, Course, Session, Tally
+from proxy.cli.tally import KINDS, Course, SessionKey, Tally
 
 SESSIONS = 200
 """Most sessions of a policy in the report: those that cost most."""
@@ -133,7 +133,7 @@ def _sessions(tally: Tally) -> Iterator[dict[str, Any]]:
         yield _session(number, session, course)
 
 
-def _session(number: int, session: Session, course: Course) -> dict[str, Any]:
+def _session(number: int, session: SessionKey, course: Course) -> dict[str, Any]:
     points = course.points.kept if course.points else []
     every = course.points.every if course.points else 1
     return {

@@ -23,7 +23,7 @@ POINTS, COURSES = 600, 2_000
 """Points of one line in a chart, and sessions of which the points are kept."""
 
 
-class Session(NamedTuple):
+class SessionKey(NamedTuple):
     """What all requests of a session share."""
 
     api: str
@@ -97,7 +97,7 @@ class Tally:
     cost_before: int = 0
     cost_after: int = 0
     unplanned: Counter[str] = field(default_factory=Counter)
-    sessions: dict[Session, Course] = field(default_factory=dict)
+    sessions: dict[SessionKey, Course] = field(default_factory=dict)
     total: Thinned[tuple[int, int]] = field(default_factory=Thinned)
     """The sums of costs after each planned request, as they came and as planned."""
 
@@ -183,8 +183,8 @@ def _kinds(planned: PlannedRequest) -> tuple[int, tuple[int, ...]]:
     return planned.tokens + room.preamble + definitions, tuple(kinds)
 
 
-def _session(planned: PlannedRequest) -> Session:
+def _session(planned: PlannedRequest) -> SessionKey:
     """Return the session: its API, its model, and what it begins with, up to the user's first message."""
     roles = [item.role for item in planned.past.items]
     asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
-    return Session(planned.dialect.name, planned.request.model, planned.chain[asked])
+    return SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked])

@@ -55,7 +55,7 @@ _varying = re.compile(r"(?<![0-9a-f])[a-f]*[0-9][0-9a-f]*", re.I)
 """A number or an id. It begins where the letters and digits begin, so that each of them is looked at only once."""
 
 
-class Kind(IntEnum):
+class FactKind(IntEnum):
     """What a fact is. The order is that of the sections in a snapshot."""
 
     ERROR = 0
@@ -67,7 +67,7 @@ class Kind(IntEnum):
 class Fact(msgspec.Struct):
     """A thing to be spelled exactly: where it was found last, and in how many texts."""
 
-    kind: Kind
+    kind: FactKind
     exact: str
     shown: str
     """With the words before it, as they were where it was found last."""
@@ -101,7 +101,7 @@ def found(texts: Sequence[Section]) -> dict[str, Fact]:
         if left <= 0:
             break
         seen = set[str]()
-        fresh = dict.fromkeys(Kind, PER_TEXT)
+        fresh = dict.fromkeys(FactKind, PER_TEXT)
         said = 1 if text.role is Role.TOOL else 3  # what somebody says again matters more than what a tool printed
         for line in _different(text.text[-left:]):
             for kind, exact, shown in _facts(line):
@@ -143,11 +143,11 @@ def _padded(facts: list[Fact], size: int) -> list[Fact | None]:
     return [*facts[:size], *[None] * (size - len(facts))]
 
 
-def _facts(line: str) -> Iterator[tuple[Kind, str, str]]:
+def _facts(line: str) -> Iterator[tuple[FactKind, str, str]]:
     """Yield kind, exact text, and the text to show of the facts in a line."""
     if len(line) <= ERROR_CHARS and _error.search(line) and any(map(str.isalnum, line)):
         said = " ".join(line.split())[:FACT_CHARS]
-        yield Kind.ERROR, said, said
+        yield FactKind.ERROR, said, said
         return
     words = [(match.start(), match[0].rstrip(".:!?*。")) for match in _word.finditer(line)]
     for (start, word), (_, following) in pairwise([*words, (0, "")]):
@@ -155,28 +155,28 @@ def _facts(line: str) -> Iterator[tuple[Kind, str, str]]:
             continue
         kind = _kind(word)
         if kind is not None:
-            yield kind, word, word if kind is Kind.PATH else f"{_before(line, start)}{word}"
+            yield kind, word, word if kind is FactKind.PATH else f"{_before(line, start)}{word}"
         elif _number.fullmatch(word):
             if _unit.fullmatch(following):
-                yield Kind.NUMBER, f"{word} {following}", f"{_before(line, start)}{word} {following}"
+                yield FactKind.NUMBER, f"{word} {following}", f"{_before(line, start)}{word} {following}"
             elif len(word) > 1 and line[max(start - 4, 0) : start].rstrip(" \"'").endswith((":", "=")):
                 shown = f"{_before(line, start)}{word}"
-                yield Kind.NUMBER, shown, shown
+                yield FactKind.NUMBER, shown, shown
 
 
-def _kind(word: str) -> Kind | None:
+def _kind(word: str) -> FactKind | None:
     """Return what a word is, or None if nothing in it has to be exact. Plain numbers are not looked at."""
     if "://" in word or _file.fullmatch(word):
-        return Kind.PATH
+        return FactKind.PATH
     digits = any("0" <= character <= "9" for character in word)
     if word.count("/") + word.count("\\") > 1 and any(map(str.isalnum, word)):
-        return Kind.PATH if word[0] in "/~.\\" or word[1:2] == ":" or "." in word or digits else None
+        return FactKind.PATH if word[0] in "/~.\\" or word[1:2] == ":" or "." in word or digits else None
     if not digits:
         return None
     number = _number.match(word)
     if number is not None and (number[0][-1] == "%" or _unit.fullmatch(word, number.end())):
-        return Kind.NUMBER
-    return Kind.NAME if len(word) > 3 and any(map(str.isalpha, word)) else None
+        return FactKind.NUMBER
+    return FactKind.NAME if len(word) > 3 and any(map(str.isalpha, word)) else None
 
 
 def _before(line: str, start: int) -> str:

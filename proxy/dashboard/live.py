@@ -25,7 +25,7 @@ VIEWERS = 100
 """Most streams of one process."""
 
 
-class Event(msgspec.Struct, frozen=True):
+class LiveEvent(msgspec.Struct, frozen=True):
     """A row, as viewers get it, with its place among all that came."""
 
     number: int
@@ -40,7 +40,7 @@ class Live:
     def __init__(self, rows: Callable[[int], Awaitable[list[Row]]], newest: Callable[[], Awaitable[int]]) -> None:
         self._rows = rows
         self._newest = newest
-        self._events: deque[Event] = deque(maxlen=KEPT)
+        self._events: deque[LiveEvent] = deque(maxlen=KEPT)
         self._looking: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
         self._count = 0
@@ -97,7 +97,7 @@ class Live:
                     last = top  # rows were deleted, and their ids are given again
                 for row in rows:
                     self._count += 1
-                    self._events.append(Event(self._count, row["id"], row["namespace"], msgspec.json.encode(row)))
+                    self._events.append(LiveEvent(self._count, row["id"], row["namespace"], msgspec.json.encode(row)))
                     last = row["id"]
                 if rows:
                     came, self._came = self._came, asyncio.Event()

@@ -49,7 +49,7 @@ AS_IT_CAME, FIRST_SIGHT, EVENT, SUMMARISED = "", "first_sight", "event", "summar
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Sent(msgspec.Struct, array_like=True, frozen=True):
+class SentTokens(msgspec.Struct, array_like=True, frozen=True):
     """What was sent. `tokens` are those of each of `KINDS`, and `came` those of the request as it came."""
 
     tokens: list[int]
@@ -104,7 +104,7 @@ def _described(attempt: Attempt, planned: PlannedRequest, content: bool) -> tupl
     return _encode(_sent(attempt, planned)), detail
 
 
-def _sent(attempt: Attempt, planned: PlannedRequest) -> Sent:
+def _sent(attempt: Attempt, planned: PlannedRequest) -> SentTokens:
     past, tokens = planned.past, [0] * len(KINDS)
     rewritten = attempt if isinstance(attempt, Rewritten) else None
     definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - planned.room.preamble
@@ -118,7 +118,7 @@ def _sent(attempt: Attempt, planned: PlannedRequest) -> Sent:
     events = planned.plan.events
     new = bool(events) and events[-1].point == len(past) and not isinstance(attempt, AsItCame)
     came = planned.tokens + definitions + planned.room.preamble
-    return Sent(tokens, came, _event(planned, planned.plan) if new else None)
+    return SentTokens(tokens, came, _event(planned, planned.plan) if new else None)
 
 
 def _add_rewritten(tokens: list[int], attempt: Rewritten) -> None:

@@ -21,7 +21,7 @@ FRAME = 4
 _reference = re.compile(r"detailed result is stored in [^\s;)]*/(?P<name>[^\s;)/]+)")
 
 
-class Sent(msgspec.Struct, frozen=True):
+class SentRequest(msgspec.Struct, frozen=True):
     """A request as it reached the upstream. `segments`: the pieces of the prompt, tools first, with their tokens."""
 
     messages: list[Json]
@@ -34,7 +34,7 @@ class Sent(msgspec.Struct, frozen=True):
         return sum(tokens for _, tokens in self.segments)
 
 
-def sent(body: bytes, count: Count, *, summary: bool = False) -> Sent:
+def sent(body: bytes, count: Count, *, summary: bool = False) -> SentRequest:
     """A request's body, measured."""
     raw = msgspec.json.decode(body, type=dict[str, Raw])
     raws = msgspec.json.decode(raw["messages"], type=list[Raw])
@@ -42,7 +42,7 @@ def sent(body: bytes, count: Count, *, summary: bool = False) -> Sent:
     segments = [(bytes(one), message_tokens(message, count)) for one, message in zip(raws, messages, strict=True)]
     if "tools" in raw:
         segments.insert(0, (bytes(raw["tools"]), count(bytes(raw["tools"]).decode())))
-    return Sent(messages, segments, summary)
+    return SentRequest(messages, segments, summary)
 
 
 def message_tokens(message: Json, count: Count) -> int:
@@ -51,7 +51,7 @@ def message_tokens(message: Json, count: Count) -> int:
     return FRAME + sum(map(count, [text_of(message), message.get("reasoning_content") or "", *calls]))
 
 
-def shared_tokens(one: Sent, two: Sent) -> int:
+def shared_tokens(one: SentRequest, two: SentRequest) -> int:
     """Tokens of the pieces with which both requests begin."""
     shared = 0
     for (left, tokens), (right, _) in zip(one.segments, two.segments, strict=False):
@@ -61,7 +61,7 @@ def shared_tokens(one: Sent, two: Sent) -> int:
     return shared
 
 
-def prefix_kept(requests: Sequence[Sent]) -> float:
+def prefix_kept(requests: Sequence[SentRequest]) -> float:
     """The share of all tokens that repeat the beginning of the request before, as a provider's prompt cache needs."""
     turns = [request for request in requests if not request.summary]
     kept = sum(shared_tokens(one, two) for one, two in pairwise(turns))
@@ -76,7 +76,7 @@ def moved(messages: Iterable[Json]) -> dict[str, str]:
     }
 
 
-def read_back(request: Sent, ours: Iterable[str], count: Count) -> int:
+def read_back(request: SentRequest, ours: Iterable[str], count: Count) -> int:
     """Tokens of the results since the last user message that answer no tool of the agent (`ours`)."""
     messages, names = request.messages, set(ours)
     turn = messages[max(index for index, message in enumerate(messages) if message["role"] == "user") :]

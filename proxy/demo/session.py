@@ -82,7 +82,7 @@ class Session:
             self.rows.append(self._row(turn, requests))
             yield self.rows[-1]
 
-    def _row(self, turn: AgentTurn, requests: list[measure.Sent]) -> Row:
+    def _row(self, turn: AgentTurn, requests: list[measure.SentRequest]) -> Row:
         return Row(
             turn=len(self.rows) + 1,
             action=_action(turn),

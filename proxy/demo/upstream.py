@@ -31,7 +31,7 @@ class ScriptedUpstream:
     """Runs in a thread for the block. `requests`: those that it answered; `refused`: why it refused others."""
 
     def __init__(self, count: Callable[[str], int]) -> None:
-        self.requests: list[measure.Sent] = []
+        self.requests: list[measure.SentRequest] = []
         self.refused: list[str] = []
         self._count = count
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -67,7 +67,7 @@ class ScriptedUpstream:
         events = _events(head, said, number, usage if with_usage else None)
         return StreamingResponse(events, media_type="text/event-stream")
 
-    def _usage(self, sent: measure.Sent, said: model.ScriptedReply) -> Json:
+    def _usage(self, sent: measure.SentRequest, said: model.ScriptedReply) -> Json:
         cached = max((measure.shared_tokens(earlier, sent) for earlier in self.requests), default=0)
         completion = self._count(said.text) + (self._count(json.dumps(said.call.arguments)) if said.call else 0)
         return {

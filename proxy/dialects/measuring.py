@@ -73,7 +73,7 @@ def unreadable(entry: bytes | Raw, role: Role, meaning: Callable[[str], bytes], 
     )
 
 
-class Source(NamedTuple):
+class TextSource(NamedTuple):
     """What the pieces of an entry's texts depend on besides the texts."""
 
     role: Role
@@ -89,7 +89,7 @@ class Source(NamedTuple):
 
 
 def pieces(
-    texts: Iterable[tuple[int | None, str]], sizes: Iterable[int], source: Source, reading: Reading, count: Count
+    texts: Iterable[tuple[int | None, str]], sizes: Iterable[int], source: TextSource, reading: Reading, count: Count
 ) -> tuple[Piece, ...]:
     """Return an entry's texts, which have `sizes` tokens, as pieces that can be moved. A model's own never are."""
     if source.role is Role.ASSISTANT:
@@ -107,7 +107,7 @@ def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
     return Item(role, tokens, first_preview, preview, fixed)
 
 
-def _piece(place: int | None, text: str, tokens: int, source: Source, reading: Reading, count: Count) -> Piece:
+def _piece(place: int | None, text: str, tokens: int, source: TextSource, reading: Reading, count: Count) -> Piece:
     name = labels.file_name(labels.NAMELESS, moved := preview.digest(text))
 
     def replaced(shape: Shape) -> tuple[int, int]:

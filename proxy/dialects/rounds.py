@@ -99,7 +99,7 @@ class Round(Protocol[EventT, PartT]):
         """Return the reply as entries for upstream. Of our tools' calls, it has only those that are `answered`."""
 
 
-class Reply(Protocol[ShownT]):
+class ShownReply(Protocol[ShownT]):
     """The reply as the client sees it."""
 
     @property

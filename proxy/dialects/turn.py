@@ -28,7 +28,7 @@ from proxy.core.turn import Broken, Continuation, HiddenRound, State, Usage, Wro
 from proxy.dialects.last_words import MAX_CIRCLES, NO_MORE, SAID_NOTHING
 from proxy.dialects.refusals import is_error
 from proxy.dialects.round_request import RoundRequest
-from proxy.dialects.rounds import Call, Reply, Round, check_arguments
+from proxy.dialects.rounds import Call, Round, ShownReply, check_arguments
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
 
@@ -41,7 +41,7 @@ class Turn(ABC):
     """How ids begin that we give to calls."""
 
     _round: Round[Any, Any]
-    _shown: Reply[Any]
+    _shown: ShownReply[Any]
 
     def __init__(self, asked: RoundRequest) -> None:
         self.state = State.READY
@@ -64,7 +64,7 @@ class Turn(ABC):
     # -- what the dialect knows --
 
     @abstractmethod
-    def _reply(self, *, streamed: bool) -> Reply[Any]:
+    def _reply(self, *, streamed: bool) -> ShownReply[Any]:
         """Return a reply to the client that has not begun."""
 
     @abstractmethod

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
 
-class Account(Protocol):
+class BodyAccount(Protocol):
     """Counts how many bytes of a body are held, and for which tenant."""
 
     def charge(self, tenant: str) -> None:
@@ -39,7 +39,7 @@ class Raw(TypedDict):
     headers: Sequence[Header]
     watch: Callable[[Callable[[], object]], Callable[[], object]]
     """Calls its argument when the client hangs up, or soon if it already has. Returns a function that cancels this."""
-    body: Account
+    body: BodyAccount
 
 
 RAW = "offload_proxy.raw"

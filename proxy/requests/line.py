@@ -15,7 +15,7 @@ HEARTBEAT = 15.0
 head of a stream waits just as long for the first event, which may be an error."""
 
 
-class Line:
+class ClientLine:
     """The client's reply. Every long silence of a stream gets a comment, so that nobody takes the stream for dead.
 
     The head of a stream can wait for the first event, which may be an error. It waits as long as a silence may last.

@@ -57,7 +57,7 @@ BUDGET = 2.0
 """Seconds that one reading may wait for the store."""
 
 
-class Memory(Protocol):
+class BeliefMemory(Protocol):
     """Beliefs of one kind, as JSON."""
 
     def accept(self, namespace: str, belief: bytes) -> None:
@@ -104,11 +104,11 @@ class SharedBeliefs:
     def __init__(self, store: Guarded, clock: Callable[[], float] = time.time) -> None:
         self._store = store
         self._clock = clock
-        self._memories: dict[str, Memory] = {}
+        self._memories: dict[str, BeliefMemory] = {}
         self._namespaces: dict[str, _Namespace] = {}
         self._told = asyncio.Event()
 
-    def join(self, kind: str, memory: Memory) -> None:
+    def join(self, kind: str, memory: BeliefMemory) -> None:
         """Share the beliefs of this memory, under a name that no other memory has."""
         self._memories[kind] = memory
 

@@ -22,7 +22,7 @@ from proxy.dialects.turn import Turn
 from proxy.errors import BadEncoding, OffloadError, ProxyError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.requests import passthrough
 from proxy.requests.exchange import Exchange
-from proxy.requests.line import HEARTBEAT, Line
+from proxy.requests.line import HEARTBEAT, ClientLine
 from proxy.upstream import content_encoding
 from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
@@ -112,7 +112,7 @@ async def converse(
     A refusal of the first round is raised. If a later round is refused, or the first one after the reply's head was
     sent, before the client has seen anything of the reply, the client's own request is sent instead.
     """
-    line = Line(client, heartbeat)
+    line = ClientLine(client, heartbeat)
     try:
         async with line.kept_alive():
             return await _Conversation(turn, line, io, large).run()
@@ -147,7 +147,7 @@ async def pass_on(
 
 
 class _Conversation:
-    def __init__(self, turn: Turn, line: Line, io: TurnIO, large: bool) -> None:
+    def __init__(self, turn: Turn, line: ClientLine, io: TurnIO, large: bool) -> None:
         self._turn = turn
         self._line = line
         self._io = io

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import facts
-from proxy.core.facts import Kind
+from proxy.core.facts import FactKind
 from proxy.core.plan import Role
 from proxy.core.summary import Section
 from tests.doubling import assert_linear
@@ -75,7 +75,7 @@ def test_what_the_record_has_is_left_out() -> None:
 
 def test_kinds_are_grouped() -> None:
     found = facts.found([tool("OPS-4711 took 5 ms\nfailed: x1\n/var/log/a.log")])
-    assert {fact.kind for fact in found.values()} == set(Kind)
+    assert {fact.kind for fact in found.values()} == set(FactKind)
     assert shown("OPS-4711\nfailed: it\n/var/log/a.log") == ["- failed: it", "- OPS-4711", "- /var/log/a.log"]
 
 

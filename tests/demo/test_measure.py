@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.measure import Sent, message_tokens, moved, prefix_kept, read_back, sent, shared_tokens
+from proxy.demo.measure import SentRequest, message_tokens, moved, prefix_kept, read_back, sent, shared_tokens
 
 Json = dict[str, Any]
 
@@ -22,7 +22,7 @@ MOVED = {
 }
 
 
-def body(*messages: Json, **members: Any) -> Sent:
+def body(*messages: Json, **members: Any) -> SentRequest:
     return sent(json.dumps({"messages": messages, **members}).encode(), len)
 
 
@@ -55,7 +55,7 @@ def test_a_request_s_tokens_are_its_tools_and_messages() -> None:
         (body(USER), body(USER, tools=[1]), 0),
     ],
 )
-def test_shared_tokens(one: Sent, two: Sent, tokens: int) -> None:
+def test_shared_tokens(one: SentRequest, two: SentRequest, tokens: int) -> None:
     assert shared_tokens(one, two) == tokens
 
 

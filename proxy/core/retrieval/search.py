@@ -36,7 +36,7 @@ class LineTooLong(TooSlow):
     """A line is too long for this pattern, which can only be searched for in the whole line at once."""
 
 
-class Line(bytes):
+class TextLine(bytes):
     """The bytes of one line: a search in it need not look for the line's end."""
 
 
@@ -115,11 +115,11 @@ def in_data(path: str, data: bytes, find: Find) -> Iterator[LineMatch | None]:
         line_end = data.find(b"\n", found)
         line_end = len(data) if line_end < 0 else line_end
         number += data.count(b"\n", start, line_start)
-        yield from _in_line(path, number, Line(data[line_start:line_end]), found - line_start, find)
+        yield from _in_line(path, number, TextLine(data[line_start:line_end]), found - line_start, find)
         number, start = number + 1, line_end + 1
 
 
-def _in_line(path: str, number: int, line: Line, at: int, find: Find) -> Iterator[LineMatch]:
+def _in_line(path: str, number: int, line: TextLine, at: int, find: Find) -> Iterator[LineMatch]:
     """Yield the line, in which a match begins at byte `at`, or the windows around its matches if it is long."""
     text = line.decode()
     if len(text) <= LONG_LINE:

@@ -30,7 +30,7 @@ USAGE = UsageFields(
 """`cached` is DeepSeek's name; OpenAI has it among the details."""
 
 
-class ClientReply:
+class ChatClientReply:
     """The reply so far. This class sends events at once; `WholeReply` keeps them for one reply at the end."""
 
     streamed = True
@@ -95,7 +95,7 @@ class ClientReply:
                 chunk.put_delta(chunk.delta | {key: string("\n\n" + text)})
 
 
-class WholeReply(ClientReply):
+class ChatWholeReply(ChatClientReply):
     """A reply that is not a stream: upstream's own bytes if there was only one round without calls of ours."""
 
     streamed = False

@@ -18,7 +18,7 @@ from proxy.core.rawjson import NotJson
 from proxy.core.request import Request
 from proxy.core.results import carried
 from proxy.dialects import attachments, cache_marks
-from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, spaces, unreadable
+from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -175,7 +175,7 @@ class _Reader:
         called = sum(self._count(name) + self._count(arguments) for _, name, arguments in self._calls)
         fixed = sum(map(attachments.tokens, self._others))
         tokens = sum(sizes) + called + fixed + self._count(reasoning(self._members)) + MESSAGE_TOKENS
-        source = Source(self._role, self._carries, self._kept)
+        source = TextSource(self._role, self._carries, self._kept)
         moved = pieces(self._texts, sizes, source, self._reading, self._count)
         return Message(
             digest=digest,

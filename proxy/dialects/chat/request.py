@@ -21,7 +21,7 @@ EXCLUSIVE = ("functions", "function_call", "audio", "web_search_options", "predi
 """Fields that our tools do not work with."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class ChatMembers(msgspec.Struct, frozen=True):
     """The top-level members that we read. Missing ones are `null`."""
 
     messages: Raw = NULL
@@ -39,7 +39,7 @@ class Known(msgspec.Struct, frozen=True):
     prediction: Raw = NULL
 
 
-_decoder = msgspec.json.Decoder(Known)
+_decoder = msgspec.json.Decoder(ChatMembers)
 _exclusive = attrgetter(*EXCLUSIVE)
 _NONE = (NULL,) * len(EXCLUSIVE)
 
@@ -65,7 +65,7 @@ def parse(body: bytes) -> Request:
         raise Unplannable(str(error)) from error
 
 
-def _obstacle(known: Known) -> str:
+def _obstacle(known: ChatMembers) -> str:
     values = _exclusive(known)
     if values != _NONE:
         return next((field for field, value in zip(EXCLUSIVE, values, strict=True) if not rawjson.is_null(value)), "")

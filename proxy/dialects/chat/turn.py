@@ -8,7 +8,7 @@ from proxy.core import rawjson, sse
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.dialects.chat import errors
-from proxy.dialects.chat.client_reply import USAGE, ClientReply, WholeReply
+from proxy.dialects.chat.client_reply import USAGE, ChatClientReply, ChatWholeReply
 from proxy.dialects.chat.plain import plain_delta
 from proxy.dialects.chat.reply import Chunk, as_events, parse
 from proxy.dialects.chat.round import ChatRound
@@ -24,10 +24,10 @@ class ChatTurn(Turn):
     usage = USAGE
     _asked: ChatRoundRequest
     _round: ChatRound
-    _shown: ClientReply
+    _shown: ChatClientReply
 
-    def _reply(self, *, streamed: bool) -> ClientReply:
-        return ClientReply(self._ledger, self._asked.wants_usage) if streamed else WholeReply(self._ledger)
+    def _reply(self, *, streamed: bool) -> ChatClientReply:
+        return ChatClientReply(self._ledger, self._asked.wants_usage) if streamed else ChatWholeReply(self._ledger)
 
     def _begun_round(self) -> ChatRound:
         begun = ChatRound(

@@ -16,7 +16,7 @@ from proxy.core.rawjson import NotJson
 from proxy.core.request import Request
 from proxy.core.results import Carries, carried
 from proxy.dialects import attachments, cache_marks, measuring
-from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, spaces, unreadable
+from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
 from proxy.dialects.messages.request import FRAME, RESULT, is_reminder, parts_of
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -215,7 +215,7 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
     carries, kept = carried(role.name.lower(), [text for _, text in texts], reading.results)
     if role is Role.SYSTEM and texts and not meant:
         carries = Carries.YES  # the client's reminders, which belong to the step before them
-    moved = pieces(texts, sizes, Source(role, carries, kept), reading, count)
+    moved = pieces(texts, sizes, TextSource(role, carries, kept), reading, count)
     return Message(
         digest=digest,
         role=role,

@@ -44,7 +44,7 @@ FRAME = frozenset(("role", "content"))
 """The members of a message that the API knows. A message with others is one entry, whatever it brings."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class MessagesMembers(msgspec.Struct, frozen=True):
     """The top-level members that we read. Missing ones are `null`."""
 
     messages: Raw = NULL
@@ -65,7 +65,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     content: Raw = NULL
 
 
-_decoder = msgspec.json.Decoder(Known)
+_decoder = msgspec.json.Decoder(MessagesMembers)
 _heads = msgspec.json.Decoder(list[Head])
 
 
@@ -99,7 +99,7 @@ def recognises(asked: Request) -> bool:
     return any("input_schema" in object_of(tool) for tool in tools) or any(map(is_blocks, asked.entries))
 
 
-def _obstacle(known: Known) -> str:
+def _obstacle(known: MessagesMembers) -> str:
     """Clients that have upstream keep, clear or compact the history go on so, and nothing of ours is added.
 
     Clearing old thinking is no reason: nothing else is touched by it, and Claude Code has it done in each request.

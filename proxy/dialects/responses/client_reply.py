@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Raw
 
 from proxy.core import rawjson, sse
-from proxy.dialects.responses.reply import BEGINNINGS, ENDINGS, Event, OutputItem, Part
+from proxy.dialects.responses.reply import BEGINNINGS, ENDINGS, ItemEvent, OutputItem, Part
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.dialects.values import Members, object_of, text_of, whole
 
@@ -36,7 +36,7 @@ USAGE = UsageFields(
 )
 
 
-class ClientReply:
+class ResponsesClientReply:
     """The reply so far. This class sends events at once; `WholeReply` keeps them for one reply at the end."""
 
     streamed = True
@@ -73,7 +73,7 @@ class ClientReply:
     def close(self, done: bytes) -> bytes:
         return done
 
-    def _put(self, event: Event | None, item: OutputItem | None) -> bytes:
+    def _put(self, event: ItemEvent | None, item: OutputItem | None) -> bytes:
         self._adopt(item)
         if event is None:
             return b""
@@ -85,7 +85,7 @@ class ClientReply:
             item.shown = len(self.items)
             self.items.append(item)
 
-    def _changes(self, event: Event, item: OutputItem | None) -> Members:
+    def _changes(self, event: ItemEvent, item: OutputItem | None) -> Members:
         """Return the members of the event that differ from upstream's."""
         changed: Members = {}
         if item is not None and bytes(event.index).isdigit() and whole(event.index) != item.shown:
@@ -99,7 +99,7 @@ class ClientReply:
                 changed["sequence_number"] = Raw(b"%d" % self._number)
         return changed if event.raw or changed else {"sequence_number": Raw(b"%d" % self._number)}
 
-    def _response(self, event: Event) -> Members:
+    def _response(self, event: ItemEvent) -> Members:
         """Return the members of an event's response that differ from upstream's. The first response is the frame."""
         response = object_of(event.response)
         changed = self._without_ours(response)
@@ -123,7 +123,7 @@ class ClientReply:
         return {"tools": Raw(rawjson.array(others))} if len(others) < len(listed) else {}
 
 
-class WholeReply(ClientReply):
+class ResponsesWholeReply(ResponsesClientReply):
     """A reply that is not a stream: upstream's own bytes if nothing in them is ours."""
 
     streamed = False

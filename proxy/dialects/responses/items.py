@@ -15,8 +15,8 @@ from proxy.core.rawjson import NotJson
 from proxy.core.results import carried
 from proxy.dialects import attachments, measuring
 from proxy.dialects.attachments import OTHER_PART_TOKENS
-from proxy.dialects.measuring import MESSAGE_TOKENS, Source, canonical, item, pieces, spaces, unreadable
-from proxy.dialects.responses.request import COMPACTIONS, OUTPUTS, Kind, items_of, kind, members_of
+from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
+from proxy.dialects.responses.request import COMPACTIONS, OUTPUTS, ItemKind, items_of, kind, members_of
 from proxy.dialects.values import Members, object_of, text_of
 
 ANSWERED = frozenset(
@@ -183,7 +183,7 @@ def _others(members: Members, content: Raw | None) -> list[bytes]:
 # -- measures ---------------------------------------------------------------------------------------------------------
 
 
-def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: Count) -> Message:
+def _item(members: Members, kind: ItemKind, digest: bytes, reading: Reading, count: Count) -> Message:
     """Measure an item of the client's."""
     if kind.type in COMPACTIONS:
         return _compaction(members, digest)
@@ -197,7 +197,7 @@ def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: 
     fixed = sum(map(attachments.tokens, others))
     tokens = sum(sizes) + fixed + MESSAGE_TOKENS
     carries, kept = carried(role.name.lower(), [text for _, text in texts], reading.results)
-    moved = pieces(texts, sizes, Source(role, carries, kept), reading, count)
+    moved = pieces(texts, sizes, TextSource(role, carries, kept), reading, count)
     text = "".join(text for _, text in texts)
     return Message(
         digest=digest,
@@ -212,7 +212,7 @@ def _item(members: Members, kind: Kind, digest: bytes, reading: Reading, count: 
     )
 
 
-def _unreadable(entry: bytes | Raw, kind: Kind, count: Count) -> Message:
+def _unreadable(entry: bytes | Raw, kind: ItemKind, count: Count) -> Message:
     """Measure an entry as a whole, whose form we do not know. It counts as a result of its step."""
     role = Role.ASSISTANT if kind.replies else _ROLES.get(kind.role, Role.TOOL)
     return unreadable(entry, role, lambda text: _meaning(role, "unreadable", [ToolCall("", "", text)]), count)

@@ -44,7 +44,7 @@ class _Head(msgspec.Struct, frozen=True):
 _head = msgspec.json.Decoder(_Head)
 
 
-class Event:
+class ItemEvent:
     """One event of a reply. `raw` holds the bytes that came."""
 
     def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
@@ -79,7 +79,7 @@ class OutputItem:
         """Whether it is reasoning for a call that is dropped, without which it is refused."""
         self.size = 0
         """About how many bytes of it came in pieces."""
-        self.kept: list[Event] = []
+        self.kept: list[ItemEvent] = []
 
     @property
     def type(self) -> str:
@@ -123,7 +123,7 @@ class OutputItem:
         self.complete(Raw(rawjson.encode(self.members | {"call_id": string(id)})))
 
 
-Part = tuple[Event | None, OutputItem | None]
+Part = tuple[ItemEvent | None, OutputItem | None]
 """An event for the client, and the item that it is about. An item without an event is shown at the reply's end."""
 
 
@@ -195,7 +195,7 @@ class ResponsesRound:
         item.decide(self._names, sure=True)
         return [(event, item) for event in _item_events(item.index, raw)]
 
-    def read(self, event: Event) -> list[Part]:
+    def read(self, event: ItemEvent) -> list[Part]:
         if event.type in BEGINNINGS:
             self.id = text_of(object_of(event.response).get("id"))
             return [] if self._later else [(event, None)]
@@ -238,7 +238,7 @@ class ResponsesRound:
             if text_of(members.get("type")) != "reasoning" or text_of(members.get("encrypted_content"))
         ]
 
-    def _item(self, event: Event) -> OutputItem | None:
+    def _item(self, event: ItemEvent) -> OutputItem | None:
         """Return the item that an event is about. Some servers announce none and send each only at its end."""
         index = place(event.index)
         if index is None:
@@ -255,7 +255,7 @@ class ResponsesRound:
             self._by_id[item.id] = item
         return item
 
-    def _about(self, item: OutputItem, event: Event) -> list[Part]:
+    def _about(self, item: OutputItem, event: ItemEvent) -> list[Part]:
         if event.type == DONE:
             item.complete(event.item)
         self._decide(item, sure=event.type == DONE)
@@ -306,7 +306,7 @@ class ResponsesRound:
         kept, item.kept = item.kept, []
         return [(event, item) for event in kept]
 
-    def _ended(self, event: Event) -> list[Part]:
+    def _ended(self, event: ItemEvent) -> list[Part]:
         self._status = ENDINGS[event.type]
         self.failed |= self._status == "failed"
         response = object_of(event.response)
@@ -332,7 +332,7 @@ class ResponsesRound:
                 item.complete(raw)
 
 
-def as_events(members: Members) -> Iterator[Event]:
+def as_events(members: Members) -> Iterator[ItemEvent]:
     """Return a whole reply as the events of a stream."""
     status = text_of(members.get("status")) or "completed"
     begun = members | {"status": string("in_progress"), "output": Raw(b"[]"), "usage": NULL}
@@ -343,7 +343,7 @@ def as_events(members: Members) -> Iterator[Event]:
     yield _made(ending, response=members)
 
 
-def _item_events(index: int, raw: Raw) -> Iterator[Event]:
+def _item_events(index: int, raw: Raw) -> Iterator[ItemEvent]:
     item = object_of(raw)
     about = {"output_index": index, "item_id": item.get("id", NULL)}
     yield _made(ADDED, output_index=index, item=_begun(item))
@@ -378,6 +378,6 @@ def _contents(item: Members) -> Iterator[dict[str, object]]:
             yield {"type": "response.content_part.done", "part": part, **about}
 
 
-def _made(type: object, **members: object) -> Event:
+def _made(type: object, **members: object) -> ItemEvent:
     """Return an event of ours. Its number is set when it is shown."""
-    return Event(rawjson.encode({"type": type, "sequence_number": 0, **members}), name=str(type).encode())
+    return ItemEvent(rawjson.encode({"type": type, "sequence_number": 0, **members}), name=str(type).encode())

@@ -44,7 +44,7 @@ OBSTACLES = ("previous_response_id", "conversation", "prompt", "context_manageme
 """Members with which part of the history, or its compaction, is upstream's."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class ResponsesMembers(msgspec.Struct, frozen=True):
     """The top-level members that we read. Missing ones are `null`."""
 
     input: Raw = NULL
@@ -60,7 +60,7 @@ class Known(msgspec.Struct, frozen=True):
     context_management: Raw = NULL
 
 
-class Kind(msgspec.Struct, frozen=True, gc=False):
+class ItemKind(msgspec.Struct, frozen=True, gc=False):
     """What an item is. Messages need no type."""
 
     type: str = "message"
@@ -75,9 +75,9 @@ class Kind(msgspec.Struct, frozen=True, gc=False):
         return self.type not in OUTPUTS and self.type not in COMPACTIONS
 
 
-_decoder = msgspec.json.Decoder(Known)
-_kind = msgspec.json.Decoder(Kind)
-_kinds = msgspec.json.Decoder(list[Kind])
+_decoder = msgspec.json.Decoder(ResponsesMembers)
+_kind = msgspec.json.Decoder(ItemKind)
+_kinds = msgspec.json.Decoder(list[ItemKind])
 
 
 def parse(body: bytes) -> Request:
@@ -115,10 +115,10 @@ def continued(request: Request, continuation: Continuation) -> bytes:
     return rawjson.encode(members)
 
 
-def kind(item: bytes | Raw) -> Kind:
+def kind(item: bytes | Raw) -> ItemKind:
     """Return what an item is. Raises NotJson for anything but an object, or the string that stands for a message."""
     if rawjson.is_string(Raw(item)):
-        return Kind(role="user")
+        return ItemKind(role="user")
     return rawjson.decode(_kind, item)[0]
 
 
@@ -128,12 +128,12 @@ def _items(given: Raw) -> list[Raw]:
     return [given] if rawjson.is_string(given) else parsing.elements(given, Reason.TOO_MANY_MESSAGES)
 
 
-def _kinds_of(given: Raw, items: Sequence[Raw]) -> list[Kind]:
+def _kinds_of(given: Raw, items: Sequence[Raw]) -> list[ItemKind]:
     """Return what the items are, in one pass over all of them. Raises NotJson."""
     return rawjson.decode(_kinds, given)[0] if rawjson.is_array(given) else [kind(raw) for raw in items]
 
 
-def _entries(items: Iterable[Raw], kinds: Iterable[Kind]) -> Iterator[Raw]:
+def _entries(items: Iterable[Raw], kinds: Iterable[ItemKind]) -> Iterator[Raw]:
     reply: list[Raw] = []
     for item, kind in zip(items, kinds, strict=True):
         if kind.replies:
@@ -147,7 +147,7 @@ def _entries(items: Iterable[Raw], kinds: Iterable[Kind]) -> Iterator[Raw]:
         yield entry(reply)
 
 
-def _obstacle(known: Known, kinds: Sequence[Kind]) -> str:
+def _obstacle(known: ResponsesMembers, kinds: Sequence[ItemKind]) -> str:
     if bytes(known.background) == b"true":
         return "background"
     for field in OBSTACLES:

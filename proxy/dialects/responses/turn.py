@@ -8,9 +8,9 @@ from proxy.core import rawjson, sse
 from proxy.core.history import ToolCall
 from proxy.core.turn import Continuation
 from proxy.dialects.responses import errors
-from proxy.dialects.responses.client_reply import USAGE, ClientReply, WholeReply
+from proxy.dialects.responses.client_reply import USAGE, ResponsesClientReply, ResponsesWholeReply
 from proxy.dialects.responses.items import output, said
-from proxy.dialects.responses.reply import Event, Part, ResponsesRound, as_events
+from proxy.dialects.responses.reply import ItemEvent, Part, ResponsesRound, as_events
 from proxy.dialects.responses.round_request import ResponsesRoundRequest
 from proxy.dialects.turn import Turn
 from proxy.dialects.values import object_of
@@ -23,10 +23,14 @@ class ResponsesTurn(Turn):
     usage = USAGE
     _asked: ResponsesRoundRequest
     _round: ResponsesRound
-    _shown: ClientReply
+    _shown: ResponsesClientReply
 
-    def _reply(self, *, streamed: bool) -> ClientReply:
-        return ClientReply(self._ledger, self._names) if streamed else WholeReply(self._ledger, self._names)
+    def _reply(self, *, streamed: bool) -> ResponsesClientReply:
+        return (
+            ResponsesClientReply(self._ledger, self._names)
+            if streamed
+            else ResponsesWholeReply(self._ledger, self._names)
+        )
 
     def _begun_round(self) -> ResponsesRound:
         return ResponsesRound(
@@ -37,18 +41,18 @@ class ResponsesTurn(Turn):
             theirs=self._theirs,
         )
 
-    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> Event:
-        return Event(data, event.raw, event.name)
+    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> ItemEvent:
+        return ItemEvent(data, event.raw, event.name)
 
-    def _error_in(self, parsed: Event, data: bytes) -> bytes | None:
+    def _error_in(self, parsed: ItemEvent, data: bytes) -> bytes | None:
         if parsed.type not in ("error", "response.failed"):
             return None
         error = object_of(parsed.response).get("error")
         return data if rawjson.is_null(error) else rawjson.encode({"error": error})
 
-    def _events_of(self, body: bytes) -> Iterable[Event]:
+    def _events_of(self, body: bytes) -> Iterable[ItemEvent]:
         events = list(as_events(rawjson.members(body)))
-        if isinstance(self._shown, WholeReply):
+        if isinstance(self._shown, ResponsesWholeReply):
             self._shown.take(body)
         return events
 
