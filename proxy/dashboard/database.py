@@ -16,7 +16,21 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, MOST, SCHEMA, SUMS, VERSION, Recorded, Seen, Sums, encoded
+from proxy.dashboard.rows import (
+    DAY,
+    HOUR,
+    HOURLY,
+    KEYS,
+    MOST,
+    SCHEMA,
+    SUMS,
+    VERSION,
+    Recorded,
+    Seen,
+    Sums,
+    encoded,
+    storable,
+)
 from proxy.errors import DashboardFault
 
 logger = logging.getLogger(__name__)
@@ -92,6 +106,7 @@ class Database:
 
     def write(self, batch: Sequence[Recorded]) -> None:
         """Add these rows, and make room for the next ones."""
+        batch = [storable(one) for one in batch]
         try:
             self._within(lambda: self._add(batch))
         except sqlite3.OperationalError:

@@ -74,7 +74,7 @@ def routes(dashboard: Dashboard) -> Sequence[Route]:
     answers: dict[str, Answer] = {
         "me": pages.me,
         "requests": pages.requests,
-        "requests/{id:int}": pages.request,
+        "requests/{id}": pages.request,
         "savings": pages.savings,
         "sessions": pages.sessions,
         "sessions/{session}": pages.session,
@@ -107,7 +107,7 @@ class _Pages:
 
     async def login(self, request: Request) -> Response:
         """Show the form, or check what it sent and set the cookie."""
-        if request.method == "GET":
+        if request.method != "POST":
             return _page(LOGIN.format(said=""))
         form = await _form(request)
         token, key = form.get("token", ""), form.get("key", "")
@@ -157,6 +157,8 @@ class _Pages:
         if viewer is None or self._dashboard.off:
             return await self.answer(self.me, request) if viewer is None else Response(None, 204, HEADERS)
         live = self._dashboard.live
+        if request.method == "HEAD":  # its reply has no body, and so no end to wait for
+            return Response(None, 200, HEADERS, "text/event-stream")
         if live.viewers >= VIEWERS:
             raise Overloaded(f"More than {VIEWERS} viewers at once; try again")
         return StreamingResponse(live.events(viewer, time.time), 200, HEADERS, "text/event-stream")
@@ -178,8 +180,8 @@ class _Pages:
         return await self._dashboard.read(lambda reader: reader.before(before, viewer.namespace))
 
     async def request(self, request: Request, viewer: Viewer) -> Any:
-        id = request.path_params["id"] % (1 << 62)
-        found = await self._dashboard.read(lambda reader: reader.request(id, viewer.namespace))
+        id = _whole(request.path_params["id"])
+        found = None if id is None else await self._dashboard.read(lambda reader: reader.request(id, viewer.namespace))
         if found is None:
             raise NotThere("Nothing is kept of this request's messages")
         if not self._dashboard.shows_content(found["tenant"]):
@@ -230,8 +232,13 @@ def savings_page(since: float, namespace: str | None, price: Price, reader: Read
 
 
 def _number(request: Request, name: str, default: int, most: int) -> int:
-    text = request.query_params.get(name, "")
-    return min(max(int(text), 1), most) if text.isascii() and text.isdigit() and len(text) < 20 else default
+    found = _whole(request.query_params.get(name, ""))
+    return default if found is None else min(max(found, 1), most)
+
+
+def _whole(text: str) -> int | None:
+    """Return the number that up to 18 digits say, which SQLite can hold; None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 
 
 async def _form(request: Request) -> dict[str, str]:

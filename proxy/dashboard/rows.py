@@ -44,7 +44,13 @@ SUMS = ("requests", "faults", "losses", "retrieved_tokens", *SUMMED)
 """The columns of the sums: requests, those that went wrong, those that cost more than as they came, tokens that our
 tools read back, and the sums of fields."""
 
+TEXTS = ("method", "path", "model", "obstacle", "detail")
+"""Fields of an outcome that the client or upstream worded."""
+
 HOUR, DAY = 3600, 86_400
+
+LONGEST_NAME = 200
+"""Most characters of a text in an outcome, such as a model's name, which the client chooses."""
 
 MOST = 10**12
 """The most that one request adds to a sum, as in the metrics: upstream may report any number."""
@@ -107,9 +113,20 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 _values = attrgetter(*FIELDS)
+_texts = attrgetter(*TEXTS)
 _key = attrgetter(*KEYS)
 _summed = attrgetter(*SUMMED)
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def storable(one: Recorded) -> Recorded:
+    """Return a row whose texts the file can hold: short, and without lone surrogates, which JSON may name."""
+    found = _texts(one.outcome)
+    if all([text.isascii() and len(text) <= LONGEST_NAME for text in found]):
+        return one
+    short = [text[:LONGEST_NAME].encode("utf-8", "replace").decode() for text in found]
+    outcome = msgspec.structs.replace(one.outcome, **dict(zip(TEXTS, short, strict=True)))
+    return msgspec.structs.replace(one, outcome=outcome)
 
 
 def encoded(outcome: Outcome) -> bytes:

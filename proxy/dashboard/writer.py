@@ -137,13 +137,27 @@ class Writer:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
             self._held = max(self._held - sum(one.seen.weight for one in batch), 0)
             try:
-                database.write(batch)
-                self.state.written += len(batch)
+                self._write(database, batch)
                 self.state.fault = ""
                 self._expire(database)
             except sqlite3.Error as error:
                 self._failed(database, error, len(batch))
                 return
+
+    def _write(self, database: Database, batch: list[Recorded]) -> None:
+        """Write a batch. A bug with one of its rows costs no other row."""
+        try:
+            database.write(batch)
+            self.state.written += len(batch)
+        except sqlite3.Error:
+            raise
+        except Exception:
+            if len(batch) > 1:
+                for one in batch:
+                    self._write(database, [one])
+            else:
+                self.state.dropped += 1
+                logger.exception("a bug, in writing a row of the dashboard")
 
     def _expire(self, database: Database) -> None:
         now = self._clock()

@@ -37,7 +37,7 @@ from proxy.server import origin
 from proxy.server.health import DeepHealth
 from proxy.server.inbound import COME_BACK
 from proxy.server.lifespan import running, settled
-from proxy.server.own_routes import Operator, is_local, own_routes
+from proxy.server.own_routes import Operator, is_local_page, own_routes
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.retention import Sweeper
@@ -93,7 +93,7 @@ class App:
         self._on_loopback = origin.is_loopback(settings.host)
         self._metrics = Metrics()
         self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
-        self._dashboard = Dashboard(settings, lambda: self._book.current, is_local, self._state)
+        self._dashboard = Dashboard(settings, lambda: self._book.current, is_local_page, self._state)
         shown = (self._dashboard.record,) if settings.dashboard else ()
         self._ledger = Recorder(self._metrics.record, logs.request, *shown)
         self._record = self._ledger.record

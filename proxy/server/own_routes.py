@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from proxy import operations
 from proxy.errors import ClientFault, Forbidden, ProxyError
 from proxy.requests.exchange import Exchange
+from proxy.server import origin
 
 if TYPE_CHECKING:
     from starlette.types import Lifespan, Message
@@ -76,9 +77,19 @@ def own_routes(
 
 def is_local(request: Request) -> bool:
     """Return whether the caller is on this machine and is not a proxy that forwards a request from elsewhere."""
-    if request.client is None or {"x-forwarded-for", "forwarded", "x-real-ip"} & set(request.headers.keys()):
+    names = request.headers.keys()
+    if request.client is None or any(name in _FORWARDED or name.startswith("x-forwarded-") for name in names):
         return False
     return ip_address(request.client.host).is_loopback
+
+
+_FORWARDED = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"))
+"""Headers that proxies add to what they forward, beside `X-Forwarded-...`."""
+
+
+def is_local_page(request: Request) -> bool:
+    """Return whether the caller is local and also names this machine: some proxies add nothing but keep `Host`."""
+    return is_local(request) and all(map(origin.names_loopback, request.headers.getlist("host")))
 
 
 async def _unheard(_: Message) -> None:

@@ -84,7 +84,11 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
             "default": tight(upstream.url, share_namespace=True),
             "acme": tight(upstream.url, api_keys=[{"env": "ONE"}, {"env": "TWO"}]),
         }
-        settings = {"admin_token": "let me in", "environment": {"ONE": "one", "TWO": "two"}}
+        settings = {
+            "admin_token": "let me in",
+            "allowed_hosts": ("proxy.example",),
+            "environment": {"ONE": "one", "TWO": "two"},
+        }
         with served(policies, dashboard=path, **settings) as running:
             for caller in ("one", "two", "stranger"):
                 upstream.script(text("Hello."))
@@ -116,6 +120,30 @@ def test_others_see_nothing(proxy: Proxy, path: str) -> None:
     reply = httpx.get(f"{proxy.root}/_offload/{path}", headers=STRANGER, verify=PLAIN)
     assert reply.status_code == (401 if path else 303)
     assert "model-of" not in reply.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-forwarded-host": "proxy.example"}, {"x-forwarded-for": ""}, {"forwarded": "for=_x"}, {"via": "1.1 cache"},
+     {"x-real-ip": "127.0.0.1"}, {"cf-connecting-ip": "192.0.2.1"}, {"host": "proxy.example"},
+     {"host": "proxy.example:80"}],
+    ids=str,
+)  # fmt: skip
+def test_what_a_proxy_forwards_is_not_local(proxy: Proxy, headers: dict[str, str]) -> None:
+    assert httpx.get(f"{proxy.root}/_offload/api/requests", headers=headers, verify=PLAIN).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]:8787", "[::1]", "127.0.0.1:80"])
+def test_every_name_of_this_machine_is_local(proxy: Proxy, host: str) -> None:
+    assert seen(proxy, headers={"host": host}) == ALL
+
+
+def test_a_request_for_a_head_gets_what_a_get_would(proxy: Proxy) -> None:
+    """A stream has no end, so a reply without a body must not wait for it."""
+    with httpx.Client(base_url=f"{proxy.root}/_offload/", verify=PLAIN, timeout=30) as client:
+        for path in ("", "login", "api/me", "api/live", "static/dashboard.js"):
+            assert client.head(path).status_code == 200, path
+            assert client.get("api/me").status_code == 200, "on the same connection"
 
 
 def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:
@@ -200,7 +228,8 @@ def test_only_static_files_are_served(proxy: Proxy, path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     ["requests?before=-1", "requests?before=9e9", "requests?before=" + "9" * 400, "savings?days=0", "savings?days=x",
-     "sessions/zz", "sessions/-1", "sessions/" + "f" * 400, "requests/" + "9" * 400],
+     "sessions/zz", "sessions/-1", "sessions/" + "f" * 400, "requests/" + "9" * 400,
+     "requests/" + "9" * 5_000, "requests/-1", "requests/%D9%A3", "requests/0x1", "requests?before=%D9%A3"],
 )  # fmt: skip
 def test_odd_parameters_are_harmless(proxy: Proxy, path: str) -> None:
     assert httpx.get(f"{proxy.root}/_offload/api/{path}", verify=PLAIN).status_code in (200, 404)

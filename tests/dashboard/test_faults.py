@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import stat
@@ -9,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from proxy.dashboard.database import Database
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import Recorded, Seen
+from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen
 from proxy.dashboard.writer import HELD, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Kind, Outcome
@@ -164,6 +166,32 @@ def test_a_bug_in_describing_a_request_costs_no_row(tmp_path: Path) -> None:
     assert len(reader.before(9)) == 1
     database.close()
     reader.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["\ud800", "m" * 1_000_000, "<b>\n\ndata: x\x00", "é" * 30_000], ids=lambda name: name[:5]
+)
+def test_a_name_that_a_client_chose_costs_no_row(name: str, tmp_path: Path) -> None:
+    database = Database(tmp_path / "rows.db", SIZE)
+    hostile = msgspec.structs.replace(outcome(), model=name, path="/" + name, detail=name)
+    database.write([Recorded(0.0, one, Seen(1)) for one in (outcome(), hostile, outcome())])
+    reader = Reader(tmp_path / "rows.db")
+    shown = [row["model"] for row in reader.before(9)]
+    assert [len(shown), shown[0], len(reader.session(1))] == [3, "gpt-4.1-mini", 3]
+    assert len(shown[1]) <= LONGEST_NAME and json.dumps(shown).encode()
+    assert {row["model"] for row in reader.sums(0.0)} == set(shown)
+    database.close()
+    reader.close()
+
+
+def test_a_row_that_cannot_be_written_costs_no_other_row(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    for number in range(3):
+        writer.record(outcome(number, prompt_tokens=1 << 70 if number == 1 else 7))
+    writer.start()
+    until(lambda: writer.state.written + writer.state.dropped == 3)
+    writer.close()
+    assert (writer.state.written, writer.state.dropped, writer.state.off) == (2, 1, False)
 
 
 def test_rows_leave_after_their_retention_and_when_a_namespace_is_forgotten(tmp_path: Path) -> None:
