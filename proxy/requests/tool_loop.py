@@ -21,8 +21,8 @@ from proxy.dialects import overflow
 from proxy.dialects.turn import Turn
 from proxy.errors import BadEncoding, OffloadError, ProxyError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
 from proxy.requests import passthrough
+from proxy.requests.client_line import HEARTBEAT, ClientLine
 from proxy.requests.exchange import Exchange
-from proxy.requests.line import HEARTBEAT, ClientLine
 from proxy.upstream import content_encoding
 from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
