@@ -42,7 +42,7 @@ def own(request: Request, place: int, marked: Marked) -> Raw | None:
 
 
 def on_last(blocks: list[bytes | Raw], mark: Raw, carriers: Sequence[str] = TEXT) -> list[bytes | Raw] | None:
-    """Return the blocks with this breakpoint on the last one; None if that is none of the `carriers`."""
+    """Return the blocks with this breakpoint on the last one; None if that is no carrier. Raises NotJson."""
     last: Members = rawjson.members(blocks[-1]) if blocks else {}
     kind = text_of(last.get("type"))
     if kind not in carriers or (kind == "text" and not text_of(last.get("text"))):
@@ -51,14 +51,17 @@ def on_last(blocks: list[bytes | Raw], mark: Raw, carriers: Sequence[str] = TEXT
 
 
 def content(given: Raw | None, mark: Raw, carriers: Sequence[str] = TEXT) -> Raw | None:
-    """Return a message's content with this breakpoint at its end; None if it cannot carry one. Raises NotJson."""
+    """Return a message's content with this breakpoint at its end; None if it cannot carry one, whatever it is."""
     if given is None or rawjson.is_null(given):
         return None
-    if rawjson.is_string(given):
-        blocks: list[bytes | Raw] = [rawjson.encode({"type": "text", "text": given})]
-    else:
-        blocks = list(rawjson.elements(given))
-    made = on_last(blocks, mark, carriers)
+    try:
+        if rawjson.is_string(given):
+            blocks: list[bytes | Raw] = [rawjson.encode({"type": "text", "text": given})]
+        else:
+            blocks = list(rawjson.elements(given))
+        made = on_last(blocks, mark, carriers)
+    except NotJson:
+        return None
     return None if made is None else Raw(rawjson.array(made))
 
 

@@ -126,7 +126,12 @@ def _policy(stem: str, written: PolicyFile, value: Mapping[str, Any]) -> Policy:
     for api, own in value.get("upstreams", {}).items():
         inherited = {key: given for key, given in shared.items() if "base_url" not in own or key not in _OF_THE_ADDRESS}
         upstream = overlay(inherited, own)
-        rules = tuple(_rule(rule, {**value, "upstream": upstream}) for rule in value.get("rules", ()))
+        elsewhere = {key: shared[key] for key in _OF_THE_ADDRESS & shared.keys()}
+        moved = {key: given for key, given in upstream.items() if key not in _OF_THE_ADDRESS} | elsewhere
+        rules = tuple(
+            _rule(rule, {**value, "upstream": moved if "base_url" in rule.get("upstream", {}) else upstream})
+            for rule in value.get("rules", ())
+        )
         offload = msgspec.convert(_preset({**value, "upstream": upstream}).get("offload", {}), Offload)
         served = replace(policy, upstream=msgspec.convert(upstream, Upstream), offload=offload, rules=rules)
         by_api.append((api, served))

@@ -41,8 +41,8 @@ one that is larger than `max_tool_message_tokens` is treated as a tool result.
 
 One tenant can have an upstream for each API: `upstreams.messages` with Anthropic's address and key beside an `upstream`
 of OpenAI's. An API that names its own `base_url` takes neither `api_key` nor `context_window` from `upstream`. What
-rules say of `upstream` goes for every API. Requests for other paths go where their API's go, as the path or the header
-`anthropic-version` tells.
+rules say of `upstream` goes for every API, but a rule's own `base_url` gets the key and window of `upstream`, not those
+of an API. Requests for other paths go where their API's go, as the path or the header `anthropic-version` tells.
 
 Part of the window stays free for the reply: `upstream.reply_tokens`. The plan does not depend on a request's own limit,
 so that no limit breaks the prompt cache. If a request that the proxy changes, or that upstream would refuse, asks for a

@@ -44,7 +44,7 @@ from proxy.requests.feedback import Feedback
 from proxy.requests.passthrough import DecodedEnds, ReplyEnds, ignore, served
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
-from proxy.requests.refusals import Tries
+from proxy.requests.refusals import FORGIVING, Tries
 from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, forgiving, rewritten
 from proxy.requests.upstream_limits import TELLING
@@ -108,9 +108,9 @@ class _Request:
             if refusal is None:
                 return
             complaint = self._dialect.complaint(refusal.status, refusal.said())
-            own = own or (None if attempt.additions else refusal)
-            carried, concerned = attempt.additions, attempt.concerned
-            again = None if attempt.rounds else tries.after(complaint, carried, concerned=concerned)
+            carried = attempt.additions or tries.without & FORGIVING
+            own = own or (None if carried else refusal)
+            again = None if attempt.rounds else tries.after(complaint, carried, concerned=attempt.concerned)
             if again is None:
                 about_ours = own is not None and complaint is not Verdict.FINAL
                 await self._pass_on(own if own and about_ours else refusal, attempt.headers())

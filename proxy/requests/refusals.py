@@ -2,6 +2,9 @@
 
     as planned ──refused──> without the addition that the refusal names ──refused──> as the client sent it
 
+What the refusal names may be thinking that no longer fits what precedes it: then the client's own request also goes
+without, as we may have changed earlier ones, and if that is in vain as well, exactly as the client sent it.
+
 The client sees only a refusal of its own bytes, except those that no other form of the request would avoid.
 """
 
@@ -27,6 +30,9 @@ REPLANS = 2
 REMOVABLE = frozenset((Addition.USAGE, Addition.PLACE))
 """What a changed request can do without. Without our tools no reference could be followed, so nothing would be left."""
 
+FORGIVING = frozenset((Addition.THINKING,))
+"""What is changed in the client's own request if upstream is only asked to drop thinking that no longer fits."""
+
 ENOUGH = 2
 """The requests that must be refused with an addition, and accepted without it, before that is believed."""
 
@@ -49,6 +55,8 @@ class Tries(msgspec.Struct, frozen=True):
     """Whether it was sent a second time unchanged."""
     bare_refused: bool = False
     """Whether upstream refused the client's own bytes."""
+    in_vain: bool = False
+    """Whether upstream refused the client's own request even without the thinking that it complained of."""
 
     @property
     def reason(self) -> Reason:
@@ -60,16 +68,19 @@ class Tries(msgspec.Struct, frozen=True):
     def after(self, complaint: Complaint, carried: frozenset[Addition], *, concerned: bool = True) -> Tries | None:
         """Return what to try after this complaint, or None if upstream's refusal must go to the client.
 
-        `carried` is what was added to the refused request: empty for the client's own bytes, else with `ANY`.
+        `carried` is what was changed in the refused request: empty for the client's own bytes, `FORGIVING` if only the
+        wish to have thinking dropped was added to them, else with `ANY`.
         `concerned` is whether we may have changed an earlier request of the conversation.
         """
         tried = replace(self, bare_refused=self.bare_refused or not carried)
         if complaint is Verdict.OVERFLOW and self.replanned < REPLANS:
             return replace(tried, replanned=self.replanned + 1)
-        if complaint is Addition.THINKING and concerned and complaint not in self.without:
+        if complaint is Addition.THINKING and concerned and complaint not in self.without and not self.in_vain:
             return replace(tried, without=self.without | {complaint}, blamed=self.blamed | {complaint})
-        if not carried or complaint is Verdict.FINAL:
+        if not carried or complaint is Verdict.FINAL or (carried == FORGIVING and self.bare_refused):
             return None
+        if carried == FORGIVING:
+            return replace(tried, without=self.without - FORGIVING, blamed=self.blamed - FORGIVING, in_vain=True)
         if complaint is Verdict.GENERATION and not self.repeated:
             return replace(tried, repeated=True)
         if isinstance(complaint, Addition):

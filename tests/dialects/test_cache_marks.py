@@ -129,6 +129,25 @@ async def test_an_empty_text_carries_none_and_keeps_its_bytes() -> None:
     assert marks(made) == [(8, MARK)] and made["messages"][4] == request["messages"][4]
 
 
+@pytest.mark.parametrize("content", [{"a": 1}, 7, True, None, "", [], [{"type": "thinking", "thinking": "hm"}]])
+@pytest.mark.parametrize(("dialect", "body", "first"), [(CHAT, chat, 2), (MESSAGES, anthropic, 1)])
+async def test_content_that_can_carry_none_keeps_its_bytes(
+    dialect: Dialect, body: Any, first: int, content: Any
+) -> None:
+    """What no API knows included, which goes upstream as it came and costs no request."""
+    request = body(SIZES)
+    odd = {"role": "user", "content": content}
+    request["messages"].insert(first + 4, odd)
+    made = await sent(dialect, request)
+    assert made["messages"][first + 4] == odd and json.dumps(made).count("cache_control") == 2
+
+
+async def test_it_lives_as_long_as_a_next_one_within_a_result() -> None:
+    request = anthropic(SIZES, HOUR, None)
+    request["messages"][-1]["content"][0]["content"] = text("4" * 200, HOUR)
+    assert (4, HOUR) in marks(await sent(MESSAGES, request))
+
+
 async def test_plan_1_sets_none() -> None:
     old = Policy(
         offload=Offload(mode=Mode.COMPACT, max_total_tokens=1000, min_saved_tokens=100, cached_read=0, cache_write=0)

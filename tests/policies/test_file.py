@@ -198,6 +198,20 @@ def test_rules_go_for_every_api() -> None:
     assert [upstream.base_url for upstream in policy.upstreams] == [*[Upstream().base_url] * 2, *["http://a"] * 2]
 
 
+def test_a_rules_own_address_gets_the_key_of_no_api() -> None:
+    """It has what it would have without `upstreams`, or its own."""
+    shared = "upstream: {api_key: '${KEY}', context_window: 9000}\n"
+    own = "upstreams: {messages: {base_url: http://a, api_key: sk-a, context_window: 7000, idle_timeout: 7}}\n"
+    rules = "rules:\n- match: {model: local}\n  upstream: {base_url: http://local}\n"
+    rules += "- match: {model: other}\n  upstream: {base_url: http://other, api_key: sk-b}\n"
+    policy = taken(f"{KEYED}{shared}{own}{rules}").for_api("messages")
+    local, other = (policy.for_model(model).upstream for model in ("local", "other"))
+    expected = Upstream(base_url="http://local", api_key="sk-upstream", context_window=9_000, idle_timeout=7)
+    assert local == expected
+    assert other == msgspec.structs.replace(expected, base_url="http://other", api_key="sk-b")
+    assert taken(f"{KEYED}{own}{rules}").for_api("messages").for_model("local").upstream.api_key is None
+
+
 def test_the_whole_example_has_every_key_there_is() -> None:
     """Else the test above would not notice one that is dropped on the way."""
     written = msgspec.to_builtins(msgspec.convert(parse(WHOLE, "", "", ENVIRONMENT).document.value, PolicyFile))

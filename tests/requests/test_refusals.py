@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition, Complaint, Verdict
 from proxy.requests import refusals
-from proxy.requests.refusals import FIRST_SPAN, LONGEST_SPAN, Belief, RefusalMemory, Subject, Tries
+from proxy.requests.refusals import FIRST_SPAN, FORGIVING, LONGEST_SPAN, Belief, RefusalMemory, Subject, Tries
 
 TOOLS, USAGE, PLACE, ANY = Addition.TOOLS, Addition.USAGE, Addition.PLACE, Addition.ANY
 THINKING = Addition.THINKING
@@ -72,6 +72,20 @@ def test_thinking_that_no_longer_fits_is_dropped_once(carried: frozenset[Additio
     assert again is None if not carried else again is not None and again.reason is Reason.REFUSED
 
 
+@pytest.mark.parametrize("complaint", [THINKING, ANY])
+def test_where_dropping_thinking_is_in_vain_the_clients_own_bytes_follow_and_nothing_is_learned_of_it(
+    complaint: Complaint,
+) -> None:
+    tries = Tries().after(THINKING, ALL)
+    assert tries is not None
+    again = tries.after(complaint, ALL)
+    assert again is not None
+    own = again.after(complaint, FORGIVING)
+    assert own is not None and own.without == own.blamed == {ANY}
+    assert own.after(THINKING, frozenset()) is None
+    assert again.after(FINAL, FORGIVING) is None
+
+
 def test_a_client_that_changes_its_history_itself_is_told() -> None:
     assert Tries().after(THINKING, frozenset(), concerned=False) is None
 
@@ -90,7 +104,7 @@ def test_every_course_ends_soon_and_with_the_clients_own_bytes_unless_nothing_wo
 ) -> None:
     tries, own = Tries(), False
     for number, complaint in enumerate([*complaints, *[ANY] * 3]):
-        rest = frozenset[Addition]() if tries.reason else frozenset((ANY, *carried)) - tries.without
+        rest = tries.without & FORGIVING if tries.reason else frozenset((ANY, *carried)) - tries.without
         own = own or not rest
         after = tries.after(complaint, rest)
         if after is None:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from proxy.core.policy import Inject, Tools
 from proxy.core.refusals import Verdict
 from proxy.dialects.chat import CHAT
+from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamBroken
 from proxy.policies.tenants import Tenant
 from proxy.requests import tool_loop
+from proxy.requests.handler import Chat
 from tests.asgi import ScriptedClient
 from tests.dialects.chat.turns import ANSWER, DONE, folded, read, stream, text, usage
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
@@ -70,6 +72,33 @@ async def test_server_error_about_templates_leads_to_the_clients_own_bytes(world
     said = b'{"error": {"message": "chat template: KeyError: tool", "type": "server_error"}}'
     client, _ = await world.ask(LONG, refused(said, 500), ScriptedReply(HELLO))
     assert world.sent[1] == LONG and client.body == HELLO
+
+
+BOUND = b'{"type":"error","error":{"message":"Invalid `signature`. The block is bound to a different conversation."}}'
+NO_BETA = b'{"type":"error","error":{"message":"Unexpected value(s) for the `anthropic-beta` header"}}'
+
+
+@pytest.mark.parametrize(
+    "said", [BOUND, NO_BETA, b'{"error":{"message":"block_binding: Extra inputs are not permitted"}}']
+)
+@pytest.mark.parametrize("taken", [True, False])
+async def test_where_upstream_will_not_drop_thinking_it_gets_the_clients_own_bytes(
+    world: World, said: bytes, taken: bool
+) -> None:
+    """Servers of this API may not know the beta, and a hostile one may always complain."""
+    world.chat = Chat(world.services, MESSAGES)
+    use = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "word " * 5_000}
+    messages = [{"role": "assistant", "content": [thought, use]}, {"role": "user", "content": [result]}]
+    body = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}, *messages]})
+    own = ScriptedReply(b'{"type":"message"}', headers=[JSON]) if taken else refused(BOUND)
+    client, outcome = await world.ask(body.encode(), refused(BOUND), refused(said), refused(said), own)
+    assert [changed(sent) for sent in world.sent] == [True, True, False, False]
+    assert [b"block_binding" in sent for sent in world.sent] == [False, True, True, False]
+    assert world.sent[-1] == body.encode() and world.upstream.requests[-1].headers.get_all(b"anthropic-beta") == []
+    assert (client.status, client.body) == ((200, b'{"type":"message"}') if taken else (400, BOUND))
+    assert outcome.refused == (("any",) if taken else ())
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,18 @@ def cache_breakpoint(entry: bytes | Raw) -> Raw | None:
     """Return the last cache breakpoint that the client set in an entry."""
     if b"cache_control" not in bytes(entry):
         return None
-    marks = [block.get("cache_control") for block in blocks_of(entry)]
-    return next((mark for mark in reversed(marks) if not rawjson.is_null(mark)), None)
+    marks = [mark for block in blocks_of(entry) for mark in _marks(block)]
+    return marks[-1] if marks else None
+
+
+def _marks(block: Members) -> Iterator[Raw]:
+    """Yield the breakpoints of a block: those within a result come before its own."""
+    content = block.get("content")
+    if text_of(block.get("type")) == RESULT and content is not None and rawjson.is_array(content):
+        yield from (mark for raw in rawjson.elements(content) for mark in _marks(rawjson.members(raw)))
+    mark = block.get("cache_control")
+    if mark is not None and not rawjson.is_null(mark):
+        yield mark
 
 
 def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
