@@ -108,14 +108,18 @@ class Fold:
 
     def _request_point(self) -> None:
         """The client asks here: have an event if it pays for itself, or if the request exceeds its window."""
-        messages = self.messages
         self._begin_request()
-        if not self._holds(messages.total):
+        if not self._holds(self.messages.total):
             self._fit()
         else:
             self._consider()
-        bill = self._cost(messages.total, self.account.live) if self._bill is None else self._bill
-        self.account.settle(bill, messages.total, self._client)
+        self._enter_request()
+
+    def _enter_request(self) -> None:
+        """Enter what the request cost into the account."""
+        total = self.messages.total
+        bill = self._cost(total, self.account.live) if self._bill is None else self._bill
+        self.account.settle(bill, total, self._client)
         self._offering = self._offering or bool(self._moves or self._boundaries)
 
     def _begin_request(self) -> None:
@@ -264,6 +268,9 @@ class FirstFold(Fold):
 
     def _used(self) -> None:
         """Answers of our tools stay until an event in a later user turn."""
+
+    def _enter_request(self) -> None:
+        """There is no account."""
 
     def _begin_request(self) -> None:
         super()._begin_request()
