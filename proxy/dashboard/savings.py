@@ -15,8 +15,6 @@ Row = dict[str, Any]
 Price = Callable[[str, str], float | None]
 """Returns the money for a million plain input tokens, for a tenant and a model, if its policy says."""
 
-MILLION = 1_000_000
-
 SENT = (Kind.OFFLOADED, Kind.UNTOUCHED, Kind.OBSERVED)
 """Kinds of requests that have a history."""
 

@@ -196,8 +196,6 @@ _LOSSY = (
     "expected `offload.mode: off`, or `allow_lossy: true` at the top level if that is meant"
 )
 
-_NO_PREFIX = "expected a `prefix`: without one, everything that users say would be a result"
-
 
 def _faults(written: PolicyFile, policy: Policy, *, is_default: bool) -> Iterator[tuple[Path, str]]:
     yield from _identity_faults(written, policy, is_default=is_default)

@@ -293,7 +293,7 @@ async def test_whatever_upstream_says_the_client_gets_a_reply_or_a_refusal_of_it
     world, body = World(), STREAMED if streams else LONG
     own = ScriptedReply(ANSWER if streams else HELLO) if accepts else refused(b"own", 418)
     world.upstream = Choosing(body, own, status, said)  # type: ignore[assignment]
-    world.services = msgspec.structs.replace(world.services) if False else world._services(world.services.settings)
+    world.services = world._services(world.services.settings)
     world.chat = type(world.chat)(world.services, CHAT)
     client = ScriptedClient(body, b"", path="/v1/chat/completions")
     client.scope["raw_path"] = b"/v1/chat/completions"
