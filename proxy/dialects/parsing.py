@@ -30,11 +30,12 @@ MAX_TOOLS = 128
 
 
 def known(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode a body's known members, which are all Raw, without creating objects for what they hold. Raises NotJson."""
+    """Decode the known members of a body or an event, without creating objects for what is Raw. Raises NotJson."""
     found, masked = rawjson.decode(decoder, body)
     if not masked:
         return found
-    return type(found)(*map(rawjson.unmasked, msgspec.structs.astuple(found)))
+    values = msgspec.structs.astuple(found)
+    return type(found)(*(rawjson.unmasked(value) if isinstance(value, Raw) else value for value in values))
 
 
 def model(raw: Raw) -> str:

@@ -19,6 +19,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.history import ToolCall
 from proxy.core.turn import Broken
+from proxy.dialects import parsing
 from proxy.dialects.messages.blocks import THINKING, call_of
 from proxy.dialects.messages.costs import merged, with_prompt
 from proxy.dialects.rounds import MAX_REPLY, check_arguments
@@ -51,13 +52,13 @@ class ReplyEvent:
 
     def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
         """Raises NotJson for anything that is no event of this API; it must be left unchanged."""
-        head, masked = rawjson.decode(_head, data)
+        head = parsing.known(_head, data)
         self.data, self.raw, self.name = data, raw, name
         self.type = head.type
         self.index = place(head.index)
-        self.message = rawjson.unmasked(head.message) if masked else head.message
-        self.block = rawjson.unmasked(head.content_block) if masked else head.content_block
-        self.delta = rawjson.unmasked(head.delta) if masked else head.delta
+        self.message = head.message
+        self.block = head.content_block
+        self.delta = head.delta
         self.usage = head.usage
 
 

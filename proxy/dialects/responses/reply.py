@@ -20,6 +20,7 @@ from proxy.core import rawjson
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
+from proxy.dialects import parsing
 from proxy.dialects.responses.items import ANSWERED, call_of, said
 from proxy.dialects.rounds import MAX_REPLY, check_arguments
 from proxy.dialects.tool_names import ToolNames
@@ -49,15 +50,15 @@ class ItemEvent:
 
     def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
         """Raises NotJson for anything that is no event of this API; it must be left unchanged."""
-        head, masked = rawjson.decode(_head, data)
+        head = parsing.known(_head, data)
         self.data, self.raw, self.name = data, raw, name
         self.type = head.type
         self.number = head.sequence_number
         self.index = head.output_index
         self.item_id = text_of(head.item_id)
         self.delta = head.delta
-        self.item = rawjson.unmasked(head.item) if masked else head.item
-        self.response = rawjson.unmasked(head.response) if masked else head.response
+        self.item = head.item
+        self.response = head.response
 
 
 class OutputItem:

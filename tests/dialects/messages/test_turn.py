@@ -14,6 +14,7 @@ from proxy.core.preview import Shape
 from proxy.core.refusals import Addition
 from proxy.core.turn import Broken, State
 from proxy.dialects.messages import MESSAGES
+from proxy.dialects.messages.reply import ReplyEvent
 from proxy.dialects.messages.request import assembled
 from proxy.dialects.messages.turn import MessagesTurn
 from proxy.errors import UpstreamBroken
@@ -377,3 +378,9 @@ def test_an_error_event_has_the_shape_that_clients_know() -> None:
     assert said == {"type": "error", "error": {"type": "api_error", "message": "broke", "code": "upstream_broken"}}
     [said] = events(turn().error_event(UpstreamBroken("broke"), json.dumps(ERROR, indent=1).encode()))
     assert said == ERROR
+
+
+def test_what_an_event_holds_keeps_half_a_surrogate_pair() -> None:
+    usage = b'{"output_tokens":1,"service_tier":"\\ud83d"}'
+    event = ReplyEvent(b'{"type":"message_delta","delta":{"x":"\\ud83d"},"usage":%b}' % usage)
+    assert (bytes(event.delta), bytes(event.usage)) == (b'{"x":"\\ud83d"}', usage)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from proxy.core.turn import Broken, Continuation, State
 from proxy.dialects.responses import RESPONSES
+from proxy.dialects.responses.reply import ItemEvent
+from proxy.dialects.values import object_of, text_of
 from proxy.errors import UpstreamBroken
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
 from tests.dialects.responses.turns import (
@@ -355,3 +357,10 @@ def test_nothing_is_continued_where_nothing_is_stored() -> None:
     assert one.continuation is None
     assert types(asked[1]["input"][1:]) == ["message", "function_call", "function_call_output"]
     assert not any("id" in item for item in asked[1]["input"])
+
+
+def test_half_a_surrogate_pair_in_an_id_does_not_part_an_item_from_its_events() -> None:
+    item = ItemEvent(b'{"type":"response.output_item.added","output_index":0,"item":{"id":"\\ud83d"}}')
+    event = ItemEvent(b'{"type":"response.output_text.delta","item_id":"\\ud83d","delta":"\\ud83d"}')
+    assert event.item_id == text_of(object_of(item.item)["id"]) == "\ud83d"
+    assert bytes(event.delta) == b'"\\ud83d"'
