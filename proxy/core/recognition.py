@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -53,6 +53,13 @@ class Visible(msgspec.Struct, frozen=True):
         """Return the reply without halves of surrogate pairs, so that a record can hold it."""
         whole = (ToolCall(encodable(call.id), encodable(call.name), encodable(call.arguments)) for call in calls)
         return cls(encodable(text), tuple(whole))
+
+
+def kept_calls(wrote: Iterable[ToolCall], answered: Container[str], sent: Iterable[ToolCall]) -> bool:
+    """Whether the client sent back its calls as the model `wrote` them, beside those that we `answered`, or without
+    ids."""
+    theirs = [call.id for call in wrote if call.id and call.id not in answered]
+    return theirs == [call.id for call in sent if call.id]
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from proxy.core import rawjson
 from proxy.core.history import Message, ToolCall
 from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
+from proxy.core.recognition import kept_calls
 from proxy.core.summary import Section
 from proxy.core.turn import HiddenRound
 from proxy.dialects import shrinking
@@ -67,8 +68,7 @@ def reinserted(hidden: HiddenRound, visible: Entry) -> list[Entry]:
     if hidden.instead is None:
         return [*hidden.before, visible, *hidden.after]
     answered = {_answered(entry) for entry in hidden.after}
-    wrote = [call.id for call in said(hidden.instead)[1] if call.id not in answered]
-    if list(filter(None, wrote)) != [call.id for call in said(visible)[1] if call.id]:
+    if not kept_calls(said(hidden.instead)[1], answered, said(visible)[1]):
         return [*hidden.before, visible]
     return [*hidden.before, *([hidden.instead] if blocks_of(hidden.instead) else []), *hidden.after]
 
