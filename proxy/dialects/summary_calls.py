@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from proxy.core.request import Request
 from proxy.core.summary import SummaryAnswer
 from proxy.dialects import overflow
+from proxy.dialects.tools import has_tools, with_tools
 from proxy.dialects.values import Members
 
 T = TypeVar("T")
@@ -27,6 +29,12 @@ def is_own(request: Request | None, model: str) -> bool:
 def kept(request: Request | None, names: Sequence[str]) -> Members:
     """Return those of the request's members that have these names."""
     return {} if request is None else {name: request.members[name] for name in names if name in request.members}
+
+
+def uncalled(request: Request, ours: Sequence[bytes], choice: bytes) -> Members:
+    """Return the tools of the request and `ours`, as upstream has cached them, and the `choice` of none; or nothing."""
+    defined = with_tools(request.members.get("tools"), ours)
+    return {"tools": defined, "tool_choice": Raw(choice)} if defined is not None and has_tools(defined) else {}
 
 
 def answer(status: int, body: bytes, reply: type[T], read: Callable[[int, T], SummaryAnswer]) -> SummaryAnswer:

@@ -15,7 +15,6 @@ from proxy.dialects.chat.messages import cache_breakpoint, text_message, with_ca
 from proxy.dialects.chat.request import function_tool
 from proxy.dialects.chat.round_request import LIMITS
 from proxy.dialects.chat.users import followed
-from proxy.dialects.tools import has_tools, with_tools
 
 IDENTITY = ("user", "safety_identifier")
 KEPT = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")
@@ -37,8 +36,7 @@ def on_prefix(
     Some caches store a prefix only up to a breakpoint that the client sets. If the client set one after `end`, the
     task gets the same one, since the client's own is not part of this call.
     """
-    defined = with_tools(request.members.get("tools"), [function_tool(raw) for raw in tools])
-    without_calls = {"tools": defined, "tool_choice": Raw(b'"none"')} if has_tools(defined) else {}
+    without_calls = summary_calls.uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
     marks = [mark for raw in request.entries[end:] if (mark := cache_breakpoint(raw))]
     task = text_message("user", text)
     last = with_cache_breakpoint(task, marks[-1]) if marks else task

@@ -15,7 +15,6 @@ from proxy.dialects.messages.blocks import cache_breakpoint, text_message
 from proxy.dialects.messages.render import followed
 from proxy.dialects.messages.request import assembled, client_tool, text_block, user_message
 from proxy.dialects.messages.round_request import LIMITS
-from proxy.dialects.tools import has_tools, with_tools
 from proxy.dialects.values import Members, object_of, string, whole
 
 IDENTITY = ("metadata",)
@@ -46,9 +45,7 @@ def on_prefix(
     members = _members(request.model, request, most)
     if "system" in request.members:
         members["system"] = request.members["system"]
-    defined = with_tools(request.members.get("tools"), [client_tool(raw) for raw in tools])
-    if defined is not None and has_tools(defined):
-        members |= {"tools": defined, "tool_choice": Raw(b'{"type":"none"}')}
+    members |= summary_calls.uncalled(request, [client_tool(raw) for raw in tools], b'{"type":"none"}')
     marks = [mark for raw in request.entries[end:] if (mark := cache_breakpoint(raw))]
     task = text_message("user", text)
     if marks:

@@ -13,7 +13,6 @@ from proxy.core.summary import SummaryAnswer
 from proxy.dialects import summary_calls
 from proxy.dialects.responses.items import text_message
 from proxy.dialects.responses.request import function_tool, joined
-from proxy.dialects.tools import has_tools, with_tools
 from proxy.dialects.values import Members
 
 IDENTITY = ("user", "safety_identifier")
@@ -38,9 +37,7 @@ def on_prefix(
     members = _members(request.model, request, most)
     if "instructions" in request.members:
         members["instructions"] = request.members["instructions"]
-    defined = with_tools(request.members.get("tools"), [function_tool(raw) for raw in tools])
-    if defined is not None and has_tools(defined):
-        members |= {"tools": defined, "tool_choice": Raw(b'"none"')}
+    members |= summary_calls.uncalled(request, [function_tool(raw) for raw in tools], b'"none"')
     return rawjson.encode(members | {"input": joined([*entries, text_message("user", text)])})
 
 
