@@ -14,6 +14,7 @@ from proxy.dialects import overflow, refusals
 from proxy.dialects.reply_limits import lowered, lowest
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.turn import Turn
+from proxy.dialects.usage import prompt_tokens, reported
 
 
 class BaseDialect:
@@ -28,6 +29,8 @@ class BaseDialect:
     complaint = staticmethod(refusals.complaint)
     forgiving = staticmethod(refusals.as_it_is)
     is_error = staticmethod(refusals.is_error)
+    prompt_tokens = staticmethod(prompt_tokens)
+    reported = staticmethod(reported)
 
     def turn(
         self,

@@ -12,7 +12,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.request import Request
 from proxy.dialects.reply_limits import lowered
-from proxy.dialects.tools import elements, has_tools, with_tools
+from proxy.dialects.tools import elements, has_tools, tool_name, with_tools
 from proxy.dialects.values import Members, object_of, text_of
 
 WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
@@ -29,6 +29,9 @@ class RoundRequest(ABC):
 
     limits: ClassVar[tuple[str, ...]]
     """Members that limit a reply. Each round has the client's limit, so hidden ones take nothing from its answer."""
+
+    tool_name = staticmethod(tool_name)
+    """Returns the name in one of the client's definitions."""
 
     def __init__(
         self,
@@ -55,11 +58,6 @@ class RoundRequest(ABC):
     @abstractmethod
     def tool(definition: bytes) -> bytes:
         """Return one of our tools in the form that this API expects."""
-
-    @staticmethod
-    @abstractmethod
-    def tool_name(raw: Raw) -> str:
-        """Return the name in one of the client's definitions."""
 
     @property
     @abstractmethod

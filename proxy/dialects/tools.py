@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy.core import rawjson
+from proxy.dialects.values import text_of
 
 
 def with_tools(defined: Raw | None, ours: Sequence[bytes]) -> Raw | None:
@@ -22,3 +23,8 @@ def has_tools(defined: Raw | None) -> bool:
 def elements(defined: Raw | None) -> list[Raw]:
     """Return the definitions in an array of tools that `parse` has accepted."""
     return [] if defined is None or rawjson.is_null(defined) else rawjson.elements(defined)
+
+
+def tool_name(raw: Raw) -> str:
+    """Return the name in one definition, where it is no further inside, as in chat."""
+    return text_of(rawjson.members(raw).get("name"))

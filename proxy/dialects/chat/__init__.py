@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from proxy.dialects import usage
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.chat import errors, hidden, messages, render, summary, users
 from proxy.dialects.chat.refusals import shape
@@ -44,9 +43,6 @@ class ChatDialect(BaseDialect):
     shape = staticmethod(shape)
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
-
-    prompt_tokens = staticmethod(usage.prompt_tokens)
-    reported = staticmethod(usage.reported)
 
     are_paired = staticmethod(messages.are_paired)
     """Checks records that are older than the other dialects; not part of the protocol."""

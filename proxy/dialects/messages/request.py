@@ -22,6 +22,7 @@ from proxy.core.rawjson import NotJson
 from proxy.core.reasons import Reason
 from proxy.core.request import Request
 from proxy.dialects import parsing
+from proxy.dialects.tools import tool_name
 from proxy.dialects.values import NULL, Members, object_of, text_of
 
 Entry = bytes | Raw
@@ -278,8 +279,3 @@ def client_tool(definition: bytes) -> bytes:
     members = rawjson.members(definition)
     members["input_schema"] = members.pop("parameters")
     return rawjson.encode(members)
-
-
-def tool_name(raw: Raw) -> str:
-    """Return the name in one of the client's definitions."""
-    return text_of(rawjson.members(raw).get("name"))

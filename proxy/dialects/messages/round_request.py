@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy.core import rawjson
-from proxy.dialects.messages.request import assembled, client_tool, tool_name
+from proxy.dialects.messages.request import assembled, client_tool
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.values import Members, object_of, string, text_of
 
@@ -20,7 +20,6 @@ class MessagesRoundRequest(RoundRequest):
 
     limits = LIMITS
     tool = staticmethod(client_tool)
-    tool_name = staticmethod(tool_name)
 
     @property
     def wants_json(self) -> bool:

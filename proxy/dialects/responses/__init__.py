@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy.core.request import Request
-from proxy.dialects import usage
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.responses import errors, items, render, request, summary
 from proxy.dialects.responses.refusals import shape
@@ -43,8 +42,6 @@ class ResponsesDialect(BaseDialect):
     summary_answer = staticmethod(summary.answer)
 
     shape = staticmethod(shape)
-    prompt_tokens = staticmethod(usage.prompt_tokens)
-    reported = staticmethod(usage.reported)
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
 

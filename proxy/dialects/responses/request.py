@@ -20,6 +20,7 @@ from proxy.core.reasons import Reason
 from proxy.core.request import Request
 from proxy.core.turn import Continuation
 from proxy.dialects import parsing
+from proxy.dialects.tools import tool_name
 from proxy.dialects.values import NULL, Members, text_of
 
 OUTPUTS = frozenset(
@@ -191,8 +192,3 @@ def _object(entry: bytes | Raw) -> bytes | Raw:
 def function_tool(definition: bytes) -> bytes:
     """Return one of our tools in the form that this API expects. Schemas are strict here unless they say otherwise."""
     return rawjson.encode({"type": "function", **rawjson.members(definition), "strict": False})
-
-
-def tool_name(raw: Raw) -> str:
-    """Return the name in one of the client's definitions."""
-    return text_of(rawjson.members(raw).get("name"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from proxy.dialects.responses.request import function_tool, joined, tool_name
+from proxy.dialects.responses.request import function_tool, joined
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -18,7 +18,6 @@ class ResponsesRoundRequest(RoundRequest):
 
     limits = LIMITS
     tool = staticmethod(function_tool)
-    tool_name = staticmethod(tool_name)
 
     @property
     def wants_json(self) -> bool:
