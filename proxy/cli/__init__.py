@@ -43,7 +43,7 @@ _SERVE = (
     ("capture", "DIR", "keep whole requests for `replay`, of tenants whose policy has `capture: true` [off]"),
     ("capture-limit", "SIZE", "largest size of all captures; the oldest are deleted [1GiB]"),
     ("dashboard", "FILE", "record requests in this SQLite file, for the pages at /_offload/ [off]"),
-    ("dashboard-limit", "SIZE", "largest file of the dashboard; the oldest rows leave it [512MiB]"),
+    ("dashboard-limit", "SIZE", "largest file of the dashboard; the oldest rows are deleted [512MiB]"),
     ("dashboard-content", "BOOL", "keep texts, of tenants whose policy has `dashboard: {content: true}` [false]"),
     ("log-format", "FORMAT", "json or text [json]"),
 )

@@ -155,7 +155,8 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     mode: Annotated[Mode, Meta(description="how old history may be moved")] = Mode.AUTO
     plan: Annotated[
-        int, Meta(ge=1, le=2, description="the rules of the plan: 2 are the new ones; a `profile` implies 2")
+        int,
+        Meta(ge=1, le=2, description="the rules of the plan; 2: every event pays for itself; a `profile` implies 2"),
     ] = 1
     profile: Annotated[
         Profile,

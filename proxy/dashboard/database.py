@@ -42,7 +42,7 @@ PAGE = 4096
 """Bytes of one page of the file."""
 
 FULL, ROOM = 0.9, 0.05
-"""The share of the allowed size at which the oldest rows leave, and the share of rows that then leave at once."""
+"""The share of the allowed size above which the oldest rows are deleted, and the share of rows deleted at once."""
 
 LEAVING = 5_000
 """Most rows that one batch deletes, so that the others' batches do not wait for long."""
@@ -80,6 +80,7 @@ class Database:
     """One connection, for one thread. Raises DashboardFault, and later `sqlite3.Error`."""
 
     def __init__(self, path: Path, size: int) -> None:
+        self._path = path
         self._pages = max(size // PAGE, 64)
         self._known: dict[str, int] = {}
         self._version = -1
@@ -167,7 +168,7 @@ class Database:
         run(f"PRAGMA page_size = {PAGE}")
         run("PRAGMA auto_vacuum = INCREMENTAL")
         if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-            raise DashboardFault("the file system has no write-ahead log for SQLite: name a file on a local disk")
+            raise DashboardFault(f"{self._path} cannot have a write-ahead log of SQLite: name a file on a local disk")
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA journal_size_limit = 16777216")
         self._within(self._create_tables)
@@ -179,7 +180,7 @@ class Database:
         """Raises DashboardFault if the file holds tables, and not ours of this version."""
         found = self._pragma("user_version")
         if found != VERSION and self._pragma("schema_version"):
-            raise DashboardFault(f"the file is of another version ({found}, not {VERSION}): name another, or delete it")
+            raise DashboardFault(f"{self._path} is of another version of the proxy: name another file, or delete it")
 
     def _create_tables(self) -> int:
         if not self._pragma("schema_version"):

@@ -172,7 +172,11 @@ class _Pages:
             "version": __version__,
             "worker": os.getpid(),
             "kinds": KINDS,
-            **(state if viewer.operator else {"off": state["off"], "fault": state["fault"] and "see the operator"}),
+            **(
+                state
+                if viewer.operator
+                else {"off": state["off"], "fault": state["fault"] and "ask whoever runs the proxy"}
+            ),
         }
 
     async def requests(self, request: Request, viewer: Viewer) -> Any:
@@ -205,7 +209,7 @@ class _Pages:
 
     async def health(self, request: Request, viewer: Viewer) -> Any:
         if not viewer.operator:
-            raise Forbidden("This page is the operator's")
+            raise Forbidden("This page is the operator's: log in with the admin token")
         return await self._dashboard.health()
 
     def _viewer(self, request: Request) -> Viewer | None:

@@ -61,7 +61,7 @@ class Writing(msgspec.Struct):
 
 
 class Writer:
-    """Queues rows and writes them. `record` never blocks and never raises; every method but `record` may."""
+    """Queues rows and writes them. `record` never blocks and never raises."""
 
     def __init__(
         self,
@@ -128,8 +128,8 @@ class Writer:
             finally:
                 database.close()
         except Exception as error:
-            logger.exception("a bug, in the dashboard's writer")
-            self._give_up(f"the dashboard is off: {error}")
+            logger.exception("a bug, in writing the dashboard's rows")
+            self._give_up(f"the dashboard is off until the proxy is started again: {error}")
 
     def _drain(self, database: Database) -> None:
         """Write all that waits. After a failure, what waits is dropped, and the next try comes later."""

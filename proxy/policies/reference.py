@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.policy import Profile
+from proxy.core.policy import Profile, Tools
 from proxy.core.prices import OWN_SERVERS, PRICES
-from proxy.core.profiles import PROFILES
+from proxy.core.profiles import presets
 from proxy.policies.format import schema
 
 Definition = Mapping[str, Any]
@@ -65,7 +65,6 @@ each costs. Start with `balanced`. If the metrics show that models rarely read m
 they often do, or if results must stay long, take `careful`, which leaves most short conversations as they are.
 
 {profiles}
-
 The prices `cached_read` and `cache_write` follow the upstream's host, where plan 2 is in force and the policy does
 not say otherwise. Set them for older models, which cost more to read, and for hosts that are not listed, for which
 0.1 and 1.25 count.
@@ -93,6 +92,7 @@ _PATHS = {
     "ApiKey": "api_keys[]",
     "ResultRule": "offload.results[]",
     "Compress": "offload.compress",
+    "DashboardRules": "dashboard",
     "RuleEntry": "rules[]",
     "Match": "rules[].match",
 }
@@ -106,14 +106,15 @@ def reference() -> str:
 
 
 def _profiles() -> str:
-    keys = list(PROFILES[Profile.BALANCED])
+    found = {profile: presets({"profile": profile}) for profile in Profile}
+    keys = [key for key in found[Profile.BALANCED]["offload"] if key != "plan"]
     rows = [
-        f"| {profile} | " + " | ".join(msgspec.json.encode(preset[key]).decode() for key in keys) + " |\n"
-        for profile, preset in PROFILES.items()
+        f"| {profile} | {' | '.join(str(preset['offload'][key]) for key in keys)} | "
+        f"{preset['tools'].get('inject', Tools().inject)} |\n"
+        for profile, preset in found.items()
     ]
-    return (
-        "| profile | " + " | ".join(f"`{key}`" for key in keys) + f" |\n{'|---' * (len(keys) + 1)}|\n" + "".join(rows)
-    )
+    head = " | ".join(f"`{key}`" for key in (*keys, "tools.inject"))
+    return f"| profile | {head} |\n{'|---' * (len(keys) + 2)}|\n{''.join(rows)}"
 
 
 def _prices() -> str:

@@ -102,7 +102,7 @@ class CaptureFolder:
     def write(self, namespace: str, line: bytes) -> None:
         """Append a line to the namespace's file."""
         if len(line) > self._room:
-            raise OSError("a request is larger than all captures may be")
+            raise OSError("a request is too large for --capture-limit")
         if self._unchecked + len(line) > self._step:
             self.sweep(len(line))
         self._unchecked += len(line)

@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_used_is_left_alone_and_requests_are_served(
         me = dashboard(proxy, "me")
         refused = httpx.get(f"{proxy.root}/_offload/api/requests", verify=PLAIN)
     assert me["off"] and me["fault"].startswith("the dashboard is off: ")
-    assert str(path) in me["fault"] or break_it is another_version
+    assert str(path) in me["fault"]
     assert (refused.status_code, refused.json()["error"]["message"]) == (503, me["fault"])
     assert me["fault"] in caplog.text, "the log says so, too"
     assert (path.read_bytes() if path.is_file() else None) == before

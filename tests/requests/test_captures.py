@@ -205,7 +205,7 @@ def test_the_folder_stays_within_its_size_at_the_cost_of_who_has_most(disk: Disk
 
 def test_a_request_that_is_larger_than_everything_is_refused(disk: Disk) -> None:
     disk.write("acme")
-    with pytest.raises(OSError, match="larger than all captures may be"):
+    with pytest.raises(OSError, match="too large for --capture-limit"):
         disk.write("acme", 7_000)
     assert disk.size() == 500
 
