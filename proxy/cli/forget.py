@@ -10,6 +10,7 @@ from contextlib import closing
 
 from proxy.cli import store
 from proxy.dashboard.database import Database
+from proxy.dashboard.versions import aside
 from proxy.errors import DashboardFault, UserMistake
 from proxy.requests import captures
 from proxy.settings import Settings
@@ -84,6 +85,8 @@ def _rows(settings: Settings, namespace: str, *, delete: bool) -> Iterator[str]:
                 database.forget(namespace)
     except (DashboardFault, sqlite3.Error) as error:
         raise UserMistake(f"--dashboard {settings.dashboard}: {error}") from error
+    if delete and (old := aside(settings.dashboard)).exists():
+        sys.stderr.write(f"{old} is of another version of the proxy and may have rows of {namespace}: delete it\n")
     if count is not None:  # the sums stay when the rows have left a full file
         yield f"{count} {'row' if count == 1 else 'rows'} of the dashboard, and their sums"
 

@@ -19,6 +19,7 @@ from proxy.cli.recordings import named, requests
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
 from proxy.core.policy import Policy
+from proxy.core.telling import CAUSES
 from proxy.errors import UserMistake
 from proxy.policies import load_alone
 from proxy.requests.message_cache import MessageCache
@@ -143,6 +144,8 @@ def rows_of(count: int, tallies: Sequence[Tally]) -> Iterator[list[str]]:
     yield row("requests planned", lambda one: f"{one.planned:,} of {count:,}")
     yield row("requests changed", lambda one: f"{one.changed:,} of {one.planned:,}")
     yield row("events", lambda one: f"{one.events:,}")
+    for cause in sorted({cause for tally in tallies for cause in tally.causes}, key=list(CAUSES).index):
+        yield [f"  {CAUSES[cause]}", *(f"{tally.causes[cause]:,}" for tally in tallies)]
     yield row("tokens as they came", lambda one: f"{one.tokens_before:,}")
     yield row("tokens as planned", lambda one: f"{one.tokens_after:,}")
     yield row("  as a share", lambda one: _share(one.tokens_after, one.tokens_before))

@@ -145,6 +145,7 @@ def _session(number: int, session: SessionKey, course: Course) -> dict[str, Any]
         "after": course.after,
         "events": len(course.events),
         "every": every,
+        "told": course.told,
         "marks": sorted({event // every for event in course.events}),
         "came": [point.came for point in points],
         "kinds": [[point.kinds[place] for point in points] for place in range(len(KINDS))],

@@ -12,6 +12,7 @@ from proxy.core.history import Unplannable
 from proxy.core.plan import Role
 from proxy.core.policy import Mode, Policy
 from proxy.core.reasons import Reason
+from proxy.core.telling import event_at, told
 from proxy.requests import prepare
 from proxy.requests.attempt import foreseen
 from proxy.requests.message_cache import MessageCache
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 POINTS, COURSES = 600, 2_000
 """Points of one line in a chart, and sessions of which the points are kept."""
+
+WORDS = 100
+"""Requests of a session of which the report says in words what the plan does."""
 
 
 class SessionKey(NamedTuple):
@@ -75,6 +79,8 @@ class Course:
     """The same as planned."""
     events: list[int] = field(default_factory=list)
     """The requests, counted from 0, at which events happen."""
+    told: list[tuple[int, str]] = field(default_factory=list)
+    """What the plan does at requests, and why, in words: up to `WORDS` of them."""
     points: Thinned[Point] | None = None
 
 
@@ -92,6 +98,8 @@ class Tally:
     changed: int = 0
     """Planned requests that would have differed from what was sent."""
     events: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    """The events by their cause."""
     tokens_before: int = 0
     tokens_after: int = 0
     cost_before: int = 0
@@ -109,12 +117,12 @@ class Tally:
             return
         said = recorded.said
         billed = Billed(said.prompt, said.cached) if said is not None and said.cached is not None else None
-        seen, events = foreseen(planned, billed), planned.plan.events
-        event = bool(events) and events[-1].point == len(planned.past.items)
+        seen, event = foreseen(planned, billed), event_at(planned.plan, len(planned.past))
         self.planned += 1
         self.billed += billed is not None
         self.changed += bool(seen.compacted or seen.compressed)
-        self.events += event
+        self.events += event is not None
+        self.causes += Counter([event.cause.name.lower()] if event else [])
         self.tokens_before += planned.tokens
         self.tokens_after += seen.tokens
         self.cost_before += seen.before
@@ -123,6 +131,9 @@ class Tally:
         course = self._course(planned)
         if event:
             course.events.append(course.requests)
+        if course.points is not None and not planned.plan.empty and len(course.told) < WORDS:
+            words = told(planned.past.items, planned.plan, planned.policy.offload, planned.room.window)
+            course.told += [(course.requests, words)] if words else []
         course.requests += 1
         course.before += seen.before
         course.after += seen.after
@@ -167,7 +178,7 @@ class Tally:
         names = ("planned", "billed", "changed", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
         figures = {name: getattr(self, name) for name in names}
         rest = {"sessions": len(self.sessions), "sessions_costing_more": self.losses, "worst_session": self.worst}
-        return {**figures, **rest, "unplanned": dict(self.unplanned)}
+        return {**figures, **rest, "causes": dict(self.causes), "unplanned": dict(self.unplanned)}
 
 
 def _kinds(planned: PlannedRequest) -> tuple[int, tuple[int, ...]]:

@@ -100,6 +100,12 @@ class OffloadEvent(msgspec.Struct, frozen=True):
     turn: int
     answered: int
     cause: Cause = Cause.TOTAL
+    old: int = 0
+    """Tokens of old history that count against the limits or, if the request did not fit the window, of all of it."""
+    paid: int = 0
+    """What it had cost by then to carry what moved, in plain input tokens."""
+    rewritten: int = 0
+    """Tokens that are written anew."""
 
 
 class Plan(msgspec.Struct, frozen=True):

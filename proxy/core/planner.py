@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Self
 
+import msgspec
+
 from proxy.core.context import Gain, Messages, OldHistory
 from proxy.core.plan import Cause, Item, Move, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.core.policy import Mode, Offload
@@ -146,7 +148,9 @@ class Fold:
         """Have an event if one pays for itself: the newest results first, then all old history if it is too much."""
         newest = self._rental.worth_moving(self._old.results, self.messages.requests, self._price_of_moving)
         if newest is not None and self._affords(*newest):
-            self._event(self._old.take_gains(newest[0].index), newest[0].before, Cause.RENT)
+            first = newest[0]
+            paid = self._rental.paid_for(self._old.results, first.index, self.messages.requests)
+            self._event(self._old.take_gains(first.index), first.before, Cause.RENT, paid=paid)
         elif self._old.offloadable > self._offload.max_total_tokens:
             self._consider_total()
 
@@ -231,14 +235,17 @@ class Fold:
         fits = self._holds(self.messages.total - self._compressible)
         return self._compressible - freed >= (1 if fits else self._enough)
 
-    def _event(self, moved: Iterable[int], kept: int, cause: Cause, *, boundary: bool = False) -> None:
+    def _event(
+        self, moved: Iterable[int], kept: int, cause: Cause, *, boundary: bool = False, paid: float = 0.0
+    ) -> None:
         """Rewrite the context here: `moved` become references and, with `boundary`, old history becomes a snapshot.
 
-        The first `kept` tokens behind the leading messages stay as they are.
+        The first `kept` tokens behind the leading messages stay as they are. `paid` is what carrying has cost so far.
         """
-        messages = self.messages
-        before = messages.total
-        self._events.append(OffloadEvent(len(messages.items), messages.turn, messages.unanswered, cause))
+        messages, ahead = self.messages, self._rewritten(0, 0)
+        before, old = messages.total, messages.total if cause is Cause.WINDOW else self._old.offloadable
+        event = OffloadEvent(len(messages.items), messages.turn, messages.unanswered, cause, old, round(paid))
+        self._events.append(event)
         self._waited = 0
         for index in moved:
             self._old.shrunk(index, messages.shrink(index))
@@ -247,6 +254,8 @@ class Fold:
         self._rental.settle()
         if boundary:
             self._summarise()
+        rewritten = ahead + max(messages.total - (0 if ahead else kept), 0)
+        self._events[-1] = msgspec.structs.replace(event, rewritten=rewritten)
         self._bill = self._cost(messages.total, kept, summarised=before if boundary else None)
 
     def _summarise(self) -> None:
@@ -298,7 +307,8 @@ class FirstFold(Fold):
         left = total - (self._compressible if boundary else self._old.gain)
         price = self._rental.price(self._rewritten(left, kept), summarised=total if boundary else None)
         if urgent or self._rental.paid >= price:
-            self._event(self._old.take_gains(), kept, Cause.HARD if urgent else Cause.TOTAL, boundary=boundary)
+            cause = Cause.HARD if urgent else Cause.TOTAL
+            self._event(self._old.take_gains(), kept, cause, boundary=boundary, paid=self._rental.paid)
 
 
 def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:

@@ -67,6 +67,11 @@ class SkiRental:
                 most, found = gained, (gain, freed)
         return found
 
+    def paid_for(self, results: Sequence[Gain], first: int, request: int) -> float:
+        """Return what it has cost so far to carry the results from message `first` on."""
+        moved = (gain for gain in results if gain.index >= first)
+        return sum(self._read * gain.freed * (request - 1 - gain.since) for gain in moved)
+
 
 class Account:
     """What the requests so far have cost, with the plan and without a proxy.

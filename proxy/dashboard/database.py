@@ -24,13 +24,13 @@ from proxy.dashboard.rows import (
     MOST,
     SCHEMA,
     SUMS,
-    VERSION,
     Recorded,
     Seen,
     Sums,
     encoded,
     storable,
 )
+from proxy.dashboard.versions import READABLE, VERSION, set_aside, upgraded
 from proxy.errors import DashboardFault
 
 logger = logging.getLogger(__name__)
@@ -57,23 +57,48 @@ _SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last
 _COUNTED = ("requests", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
 
 
-def _adding(table: str, keys: int, sums: Sequence[str]) -> str:
+def _inserting(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+
+def _adding(table: str, keys: Sequence[str], sums: Sequence[str]) -> str:
     """Return the statement that adds sums to those of the same keys."""
     return f"""
-INSERT INTO {table} VALUES ({", ".join("?" * (keys + len(sums)))})
+{_inserting(table, (*keys, *sums))}
 ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in sums)}
 """
 
 
-_ADD_DAY = _adding("days", 2 + len(KEYS), SUMS)
-_ADD_HOUR = _adding("hours", 2, HOURLY)
+_ADD = _inserting("requests", ("id", "time", "namespace", "session", "worker", "outcome", "sent"))
+_ADD_DAY = _adding("days", ("day", "namespace", *KEYS), SUMS)
+_ADD_HOUR = _adding("hours", ("hour", "namespace"), HOURLY)
 _ADD_SESSION = f"""
-INSERT INTO sessions VALUES ({", ".join("?" * (1 + len(_SESSION) + len(_COUNTED)))})
+{_inserting("sessions", ("session", *_SESSION, *_COUNTED))}
 ON CONFLICT DO UPDATE SET last = max(last, excluded.last), last_id = excluded.last_id, holdout = excluded.holdout,
 {", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTED if not name.startswith("tokens"))},
 tokens_before = excluded.tokens_before, tokens_after = excluded.tokens_after
 """
 """A session shows the tokens of its newest request: those of all requests would count the same messages many times."""
+
+
+class OtherVersion(DashboardFault):
+    """The file is of a version of the proxy whose rows cannot be read, or no dashboard's."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is of another version of the proxy: name another file, or delete it")
+
+
+def opened(path: Path, size: int) -> Database:
+    """Open the file for writing. One of another version is set aside for it. Raises DashboardFault."""
+    try:
+        return Database(path, size)
+    except OtherVersion:
+        old = set_aside(path)
+        database = Database(path, size)
+        if old is not None:
+            reason = "was of another version of the proxy: its rows are kept for 30 days"
+            logger.warning("%s %s, in %s", path, reason, old)
+        return database
 
 
 class Database:
@@ -172,22 +197,23 @@ class Database:
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA journal_size_limit = 16777216")
         self._within(self._create_tables)
-        self._check_version()
         run("SELECT max(id) FROM requests").fetchone()
         run(f"PRAGMA max_page_count = {self._pages}").fetchone()
 
     def _check_version(self) -> None:
-        """Raises DashboardFault if the file holds tables, and not ours of this version."""
-        found = self._pragma("user_version")
-        if found != VERSION and self._pragma("schema_version"):
-            raise DashboardFault(f"{self._path} is of another version of the proxy: name another file, or delete it")
+        """Raises OtherVersion if the file holds tables, and not ours of a version that can be read."""
+        if self._pragma("schema_version") and self._pragma("user_version") not in READABLE:
+            raise OtherVersion(self._path)
 
     def _create_tables(self) -> int:
+        run = self.connection.execute
         if not self._pragma("schema_version"):
             for statement in filter(str.strip, SCHEMA.split(";")):
-                self.connection.execute(statement)
-            self.connection.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
-            self.connection.execute(f"PRAGMA user_version = {VERSION}")
+                run(statement)
+            run("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+            run(f"PRAGMA user_version = {VERSION}")
+        elif not upgraded(self.connection):
+            raise OtherVersion(self._path)
         return 0
 
     # -- within a transaction --
@@ -212,7 +238,7 @@ class Database:
         first = run("SELECT coalesce(max(id), 0) + 1 FROM requests").fetchone()[0]
         worker, namespace, described = os.getpid(), self._namespace, [_described(one.seen) for one in batch]
         many(
-            "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)",
+            _ADD,
             [
                 (first + n, one.time, namespace(one.outcome.namespace), one.seen.session, worker, encoded(one.outcome),
                  sent)
@@ -221,7 +247,7 @@ class Database:
         )  # fmt: skip
         details = [(first + n, detail) for n, (_, detail) in enumerate(described) if detail]
         if details:
-            many("INSERT INTO details VALUES (?, ?)", details)
+            many("INSERT INTO details (id, detail) VALUES (?, ?)", details)
             run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))
         sums = Sums.of(batch)
         many(_ADD_DAY, sums.days)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, SUMS, decoded
-from proxy.dashboard.sessions import SentTokens, detail, words
+from proxy.dashboard.sessions import SentTokens, detail
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout
 
@@ -184,7 +184,7 @@ def _by_id(own: str) -> str:
 def _shown(row: Row) -> Row:
     """Return a request as pages get it: its outcome with what is known beside it."""
     sent = msgspec.msgpack.decode(row["sent"], type=SentTokens) if row["sent"] else None
-    beside = {"kinds": sent.tokens, "came": sent.came, "words": words(sent.event) if sent.event else ""} if sent else {}
+    beside = {"kinds": sent.tokens, "came": sent.came} if sent else {}
     kept: Row = {name: row[name] for name in ("id", "time", "worker", "detailed") if name in row}
     session = None if row["session"] is None else name_of(row["session"])
     return {**decoded(row["outcome"]), **kept, **beside, "session": session}

@@ -1,11 +1,10 @@
 """What the dashboard keeps of a request: its outcome as it is logged, and what it adds to the sums of its hour.
 
-An outcome is stored as the list of its fields' values, so a file fits one version of `Outcome`; see `VERSION`.
+An outcome is stored as the list of its fields' values, in the order of `STORED`, at whose end new fields come.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -14,7 +13,11 @@ import msgspec
 
 from proxy.telemetry.outcome import Kind, Outcome
 
-FIELDS = Outcome.__struct_fields__
+ADDED = ("cause", "words")
+"""Fields that rows of the first version lack, in the order in which they came."""
+
+STORED = (*(name for name in Outcome.__struct_fields__ if name not in ADDED), *ADDED)
+"""The fields of an outcome, in the order of a row's values. A row may have fewer of them, or more than we know."""
 
 KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout")
 """Fields by which sums are kept apart, beside the day and the namespace."""
@@ -85,9 +88,6 @@ CREATE TABLE days (
 ) WITHOUT ROWID;
 """
 
-VERSION = zlib.crc32("\n".join((*FIELDS, SCHEMA)).encode()) & 0x7FFFFFFF or 1
-"""Names the schema and the fields of an outcome. A file of another version is left alone."""
-
 
 class Seen(msgspec.Struct, frozen=True):
     """What a chat request shows beside its outcome."""
@@ -112,7 +112,8 @@ class Recorded(msgspec.Struct, frozen=True):
     seen: Seen
 
 
-_values = attrgetter(*FIELDS)
+_values = attrgetter(*STORED)
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outcome)}
 _texts = attrgetter(*TEXTS)
 _key = attrgetter(*KEYS)
 _summed = attrgetter(*SUMMED)
@@ -135,8 +136,10 @@ def encoded(outcome: Outcome) -> bytes:
 
 
 def decoded(row: bytes) -> dict[str, Any]:
-    """Return the outcome's fields as they are logged."""
-    return dict(zip(FIELDS, msgspec.msgpack.decode(row), strict=True))
+    """Return the outcome's fields as they are logged. Those that the row lacks have their defaults."""
+    values = msgspec.msgpack.decode(row)
+    missing = ADDED[len(values) - len(STORED) :] if len(values) < len(STORED) else ()
+    return dict(zip(STORED, values, strict=False)) | {name: _DEFAULTS[name] for name in missing}
 
 
 class Sums(msgspec.Struct):

@@ -1,12 +1,12 @@
-"""What a chat request shows beside its outcome: its session, the tokens that were sent of each kind, what an event did,
-and what became of each message.
+"""What a chat request shows beside its outcome: its session, the tokens that were sent of each kind, and what became of
+each message.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from proxy.requests.attempt import AsItCame, Observed, Rewritten
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
-    from proxy.core.plan import Plan
     from proxy.requests.attempt import Attempt
     from proxy.requests.prepare import PlannedRequest
 
@@ -54,7 +53,8 @@ class SentTokens(msgspec.Struct, array_like=True, frozen=True):
 
     tokens: list[int]
     came: int
-    event: dict[str, Any] | None = None
+    event: object = None
+    """Figures of an event, in rows of the first version."""
 
 
 class Fate(msgspec.Struct, frozen=True):
@@ -81,18 +81,6 @@ def seen(attempt: Attempt, namespace: str, *, content: bool = False) -> Seen:
     )
 
 
-def words(event: Mapping[str, Any]) -> str:
-    """Say what an event did and why."""
-    moved, summarised = event["moved"], event["summarised"]
-    parts = []
-    if moved:
-        parts.append(f"moved {_several(moved, 'text')} of {event['before']:,} tokens, of which {event['after']:,} stay")
-    if summarised:
-        parts.append(f"summarised the first {_several(summarised, 'message')}, {event['replaced']:,} tokens")
-    done = " and ".join(parts) or "changed nothing"
-    return f"{done[0].upper()}{done[1:]}; {event['rewritten']:,} tokens behind the first change are sent anew."
-
-
 def detail(kept: bytes) -> dict[str, Any]:
     """Return what became of each message, as the file has it."""
     found: dict[str, Any] = msgspec.msgpack.decode(zlib.decompress(kept), strict=False)
@@ -115,10 +103,7 @@ def _sent(attempt: Attempt, planned: PlannedRequest) -> SentTokens:
         _add_rewritten(tokens, rewritten)
     tokens[TOOLS] = definitions + (OUR_TOOLS_TOKENS if rewritten and rewritten.rendered.injecting else 0)
     tokens[SYSTEM] += planned.room.preamble
-    events = planned.plan.events
-    new = bool(events) and events[-1].point == len(past) and not isinstance(attempt, AsItCame)
-    came = planned.tokens + definitions + planned.room.preamble
-    return SentTokens(tokens, came, _event(planned, planned.plan) if new else None)
+    return SentTokens(tokens, planned.tokens + definitions + planned.room.preamble)
 
 
 def _add_rewritten(tokens: list[int], attempt: Rewritten) -> None:
@@ -130,26 +115,6 @@ def _add_rewritten(tokens: list[int], attempt: Rewritten) -> None:
             tokens[kind] += fate.sent
     tokens[HIDDEN] = sum(one.tokens for index, one in rendered.rounds.items() if index >= start)
     tokens[SNAPSHOT] = max(attempt.tokens - sum(tokens), 0) if rendered.shown else 0
-
-
-def _event(planned: PlannedRequest, plan: Plan) -> dict[str, Any]:
-    """Return what the newest event did, for `words`."""
-    items, number = planned.past.items, len(plan.events)
-    moved = {index: move for index, move in plan.moves.items() if move.event == number}
-    boundary = plan.boundaries[-1] if plan.boundaries and plan.boundaries[-1].event == number else None
-    taken = [index for index in range(boundary.end) if index not in boundary.pins] if boundary else []
-    first = 0 if boundary or number == 1 else min(moved, default=0)
-    gone = set(taken)
-    kept = [live(item, plan.moves.get(index)) for index, item in enumerate(items) if index not in gone]
-    return {
-        "number": number,
-        "moved": len(moved),
-        "before": sum(items[index].tokens for index in moved),
-        "after": sum(live(items[index], move) for index, move in moved.items()),
-        "summarised": len(taken),
-        "replaced": sum(items[index].tokens for index in taken),
-        "rewritten": sum(kept[first:] if not boundary else kept),
-    }
 
 
 def _detail(attempt: Rewritten | Observed, planned: PlannedRequest, content: bool) -> bytes:
@@ -202,7 +167,3 @@ def _fates(attempt: Rewritten | Observed, planned: PlannedRequest) -> list[Fate]
         event = move.event if move and rule == EVENT else 0
         found.append(Fate(index, KINDS[_KIND[item.role]], digest, item.tokens, sent, rule, event))
     return found
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.dashboard.database import LEAVING, Database
+from proxy.dashboard import versions
+from proxy.dashboard.database import LEAVING, Database, opened
 from proxy.dashboard.rows import NOTHING_SEEN, Recorded, Seen
 from proxy.errors import DashboardFault
 from proxy.telemetry import logs
@@ -88,7 +89,7 @@ class Writer:
     def start(self) -> None:
         """Open the file and begin to write. If it cannot be used, warn, and drop all rows."""
         try:
-            database = Database(self._path, self._size)
+            database = opened(self._path, self._size)
             self.secret = database.secret()
             database.close()
         except (DashboardFault, sqlite3.Error) as error:
@@ -164,6 +165,7 @@ class Writer:
         if now >= self._next_expiry:
             more = database.expire(self._seconds, now) >= LEAVING
             self._next_expiry = now if more else now + EXPIRE
+            versions.expire(self._path, now - LONGEST_AGE)
 
     def _seconds(self, namespace: str) -> float:
         kept = self._retention(namespace)

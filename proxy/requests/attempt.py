@@ -19,6 +19,7 @@ from proxy.core.policy import Mode, SnapshotRole
 from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition
 from proxy.core.request import Request
+from proxy.core.telling import Answers, event_at, newly_used, told
 from proxy.core.turn import Usage
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
@@ -200,7 +201,7 @@ class Rewritten(msgspec.Struct, frozen=True):
         offload, head = planned.policy.offload, planned.prompt(0) - OUR_TOOLS_TOKENS
         sent = head + self.tokens + sum(use.tokens for use in self.uses)
         sent += OUR_TOOLS_TOKENS if self.rendered.injecting else 0
-        warm = spent.cached > 0 or _event_here(planned)
+        warm = spent.cached > 0 or event_at(planned.plan, len(planned.past)) is not None
         came = cost_as_it_came(planned.past.items, offload, head, spent.largest / sent, cached=warm)
         return Costs(came, cost(offload, spent.prompt, spent.cached, spent.hidden), Basis.BILLED)
 
@@ -308,6 +309,7 @@ def outcome(
     """Return the outcome of a request whose last attempt this was. `refused` is what upstream did not take."""
     tenant, chat, planned, spent = attempt.parsed.tenant, attempt.parsed.chat, attempt.planned, attempt.spent
     messages, costs = len(planned.past) if planned else 0, attempt.costs
+    event = event_at(planned.plan, messages) if planned else None
     mode = Mode.OBSERVE if isinstance(attempt, Observed) else planned.policy.offload.mode if planned else Mode.OFF
     return Outcome(
         request_id=client.request_id,
@@ -333,7 +335,9 @@ def outcome(
         compacted=attempt.compacted,
         compressed=attempt.compressed,
         events=len(planned.plan.events) if planned else 0,
-        new_event=planned is not None and _event_here(planned),
+        new_event=event is not None,
+        cause=event.cause.name.lower() if event else "",
+        words=_told(attempt, planned) if planned else "",
         reinserted=attempt.reinserted,
         rounds=attempt.rounds,
         tool_uses=attempt.uses,
@@ -345,10 +349,26 @@ def outcome(
     )
 
 
-def _event_here(planned: PlannedRequest) -> bool:
-    """Whether the newest event happens at this very request."""
-    events = planned.plan.events
-    return bool(events) and events[-1].point == len(planned.past)
+def _told(attempt: Attempt, planned: PlannedRequest) -> str:
+    """Say what the plan did at this request."""
+    plan = planned.plan
+    if plan.empty and not attempt.reinserted:
+        return ""
+    answers, waiting = None, isinstance(attempt, AsItCame)
+    if isinstance(attempt, Rewritten):
+        answers, waiting = _answers(attempt), len(attempt.rendered.plan.events) < len(plan.events)
+    offload, window = planned.policy.offload, planned.room.window
+    return told(planned.past.items, plan, offload, window, waiting=waiting, answers=answers)
+
+
+def _answers(attempt: Rewritten) -> Answers | None:
+    """Return the answers of our tools that became pointers at this request."""
+    rendered = attempt.rendered
+    whole, sent = rendered.found, rendered.rounds
+    places = newly_used(attempt.planned.past.items, rendered.plan)
+    left = [place for place in places if place in sent and sent[place].tokens < whole[place].tokens]
+    before, after = (sum(rounds[place].tokens for place in left) for rounds in (whole, sent))
+    return Answers(len(left), before, after) if left else None
 
 
 def _usage(said: Reported | None) -> Usage:

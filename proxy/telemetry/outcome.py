@@ -169,6 +169,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Events in the plan of this history."""
     new_event: bool = False
     """Whether the newest event happened at this very request."""
+    cause: str = ""
+    """Why it did: `rent`, `total`, `hard` or `window`; see `plan.Cause`."""
+    words: str = ""
+    """What the plan did at this very request, and why, in sentences with figures."""
     reinserted: int = 0
     """Hidden rounds put back from earlier turns."""
     rounds: int = 0

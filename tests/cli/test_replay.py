@@ -105,7 +105,10 @@ def test_policies_stand_side_by_side(folder: Path, capsys: pytest.CaptureFixture
     assert main(["replay", "--policy", "early.yaml", "--policy", "off.yaml", recorded]) == OK
     out, err = capsys.readouterr()
     assert err == "" and sorted(folder.iterdir()) == before
-    head, rows = out.splitlines()[0], {line[:25].rstrip(): line[25:].split() for line in out.splitlines()[2:16]}
+    head, rows = (
+        out.splitlines()[0],
+        {line[:25].rstrip(): line[25:].split() for line in out.split("\n\n")[1].splitlines()},
+    )
     assert head == "16 requests, 2 sessions, 1 file"
     assert rows[""] == ["early.yaml", "off.yaml"]
     assert rows["requests planned"] == ["16", "of", "16", "0", "of", "16"]

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -47,11 +48,9 @@ def damage(path: Path) -> None:
     path.write_bytes(b"This was never a database. " * 400)
 
 
-def another_version(path: Path) -> None:
-    Database(path, SIZE).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 12345")
-    connection.close()
+def somebody_elses(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE requests (id INTEGER)")
 
 
 def a_folder(path: Path) -> None:
@@ -62,7 +61,7 @@ def a_link(path: Path) -> None:
     path.symlink_to(path.with_name("elsewhere"))
 
 
-@pytest.mark.parametrize("break_it", [damage, another_version, a_folder, a_link])
+@pytest.mark.parametrize("break_it", [damage, somebody_elses, a_folder, a_link])
 def test_a_file_that_cannot_be_used_is_left_alone_and_requests_are_served(
     break_it: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

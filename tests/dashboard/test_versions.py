@@ -1,0 +1,135 @@
+"""A file that another version of the proxy began goes on being written, or makes place for a new one."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from proxy.dashboard import versions
+from proxy.dashboard.database import Database, opened
+from proxy.dashboard.reader import Reader
+from proxy.dashboard.rows import ADDED, STORED
+from proxy.dashboard.versions import VERSION, aside
+from proxy.errors import DashboardFault
+from proxy.telemetry.outcome import Outcome
+from tests.dashboard.test_faults import SIZE, rows
+
+OLDER = Path(__file__).with_name("older.sql")
+"""A file of the first version, with a session of four requests, as `sqlite3 .dump` prints it."""
+
+
+def older(path: Path, change: str = "") -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(OLDER.read_text() + change)
+
+
+def test_a_file_of_the_first_version_keeps_its_rows_and_gets_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    older(path)
+    with closing(opened(path, SIZE)) as database, closing(Reader(path)) as reader:
+        before = reader.before(1 << 62)
+        assert [row["tokens_before"] for row in before] == [587, 397, 207, 17]
+        assert before[0]["new_event"] and all(row["cause"] == row["words"] == "" for row in before)
+        [session] = reader.sessions()
+        assert [row["kinds"] for row in reader.session(int(session["session"], 16))]
+        shown = reader.request(4)
+        assert shown and len(shown["detail"]["messages"]) == 8
+        database.write(rows(3, start=4, at=before[0]["time"]))
+        assert len(reader.before(1 << 62)) == 7
+        assert sum(row["requests"] for row in reader.sums(0.0)) == 7
+        assert database.secret() == bytes(32), "logins stay valid"
+    assert not aside(path).exists()
+    Database(path, SIZE).close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE days DROP COLUMN rounds; ALTER TABLE hours DROP COLUMN cost_after;",
+        "ALTER TABLE requests DROP COLUMN sent; ALTER TABLE sessions DROP COLUMN cost_before;",
+        "DROP INDEX sessions_by_time; DROP TABLE hours; DROP TABLE details;",
+        "DROP INDEX requests_by_namespace; CREATE INDEX requests_by_namespace ON requests (time);",
+        "ALTER TABLE days ADD COLUMN later INTEGER NOT NULL DEFAULT 0; ALTER TABLE requests ADD COLUMN later TEXT;",
+    ],
+)
+def test_what_a_file_lacks_is_added(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    older(path, change)
+    for start in (4, 7):
+        with closing(opened(path, SIZE)) as database, closing(Reader(path)) as reader:
+            database.write(rows(3, start=start))
+            assert sum(row["requests"] for row in reader.sums(0.0)) == start + 3
+            assert len(reader.before(1 << 62)) == start + 3
+    assert not aside(path).exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        f"PRAGMA user_version = {VERSION + 1};",
+        "PRAGMA user_version = 77;",
+        "ALTER TABLE requests ADD COLUMN later INTEGER NOT NULL DEFAULT 0; DROP TABLE days;"
+        "CREATE TABLE days (day INTEGER, tenant TEXT, PRIMARY KEY (day, tenant));",
+        "DROP TABLE hours; CREATE TABLE hours (hour INTEGER PRIMARY KEY, namespace TEXT NOT NULL, more TEXT NOT NULL);",
+    ],
+)
+def test_a_file_that_cannot_be_continued_is_set_aside(
+    change: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rows.db"
+    aside(path).write_bytes(b"from the time before")
+    older(path, change)
+    with pytest.raises(DashboardFault):
+        Database(path, SIZE)
+    with caplog.at_level(logging.WARNING):
+        opened(path, SIZE).close()
+    assert str(aside(path)) in caplog.text
+    with closing(opened(path, SIZE)) as database, closing(Reader(path)) as reader:
+        assert reader.before(1 << 62) == []
+        database.write(rows(3))
+        assert len(reader.before(1 << 62)) == 3
+    with closing(sqlite3.connect(aside(path))) as kept:
+        assert kept.execute("SELECT count(*) FROM requests").fetchone() == (4,)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rows.db", "rows.db.old"]
+    versions.expire(path, time.time() - 30 * 86_400)
+    assert aside(path).exists()
+    versions.expire(path, time.time() + 1)
+    assert not aside(path).exists()
+
+
+def test_a_file_that_another_version_still_writes_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "WAIT", 0.1)
+    path = tmp_path / "rows.db"
+    older(path, "PRAGMA user_version = 77;")
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DashboardFault, match="another version"):
+            opened(path, SIZE)
+        other.execute("COMMIT")
+        assert other.execute("SELECT count(*) FROM requests").fetchone() == (4,)
+    assert not aside(path).exists()
+
+
+def test_a_database_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.db"
+    with closing(sqlite3.connect(path)) as mine:
+        mine.executescript("CREATE TABLE requests (id INTEGER); INSERT INTO requests VALUES (1);")
+    before = path.read_bytes()
+    with pytest.raises(DashboardFault, match="name another file"):
+        opened(path, SIZE)
+    assert path.read_bytes() == before
+
+
+def test_fields_are_only_added_at_the_end_of_a_row() -> None:
+    """A row is a list of values. `ADDED` may only grow at its end, and what it lacks must be what the file has."""
+    assert set(STORED) == set(Outcome.__struct_fields__)
+    assert ADDED[:2] == ("cause", "words") and STORED[40:42] == ADDED[:2]
+    assert STORED[:3] == ("request_id", "tenant", "namespace") and STORED[39] == "first_byte_seconds"
