@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import msgspec
@@ -29,8 +29,10 @@ import uvicorn
 from proxy.server.app import build
 from proxy.server.runner import config
 from proxy.settings import Settings
+from tests.forking import Fork
 
 Json = dict[str, Any]
+Process = subprocess.Popen[bytes] | Fork
 Policies = Mapping[str, Json | str]
 """Maps file names without `.yaml` to the files' contents."""
 
@@ -51,7 +53,7 @@ class Proxy:
     """The proxy's own folder, deleted when it ends."""
     policies: Path | None
     store: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     log_file: Path | None = None
 
     @property
@@ -104,6 +106,12 @@ def served(policies: Policies | None = None, store: Path | None = None, **settin
         yield proxy
 
 
+def started(arguments: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> Process:
+    """Start `python -m proxy` as users do. Tests replace this with a faster start (conftest.py)."""
+    command = [sys.executable, "-m", "proxy", *arguments]
+    return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[1])
+
+
 @contextmanager
 def spawned(
     policies: Policies | None = None,
@@ -111,27 +119,21 @@ def spawned(
     flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Proxy]:
-    """Run `python -m proxy serve` as a child process. It ends with SIGTERM, or is killed if it ignores that."""
+    """Run `python -m proxy serve` as a process. It ends with SIGTERM, or is killed if it ignores that."""
     with ExitStack() as held:
         proxy = _prepared(held, 0, policies, store)
         proxy.log_file = proxy.folder / "proxy.log"
-        command = [sys.executable, "-m", "proxy", "serve", "--port=0", f"--store={proxy.store}", *flags]
-        command += [f"--policies={proxy.policies}"] if proxy.policies else []
+        arguments = ["serve", "--port=0", f"--store={proxy.store}", *flags]
+        arguments += [f"--policies={proxy.policies}"] if proxy.policies else []
         with proxy.log_file.open("wb") as log:
-            proxy.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**_clean_environment(), **(environment or {})},
-                cwd=Path(__file__).parents[1],
-            )
+            proxy.process = started(arguments, {**_clean_environment(), **(environment or {})}, log)
         held.callback(stop, proxy.process)
         proxy.port = _announced_port(proxy, proxy.process)
         _wait_until_healthy(proxy, lambda: proxy.process is not None and proxy.process.poll() is None)
         yield proxy
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: Process) -> None:
     """Send SIGTERM, and after 30 seconds SIGKILL."""
     process.terminate()
     try:
@@ -164,7 +166,7 @@ def _prepared(held: ExitStack, port: int, policies: Policies | None, store: Path
     return proxy
 
 
-def _announced_port(proxy: Proxy, process: subprocess.Popen[bytes]) -> int:
+def _announced_port(proxy: Proxy, process: Process) -> int:
     deadline = time.monotonic() + START
     while time.monotonic() < deadline and process.poll() is None:
         if found := re.search(r"listening on http://\S+:(\d+)", proxy.log()):
