@@ -32,6 +32,7 @@ from proxy.dashboard.rows import (
 )
 from proxy.dashboard.versions import READABLE, VERSION, set_aside, upgraded
 from proxy.errors import DashboardFault
+from proxy.policies.tenants import tenant_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,15 @@ FULL, ROOM = 0.9, 0.05
 LEAVING = 5_000
 """Most rows that one batch deletes, so that the others' batches do not wait for long."""
 
-SUMS_KEPT = 30_000
-"""Most sums of hours, and of days. A client can make one with every request, as it chooses the name of the model."""
+SUMS_KEPT, SUMS_A_PAGE = 30_000, 2
+"""Most sums of hours, and of days, in all and for each page of the file. A client can make one with every request, as
+it chooses the model's name and its own key."""
+
+COUNTED_AGAIN = 20
+"""Batches after which the sums are counted again."""
+
+KNOWN = 10_000
+"""Namespaces whose numbers are remembered."""
 
 DETAILED = 20_000
 """Requests, the newest, whose messages are listed."""
@@ -107,6 +115,8 @@ class Database:
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
         self._pages = max(size // PAGE, 64)
+        self._sums = min(SUMS_KEPT, SUMS_A_PAGE * self._pages)
+        self._batches = 0
         self._known: dict[str, int] = {}
         self._version = -1
         _create(path)
@@ -139,13 +149,17 @@ class Database:
             if self.used() < FULL * self._pages:
                 raise
             self.trim()
+            self._limit_sums()
             self._within(lambda: self._add(batch))
         self.trim()
+        self._batches += 1
+        if self._batches % COUNTED_AGAIN == 0:
+            self._limit_sums()
 
     def trim(self) -> None:
-        """Delete the oldest rows if the file is nearly full."""
-        if self.used() > FULL * self._pages:
-            self._within(self._shrink)
+        """Delete the oldest rows while the file is nearly full."""
+        while self.used() > FULL * self._pages and self._within(self._shrink):
+            pass
 
     def used(self) -> int:
         """Return how many pages of the file hold something."""
@@ -164,9 +178,8 @@ class Database:
             run("DELETE FROM days WHERE namespace = ? AND day < ?", (name, since // DAY))
             if deleted >= LEAVING:
                 break
-        for table, span in (("hours", "hour"), ("days", "day")):
-            while run(f"SELECT count(*) > {SUMS_KEPT} AND min({span}) < max({span}) FROM {table}").fetchone()[0]:
-                run(f"DELETE FROM {table} WHERE {span} = (SELECT min({span}) FROM {table})")
+        self._limit_sums()
+        self._within(self._drop_namespaces)
         run("PRAGMA incremental_vacuum(1000)").fetchall()
         return deleted
 
@@ -185,11 +198,19 @@ class Database:
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return gone
 
+    def _limit_sums(self) -> None:
+        """Delete sums while there are too many, of the tenant that has most, so that none loses those of another."""
+        for table, keys in (("days", ("day", "namespace", *KEYS)), ("hours", ("hour", "namespace"))):
+            while self.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] > self._sums:
+                self._within(partial(self._thin, table, keys))
+                self._within(self._drop_namespaces)
+
     # -- opening --
 
     def _prepare(self) -> None:
         run = self.connection.execute
         self._check_version()
+        self.connection.create_function("tenant_of", 1, tenant_of, deterministic=True)
         run(f"PRAGMA page_size = {PAGE}")
         run("PRAGMA auto_vacuum = INCREMENTAL")
         if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
@@ -257,6 +278,8 @@ class Database:
 
     def _namespace(self, name: str) -> int:
         if name not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
             self.connection.execute("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (name,))
             [self._known[name]] = self.connection.execute(
                 "SELECT id FROM namespaces WHERE name = ?", (name,)
@@ -303,6 +326,27 @@ class Database:
         self._delete(f"SELECT id FROM requests ORDER BY id LIMIT {rows}")
         self.connection.execute("DELETE FROM sessions WHERE last < (SELECT min(time) FROM requests)")
         return rows
+
+    def _thin(self, table: str, keys: Sequence[str]) -> int:
+        """Delete a share of the sums of the tenant that has most: the oldest, and then those of the fewest requests."""
+        run, columns = self.connection.execute, ", ".join(keys)
+        [most] = run(
+            f"SELECT tenant_of(namespace) AS owner FROM {table} GROUP BY owner ORDER BY count(*) DESC, owner LIMIT 1"
+        ).fetchone()
+        return run(
+            f"""DELETE FROM {table} WHERE ({columns}) IN (SELECT {columns} FROM {table} WHERE tenant_of(namespace) = ?
+            ORDER BY {keys[0]}, requests LIMIT {max(self._sums // 4, 1)})""",
+            (most,),
+        ).rowcount
+
+    def _drop_namespaces(self) -> int:
+        """Delete the names of namespaces of which nothing else is left."""
+        self._known.clear()
+        return self.connection.execute(
+            """DELETE FROM namespaces WHERE NOT EXISTS (SELECT 1 FROM requests WHERE namespace = namespaces.id)
+            AND NOT EXISTS (SELECT 1 FROM sessions WHERE namespace = namespaces.id)
+            AND name NOT IN (SELECT namespace FROM days) AND name NOT IN (SELECT namespace FROM hours)"""
+        ).rowcount
 
     def _delete(self, ids: str, *parameters: object) -> int:
         """Delete the requests that a query names, with their details, and return how many."""

@@ -111,12 +111,12 @@ class Reader:
         """Return the `PAGE` sessions with the newest requests."""
         own, values = _own("name", namespace)
         found = self._rows(
-            f"""SELECT sessions.*, namespaces.name AS namespace
+            f"""SELECT sessions.*, namespaces.name
             FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
             WHERE true {own} ORDER BY last DESC LIMIT {PAGE}""",
             *values,
         )
-        return [{**row, "session": name_of(row["session"])} for row in found]
+        return [{**row, "namespace": row.pop("name"), "session": name_of(row["session"])} for row in found]
 
     def session(self, session: int, namespace: str | None = None) -> list[Row]:
         """Return the newest requests of a session, the oldest of them first."""

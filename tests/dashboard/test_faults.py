@@ -14,10 +14,12 @@ import httpx
 import msgspec
 import pytest
 
+from proxy.dashboard import database as database_module
+from proxy.dashboard import writer as writer_module
 from proxy.dashboard.database import Database
 from proxy.dashboard.reader import Reader
 from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen
-from proxy.dashboard.writer import HELD, WAITING, Writer
+from proxy.dashboard.writer import HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Kind, Outcome
 from tests.dashboard.traffic import begin, dashboard, recorded, turn, until
@@ -27,10 +29,10 @@ from tests.serving import PLAIN, served, spawned, tight
 SIZE = 1 << 20
 
 
-def outcome(number: int = 0, namespace: str = "acme-1", **fields: object) -> Outcome:
+def outcome(number: int = 0, namespace: str = "acme-1", model: str = "gpt-4.1-mini", **fields: object) -> Outcome:
     return Outcome(
         request_id=f"req_{number:032}", tenant="acme", namespace=namespace, kind=Kind.OFFLOADED, method="POST",
-        path="/v1/chat/completions", model="gpt-4.1-mini", dialect="chat", **fields,  # type: ignore[arg-type]
+        path="/v1/chat/completions", model=model, dialect="chat", **fields,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -97,7 +99,8 @@ def test_a_file_that_is_damaged_later_switches_the_dashboard_off(tmp_path: Path)
             file.write_bytes(b"\xff" * file.stat().st_size)
         for number in (2, 3):
             assert turn(proxy, begin(), number).status_code == 200
-            until(lambda: dashboard(proxy, "me")["fault"])
+            until(lambda: dashboard(proxy, "me")["off"])
+        assert "delete it" in dashboard(proxy, "me")["fault"]
 
 
 def test_a_full_file_loses_its_oldest_rows(tmp_path: Path) -> None:
@@ -113,6 +116,8 @@ def test_a_full_file_loses_its_oldest_rows(tmp_path: Path) -> None:
     [oldest] = database.connection.execute("SELECT min(id) FROM requests").fetchone()
     assert oldest > 1
     assert len(reader.sessions()) == 200
+    orphans = "SELECT count(*) FROM sessions WHERE last < (SELECT min(time) FROM requests)"
+    assert database.connection.execute(orphans).fetchone() == (0,)
     database.close()
     reader.close()
 
@@ -197,17 +202,76 @@ def test_rows_leave_after_their_retention_and_when_a_namespace_is_forgotten(tmp_
     path = tmp_path / "rows.db"
     database, reader = Database(path, 64 << 20), None
     now = 40 * 86_400.0
-    for namespace, at in (("old", 0.0), ("new", now - 60), ("gone", now - 60)):
-        database.write(rows(20, at=at, namespace=namespace, detail=100))
+    for number, (namespace, at) in enumerate((("old", 0.0), ("new", now - 300), ("gone", now - 300))):
+        database.write(rows(20, 20 * number, at, namespace, detail=100))
     assert database.expire(lambda namespace: 30 * 86_400.0, now) == 20
     assert database.forget("gone") == 20
     assert database.forget("never-seen") == 0
     reader = Reader(path)
     assert {row["namespace"] for row in reader.before(1 << 62)} == {"new"}
-    assert [row["requests"] for row in reader.sums(0.0)] == [20]
+    assert [row["namespace"] for row in reader.sessions()] == ["new", "new"]
+    assert [row["requests"] for row in reader.sums(0.0)] == [row["requests"] for row in reader.hours(0.0)] == [20]
+    count = database.connection.execute
+    assert [count(f"SELECT count(*) FROM {table}").fetchone() for table in ("sessions", "details")] == [(2,), (20,)]
+    assert not any(b"gone" in file.read_bytes() for file in tmp_path.iterdir()), "nor in the log, while it is open"
     database.close()
     reader.close()
-    assert b"gone" not in path.read_bytes()
+
+
+def test_rows_are_kept_for_a_month_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "LATEST", 0.01)
+    now = [0.0]
+    writer = Writer(tmp_path / "rows.db", SIZE, lambda namespace: 10 * LONGEST_AGE, lambda: now[0])
+    writer.start()
+    writer.record(outcome(1))
+    until(lambda: writer.state.written == 1)
+    now[0] = LONGEST_AGE + 1
+    writer.record(outcome(2))
+    writer.close()
+    reader = Reader(tmp_path / "rows.db")
+    assert [row["request_id"] for row in reader.before(1 << 62)] == [outcome(2).request_id]
+    reader.close()
+
+
+def test_sums_and_details_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database_module, "SUMS_KEPT", 2)
+    monkeypatch.setattr(database_module, "DETAILED", 5)
+    database = Database(tmp_path / "rows.db", 64 << 20)
+    for day in range(4):
+        database.write(rows(10, at=day * 86_400.0, detail=10))
+    database.expire(lambda namespace: 1e9, 4 * 86_400.0)
+    run = database.connection.execute
+    assert [run(f"SELECT count(*) FROM {table}").fetchone() for table in ("days", "hours")] == [(2,), (2,)]
+    assert run("SELECT min(day) FROM days").fetchone() == (2,), "the newest stay"
+    assert run("SELECT min(id) > 20 FROM details").fetchone() == (1,), "five at most, and those of the newest batch"
+    database.close()
+
+
+def test_a_tenant_that_names_ever_new_models_and_keys_costs_the_others_nothing(tmp_path: Path) -> None:
+    database = Database(tmp_path / "rows.db", SIZE)
+    database.write([Recorded(0.0, outcome(0, "acme-1"), Seen(1))])
+    for start in range(1, 2_000, 50):
+        names = [(number, f"bulk-{number:016x}", f"model-{number}") for number in range(start, start + 50)]
+        database.write([Recorded(1.0, outcome(n, name, model=model), Seen(n)) for n, name, model in names])
+    run = database.connection.execute
+    for table in ("days", "hours"):
+        assert run(f"SELECT requests FROM {table} WHERE namespace = 'acme-1'").fetchone() == (1,)
+        assert run(f"SELECT count(*) > 200 FROM {table}").fetchone() == (1,), "what there is room for stays"
+    assert sum(file.stat().st_size for file in tmp_path.iterdir() if "wal" not in file.name) <= SIZE + (64 << 10)
+    database.expire(lambda name: 0.0 if name.startswith("bulk") else 1e9, 1e6)
+    assert run("SELECT name FROM namespaces").fetchall() == [("acme-1",)], "names leave with the last of their rows"
+    database.close()
+
+
+def test_a_namespace_that_another_process_forgot_begins_anew(tmp_path: Path) -> None:
+    ours, theirs = (Database(tmp_path / "rows.db", SIZE) for _ in range(2))
+    ours.write(rows(3))
+    assert theirs.forget("acme-1") == 3
+    ours.write(rows(2, 10))
+    reader = Reader(tmp_path / "rows.db")
+    assert len(reader.before(1 << 62, "acme-1")) == 2
+    for one in (ours, theirs, reader):
+        one.close()
 
 
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
