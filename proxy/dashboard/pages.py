@@ -187,8 +187,8 @@ class _Pages:
         id = _whole(request.path_params["id"])
         found = None if id is None else await self._dashboard.read(lambda reader: reader.request(id, viewer.namespace))
         if found is None:
-            raise NotThere("Nothing is kept of this request's messages")
-        if not self._dashboard.shows_content(found["tenant"]):
+            raise NotThere("Nothing is kept of this request")
+        if found["detail"] and not self._dashboard.shows_content(found["tenant"]):
             found["detail"] |= {"texts": {}, "snapshot": None}
         return found
 

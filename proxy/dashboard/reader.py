@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, SUMS, decoded
-from proxy.dashboard.sessions import SentTokens, detail
+from proxy.dashboard.sessions import SentTokens, detail, listed
 from proxy.errors import DashboardFault
-from proxy.telemetry.outcome import Holdout
+from proxy.telemetry.outcome import Holdout, Kind
 
 SECONDS = 5.0
 """The longest time for one query."""
@@ -124,8 +124,7 @@ class Reader:
         return [
             _shown(row)
             for row in self._rows(
-                f"""SELECT requests.*, EXISTS (SELECT 1 FROM details WHERE details.id = requests.id) AS detailed
-                FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
+                f"""SELECT requests.* FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
                 JOIN requests ON requests.namespace = sessions.namespace AND requests.id BETWEEN first_id AND last_id
                 WHERE sessions.session = ? AND requests.session = sessions.session {own}
                 ORDER BY requests.id DESC LIMIT {REQUESTS}""",
@@ -135,15 +134,36 @@ class Reader:
         ][::-1]
 
     def request(self, id: int, namespace: str | None = None) -> Row | None:
-        """Return one request with its messages, or None if there is none or nothing was kept of its messages."""
+        """Return one request, or None if there is none. Its `detail` is None if nothing is known of its messages."""
         own, values = _own("name", namespace)
         found = self._rows(
-            f"""SELECT requests.*, detail FROM requests JOIN details USING (id)
+            f"""SELECT requests.*, detail FROM requests LEFT JOIN details USING (id)
             JOIN namespaces ON namespaces.id = requests.namespace WHERE requests.id = ? {own}""",
             id,
             *values,
         )
-        return {**_shown(found[0]), "detail": detail(found[0]["detail"])} if found else None
+        if not found:
+            return None
+        [row] = found
+        shown = _shown(row)
+        return {**shown, "detail": detail(row["detail"]) if row["detail"] else self._listed(row, shown)}
+
+    def _listed(self, row: Row, shown: Row) -> Row | None:
+        """Return the messages of a request that went as it came, from what it and earlier ones added to its session."""
+        own = _sent_tokens(row).added if row["sent"] else None
+        if own is None or shown["kind"] != Kind.UNTOUCHED:
+            return None
+        rows = self._rows(
+            f"""SELECT requests.sent FROM sessions JOIN requests
+            ON requests.namespace = sessions.namespace AND requests.id BETWEEN first_id AND ? - 1
+            WHERE sessions.session = ? AND requests.session = sessions.session AND sent IS NOT NULL
+            ORDER BY requests.id DESC LIMIT {REQUESTS}""",
+            row["id"],
+            row["session"],
+        )
+        earlier = [added for added in (_sent_tokens(one).added for one in rows) if added]
+        messages, omitted = listed([own, *earlier])
+        return {"messages": messages, "omitted": omitted, "texts": {}, "snapshot": None}
 
     def _page(self, condition: str, id: int, namespace: str | None) -> list[Row]:
         own, values = _own("requests.namespace", namespace)
@@ -183,8 +203,12 @@ def _by_id(own: str) -> str:
 
 def _shown(row: Row) -> Row:
     """Return a request as pages get it: its outcome with what is known beside it."""
-    sent = msgspec.msgpack.decode(row["sent"], type=SentTokens) if row["sent"] else None
+    sent = _sent_tokens(row) if row["sent"] else None
     beside = {"kinds": sent.tokens, "came": sent.came} if sent else {}
-    kept: Row = {name: row[name] for name in ("id", "time", "worker", "detailed") if name in row}
+    kept: Row = {name: row[name] for name in ("id", "time", "worker") if name in row}
     session = None if row["session"] is None else name_of(row["session"])
     return {**decoded(row["outcome"]), **kept, **beside, "session": session}
+
+
+def _sent_tokens(row: Row) -> SentTokens:
+    return msgspec.msgpack.decode(row["sent"], type=SentTokens)

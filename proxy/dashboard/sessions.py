@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proxy.core.conversation import beginning
+from proxy.core.history import digest as history_digest
 from proxy.core.plan import Role, live
 from proxy.dashboard.rows import NOTHING_SEEN, Seen
 from proxy.dialects import render
@@ -20,6 +21,7 @@ from proxy.requests.attempt import AsItCame, Observed, Rewritten
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
+    from proxy.core.history import Message
     from proxy.requests.attempt import Attempt
     from proxy.requests.prepare import PlannedRequest
 
@@ -42,10 +44,31 @@ MESSAGES = 2_000
 LONGEST_TEXT, TEXTS = 20_000, 500_000
 """Characters that are kept of one text, and of all texts of one request, if content is kept at all."""
 
-AS_IT_CAME, FIRST_SIGHT, EVENT, SUMMARISED = "", "first_sight", "event", "summarised"
-"""What became of a message: nothing, moved before it was sent once, moved at an event, or part of a snapshot."""
+AS_IT_CAME, FIRST_SIGHT, EVENT, SUMMARISED, MARKED, RESTORED = (
+    "", "first_sight", "event", "summarised", "marked", "restored",
+)  # fmt: skip
+"""What became of a message: nothing, moved before it was sent once, moved at an event, part of a snapshot, sent with a
+cache breakpoint of ours, or sent as the model had written it."""
+
+_DIGEST = 8
+"""Bytes of a digest that are kept."""
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class AddedMessages(msgspec.Struct, array_like=True, frozen=True):
+    """The messages that a request added to its session. With those of the requests before it, these are all it had."""
+
+    before: bytes
+    """Identifies the history before them, without the leading system messages; empty if that is none."""
+    after: bytes
+    """Identifies the history that ends with them."""
+    first: int
+    """The index of the first of them."""
+    leading: int
+    """So many leading system messages come before all others."""
+    messages: list[tuple[int, int, bytes]]
+    """The place among `KINDS`, tokens and digest: of the leading ones, and of those that were added."""
 
 
 class SentTokens(msgspec.Struct, array_like=True, frozen=True):
@@ -55,18 +78,24 @@ class SentTokens(msgspec.Struct, array_like=True, frozen=True):
     came: int
     event: object = None
     """Figures of an event, in rows of the first version."""
+    added: AddedMessages | None = None
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """What became of one message: its tokens as it came and as it was sent, and the rule that decided."""
+    """What became of one message: its tokens and digest as it came and as it was sent, and the rule that decided."""
 
     index: int
     kind: str
     digest: str
+    """Of its bytes, as a part of their SHA-256."""
     tokens: int
     sent: int
     rule: str
     event: int = 0
+    sent_digest: str = ""
+    """Empty if the message was not sent."""
+    hidden: int = 0
+    """Tokens of the hidden rounds that are put back with it."""
 
 
 def seen(attempt: Attempt, namespace: str, *, content: bool = False) -> Seen:
@@ -87,12 +116,33 @@ def detail(kept: bytes) -> dict[str, Any]:
     return found
 
 
+def listed(added: Sequence[AddedMessages]) -> tuple[list[Fate], int]:
+    """Return the messages of a request that went as it came, and how many at its beginning are not known.
+
+    `added` is what this request and those before it in its session added, the newest first.
+    """
+    newest, rest = added[0], {one.after: one for one in reversed(added)}
+    one: AddedMessages | None = newest
+    parts: list[tuple[int, tuple[int, int, bytes]]] = []
+    while one is not None:
+        parts = [*enumerate(one.messages[one.leading :], one.first), *parts]
+        one = rest.pop(one.before, None) if one.before else None
+    parts = [*enumerate(newest.messages[: newest.leading]), *parts][-MESSAGES:]
+    fates = [
+        Fate(index, KINDS[kind], digest.hex(), tokens, tokens, AS_IT_CAME, sent_digest=digest.hex())
+        for index, (kind, tokens, digest) in parts
+    ]
+    return fates, (parts[-1][0] + 1 if parts else 0) - len(fates)
+
+
 def _described(attempt: Attempt, planned: PlannedRequest, content: bool) -> tuple[bytes, bytes | None]:
-    detail = None if isinstance(attempt, AsItCame) else _detail(attempt, planned, content)
-    return _encode(_sent(attempt, planned)), detail
+    if isinstance(attempt, AsItCame):
+        return _encode(_sent(attempt, planned)), None
+    fates = _fates(attempt, planned)
+    return _encode(_sent(attempt, planned, fates)), _detail(attempt, planned, fates, content)
 
 
-def _sent(attempt: Attempt, planned: PlannedRequest) -> SentTokens:
+def _sent(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate] = ()) -> SentTokens:
     past, tokens = planned.past, [0] * len(KINDS)
     rewritten = attempt if isinstance(attempt, Rewritten) else None
     definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - planned.room.preamble
@@ -100,41 +150,65 @@ def _sent(attempt: Attempt, planned: PlannedRequest) -> SentTokens:
         for message in past.measured:
             tokens[_KIND[message.role]] += message.tokens
     else:
-        _add_rewritten(tokens, rewritten)
+        _add_rewritten(tokens, rewritten, fates)
     tokens[TOOLS] = definitions + (OUR_TOOLS_TOKENS if rewritten and rewritten.rendered.injecting else 0)
     tokens[SYSTEM] += planned.room.preamble
-    return SentTokens(tokens, planned.tokens + definitions + planned.room.preamble)
+    came = planned.tokens + definitions + planned.room.preamble
+    return SentTokens(tokens, came, added=_added(past.measured))
 
 
-def _add_rewritten(tokens: list[int], attempt: Rewritten) -> None:
+def _added(messages: Sequence[Message]) -> AddedMessages:
+    """Return the messages from the newest reply on, which this request is the first one to have."""
+    end, leading = len(messages), 0
+    while leading < end and messages[leading].role is Role.SYSTEM:
+        leading += 1
+    first = end
+    while first > leading and messages[first - 1].role is not Role.ASSISTANT:
+        first -= 1
+    while first > leading and messages[first - 1].role is Role.ASSISTANT:
+        first -= 1
+    history = hashlib.sha256(b"".join([message.meaning for message in messages[leading:first]]))
+    before = history.digest()[:_DIGEST] if first > leading else b""
+    new = messages[first:]
+    history.update(b"".join([message.meaning for message in new]))
+    told = [(_KIND[one.role], one.tokens, one.digest[:_DIGEST]) for one in (*messages[:leading], *new[-MESSAGES:])]
+    return AddedMessages(before, history.digest()[:_DIGEST], end - len(new[-MESSAGES:]), leading, told)
+
+
+def _add_rewritten(tokens: list[int], attempt: Rewritten, fates: Sequence[Fate]) -> None:
     rendered = attempt.rendered
-    start = rendered.shown.boundary.end if rendered.shown else 0
-    for index, fate in enumerate(_fates(attempt, attempt.planned)):
+    for fate in fates:
         if fate.rule != SUMMARISED:
-            kind = PREVIEWS if fate.rule else _KIND[attempt.planned.past.items[index].role]
-            tokens[kind] += fate.sent
-    tokens[HIDDEN] = sum(one.tokens for index, one in rendered.rounds.items() if index >= start)
+            moved = fate.rule in (FIRST_SIGHT, EVENT)
+            tokens[PREVIEWS if moved else _KIND[attempt.planned.past.items[fate.index].role]] += fate.sent
+            tokens[HIDDEN] += fate.hidden
     tokens[SNAPSHOT] = max(attempt.tokens - sum(tokens), 0) if rendered.shown else 0
 
 
-def _detail(attempt: Rewritten | Observed, planned: PlannedRequest, content: bool) -> bytes:
-    fates = _fates(attempt, planned)
-    listed = fates[-MESSAGES:]
-    texts = _texts(planned, listed) if content else {}
-    shown = attempt.rendered.shown if isinstance(attempt, Rewritten) else None
-    snapshot = shown.text[:LONGEST_TEXT] if shown and content else None
-    detail = {"messages": listed, "omitted": len(fates) - len(listed), "texts": texts, "snapshot": snapshot}
+def _detail(attempt: Rewritten | Observed, planned: PlannedRequest, fates: Sequence[Fate], content: bool) -> bytes:
+    shown = fates[-MESSAGES:]
+    snapshot = attempt.rendered.shown if isinstance(attempt, Rewritten) else None
+    detail = {
+        "messages": shown,
+        "omitted": len(fates) - len(shown),
+        "texts": _texts(attempt, planned, shown) if content else {},
+        "snapshot": snapshot.text[:LONGEST_TEXT] if snapshot and content else None,
+    }
     return zlib.compress(_encode(detail), 1)
 
 
-def _texts(planned: PlannedRequest, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
+def _texts(
+    attempt: Rewritten | Observed, planned: PlannedRequest, fates: Sequence[Fate]
+) -> dict[int, tuple[str, str | None]]:
     """Return messages as they came, and as they were sent where that differs: the newest, as far as there is room."""
     transcript, shape, room = planned.transcript, planned.reading.shape, TEXTS
     found: dict[int, tuple[str, str | None]] = {}
     for fate in reversed(fates):
         raw, message = transcript.raws[fate.index], transcript.messages[fate.index]
         came, sent = _text(raw), None
-        if fate.rule in (FIRST_SIGHT, EVENT):
+        if isinstance(attempt, Rewritten):
+            sent = _text(attempt.rendered.altered[fate.index]) if fate.index in attempt.rendered.altered else None
+        elif fate.rule in (FIRST_SIGHT, EVENT):
             first = fate.rule == FIRST_SIGHT
             sent = _text(render.compact(planned.dialect, raw, message, shape, first_preview=first))
         room -= len(came) + len(sent or "")
@@ -151,19 +225,28 @@ def _text(raw: bytes) -> str:
 
 def _fates(attempt: Rewritten | Observed, planned: PlannedRequest) -> list[Fate]:
     """Return what became of each message, or would have under the plan that is only observed."""
-    past, found = planned.past, []
-    plan, shown = planned.plan, None
-    gone: set[int] = set()
-    if isinstance(attempt, Rewritten):
-        plan, shown = attempt.rendered.plan, attempt.rendered.shown
-        gone = set(render.taken(planned.transcript, shown.boundary)) if shown else set()
+    past, rendered = planned.past, attempt.rendered if isinstance(attempt, Rewritten) else None
+    plan, gone, start = planned.plan, set[int](), 0
+    if rendered:
+        plan, shown = rendered.plan, rendered.shown
+        gone = set(render.taken(planned.transcript, shown.boundary)) if shown else gone
+        start = shown.boundary.end if shown else 0
     elif plan.boundaries:
         gone = {index for index in range(plan.boundaries[-1].end) if index not in plan.boundaries[-1].pins}
-    for index, item in enumerate(past.items):
-        move = plan.moves.get(index)
-        rule = AS_IT_CAME if move is None else EVENT if move.event else FIRST_SIGHT
-        rule, sent = (SUMMARISED, 0) if index in gone else (rule, live(item, move))
-        digest = past.messages[index].digest.hex()[:16]
+    found = []
+    for index, (item, message) in enumerate(zip(past.items, past.measured, strict=True)):
+        move, altered = plan.moves.get(index), rendered.altered.get(index) if rendered else None
+        came = message.digest[:_DIGEST].hex()
+        rule = SUMMARISED if index in gone else EVENT if move and move.event else FIRST_SIGHT if move else AS_IT_CAME
+        sent, digest, hidden = live(item, move), came, rendered.rounds.get(index) if rendered else None
+        if rule == SUMMARISED:
+            sent, digest, hidden = 0, "", None
+        elif altered is not None:
+            digest = history_digest(altered)[:_DIGEST].hex()
+            rule = rule or (RESTORED if hidden else MARKED) if digest != came else rule
+        elif move:
+            digest = ""  # nobody has rendered it
+        put_back = hidden.tokens if hidden and index >= start else 0
         event = move.event if move and rule == EVENT else 0
-        found.append(Fate(index, KINDS[_KIND[item.role]], digest, item.tokens, sent, rule, event))
+        found.append(Fate(index, KINDS[_KIND[item.role]], came, item.tokens, sent, rule, event, digest, put_back))
     return found

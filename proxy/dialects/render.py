@@ -49,10 +49,12 @@ def render(
     rounds: Mapping[int, HiddenRound] | None = None,
     end: int | None = None,
     marking: Request | None = None,
+    altered: dict[int, Entry] | None = None,
 ) -> list[Entry]:
     """Return the first `end` entries (by default all) as sent upstream. The keys of `rounds` are indexes of replies.
 
-    `marking`: the request, whose cache breakpoints ours joins before what the newest event changed.
+    `marking`: the request, whose cache breakpoints ours joins before what the newest event changed. `altered` gets the
+    entries that are sent otherwise than they came, by their indexes.
 
     User messages that the snapshot leaves side by side become one. The boundary alone decides which, so that they stay
     as they are until the next event.
@@ -68,7 +70,10 @@ def render(
         if marking is not None and index == mark:
             entry = dialect.marked(marking, index, entry)
         hidden = rounds.get(index) if rounds and index >= start else None
-        return dialect.reinserted(hidden, entry) if hidden else [entry]
+        made = dialect.reinserted(hidden, entry) if hidden else [entry]
+        if altered is not None and (hidden or entry is not transcript.raws[index]):
+            _note(altered, index, entry, made, hidden)
+        return made
 
     entries: list[Entry] = []
     if shown:
@@ -78,6 +83,14 @@ def render(
     for index in range(start + bool(shown), stop):
         entries += sent(index)
     return _with_snapshot(dialect, entries, transcript.leading, role, shown_block(transcript, shown))
+
+
+def _note(altered: dict[int, Entry], index: int, entry: Entry, made: list[Entry], hidden: HiddenRound | None) -> None:
+    """Note what is sent for an entry: `entry`, or what the model wrote instead of it."""
+    if hidden is None or any(one is entry for one in made):
+        altered[index] = entry
+    elif hidden.instead is not None:
+        altered[index] = hidden.instead
 
 
 def _marked(transcript: Transcript, plan: Plan, start: int) -> int | None:

@@ -221,6 +221,8 @@ class RenderedRequest(msgspec.Struct, frozen=True):
     """The tokens of the entries as sent."""
     found: Mapping[int, HiddenRound]
     """The hidden rounds that have records, whether or not there is room for them."""
+    altered: Mapping[int, Entry] = {}
+    """The client's entries that are sent otherwise than they came, as they are sent."""
 
     @property
     def changed(self) -> bool:
@@ -281,6 +283,7 @@ def rendered(
     role = history.policy.offload.compress.snapshot_role
     compacted = reader.compactor(history.dialect, history.transcript, history.reading.shape)
     sent = _shrunk(history, plan, rounds)
+    altered: dict[int, Entry] = {}
     entries = render.render(
         history.dialect,
         history.transcript,
@@ -290,8 +293,10 @@ def rendered(
         role=role,
         rounds=sent,
         marking=history.request if history.policy.offload.plan > 1 else None,
+        altered=altered,
     )
-    return RenderedRequest(history, plan, shown, sent, entries, _size(history, plan, shown, sent, reader), rounds)
+    tokens = _size(history, plan, shown, sent, reader)
+    return RenderedRequest(history, plan, shown, sent, entries, tokens, rounds, altered)
 
 
 def fitting(ready: RenderedRequest, reader: MessageCache) -> RenderedRequest:

@@ -8,15 +8,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from proxy.dashboard.rows import SUMMED
 from proxy.telemetry.metrics import SUMS
 from proxy.telemetry.outcome import Outcome
-from tests.dashboard.traffic import begin, dashboard, recorded, session, turn
-from tests.fake_upstream import StrictUpstream, error
+from tests.dashboard.speaking import APIS, FAIL, HANG_UP, NO_TOOLS, PATHS, READ, Model, ask, play
+from tests.dashboard.traffic import begin, dashboard, recorded, session, until
+from tests.fake_upstream import StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
 
 
@@ -49,53 +52,91 @@ def metrics(proxy: Proxy) -> Counter[str]:
     return sums
 
 
+NOT_COMPARED = ("tool_uses", "left_alone", "store_errors", "refused", "seconds", "added_seconds", "first_byte_seconds")
+"""Fields that are no JSON, or that the log rounds."""
+
+
+def all_kinds(proxy: Proxy, model: Model, api: str) -> None:
+    """Have a request of every kind: plain, streamed, rewritten, observed, held out, failed, refused, summarised."""
+    read = {4: READ}
+    play(proxy, model, api, 6, task="Plain.", moves=read)
+    play(proxy, model, api, 6, task="Streamed.", moves=read, stream=True)
+    play(proxy, model, api, 5, task="Observed.", key="watched-key", model="m-observed")
+    for number in range(3):
+        play(proxy, model, api, 4, task=f"Held out or not: {number}.", key="compared-key")
+    play(proxy, model, api, 6, task="Summarised.", key="summed-key")
+    play(proxy, model, api, 7, task="Tools are refused.", moves={4: NO_TOOLS, 5: FAIL, 6: HANG_UP})
+    ask(proxy, api, begin("Left alone."), headers={"x-offload": "off"})
+    httpx.post(f"{proxy.root}{PATHS[api]}", content=b"no json", verify=PLAIN)
+
+
 def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
     with StrictUpstream(expect_refusals=True) as upstream, logged() as outcomes:
+        upstream.respond(model := Model())
+        summing = {"mode": "compress", "pin_user_tokens": 60, "compress": {"wait": "always", "snapshot_tokens": 100}}
+        tenants = {"watched": {"mode": "observe"}, "compared": {"holdout": 0.5}, "summed": summing}
         policies = {
-            "default": tight(upstream.url),
-            "watched": tight(
-                upstream.url, tenant="watched", api_keys=[{"env": "WATCHED"}], offload={"mode": "observe"}
-            ),
+            name: tight(upstream.url, tenant=name, api_keys=[{"env": name.upper()}], offload=offload)
+            for name, offload in tenants.items()
         }
-        environment = {"WATCHED": "watched-key"}
-        with served(policies, dashboard=tmp_path / "rows.db", environment=environment) as proxy:
-            session(proxy, upstream, read=True)
-            session(proxy, upstream, 6, key="watched-key", model="gpt-4.1")
-            session(proxy, upstream, 3, stream=True, task="Another one.")
-            upstream.script(error(500))
-            turn(proxy, begin("fails"), 1)
-            httpx.post(f"{proxy.url}/chat/completions", content=b"no json", verify=PLAIN)
+        environment = {name.upper(): f"{name}-key" for name in tenants}
+        with served(
+            {"default": tight(upstream.url), **policies}, dashboard=tmp_path / "rows.db", environment=environment
+        ) as proxy:
+            for api in APIS:
+                all_kinds(proxy, model, api)
             httpx.get(f"{proxy.url}/models", verify=PLAIN)
-            rows = recorded(proxy, 20)
-            assert len(rows) == len(outcomes) == 20
+            until(lambda: dashboard(proxy, "me")["written"] == len(outcomes))
+            rows = recorded(proxy, len(outcomes))
             counted, found = metrics(proxy), dashboard(proxy, "savings")
+            sessions = dashboard(proxy, "sessions")
 
+    for api in APIS:
+        of_api = [row for row in rows if row["dialect"] == api]
+        assert {row["kind"] for row in of_api} == {"offloaded", "untouched", "observed"}
+        assert {"", "header", "invalid", "tools_refused"} <= {row["reason"] for row in of_api}
+        assert {"", "kept", "planned"} == {row["holdout"] for row in of_api}
+        assert {True, False} == {row["stream"] for row in of_api if row["new_event"] and row["kind"] == "offloaded"}
+        for wanted in ("rounds", "reinserted", "compressed", "compacted", "fault", "words", "refused"):
+            assert any(row[wanted] for row in of_api), (api, wanted)
+    assert sum(row["kind"] == "summary" for row in rows) >= 3
     by_id = {outcome.request_id: outcome for outcome in outcomes}
     for row in rows:
-        outcome = by_id[row["request_id"]]
-        told = {name: getattr(outcome, name) for name in Outcome.__struct_fields__}
-        assert {name: row[name] for name in told if name not in ("tool_uses", "left_alone", "seconds")} == {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in told.items()
-            if name not in ("tool_uses", "left_alone", "seconds")
-        } | {"added_seconds": row["added_seconds"], "first_byte_seconds": row["first_byte_seconds"]}
-    assert any(row["new_event"] for row in rows), "the sessions had events"
-    assert any(row["rounds"] for row in rows), "and hidden rounds"
+        told = msgspec.to_builtins(by_id[row["request_id"]])
+        assert {name: row[name] for name in told if name not in NOT_COMPARED} == {
+            name: value for name, value in told.items() if name not in NOT_COMPARED
+        }
+        assert bool(row["cause"]) == row["new_event"]
+        assert row["words"] or not row["new_event"]
 
-    sent = [outcome for outcome in outcomes if outcome.kind != "observed"]
+    assert set(SUMS) <= set(SUMMED), "whatever the metrics sum, the dashboard does"
+    observed = [row for row in rows if row["kind"] == "observed"]
+    sent = [row for row in rows if row["kind"] != "observed"]
     models, hours = found["models"], found["hours"]
+
+    def total(field: str, of: list[dict[str, Any]]) -> int:
+        return sum(row[field] for row in of)
+
+    for field, (name, _) in SUMS.items():
+        there = sent if field in ("cost_before", "cost_after") else rows
+        if field in ("tokens_after", "new_event", "compacted", "compressed"):  # of what was really sent
+            expected = total(field, sent) + (total("tokens_before", observed) if field == "tokens_after" else 0)
+        else:
+            expected = total(field, there)
+        assert counted[name] == expected, field
     for field in ("tokens_before", "tokens_after", "cost_before", "cost_after"):
-        of_log = sum(getattr(outcome, field) for outcome in sent)
-        watched = sum(outcome.tokens_before for outcome in outcomes if outcome.kind == "observed")
-        assert sum(hour[field] for hour in hours) == of_log
-        assert counted[SUMS[field][0]] == of_log + (watched if field.startswith("tokens") else 0), field
-    assert sum(row["expected"] for row in models) == sum(outcome.cost_before for outcome in sent) > 0
-    assert sum(row["actual"] + row["summaries"] for row in models) == sum(outcome.cost_after for outcome in sent) > 0
-    for field in ("cost_before", "cost_after"):
-        assert sum(row[f"observed_{field}"] for row in models) == counted[f"observed_{field}"] > 0
-    assert sum(row["retrieved_tokens"] for row in models) == counted["retrieved_tokens"] > 0
+        assert total(field, hours) == total(field, sent)
+        watched = "observed_" + field.removeprefix("tokens_")
+        assert total(watched, models) == total(field, observed) == counted[f"observed_{field}"] > 0
+    assert total("expected", models) == total("cost_before", sent) > 0
+    assert total("actual", models) + total("summaries", models) == total("cost_after", sent) > 0
+    assert total("retrieved_tokens", models) == counted["retrieved_tokens"] > 0
+    assert total("faults", models) == counted["request_errors"] == sum(bool(row["fault"]) for row in rows)
     assert counted["requests"] == len(outcomes)
-    assert set(SUMS) - set(SUMMED) <= set(), "whatever the metrics sum, the dashboard does"
+    of_sessions = [row for row in rows if row["session"]]
+    assert total("requests", sessions) == len(of_sessions)
+    for name, field in (("events", "new_event"), ("cost_before", "cost_before"), ("cost_after", "cost_after")):
+        assert total(name, sessions) == total(field, of_sessions)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -91,7 +91,7 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     links = "[...document.querySelectorAll('td a')]"
     place = await page.evaluate(f"{links}.at(-1).hash")
     shown = await page.show(place)
-    assert "Moved " in shown and "sent anew" in shown and "previews" in shown
+    assert "Moved " in shown and "because" in shown and "previews" in shown
     assert await page.evaluate("document.querySelectorAll('.chart canvas').length") == 1
     assert await page.evaluate("document.querySelectorAll('.u-series').length") == 11, "x, eight kinds, two lines"
     await shoot(page, "session")

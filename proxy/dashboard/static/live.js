@@ -3,7 +3,7 @@ import { ask, cached, clock, element, happened, line, number, table } from "./co
 const MOST = 500; // rows on the page
 
 const COLUMNS = [
-  ["Time (UTC)", (row) => element("time", { datetime: new Date(row.time * 1000).toISOString() }, clock(row.time))],
+  ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, element("time", { datetime: new Date(row.time * 1000).toISOString() }, clock(row.time)))],
   ["Tenant", (row) => row.tenant],
   ["Model", (row) => row.model],
   ["API", (row) => row.dialect],

@@ -42,7 +42,7 @@ export async function session(page, [name], me) {
       : element("p", {}, "The plan has left this session as it came so far."),
     element("h2", {}, "Requests"),
     table("All figures of the chart. The link shows each message as it came and as it was sent.", [
-      ["Time (UTC)", (row) => (row.detailed ? element("a", { href: `#request/${row.id}` }, clock(row.time)) : clock(row.time))],
+      ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, clock(row.time))],
       ["Messages", (row) => number(row.messages), true],
       ["As it came", (row) => number(row.came), true],
       ["Sent", (row) => number(row.kinds.reduce((sum, tokens) => sum + tokens, 0)), true],
@@ -54,31 +54,64 @@ export async function session(page, [name], me) {
 
 const RULES = {
   "": "as it came",
-  first_sight: "moved before the model saw it: larger than max_unseen_tool_tokens",
-  event: "moved at event",
-  summarised: "part of the summary",
+  first_sight: "only a preview: the model had not seen it, and it is larger than max_unseen_tool_tokens",
+  event: "a reference, since event",
+  summarised: "not sent: the summary stands for it",
+  marked: "as it came, with a cache breakpoint",
+  restored: "as the model wrote it",
 };
 
-export async function request(page, [id]) {
-  const row = await ask(`requests/${encodeURIComponent(id)}`);
+function rule(one) {
+  const said = `${RULES[one.rule] ?? plain(one.rule)}${one.event ? ` ${one.event}` : ""}`;
+  return one.hidden ? `${said}; hidden rounds of ${number(one.hidden)} tokens are put back with it` : said;
+}
+
+// Why there is no list of messages.
+function unlisted(row) {
+  if (row.kind === "untouched" && row.reason) return "The messages were not read, so they cannot be listed: the request was not planned.";
+  if (!row.session) return "Only requests that ask a model for a reply have messages.";
+  return "Its messages are no longer listed: only those of the newest requests are.";
+}
+
+function messages(row) {
   const { messages, omitted, texts, snapshot } = row.detail;
-  const rule = (one) => `${RULES[one.rule] ?? plain(one.rule)}${one.event ? ` ${one.event}` : ""}`;
   const withText = Object.keys(texts).length > 0;
-  const text = (place) => (one) => element("pre", { tabindex: "0" }, plain(texts[one.index]?.[place] ?? "", 100000));
-  page.replaceChildren(element("h1", {}, "Request"),
-    element("p", {}, element("a", { href: `#session/${plain(row.session)}` }, "Its session")),
-    element("p", {}, `${moment(row.time)}, ${plain(row.tenant)}, ${plain(row.model)}: ${plain(happened(row))}`),
-    ...(row.kind === "observed" ? [element("p", {}, "It went as it came. The table shows the plan.")] : []),
-    ...(omitted ? [element("p", {}, `The first ${number(omitted)} messages are not listed.`)] : []),
+  const text = (place) => (one) => (texts[one.index]?.[place] ? element("pre", { tabindex: "0" }, plain(texts[one.index][place], 100000)) : "");
+  return [
+    ...(row.kind === "observed" ? [element("p", {}, "It went as it came. The table shows the plan, which nobody has written out, so what would have been moved has no digest as it was sent.")] : []),
+    ...(omitted ? [element("p", {}, `${number(omitted)} older messages are not listed.`)] : []),
     element("p", { class: "faint" }, withText ? "The operator and the tenant's policy allow the texts to be shown." : "Texts are not kept: only sizes and digests."),
-    table("Messages as they came, and what was sent of them", [
+    table("Messages as they came, and as they were sent. A digest is the beginning of the SHA-256 of a message's bytes.", [
       ["Message", (one) => number(one.index), true],
       ["Kind", (one) => one.kind],
-      ["Digest", (one) => one.digest],
       ["Tokens as it came", (one) => number(one.tokens), true],
       ["Tokens sent", (one) => number(one.sent), true],
       ["Rule", rule],
+      ["Digest as it came", (one) => one.digest],
+      ["Digest as it was sent", (one) => (one.sent_digest === one.digest ? "the same" : one.sent_digest ?? "")],
       ...(withText ? [["As it came", text(0)], ["As it was sent, if that differs", text(1)]] : []),
     ], messages),
-    ...(snapshot ? [element("h2", {}, "The summary"), element("pre", { tabindex: "0" }, plain(snapshot, 100000))] : []));
+    ...(snapshot ? [element("h2", {}, "The summary"), element("pre", { tabindex: "0" }, plain(snapshot, 100000))] : []),
+  ];
+}
+
+export async function request(page, [id]) {
+  const row = await ask(`requests/${encodeURIComponent(id)}`);
+  const facts = [
+    ["Tenant", row.tenant], ["Model", row.model], ["API", row.dialect], ["Path", `${row.method} ${row.path}`],
+    ["Status", row.status || "none: the client left"], ["What happened", happened(row)], ["The plan", row.words],
+    ["Tokens of the messages as they came", number(row.tokens_before)],
+    [row.kind === "observed" ? "as the plan would have sent them" : "as they were sent", number(row.tokens_after)],
+    ["Prompt tokens, as upstream counted them in all rounds", row.prompt_tokens ? number(row.prompt_tokens) : ""],
+    ["of these, read from its cache", row.prompt_tokens ? number(row.cached_tokens) : ""],
+    ["Cost as it came, in plain input tokens", row.cost_before ? number(row.cost_before) : ""],
+    [row.kind === "observed" ? "as planned" : "as it was sent", row.cost_before ? number(row.cost_after) : ""],
+    ["Request id", row.request_id],
+  ];
+  page.replaceChildren(element("h1", {}, "Request"),
+    element("p", {}, `${moment(row.time)} UTC`, ...(row.session ? [", ", element("a", { href: `#session/${plain(row.session)}` }, "of this session")] : [])),
+    element("dl", { class: "facts" }, ...facts.filter(([, value]) => value !== "").flatMap(([name, value]) =>
+      [element("dt", {}, name), element("dd", {}, plain(value, 1000))])),
+    element("h2", {}, "Messages"),
+    ...(row.detail ? messages(row) : [element("p", {}, unlisted(row))]));
 }
