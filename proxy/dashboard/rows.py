@@ -55,6 +55,9 @@ HOUR, DAY = 3600, 86_400
 LONGEST_NAME = 200
 """Most characters of a text in an outcome, such as a model's name, which the client chooses."""
 
+OK = 200
+"""The status of a reply that was given."""
+
 MOST = 10**12
 """The most that one request adds to a sum, as in the metrics: upstream may report any number."""
 
@@ -161,7 +164,8 @@ class Sums(msgspec.Struct):
             total = _added(amounts)
             days.setdefault((int(hour * HOUR // DAY), namespace, *map(str, keys)), []).append(total)
             if keys[_KIND] is not Kind.OBSERVED:
-                hours.setdefault((int(hour), namespace), []).append(_of_hour(total))
+                spent = total if keys[_KIND] is not Kind.UNTOUCHED else _without_costs(total)
+                hours.setdefault((int(hour), namespace), []).append(_of_hour(spent))
         return cls(_rows(days), _rows(hours))
 
 
@@ -173,8 +177,15 @@ def _amounts(outcome: Outcome) -> tuple[int, ...]:
     """Return what one request adds to `SUMS`."""
     loss = outcome.cost_after > outcome.cost_before and outcome.kind is not Kind.SUMMARY
     retrieved = sum([use.tokens for use in outcome.tool_uses]) if outcome.tool_uses else 0
+    if outcome.kind is Kind.OBSERVED and outcome.status != OK:  # as in the metrics: nothing was planned for a reply
+        return (1, outcome.fault != "", *[0] * (len(SUMS) - 2))
     amounts = (1, outcome.fault != "", loss, retrieved, *_summed(outcome))
     return amounts if max(amounts) <= MOST else tuple([min(amount, MOST) for amount in amounts])
+
+
+def _without_costs(total: tuple[int, ...]) -> tuple[int, ...]:
+    """Return sums without costs: those of untouched requests are only compared with those of a holdout."""
+    return tuple([0 if name.startswith("cost") else value for name, value in zip(SUMS, total, strict=True)])
 
 
 def _added(amounts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

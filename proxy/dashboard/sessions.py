@@ -41,6 +41,9 @@ _KIND = {
 MESSAGES = 2_000
 """Messages of one request that are listed, the newest."""
 
+SHORT = 8
+"""A history of so few messages is kept with each of its requests."""
+
 LONGEST_TEXT, TEXTS = 20_000, 500_000
 """Characters that are kept of one text, and of all texts of one request, if content is kept at all."""
 
@@ -158,11 +161,11 @@ def _sent(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate] = ())
 
 
 def _added(messages: Sequence[Message]) -> AddedMessages:
-    """Return the messages from the newest reply on, which this request is the first one to have."""
+    """Return the messages from the newest reply on, which this request is the first one to have; all of a short one."""
     end, leading = len(messages), 0
     while leading < end and messages[leading].role is Role.SYSTEM:
         leading += 1
-    first = end
+    first = end if end > SHORT else leading
     while first > leading and messages[first - 1].role is not Role.ASSISTANT:
         first -= 1
     while first > leading and messages[first - 1].role is Role.ASSISTANT:

@@ -225,7 +225,12 @@ class Metrics:
         return tenant or NONE
 
     def _as_it_went(self, tenant: str, outcome: Outcome) -> Outcome:
-        """Return the outcome without what an observed plan only would have done, which is counted apart."""
+        """Return the outcome without what an observed plan only would have done, which is counted apart.
+
+        An untouched request has costs only to be compared with those of a holdout.
+        """
+        if outcome.kind is Kind.UNTOUCHED and outcome.cost_before:
+            return replace(outcome, cost_before=0, cost_after=0)
         if outcome.kind is not Kind.OBSERVED:
             return outcome
         if outcome.status == OK:

@@ -1,0 +1,153 @@
+"""A request's messages as they came against the messages as they were sent, in each API."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests import transcripts
+from tests.dashboard.speaking import APIS, NO_TOOLS, READ, Model, ask, play
+from tests.dashboard.traffic import begin, dashboard, until
+from tests.fake_upstream import Recorded, StrictUpstream
+from tests.serving import Proxy, served, tight
+
+Row = dict[str, Any]
+
+WHOLE = {"mode": "compress", "pin_user_tokens": 60, "compress": {"wait": "always", "snapshot_tokens": 100}}
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[StrictUpstream]:
+    with StrictUpstream(expect_refusals=True) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def model(upstream: StrictUpstream) -> Model:
+    upstream.respond(one := Model())
+    return one
+
+
+@pytest.fixture(scope="module")
+def proxy(upstream: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    policies = {
+        "default": tight(upstream.url),
+        "whole": tight(upstream.url, api_keys=[{"env": "WHOLE"}], offload=WHOLE),
+    }
+    path = tmp_path_factory.mktemp("dashboard") / "rows.db"
+    with served(policies, dashboard=path, environment={"WHOLE": "whole"}) as running:
+        yield running
+
+
+def requests_of(proxy: Proxy, model: str, count: int) -> list[Row]:
+    """Return every request of the one session with this model's name, as its page shows it."""
+
+    def rows() -> list[Row]:
+        found = [one for one in dashboard(proxy, "sessions") if one["model"] == model]
+        return dashboard(proxy, f"sessions/{found[0]['session']}") if found else []
+
+    until(lambda: len(rows()) >= count)
+    return [dashboard(proxy, f"requests/{row['id']}") for row in rows()]
+
+
+def digests(request: Recorded) -> list[str]:
+    """Return the digests of the messages, items or blocks that upstream got."""
+    body = msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])
+    entries = msgspec.json.decode(body["messages" if "messages" in body else "input"], type=list[msgspec.Raw])
+    return [hashlib.sha256(entry).hexdigest()[:16] for entry in entries]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_every_message_is_listed_with_what_was_sent_of_it(
+    api: str, proxy: Proxy, upstream: StrictUpstream, model: Model
+) -> None:
+    upstream.begin_anew()
+    play(proxy, model, api, 7, task=f"List it, {api}.", model=f"listed-{api}", moves={5: READ})
+    rows = requests_of(proxy, f"listed-{api}", 7)
+    sent = [request for request in upstream.requests if not request.path.endswith("models")]
+    del sent[6]  # the second round of the request that read something back
+    assert len(rows) == len(sent) == 7
+    for row, request in zip(rows, sent, strict=True):
+        listed = row["detail"]["messages"]
+        assert [one["index"] for one in listed] == list(range(row["messages"])) and not row["detail"]["omitted"]
+        assert sum(one["tokens"] for one in listed) == row["tokens_before"]
+        if row["kind"] == "untouched":
+            assert all(one["sent_digest"] == one["digest"] and one["sent"] == one["tokens"] for one in listed)
+        if api != "messages":  # whose entries are blocks within messages
+            assert {one["sent_digest"] for one in listed} <= set(digests(request))
+    last = rows[-1]
+    rules = {one["kind"]: one["rule"] for one in last["detail"]["messages"][:4]}
+    assert rules["results"] == "event" and rules["user"] == ""
+    moved = [one for one in last["detail"]["messages"] if one["rule"] == "event"]
+    assert all(one["sent"] < one["tokens"] and one["sent_digest"] not in ("", one["digest"]) for one in moved)
+    assert len(moved) == last["compacted"] and {one["event"] for one in moved} == set(range(1, last["events"] + 1))
+    hidden = sum(one["hidden"] for one in last["detail"]["messages"])
+    assert hidden == last["kinds"][7] > 0 and last["reinserted"] == 1
+    assert sum(one["sent"] for one in last["detail"]["messages"]) + hidden == last["tokens_after"]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_summarised_messages_were_not_sent(api: str, proxy: Proxy, model: Model) -> None:
+    play(proxy, model, api, 6, task=f"Summarise it, {api}.", key="whole", model=f"whole-{api}")
+    last = requests_of(proxy, f"whole-{api}", 6)[-1]
+    gone = [one for one in last["detail"]["messages"] if one["rule"] == "summarised"]
+    assert len(gone) == last["compressed"] > 0
+    assert all((one["sent"], one["sent_digest"]) == (0, "") for one in gone)
+    assert sum(last["kinds"]) == pytest.approx(last["tokens_after"] + last["kinds"][1], abs=10)
+    assert "Summarised " in " ".join(row["words"] for row in requests_of(proxy, f"whole-{api}", 6))
+
+
+def test_a_history_that_began_elsewhere_is_listed_as_far_as_it_is_known(proxy: Proxy, model: Model) -> None:
+    """A client that rewrites its history breaks the chain of requests, and says so on the page."""
+    history = begin("Found on the way.")
+    for number in range(3):
+        history += [
+            {"role": "assistant", "content": f"Reply {number}."},
+            {"role": "user", "content": f"More {number}."},
+        ]
+        ask(proxy, "chat", history, model="elsewhere")
+    history[4] = {"role": "assistant", "content": "Something else."}
+    history += [{"role": "assistant", "content": "The end."}, {"role": "user", "content": "Thanks."}]
+    ask(proxy, "chat", history, model="elsewhere")
+    *rows, last = [row["detail"] for row in requests_of(proxy, "elsewhere", 4)]
+    assert [(len(one["messages"]), one["omitted"]) for one in rows] == [(4, 0), (6, 0), (8, 0)]
+    assert (last["omitted"], [one["index"] for one in last["messages"]]) == (7, [0, 8, 9])
+
+
+def test_requests_without_a_plan_have_no_list(proxy: Proxy, model: Model) -> None:
+    play(proxy, model, "chat", 5, task="Refused.", model="refused", moves={4: NO_TOOLS})
+    ask(proxy, "chat", begin("Left alone."), model="refused", headers={"x-offload": "off"})
+
+    def rows() -> list[Row]:
+        return [row for row in dashboard(proxy, "requests") if row["model"] == "refused" and row["reason"]]
+
+    until(lambda: len(rows()) == 2)
+    for row in rows():
+        assert dashboard(proxy, f"requests/{row['id']}")["detail"] is None
+
+
+@transcripts.needed
+def test_a_recorded_run_looks_alike_in_each_api(proxy: Proxy, upstream: StrictUpstream, model: Model) -> None:
+    """The same run through all three: the pages show the same kinds, events, rules and words."""
+    run = next(transcripts.load(20_000, "sweagent-claude35"))
+    histories = [history for history, _ in transcripts.requests_of(run)][-12:]
+    found: dict[str, list[Row]] = {}
+    for api in APIS:
+        for history in histories:
+            assert ask(proxy, api, history, tools=run.tools, model=f"run-{api}").status_code == 200
+        found[api] = requests_of(proxy, f"run-{api}", len(histories))
+    for chat, *others in zip(*(found[api] for api in APIS), strict=True):
+        for other in others:
+            assert other["kind"] == chat["kind"] and other["events"] == chat["events"]
+            for mine, theirs in zip(other["kinds"], chat["kinds"], strict=True):
+                assert mine == pytest.approx(theirs, rel=0.1, abs=60)
+            rules = [
+                [one["rule"] for one in row["detail"]["messages"] if one["kind"] != "system"] for row in (chat, other)
+            ]
+            assert rules[0] == rules[1]
+            assert other["words"].split("(")[0] == chat["words"].split("(")[0]
+    assert any(row["words"] for row in found["chat"])
