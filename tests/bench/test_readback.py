@@ -14,7 +14,7 @@ from tests.bench.readback import __main__ as command
 from tests.bench.readback import local
 from tests.bench.readback.histories import KINDS, Question, histories
 from tests.bench.readback.recorder import recording
-from tests.bench.readback.run import CONDITIONS, RULE, Asker, Score, measured, table
+from tests.bench.readback.run import CONDITIONS, Asker, Score, measured, table
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
 
 RECORD = "<state_snapshot>\n<overall_goal>Answer.</overall_goal>\nThe number is {fact}.\n</state_snapshot>"
@@ -31,6 +31,19 @@ def test_there_are_forty_questions_of_five_kinds_with_one_answer_each() -> None:
         for question in history.questions:
             key = re.findall(r"K\d{4}", question.text)
             assert all(each in texts for each in key) == (question.kind != "nowhere")
+
+
+def test_every_call_was_answered_in_words_and_nothing_that_was_told_is_asked() -> None:
+    for history in histories():
+        messages = history.messages()
+        roles = [message["role"] for message in messages]
+        assert roles == ["system", *["user", "assistant", "tool", "assistant", "user", "assistant"] * 4]
+        said = [
+            str(message["content"]) for message in messages if message["role"] == "assistant" and message["content"]
+        ]
+        told = set(re.findall(r"K\d+", " ".join(said)))
+        assert len(told) == len(said) == 8
+        assert not told & {key for question in history.questions for key in re.findall(r"K\d+", question.text)}
 
 
 def test_every_kind_has_its_turn_among_few_questions() -> None:
@@ -60,11 +73,14 @@ def test_what_is_a_right_answer(kind: str, answer: str, reply: str, right: bool)
     assert Question(kind, "?", answer).is_right(reply) == right
 
 
+ASKING = ("Which", "Quote", "How many")
+
+
 def model(request: Recorded) -> Message:
     """Answer from the results in the context, or else from what grep finds below the path that the question names."""
     messages = request.messages
     question = str(next(one["content"] for one in reversed(messages) if one["role"] == "user"))
-    if RULE not in question:
+    if not question.startswith(ASKING):
         return text(RECORD.format(fact=FACT))
     seen = "\n".join(str(message["content"]) for message in messages if message["role"] == "tool")
     keys, paths = re.findall(r"K\d+", question), re.findall(r"(?:in|of) ([\w/.:]*[/.][\w/.:]*\w)", question)

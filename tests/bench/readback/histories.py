@@ -18,8 +18,8 @@ NUMBER = re.compile(r"\b\d{5,6}\b")
 """One of the records' numbers."""
 STATES = ("open", "closed", "draining")
 SYSTEM = (
-    "You are a careful assistant. Look up every answer with your tools and never guess. Once you have seen the answer,"
-    " say it in one sentence and call nothing more."
+    "You are an assistant with tools. Answer in words, from what the tools returned. Do not call a tool again for what"
+    " it has returned before."
 )
 RECORDS = 90
 """Entries of a tool result: about 2,000 tokens of o200k_base."""
@@ -87,34 +87,34 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A history that ends where the client asks its question."""
+    """A history that ends where the client asks its question.
+
+    As in agents' sessions, the user has asked before, and the assistant has answered in words: after a call, and from
+    what it had. Models go on as they find things; after a history of bare calls, small ones only call.
+    """
 
     name: str
     documents: list[Document]
+    told: list[list[Record]]
+    """For each document, the two of its records that the assistant has told. No question asks for them."""
     questions: list[Question]
 
     def messages(self, dropped: bool = False) -> list[Json]:
         """Return the messages before the question. `dropped`: without the texts of the results."""
-        made: list[Json] = [
-            {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": "Collect everything that the questions may be about."},
-        ]
-        for number, document in enumerate(self.documents):
-            arguments = json.dumps({"path": document.path})
-            call = {"id": f"call_{number}", "type": "function"}
+        made: list[Json] = [{"role": "system", "content": SYSTEM}]
+        for number, (document, (first, second)) in enumerate(zip(self.documents, self.told, strict=True)):
+            function = {"name": document.tool, "arguments": json.dumps({"path": document.path})}
+            call = {"id": f"call_{number}", "type": "function", "function": function}
+            content = f"{len(document.records)} entries, such as {first.key}: {first.value}, {first.state}."
             made += [
-                {
-                    "role": "assistant",
-                    "content": None,
-                    "tool_calls": [{**call, "function": {"name": document.tool, "arguments": arguments}}],
-                },
-                {
-                    "role": "tool",
-                    "tool_call_id": f"call_{number}",
-                    "content": "[cleared]" if dropped else document.text,
-                },
+                {"role": "user", "content": f"What is in {document.path}?"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "content": "[cleared]" if dropped else document.text},
+                {"role": "assistant", "content": content},
+                {"role": "user", "content": f"And {second.key}?"},
+                {"role": "assistant", "content": f"{second.key} has {second.value} and is {second.state}."},
             ]
-        return [*made, {"role": "assistant", "content": "I have collected it."}]
+        return made
 
     def tools(self) -> list[Json]:
         """Return the definitions of the client's own tools."""
@@ -135,10 +135,11 @@ def histories(records: int = RECORDS, questions: int | None = None) -> list[Reco
 def _history(name: str, chance: random.Random, records: int, questions: int | None) -> Recorded:
     marks = iter(chance.sample(range(1_000, 10_000), records * len(SETTINGS[name])))
     documents = [_document(*setting, list(islice(marks, records)), chance) for setting in SETTINGS[name]]
-    asked = _questions(documents, chance)
+    told = [chance.sample(document.records, 2) for document in documents]
+    asked = _questions(documents, [record for some in told for record in some], chance)
     turns = zip_longest(*([question for question in asked if question.kind == kind] for kind in KINDS))
     chosen = set(islice((question for turn in turns for question in turn if question), questions))
-    return Recorded(name, documents, [question for question in asked if question in chosen])
+    return Recorded(name, documents, told, [question for question in asked if question in chosen])
 
 
 def _document(tool: str, path: str, form: str, marks: list[int], chance: random.Random) -> Document:
@@ -157,16 +158,16 @@ def _document(tool: str, path: str, form: str, marks: list[int], chance: random.
     return Document(tool, path, text, records)
 
 
-def _questions(documents: list[Document], chance: random.Random) -> list[Question]:
+def _questions(documents: list[Document], told: list[Record], chance: random.Random) -> list[Question]:
     """Ask three questions of each kind, and two about what is nowhere."""
     asked = []
     lined = [document for document in documents if document.records[0].line]
     for number in range(3):
         document, other = chance.sample(documents, 2)
-        record, second = chance.choice(document.records), chance.choice(other.records)
+        record, second = (chance.choice(_without(told, one.records)) for one in (document, other))
         asked.append(Question("value", f"Which number belongs to {record.key} in {document.path}?", str(record.value)))
         source = lined[number % len(lined)]
-        line = chance.choice(source.records)
+        line = chance.choice(_without(told, source.records))
         asked.append(Question("line", f"Quote the whole line of {source.path} that has {line.key} in it.", line.line))
         state = STATES[number]
         count = sum(each.state == state for each in document.records)
@@ -185,3 +186,7 @@ def _questions(documents: list[Document], chance: random.Random) -> list[Questio
         key = f"K0{chance.randrange(100, 1_000)}"
         asked.append(Question("nowhere", f"Which number belongs to {key} in {document.path}?", ""))
     return sorted(asked, key=lambda question: KINDS.index(question.kind))
+
+
+def _without(told: list[Record], records: list[Record]) -> list[Record]:
+    return [record for record in records if record not in told]

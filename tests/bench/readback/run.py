@@ -22,12 +22,9 @@ Json = dict[str, Any]
 CONDITIONS = ("everything", "dropped", "compact", "compress", "auto")
 PROXIED = CONDITIONS[2:]
 
-RULE = "Look it up with your tools."
-"""Added to each question. Small models take any hint at how to answer, or at what to say if there is nothing, for an
-order to answer at once."""
 CLIENT_ROUNDS = 3
 """How often the client answers calls of its own tools before it takes what there is."""
-UNAVAILABLE = "This tool is not available any more. Answer from what was returned before."
+UNCHANGED = "Unchanged since the last call: what it returned then is still current. Refer to that."
 NOT_UNDERSTOOD = (
     "Nothing that was moved",
     "The arguments",
@@ -118,7 +115,7 @@ def _score(url: str, condition: str, asker: Asker, histories: Sequence[Recorded]
 
 def _asked(client: httpx.Client, model: str, history: Recorded, question: Question, *, dropped: bool) -> Json:
     """Return the model's last message. Calls of the client's own tools are told that there is nothing more."""
-    messages = [*history.messages(dropped), {"role": "user", "content": f"{question.text} {RULE}"}]
+    messages = [*history.messages(dropped), {"role": "user", "content": question.text}]
     message: Json = {}
     for _ in range(CLIENT_ROUNDS):
         body = {"model": model, "messages": messages, "tools": history.tools(), "temperature": 0}
@@ -128,7 +125,7 @@ def _asked(client: httpx.Client, model: str, history: Recorded, question: Questi
         if not calls:
             break
         messages.append({"role": "assistant", "content": message.get("content"), "tool_calls": calls})
-        messages += [{"role": "tool", "tool_call_id": call["id"], "content": UNAVAILABLE} for call in calls]
+        messages += [{"role": "tool", "tool_call_id": call["id"], "content": UNCHANGED} for call in calls]
     return message
 
 
