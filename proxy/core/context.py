@@ -177,6 +177,11 @@ class OldHistory:
         return self._users.tokens + self._systems.tokens
 
     @property
+    def crowded(self) -> bool:
+        """Whether too many messages stay in their places for another summary."""
+        return self._users.crowded
+
+    @property
     def offloadable(self) -> int:
         """The tokens that count against `max_total_tokens`."""
         return self.movable - self.pinned - (self._fixed - self._pinned_images)

@@ -386,7 +386,8 @@ class History:
     def size(self) -> int:
         """About how many bytes it takes. It keeps messages that their own cache has evicted."""
         naming = self._parts.naming if self._parts else Naming()
-        return 4_000 + 350 * len(self) + 100 * (len(naming.calls) + len(naming.taken)) + self._extra
+        own = 350 * len(self) + (64 * self.fold.pins if self.fold else 0)
+        return 4_000 + own + 100 * (len(naming.calls) + len(naming.taken)) + self._extra
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""

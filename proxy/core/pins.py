@@ -8,6 +8,9 @@ from typing import Self
 
 MOST_PREVIEWS = 100
 """The most previews of large messages that stay. Each takes some 70 tokens."""
+MOST_KEPT = 1_000
+"""A history in which more messages stay in their places is not summarised any further. Every boundary names them, so
+that without a bound, memory and time would grow with their number times that of the boundaries."""
 
 
 class Pins:
@@ -53,6 +56,11 @@ class Pins:
         self._kept.add(index)
         self.tokens += tokens
         self.fixed += fixed
+
+    @property
+    def crowded(self) -> bool:
+        """Whether too many messages are kept for another summary."""
+        return len(self._kept) > MOST_KEPT
 
     def shrunk(self, index: int, freed: int) -> None:
         """A reference has replaced this message, which may be one that is kept."""

@@ -92,6 +92,11 @@ class Fold:
         )
         return other
 
+    @property
+    def pins(self) -> int:
+        """The number of pins of all boundaries together, which take most of its memory where there are many."""
+        return sum([len(boundary.pins) for boundary in self._boundaries])
+
     def _decided(self) -> Plan:
         live = self.messages.leading_tokens + self.messages.total
         return Plan(
@@ -176,6 +181,8 @@ class Fold:
 
     def _wants_summary(self) -> bool:
         """Whether compaction alone leaves too much."""
+        if self._old.crowded:
+            return False
         if self._offload.mode is not Mode.AUTO:
             return self._offload.mode is Mode.COMPRESS
         left = self._old.offloadable - self._old.gain
@@ -230,7 +237,7 @@ class Fold:
 
         A request that cannot be made to fit must not pay for a summary at every turn.
         """
-        if self._offload.mode is Mode.COMPACT:
+        if self._offload.mode is Mode.COMPACT or self._old.crowded:
             return False
         fits = self._holds(self.messages.total - self._compressible)
         return self._compressible - freed >= (1 if fits else self._enough)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.pins import MOST_PREVIEWS
+from proxy.core.pins import MOST_KEPT, MOST_PREVIEWS
 from proxy.core.plan import PATIENCE, Item, Move, Plan, Role, Room, live
 from proxy.core.planner import begun, fold
 from proxy.core.policy import Compress, Mode, Offload
@@ -258,6 +258,22 @@ def test_a_user_message_that_does_not_fit_ends_the_pins() -> None:
 def test_unanswered_messages_are_never_summarised() -> None:
     plan = planned("s u a:2000 t:10 a:10 u:5000 u:5000", policy(Mode.COMPRESS, keep_recent_count=0))
     assert [boundary.end for boundary in plan.boundaries] == [5]
+
+
+@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.COMPRESS])
+@pytest.mark.parametrize("rules", [1, 2])
+def test_a_history_with_very_many_messages_that_stay_is_not_summarised_any_further(mode: Mode, rules: int) -> None:
+    """All boundaries name them, so that a history of many boundaries would take quadratic time and memory."""
+    lost = Item(Role.TOOL, 3, 3, 3, stays=True)
+    for room in (Room(), Room(window=3000)):
+        state = begun(policy(mode, plan=rules), room)
+        for _ in range(60):
+            for one in [*history("a:2000 a u"), *[lost] * (MOST_KEPT // 30)]:
+                state.add(one)
+        boundaries = state.plan().boundaries
+        assert 5 < len(boundaries) <= 31
+        assert max(len(boundary.pins) for boundary in boundaries) <= MOST_KEPT + 40
+        assert state.pins == sum(len(boundary.pins) for boundary in boundaries)
 
 
 # -- what the user says ------------------------------------------------------------------------------------------------
