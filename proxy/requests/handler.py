@@ -190,7 +190,7 @@ class _Request:
         reader, snapshots, large = self._services.reader, self._services.snapshots, planned.request.large
         shown, rounds = await asyncio.gather(
             snapshots.existing(planned, self._records),
-            self._records.rounds(planned.replies(), planned.request.model),
+            self._records.rounds(await self._run(planned.replies, large), planned.request.model),
         )
         rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), large)
         io = self._turn_io(attempt.parsed, rendered, tries)
@@ -328,7 +328,8 @@ class _Request:
 
         async def keep() -> None:
             records = Records(self._services.store.visit(), namespace)
-            await records.keep_originals(name, prepare.originals(rendered))
+            texts = await self._run(partial(prepare.originals, rendered), rendered.history.request.large)
+            await records.keep_originals(name, texts)
 
         held = 2 * len(rendered.history.request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)

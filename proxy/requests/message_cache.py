@@ -134,7 +134,7 @@ class MessageCache:
             if len(memoryview(batch[-1][1])) > BATCH_BYTES:
                 fresh |= await self._large.run(caller, work)
             else:
-                fresh |= await self._run(work, large, caller)
+                fresh |= await self.run(work, large, caller)
         return fresh
 
     def _read(self, read: Callable[[Raw], Message], batch: Sequence[tuple[Key, Raw]]) -> dict[Key, Message]:
@@ -143,7 +143,8 @@ class MessageCache:
             self._messages.put(key, message, MESSAGE_BYTES + message.extra())
         return fresh
 
-    async def _run(self, work: Callable[[], T], large: bool, caller: str) -> T:
+    async def run(self, work: Callable[[], T], large: bool, caller: str) -> T:
+        """Return the result of `work`, run off the event loop if `large`."""
         return await self._pool.run(caller, work) if large else work()
 
     def compactor(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Compacted:

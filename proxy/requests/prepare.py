@@ -195,7 +195,8 @@ async def plan(
     dialect: Dialect, asked: Request, policy: Policy, window: int | None, reader: MessageCache, caller: str = ""
 ) -> PlannedRequest | None:
     """Read the history and plan. Returns None if the request must not be changed. Raises Unplannable."""
-    if policy.offload.mode is Mode.OFF or asked.names is None or asked.obstacle:
+    names = asked.names
+    if policy.offload.mode is Mode.OFF or names is None or asked.obstacle:
         return None
     policy = policy.for_request(has_tools=asked.has_tools)
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
@@ -205,7 +206,14 @@ async def plan(
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
     past = await reader.past(dialect, asked.entries, terms, caller)
-    return PlannedRequest(dialect, asked, policy, past, past.plan(), room, asked.names)
+
+    def made() -> PlannedRequest:
+        planned = PlannedRequest(dialect, asked, policy, past, past.plan(), room, names)
+        if asked.large and planned.concerns_us:
+            dialect.shape(asked)  # splits the body for all later steps, which the event loop must not do
+        return planned
+
+    return await reader.run(made, asked.large, caller)
 
 
 class RenderedRequest(msgspec.Struct, frozen=True):

@@ -31,9 +31,10 @@ from proxy.telemetry.outcome import StoreError
 
 T = TypeVar("T")
 
-LOOKUPS = 16
-"""The number of replies in the first lookup, which takes the newest ones. Each further lookup takes four times as many.
-Most conversations have no hidden rounds, and then each reply is looked up once."""
+LOOKUPS, MOST_LOOKUPS = 16, 1_024
+"""The number of replies in the first lookup, which takes the newest ones. Each further lookup takes four times as many,
+up to the second number, as that takes the event loop 20 ms. Most conversations have no hidden rounds, and then each
+reply is looked up once."""
 
 _UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -243,14 +244,15 @@ class Records:
         start, size = 0, LOOKUPS
         while batch := indexes[start : start + size]:
             names = [replies[index].link.hex() for index in batch]
-            placed = [_places(replies[index].before)[0] for index in batch]
+            placed = [_place(replies[index].before, 0) for index in batch]
             found = await self._hidden([*names, *placed], model)
             for index, record, first in zip(batch, found, found[len(batch) :], strict=False):
                 if record is None and first is not None:
                     record = await self._recognised(replies[index], first, model)
                 if record is not None:
                     return index, record
-            start, size = start + size, 4 * size
+            start, size = start + size, min(4 * size, MOST_LOOKUPS)
+            await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
         return None
 
     async def _recognised(self, reply: Reply, first: _Hidden, model: str) -> _Hidden | None:
@@ -277,7 +279,11 @@ class Records:
 
 def _places(before: bytes) -> list[str]:
     """Return the names under which rounds are kept by the history before their replies."""
-    return [extend(before, b"place %d" % number).hex() for number in range(PLACES)]
+    return [_place(before, number) for number in range(PLACES)]
+
+
+def _place(before: bytes, number: int) -> str:
+    return extend(before, b"place %d" % number).hex()
 
 
 def _decoded(value: bytes, kind: type[T]) -> T | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.core import summary
 from proxy.core.history import moved_pieces
@@ -72,7 +72,9 @@ class Snapshots:
         boundary = history.plan.boundaries[-1] if history.plan.boundaries else None
         if boundary is None or (ready.shown and ready.shown.boundary == boundary):
             return ready
-        job = self._job(ready, boundary, records, tenant, ask, idle)
+        measure = partial(_measured, history, boundary, ready.shown)
+        measured = await self._reader.run(measure, history.request.large, tenant)
+        job = self._job(ready, boundary, measured, records, tenant, ask, idle)
         if history.policy.wait is not Wait.ALWAYS and history.room.holds(ready.tokens):
             self._summarizer.request(job)
             return ready
@@ -85,6 +87,7 @@ class Snapshots:
         self,
         ready: RenderedRequest,
         boundary: SummaryBoundary,
+        measured: _Measured,
         records: Records,
         tenant: str,
         ask: Ask,
@@ -93,12 +96,10 @@ class Snapshots:
         history, shown = ready.history, ready.shown
         offload = history.policy.offload
         snapshot_tokens = offload.compress.snapshot_tokens
-        sizes = _sizes(history, boundary, shown)
-        replaced = sum(sizes.get(index, 0) for index in render.taken(history.transcript, boundary))
         window, left = history.room.window, history.summary_limit
         limit, reply = group_limits(offload.compress, window, left)
         if window:
-            left = history.room.left(sum(sizes.values())) + history.room.reply
+            left = history.room.left(measured.tokens) + history.room.reply
         key = records.key("snapshots", history.snapshot_name(boundary))
         subject = history.subject(key.partition("/")[0], Addition.SUMMARY)
         rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
@@ -111,7 +112,7 @@ class Snapshots:
             line=_line(history, boundary, records),
             model=history.summary_model,
             snapshot_tokens=snapshot_tokens,
-            replaced_tokens=replaced,
+            replaced_tokens=measured.replaced,
             store_dir=offload.store_dir,
             timeout=offload.compress.timeout,
             group_tokens=limit,
@@ -125,12 +126,29 @@ class Snapshots:
             originals=f"{offload.store_dir}/" if len(history.plan.boundaries) > 1 else history.originals_path(boundary),
             taken=lambda: render.originals(history.dialect, history.transcript, boundary),
             references=lambda: _references(history, boundary),
-            stored=_stored(history, boundary),
+            stored=measured.stored,
             idle=idle() if history.policy.wait is Wait.IDLE else None,
             ask=ask,
             prices=offload,
             rode=lambda taken: (self._refusals.accepted if taken else self._refusals.refused)(subject),
         )
+
+
+class _Measured(NamedTuple):
+    """What a summary call says of the history before its boundary, for which all of it has to be looked at."""
+
+    tokens: int
+    """As it was sent before the boundary's event."""
+    replaced: int
+    """The tokens that the snapshot replaces."""
+    stored: frozenset[str]
+    """The paths of all files that exist at the boundary."""
+
+
+def _measured(history: PlannedRequest, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> _Measured:
+    sizes = _sizes(history, boundary, shown)
+    replaced = sum(sizes.get(index, 0) for index in render.taken(history.transcript, boundary))
+    return _Measured(sum(sizes.values()), replaced, _stored(history, boundary))
 
 
 def _references(history: PlannedRequest, boundary: SummaryBoundary) -> dict[str, str]:

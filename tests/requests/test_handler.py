@@ -6,12 +6,15 @@ import asyncio
 import gzip
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from proxy.core import rawjson
+from proxy.core.history import History
 from proxy.core.policy import Mode, Offload, Policy
 from proxy.core.policy import Tools as ToolsPolicy
 from proxy.core.policy import Upstream as Where
@@ -19,10 +22,12 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.errors import StoreFault, UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.policies.tenants import Tenant
+from proxy.requests import snapshots
 from proxy.requests.background import Background
 from proxy.requests.handler import Chat
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.passthrough import Relay
+from proxy.requests.prepare import PlannedRequest
 from proxy.requests.services import Services
 from proxy.requests.snapshots import Snapshots
 from proxy.requests.summarizer import Summarizer
@@ -487,6 +492,40 @@ async def test_large_bodies_are_put_together_off_the_loop(
     call = whole(calls(called("grep", '{"pattern": "word"}')), "tool_calls")
     await world.ask(chat("word " * size), ScriptedReply(call), ScriptedReply(HELLO))
     assert [thread != threading.get_ident() for thread in threads] == [aside, aside]
+
+
+@pytest.mark.parametrize(("turns", "aside"), [(20, False), (600, True)], ids=["small", "large"])
+async def test_long_histories_are_looked_at_off_the_loop(
+    world: World, turns: int, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these looks at the whole body or the whole history, which is up to 100,000 messages."""
+    threads: dict[str, list[bool]] = {}
+
+    def note(owner: Any, name: str, of: Callable[..., bool] = lambda *_: True) -> None:
+        work = getattr(owner, name)
+
+        def noting(*given: Any) -> Any:
+            if of(*given):
+                threads.setdefault(name, []).append(threading.get_ident() != loop)
+            return work(*given)
+
+        monkeypatch.setattr(owner, name, noting)
+
+    loop = threading.get_ident()
+    offload = replace(POLICY.offload, mode=Mode.COMPRESS, max_total_tokens=1_000)
+    world.policy = replace(POLICY, offload=offload)
+    messages = [{"role": "user", "content": "What is it?"}] + turns * [
+        {"role": "assistant", "content": "Thinking. " * 100},
+        {"role": "user", "content": "Sure?"},
+    ]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    note(rawjson, "members", lambda raw, *_: len(memoryview(raw)) == len(body))
+    note(History, "plan")
+    note(PlannedRequest, "replies")
+    note(snapshots, "_measured")
+    await world.ask(body, *[ScriptedReply(HELLO)] * 9)  # summaries are asked for as well
+    assert threads.keys() >= {"members", "plan", "replies", "_measured"}
+    assert {name: set(used) for name, used in threads.items()} == {name: {aside} for name in threads}
 
 
 async def test_streams_of_offloaded_requests_reach_the_client(world: World) -> None:

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 from proxy.core.history import ToolCall
 from proxy.core.recognition import Reply, Visible
 from proxy.core.turn import HiddenRound
-from proxy.requests.records import PLACES, Records, sealed
+from proxy.requests.records import MOST_LOOKUPS, PLACES, Records, sealed
 from proxy.requests.snapshot_writer import Snapshot
 from proxy.stores import open_store
-from proxy.stores.guarded import Guarded
+from proxy.stores.guarded import Guarded, Visit
+from proxy.stores.memory import Missing
 
 LINKS = {index: bytes([index]) * 16 for index in (2, 5, 8, 11)}
 NOTHING = Visible("")
@@ -53,6 +55,34 @@ async def test_the_newest_round_names_its_predecessors(records: Records) -> None
     assert await records.rounds(REPLIES, "m") == {2: hidden(2), 8: hidden(8)}
     assert await records.rounds(REPLIES, "other") == {}
     assert await records.rounds({}, "m") == {}
+
+
+async def test_the_replies_of_a_long_history_are_looked_up_in_parts(
+    records: Records, store: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory answers most lookups at once, so that others get their turn only between the parts."""
+    asked, turns = list[int](), list[int]()
+    replies = {index: Reply(b"%d before" % index, b"%d" % index, lambda: NOTHING) for index in range(5_000)}
+    get_many = Visit.get_many
+
+    async def noting(visit: Visit, keys: Sequence[str], **how: Any) -> Any:
+        asked.append(len(keys))
+        return await get_many(visit, keys, **how)
+
+    async def other() -> None:
+        while True:
+            turns.append(len(asked))
+            await asyncio.sleep(0)
+
+    assert await records.rounds(replies, "m") == {}
+    monkeypatch.setattr(Visit, "get_many", noting)
+    monkeypatch.setattr(store.memory, "recall", lambda keys: dict.fromkeys(keys, Missing.ABSENT))
+    task = asyncio.create_task(other())
+    assert await records.rounds(replies, "m") == {}
+    task.cancel()
+    assert sum(asked) == 2 * len(replies)
+    assert max(asked) <= 2 * MOST_LOOKUPS
+    assert set(range(1, len(asked))) <= set(turns)
 
 
 async def test_bytes_come_back_as_they_were(records: Records) -> None:
