@@ -43,7 +43,7 @@ def unsettled() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def forked() -> Iterator[None]:
-    """Let the proxies that tests start with `serving.spawned` begin as forks of one process."""
+    """Let what tests start with `serving.started` begin as forks of one process."""
     with ExitStack() as held, pytest.MonkeyPatch.context() as patch:
         nursery = cache(lambda: held.enter_context(Nursery()))
         patch.setattr(serving, "started", lambda *arguments: nursery().start(*arguments))

@@ -106,10 +106,14 @@ def served(policies: Policies | None = None, store: Path | None = None, **settin
         yield proxy
 
 
-def started(arguments: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> Process:
+Start = Callable[[Sequence[str], Mapping[str, str], BinaryIO, BinaryIO], Process]
+"""Runs `python -m proxy` with these arguments and environment, and these files for output and errors."""
+
+
+def started(arguments: Sequence[str], environment: Mapping[str, str], out: BinaryIO, errors: BinaryIO) -> Process:
     """Start `python -m proxy` as users do. Tests replace this with a faster start (conftest.py)."""
     command = [sys.executable, "-m", "proxy", *arguments]
-    return subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=Path(__file__).parents[1])
+    return subprocess.Popen(command, stdout=out, stderr=errors, env=environment, cwd=Path(__file__).parents[1])
 
 
 @contextmanager
@@ -126,7 +130,7 @@ def spawned(
         arguments = ["serve", "--port=0", f"--store={proxy.store}", *flags]
         arguments += [f"--policies={proxy.policies}"] if proxy.policies else []
         with proxy.log_file.open("wb") as log:
-            proxy.process = started(arguments, {**_clean_environment(), **(environment or {})}, log)
+            proxy.process = started(arguments, {**_clean_environment(), **(environment or {})}, log, log)
         held.callback(stop, proxy.process)
         proxy.port = _announced_port(proxy, proxy.process)
         _wait_until_healthy(proxy, lambda: proxy.process is not None and proxy.process.poll() is None)

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from proxy.cli import main
 from proxy.core.retrieval.names import key_part
 from proxy.policies import schema
 from proxy.stores import open_store
+from tests import serving
 from tests.stores.engines import redis_server
 
 ROOT = Path(__file__).parents[1]
@@ -25,14 +27,12 @@ DAY = 86_400
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`python -m proxy` in a process of its own, with nothing of our environment but what Python needs."""
-    return subprocess.run(
-        [sys.executable, "-m", "proxy", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], **environment},
-        timeout=60,
-    )
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        process = serving.started(arguments, {"PATH": os.environ["PATH"], **environment}, out, errors)
+        code = process.wait(60)
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read().decode(), errors.read().decode())
 
 
 @pytest.fixture
@@ -355,12 +355,12 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use")
 
 
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_a_proxy_that_was_told_to_stop_ended_well(stop: signal.Signals, tmp_path: Path) -> None:
+def test_a_proxy_that_was_told_to_stop_ended_well(tmp_path: Path) -> None:
+    """Here by Ctrl-C; tests/server/test_runner.py sends SIGTERM."""
     with start("serve", "--port", "0", "--store", str(tmp_path)) as process:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("offload-proxy listening on http://127.0.0.1:")
-        process.send_signal(stop)
+        process.send_signal(signal.SIGINT)
         assert (process.wait(30), process.stderr.read()) == (0, "")
 
 

@@ -1,4 +1,7 @@
-"""Processes and signals: how the server begins, drains and ends. Always the real command, in processes of its own."""
+"""Processes and signals: how the server begins, drains and ends. Always the real command, in processes of its own.
+
+Some begin as users begin them, others as forks (tests/forking.py).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from tests import serving
+from tests.serving import Start, started
 from tests.wire import EVENTS, OK, Handler, Peer, Wire, ask, chunk, chunks, connection, read_head, replying, upstream
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -27,7 +31,7 @@ SOON = 30.0
 class Served:
     """The command, running."""
 
-    def __init__(self, process: asyncio.subprocess.Process, wire: Wire, said: bytes, rest: asyncio.Task[bytes]) -> None:
+    def __init__(self, process: serving.Process, wire: Wire, said: bytes, rest: asyncio.Task[bytes]) -> None:
         self.process = process
         self.rest = rest
         self.wire = wire
@@ -41,31 +45,42 @@ class Served:
         return {int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
     async def ends(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), SOON)
+        return await asyncio.to_thread(self.process.wait, SOON)
 
 
 def command(*flags: str, store: Path) -> Sequence[str]:
-    return (sys.executable, "-m", "proxy", "serve", f"--store={store}", "--log-format=text", *flags)
+    return ("serve", f"--store={store}", "--log-format=text", *flags)
 
 
 @asynccontextmanager
-async def serving(handler: Handler, folder: Path, *flags: str) -> AsyncIterator[Served]:
-    async with upstream(handler) as wire:
-        flags = ("--port=0", f"--upstream={wire.url}/v1", *flags)
-        process = await asyncio.create_subprocess_exec(
-            *command(*flags, store=folder / "store"), cwd=ROOT, stderr=asyncio.subprocess.PIPE
-        )
-        assert process.stderr
+async def running(handler: Handler, folder: Path, *flags: str, start: Start | None = None) -> AsyncIterator[Served]:
+    async with upstream(handler) as wire, reading() as (errors, written):
+        given = command("--port=0", f"--upstream={wire.url}/v1", *flags, store=folder / "store")
+        with written:
+            process = await asyncio.to_thread(start or serving.started, given, os.environ, written, written)
         try:
-            said = await asyncio.wait_for(process.stderr.readline(), SOON)
+            said = await asyncio.wait_for(errors.readline(), SOON)
             # Read on, or the pipe fills and the process waits for us.
-            rest = asyncio.create_task(process.stderr.read())
+            rest = asyncio.create_task(errors.read())
             yield Served(process, wire, said, rest)
         finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            process.kill()
+            await asyncio.to_thread(process.wait)
             await asyncio.wait_for(rest, SOON)
+
+
+@asynccontextmanager
+async def reading() -> AsyncIterator[tuple[asyncio.StreamReader, BinaryIO]]:
+    """A pipe's two ends."""
+    read, write = os.pipe()
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read, "rb")
+    )
+    try:
+        yield reader, os.fdopen(write, "wb")
+    finally:
+        transport.close()
 
 
 def steps(go_on: asyncio.Event) -> Handler:
@@ -103,7 +118,7 @@ WORKERS = pytest.mark.parametrize(
 
 @WORKERS
 async def test_ready_line_and_clean_end(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    async with serving(replying(OK), tmp_path, *flags) as served:
+    async with running(replying(OK), tmp_path, *flags, start=started) as served:
         assert served.port, served.said
         assert (await ask(served.port, GET)).body == b"ok"
         served.process.terminate()
@@ -113,7 +128,7 @@ async def test_ready_line_and_clean_end(tmp_path: Path, flags: tuple[str, ...]) 
 @WORKERS
 async def test_sigterm_drains(tmp_path: Path, flags: tuple[str, ...]) -> None:
     go_on = asyncio.Event()
-    async with serving(steps(go_on), tmp_path, *flags) as served:
+    async with running(steps(go_on), tmp_path, *flags) as served:
         async with connection(served.port) as (idle_reader, idle_writer), connection(served.port) as (reader, writer):
             idle_writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await read_head(idle_reader)
@@ -124,7 +139,7 @@ async def test_sigterm_drains(tmp_path: Path, flags: tuple[str, ...]) -> None:
             served.process.terminate()
             await refused(served.port)
             await asyncio.wait_for(idle_reader.read(), SOON)
-            assert served.process.returncode is None
+            assert served.process.poll() is None
             go_on.set()
             assert [piece async for piece in got] == [b"two"]
         assert await served.ends() == 0
@@ -132,7 +147,7 @@ async def test_sigterm_drains(tmp_path: Path, flags: tuple[str, ...]) -> None:
 
 @WORKERS
 async def test_draining_is_bounded(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    async with serving(steps(asyncio.Event()), tmp_path, "--drain-timeout=1", *flags) as served:
+    async with running(steps(asyncio.Event()), tmp_path, "--drain-timeout=1", *flags) as served:
         async with connection(served.port) as (reader, writer):
             writer.write(GET)
             await reader.readuntil(b"one")
@@ -147,7 +162,7 @@ async def test_requests_still_waiting_after_draining_get_an_error(tmp_path: Path
         await peer.request()
         await peer.gone()
 
-    async with serving(mute, tmp_path, "--drain-timeout=1") as served:
+    async with running(mute, tmp_path, "--drain-timeout=1") as served:
         waiting = asyncio.create_task(ask(served.port, GET))
         await asyncio.sleep(0.3)
         served.process.terminate()
@@ -193,7 +208,7 @@ async def test_a_store_that_hangs_does_not_keep_the_process(
     tmp_path: Path, flags: tuple[str, ...], hanging: Callable[[str], None]
 ) -> None:
     hanging(STORE_HANGS)
-    async with serving(replying(OK), tmp_path, "--drain-timeout=1", *flags) as served:
+    async with running(replying(OK), tmp_path, "--drain-timeout=1", *flags, start=started) as served:
         assert (await ask(served.port, b"GET /health?deep=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")).status == 503
         served.process.terminate()
         assert await served.ends() == 1
@@ -202,7 +217,7 @@ async def test_a_store_that_hangs_does_not_keep_the_process(
 
 async def test_a_thread_that_hangs_does_not_keep_the_process(tmp_path: Path, hanging: Callable[[str], None]) -> None:
     hanging(POLICIES_HANG)
-    async with serving(replying(OK), tmp_path, "--drain-timeout=1") as served:
+    async with running(replying(OK), tmp_path, "--drain-timeout=1", start=started) as served:
         async with asyncio.timeout(SOON):
             while not (tmp_path / "site" / "sitecustomize.py.hangs").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -220,7 +235,7 @@ async def test_named_pipes_in_store_and_policies_do_not_block(tmp_path: Path, fl
     (policies / "default.yaml").write_text("{}")
     (tmp_path / "store" / "health" / "probe").mkdir(parents=True)
     os.mkfifo(tmp_path / "store" / "health" / "probe" / "none")
-    async with serving(replying(OK), tmp_path, f"--policies={policies}", "--drain-timeout=1", *flags) as served:
+    async with running(replying(OK), tmp_path, f"--policies={policies}", "--drain-timeout=1", *flags) as served:
         os.mkfifo(policies / "pipe.yaml")
         await asyncio.sleep(2)
         for _ in range(12):
@@ -242,7 +257,7 @@ async def test_named_pipes_in_store_and_policies_do_not_block(tmp_path: Path, fl
 async def test_a_second_signal_ends_at_once(tmp_path: Path, flags: tuple[str, ...], again: signal.Signals) -> None:
     flags = ("--drain-timeout=120", *flags)
     async with (
-        serving(steps(asyncio.Event()), tmp_path, *flags) as served,
+        running(steps(asyncio.Event()), tmp_path, *flags) as served,
         connection(served.port) as (reader, writer),
     ):
         writer.write(GET)
@@ -259,7 +274,7 @@ async def test_sighup_reloads_policies(tmp_path: Path, flags: tuple[str, ...]) -
     policies.mkdir()
     async with upstream(replying(OK)) as other:
         (policies / "default.yaml").write_text("limits: {concurrent_requests: 5}\n")
-        async with serving(replying(OK), tmp_path, f"--policies={policies}", *flags) as served:
+        async with running(replying(OK), tmp_path, f"--policies={policies}", *flags) as served:
             assert (await ask(served.port, GET)).status == 200
             (policies / "default.yaml").write_text(f"upstream: {{base_url: '{other.url}'}}\n")
             served.process.send_signal(signal.SIGHUP)
@@ -269,11 +284,11 @@ async def test_sighup_reloads_policies(tmp_path: Path, flags: tuple[str, ...]) -
                 assert (await ask(served.port, GET)).status == 200
             assert len(served.wire.requests) == before
             assert len(other.requests) == 8
-            assert served.process.returncode is None
+            assert served.process.poll() is None
 
 
 async def test_workers_share_the_port_and_the_metrics(tmp_path: Path) -> None:
-    async with serving(replying(OK), tmp_path, "--workers=2") as served:
+    async with running(replying(OK), tmp_path, "--workers=2") as served:
         assert len(served.workers()) == 2
         await asyncio.gather(*(ask(served.port, GET) for _ in range(40)))
         await asyncio.sleep(0.2)  # the other worker writes down its own part, a little later
@@ -300,7 +315,7 @@ async def test_a_reload_reaches_every_worker_and_every_worker_shows_all_metrics(
     (policies / "default.yaml").write_text("limits: {concurrent_requests: 5}\n")
     async with (
         upstream(replying(OK)) as other,
-        serving(replying(OK), tmp_path, f"--policies={policies}", "--workers=3") as served,
+        running(replying(OK), tmp_path, f"--policies={policies}", "--workers=3") as served,
     ):
         workers = served.workers()
         assert len(workers) == 3
@@ -323,7 +338,7 @@ async def test_a_reload_reaches_every_worker_and_every_worker_shows_all_metrics(
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
-    async with serving(replying(OK), tmp_path, "--workers=2") as served:
+    async with running(replying(OK), tmp_path, "--workers=2") as served:
         victim, other = served.workers()
         os.kill(victim, signal.SIGKILL)
         async with asyncio.timeout(SOON):
@@ -333,9 +348,9 @@ async def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_workers_end_with_a_supervisor_that_was_killed(tmp_path: Path) -> None:
-    async with serving(replying(OK), tmp_path, "--workers=2") as served:
+    async with running(replying(OK), tmp_path, "--workers=2") as served:
         served.process.kill()
-        await served.process.wait()
+        await served.ends()
         await refused(served.port)
 
 
@@ -349,36 +364,41 @@ async def test_a_burst_over_pooled_connections(tmp_path: Path) -> None:
                 await reader.readexactly(2)
             return statuses
 
-    async with serving(replying(OK), tmp_path) as served:
+    async with running(replying(OK), tmp_path) as served:
         answers = await asyncio.gather(*(one(served.port) for _ in range(32)))
     assert answers == [[200] * 20] * 32
 
 
-def run(*flags: str, store: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*flags, store=store), cwd=ROOT, capture_output=True, text=True, timeout=SOON)
+def run(*flags: str, store: Path) -> tuple[int, str]:
+    """Return the exit code, and what was said."""
+    with (store / "said").open("w+b") as said:
+        code = serving.started(command(*flags, store=store), os.environ, said, said).wait(SOON)
+        said.seek(0)
+        return code, said.read().decode()
 
 
 @WORKERS
 def test_an_address_in_use_is_a_user_mistake(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = run(f"--port={port}", *flags, store=tmp_path)
-    assert ended.returncode == 2
-    assert ended.stderr == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        code, said = run(f"--port={port}", *flags, store=tmp_path)
+    assert code == 2
+    assert said == f"offload-proxy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
 def test_a_foreign_address_is_a_user_mistake(tmp_path: Path) -> None:
-    ended = run("--port=0", "--host=nowhere.invalid", store=tmp_path)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("offload-proxy: cannot listen on nowhere.invalid:0: ")
+    code, said = run("--port=0", "--host=nowhere.invalid", store=tmp_path)
+    assert code == 2
+    assert said.startswith("offload-proxy: cannot listen on nowhere.invalid:0: ")
 
 
 @WORKERS
 def test_invalid_policies_are_a_user_mistake(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    (tmp_path / "default.yaml").write_text("offload: {mode: never}\n")
-    ended = run("--port=0", f"--policies={tmp_path}", *flags, store=tmp_path / "store")
-    assert ended.returncode == 2
-    assert "default.yaml" in ended.stderr and "Traceback" not in ended.stderr and "listening" not in ended.stderr
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "default.yaml").write_text("offload: {mode: never}\n")
+    code, said = run("--port=0", f"--policies={tmp_path / 'policies'}", *flags, store=tmp_path)
+    assert code == 2
+    assert "default.yaml" in said and "Traceback" not in said and "listening" not in said
 
 
 async def test_an_ipv6_address_is_served(tmp_path: Path) -> None:
@@ -386,13 +406,13 @@ async def test_an_ipv6_address_is_served(tmp_path: Path) -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 here")
-    async with serving(replying(OK), tmp_path, "--host=::1") as served:
+    async with running(replying(OK), tmp_path, "--host=::1") as served:
         assert re.fullmatch(rb"offload-proxy listening on http://\[::1\]:\d+\n", served.said)
 
 
 async def test_the_log_has_one_line_per_request_and_nothing_else(tmp_path: Path) -> None:
     """One line a request, and nothing of the server's own."""
-    async with serving(replying(OK), tmp_path) as served:
+    async with running(replying(OK), tmp_path) as served:
         await ask(served.port, GET)
         served.process.terminate()
         lines = (await served.rest).splitlines()
