@@ -136,7 +136,8 @@ class PolicyLoader:
             before = self._seen
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(hangup.wait(), INTERVAL)
+                    async with asyncio.timeout(INTERVAL):
+                        await hangup.wait()
                 now = await self._patiently(lambda: _signature(self._directory))
                 # Wait until nothing changes between two looks, because a half-written file is not an error.
                 if hangup.is_set() or (now == before and now != self._seen):
@@ -146,10 +147,10 @@ class PolicyLoader:
 
     async def _patiently(self, work: Callable[[], T]) -> T:
         """Run `work` in a thread, and log an error every `PATIENCE` seconds if it hangs, as on a lost network disk."""
-        task = asyncio.ensure_future(asyncio.to_thread(work))
-        while not (await asyncio.wait([task], timeout=PATIENCE))[0]:
+        working = asyncio.get_running_loop().run_in_executor(None, work)
+        while not (await asyncio.wait([working], timeout=PATIENCE))[0]:
             self._failed(f"{self._directory} does not answer")
-        return task.result()
+        return working.result()
 
     def _failed(self, reason: object) -> bool:
         logger.error("policies not taken, the old ones stay in force: %s", reason)

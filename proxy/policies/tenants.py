@@ -87,14 +87,13 @@ class Callers:
         self._known: Lru[bytes, Tenant] = Lru(CALLERS)
 
     def identify(self, headers: Sequence[Header], policies: Policies) -> Tenant:
-        """Do the same as the function `identify`, but cached."""
+        """Do the same as the function `identify`, but cached. `headers` are only those that carry keys."""
         if policies is not self._policies:
             self._policies, self._known = policies, Lru(CALLERS)
-        carried = [header for header in headers if header[0].lower() in KEY_HEADERS]
-        digest = hashlib.sha256(repr(carried).encode()).digest()  # so that no key is kept
+        digest = hashlib.sha256(repr(headers).encode()).digest()  # so that no key is kept
         tenant = self._known.get(digest)
         if tenant is None:
-            tenant = identify(carried, policies)
+            tenant = identify(headers, policies)
             self._known.put(digest, tenant)
         return tenant
 

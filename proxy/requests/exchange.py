@@ -36,7 +36,7 @@ class Raw(TypedDict):
     """A request as the client wrote it, and a way to notice that the client hangs up."""
 
     target: bytes
-    headers: Sequence[Header]
+    headers: Headers
     watch: Callable[[Callable[[], object]], Callable[[], object]]
     """Calls its argument when the client hangs up, or soon if it already has. Returns a function that cancels this."""
     body: BodyAccount
@@ -89,7 +89,7 @@ class Exchange:
         """The raw path and query."""
         self.path = self.target.partition(b"?")[0]
         """The raw path, without the query."""
-        self.headers = Headers(raw["headers"] if raw else scope["headers"])
+        self.headers = raw["headers"] if raw else Headers(scope["headers"])
         """Names are in the client's case if the server reports it."""
         self.request_id = f"req_{os.urandom(16).hex()}"
         self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body

@@ -163,5 +163,5 @@ def _credentials(tenant: Tenant, headers: Headers) -> Headers:
     """Return the headers by which upstream knows the caller, and the API that it speaks with it."""
     own = tenant.credential(tenant.policy.upstream, anthropic=MESSAGES.owns(b"", headers))
     kept = (MESSAGES.version_header,) if own is not None else (*KEY_HEADERS, MESSAGES.version_header)
-    found = [header for header in headers if header[0].lower() in kept]
-    return Headers(found if own is None else [own, *found])
+    found = headers.only(kept)
+    return found if own is None else Headers((own, *found))

@@ -20,7 +20,7 @@ from proxy.dialects.chat import CHAT
 from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
 from proxy.policies import PolicyLoader
-from proxy.policies.tenants import Callers, Tenant, allowed, retention
+from proxy.policies.tenants import KEY_HEADERS, Callers, Tenant, allowed, retention
 from proxy.requests.background import Background
 from proxy.requests.captures import Captures
 from proxy.requests.exchange import ClientGone, Exchange
@@ -223,7 +223,8 @@ class App:
         """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""
         if client.wants_upgrade:
             raise _upgrade_refused(client.path)
-        tenant = self._callers.identify(client.headers, self._book.current).for_api(client.api)
+        keys = client.headers.only(KEY_HEADERS)
+        tenant = self._callers.identify(keys, self._book.current).for_api(client.api)
         if self._on_loopback and (tenant.anonymous or tenant.lends_key):
             self._check_origin(client)
         return tenant

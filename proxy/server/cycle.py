@@ -166,7 +166,7 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError(f"{kind} at the wrong time")
 
     def _start(self, status: int, headers: Any) -> None:
-        headers = Headers([(name.lower(), value) for name, value in (*self.default_headers, *headers)])
+        headers = Headers((*self.default_headers, *headers)).lowered()
         if headers.has_control_characters():
             raise RuntimeError("a header with characters that no header may have")
         fields = dict(headers)

@@ -32,6 +32,7 @@ from proxy.requests.exchange import RAW, Exchange, Raw
 from proxy.server.cycle import Cycle
 from proxy.server.held_head import HeldHead
 from proxy.server.inbound import IDLE_SECONDS, Inbound
+from proxy.upstream.headers import Headers
 
 if TYPE_CHECKING:
     from proxy.upstream.headers import Header
@@ -73,7 +74,7 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 class ExactProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which also passes on what ASGI's scope loses of a request; see `exchange.RAW`."""
 
-    raw_headers: list[Header]
+    raw_headers: Headers
     cycle: Cycle | None  # type: ignore[assignment]
 
     def __init__(self, *args: Any, inbound: Inbound, **kwargs: Any) -> None:
@@ -275,7 +276,7 @@ class ExactProtocol(HttpToolsProtocol):
             self._reading = DEAF
             raise _Enough
         super().on_message_begin()
-        self.raw_headers = []
+        self.raw_headers = Headers()
         self._reading, self._since, self._most = HEAD, 0, self._segment
 
     def on_url(self, url: bytes) -> None:
@@ -300,7 +301,7 @@ class ExactProtocol(HttpToolsProtocol):
             head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.raw_headers)
             if head > HEAD_BYTES:
                 raise _too_large()
-        self.headers += [(name.lower(), value) for name, value in self.raw_headers]
+        self.headers += self.raw_headers.lowered()
         fields = dict(self.headers)
         if b"transfer-encoding" in fields and _codings(self.headers) != [b"chunked"]:
             # RFC 9112, 6.1. If we relayed only the content, it would no longer be known how it is encoded.

@@ -76,8 +76,8 @@ class UpstreamReply:
         self._answer = answer
         self._idle_timeout = idle_timeout
         self._url = url
-        self.closed: Callable[[], None] = lambda: None
-        """Called when the reply is closed."""
+        self.closed: Callable[[], None] | None = None
+        """Called once, when the reply is closed."""
 
     @property
     def ended(self) -> bool:
@@ -107,8 +107,9 @@ class UpstreamReply:
     async def aclose(self) -> None:
         """Release the connection: it goes back to the pool if the whole reply was read, and is closed otherwise."""
         self._answer.close()
-        closed, self.closed = self.closed, lambda: None
-        closed()
+        if self.closed is not None:
+            closed, self.closed = self.closed, None
+            closed()
 
 
 async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
@@ -158,43 +159,49 @@ class UpstreamClient:
 
         Raises UpstreamUnreachable, UpstreamSilent or UpstreamBroken, or ClientFault for a header that HTTP forbids.
         """
-        if request.aside:
-            return await self._send(request)
         origin = request.origin
+        if request.aside:
+            return await self._send(request, origin)
         self.traffic.began(origin)
         try:
-            reply = await self._send(request)
+            reply = await self._send(request, origin)
         except BaseException:
             self.traffic.ended(origin)
             raise
         reply.closed = partial(self.traffic.ended, origin)
         return reply
 
-    async def _send(self, request: UpstreamRequest) -> UpstreamReply:
-        body = _Body(request)
+    async def _send(self, request: UpstreamRequest, origin: str) -> UpstreamReply:
+        body = None if isinstance(request.content, bytes) else _StreamedBody(request, request.content)
         started = asyncio.get_running_loop().time()
         try:
-            return await self._attempt(request, body)
+            return await self._attempt(request, origin, body)
         except Stale as stale:
-            if body.spent or asyncio.get_running_loop().time() - started > _STALE_WITHIN:
+            spent = body is not None and body.spent
+            if spent or asyncio.get_running_loop().time() - started > _STALE_WITHIN:
                 raise _translated(stale, request.url) from stale
         try:
-            return await self._attempt(request, body)
+            return await self._attempt(request, origin, body)
         except Stale as stale:
             raise _translated(stale, request.url) from stale
 
-    async def _attempt(self, request: UpstreamRequest, body: _Body) -> UpstreamReply:
+    async def _attempt(self, request: UpstreamRequest, origin: str, body: _StreamedBody | None) -> UpstreamReply:
         """Send once. Raises Stale, untranslated, if a pooled connection turns out to be closed."""
         try:
-            async with asyncio.timeout(None) as deadline:
-                answer = await self._exchange(request, body.attempt(deadline))
-                body.settle()
+            if body is None:
+                async with asyncio.timeout(request.connect_timeout + request.first_byte_timeout):
+                    answer = await self._exchange(request, origin, request.content)
+            else:
+                async with asyncio.timeout(None) as deadline:
+                    answer = await self._exchange(request, origin, body.attempt(deadline))
+                    body.settle()
         except Stale:
             raise
         except aiohttp.ClientError as error:
             raise _translated(error, request.url) from error
         except TimeoutError as error:
-            raise _silent(f"Upstream did not begin to reply: {body.waited_for}", request.url) from error
+            waited_for = _no_byte(request) if body is None else body.waited_for
+            raise _silent(f"Upstream did not begin to reply: {waited_for}", request.url) from error
         except ValueError as error:
             # A control character, or neither ASCII nor UTF-8: forbidden in a head (RFC 9110, 5.5).
             raise ClientFault("A header or the path has characters that cannot be sent on") from error
@@ -207,21 +214,21 @@ class UpstreamClient:
             raise UpstreamBroken("Upstream's reply has a header with a control character")
         return reply
 
-    async def _exchange(self, request: UpstreamRequest, content: Content) -> UpstreamResponse:
-        scheme, _, rest = request.url.partition("://")
-        authority = rest.partition("/")[0].partition("?")[0]
-        target = rest.removeprefix(authority)
+    async def _exchange(self, request: UpstreamRequest, origin: str, content: Content) -> UpstreamResponse:
+        target = request.url.removeprefix(origin)
         if not target.startswith("/"):
             target = "/" + target  # a query may directly follow the authority (RFC 3986, 3)
-        route = self._routes.to(scheme, authority)
+        route = self._routes.to(origin)
         return await self._pool.ask(route, request.method, target, request.headers, content, request.connect_timeout)
 
 
-class _Body:
-    """A request's body, for one or more attempts. It moves the attempt's deadline as upstream accepts the body."""
+class _StreamedBody:
+    """A body that arrives while it is sent, for one or more attempts. It moves the attempt's deadline as upstream
+    accepts it."""
 
-    def __init__(self, request: UpstreamRequest) -> None:
+    def __init__(self, request: UpstreamRequest, source: AsyncIterator[bytes]) -> None:
         self._request = request
+        self._source = source
         self._kept: list[bytes] = []
         self._size = 0
         self._deadline: asyncio.Timeout | None = None
@@ -236,21 +243,18 @@ class _Body:
     def attempt(self, deadline: asyncio.Timeout) -> Content:
         """Return the body from its beginning, and start a new deadline."""
         self._deadline = deadline
-        if isinstance(self._request.content, bytes):
-            self._await_reply(self._request.connect_timeout)
-            return self._request.content
-        return self._stream(self._request.content)
+        return self._stream()
 
     def settle(self) -> None:
         """Lift the deadline: the reply has begun, even if the body is still being sent."""
         self._deadline = None
 
-    async def _stream(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _stream(self) -> AsyncIterator[bytes]:
         for chunk in tuple(self._kept):
             self._await_progress()
             yield chunk
         self._await_client()
-        async for chunk in source:
+        async for chunk in self._source:
             self._keep(chunk)
             self._await_progress()
             yield chunk
@@ -271,15 +275,18 @@ class _Body:
         idle = self._request.idle_timeout
         self._give(idle, f"it took none of the request for {idle:g} s")
 
-    def _await_reply(self, connecting: float = 0) -> None:
-        silent = self._request.first_byte_timeout
-        self._give(connecting + silent, f"no byte within {silent:g} s")
+    def _await_reply(self) -> None:
+        self._give(self._request.first_byte_timeout, _no_byte(self._request))
 
     def _give(self, seconds: float | None, waited_for: str) -> None:
         if self._deadline is not None:
             now = asyncio.get_running_loop().time()
             self._deadline.reschedule(None if seconds is None else now + seconds)
             self.waited_for = waited_for
+
+
+def _no_byte(request: UpstreamRequest) -> str:
+    return f"no byte within {request.first_byte_timeout:g} s"
 
 
 _UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)

@@ -17,7 +17,9 @@ from yarl import URL
 from proxy.errors import UserMistake
 
 
-class Route(msgspec.Struct, frozen=True):
+class Route(msgspec.Struct, frozen=True, eq=False):
+    """How to reach one origin. `Routes` makes one for each."""
+
     origin: URL
     proxy: URL | None
 
@@ -31,18 +33,17 @@ class Routes:
         addresses = {scheme: variables.get(f"{scheme}_proxy") for scheme in ("http", "https", "all")}
         self._proxies = {scheme: _parsed(scheme, address) for scheme, address in addresses.items() if address}
         self._none_for = {"no": variables.get("no_proxy", "")}
-        self._known: dict[tuple[str, str], Route] = {}
+        self._known: dict[str, Route] = {}
 
-    def to(self, scheme: str, authority: str) -> Route:
-        """Return the route to `scheme://authority`. Cached, because policies name only a few origins."""
-        route = self._known.get((scheme, authority))
+    def to(self, origin: str) -> Route:
+        """Return the route to `origin`: scheme, host and port. Cached, because policies name only a few origins."""
+        route = self._known.get(origin)
         if route is None:
-            route = self._known[scheme, authority] = Route(
-                URL(f"{scheme}://{authority}"), self._proxy(scheme, authority)
-            )
+            route = self._known[origin] = Route(URL(origin), self._proxy(origin))
         return route
 
-    def _proxy(self, scheme: str, authority: str) -> URL | None:
+    def _proxy(self, origin: str) -> URL | None:
+        scheme, _, authority = origin.partition("://")
         if proxy_bypass_environment(authority, self._none_for):
             return None
         return self._proxies.get(scheme) or self._proxies.get("all")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from itertools import compress
+from operator import itemgetter, not_
 
 Header = tuple[bytes, bytes]
+
+_name, _value = itemgetter(0), itemgetter(1)
 
 _FORBIDDEN = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -14,7 +18,8 @@ class Headers(list[Header]):
     """Raw headers in order, with repeated ones repeated and names in any case. Search by lower-case name.
 
     It is a list because ASGI, aiohttp and uvicorn take and give lists: nothing is copied or indexed on the way. A
-    message has some 20 headers and is searched a few times, so an index would cost more than it saves.
+    message has some 20 headers and is searched a few times, so an index would cost more than it saves. Every message
+    pays for the loops over its headers, so they are those of `map` and `compress`.
     """
 
     __slots__ = ()
@@ -36,12 +41,19 @@ class Headers(list[Header]):
 
     def names(self) -> list[bytes]:
         """Return the names in order, in lower case."""
-        return [name.lower() for name, _ in self]
+        return [*map(bytes.lower, map(_name, self))]
 
-    def without(self, names: Iterable[bytes]) -> Headers:
+    def lowered(self) -> Headers:
+        """Return a copy with all names in lower case."""
+        return Headers(zip(self.names(), map(_value, self), strict=True))
+
+    def only(self, names: Collection[bytes]) -> Headers:
+        """Return a copy of the headers of these lower-case names."""
+        return Headers(compress(self, map(names.__contains__, self.names())))
+
+    def without(self, names: Collection[bytes]) -> Headers:
         """Return a copy without the headers of these lower-case names."""
-        names = frozenset(names)
-        return Headers([header for header in self if header[0].lower() not in names])
+        return _without(self, self.names(), names)
 
     def has_control_characters(self) -> bool:
         """Whether a name or value has a character that is forbidden in headers (RFC 9110, 5.5)."""
@@ -81,7 +93,7 @@ def request_headers(headers: Iterable[Header], credential: Header | None = None)
         dropped |= _CREDENTIALS
     if b"x-offload" in b" ".join(names):
         dropped = dropped.union([name for name in names if name.startswith(b"x-offload")])
-    kept = Headers([header for header, name in zip(headers, names, strict=True) if name not in dropped])
+    kept = _without(headers, names, dropped)
     if credential is not None:
         kept.append(credential)
     return kept
@@ -94,8 +106,7 @@ def reply_headers(headers: Iterable[Header], ours: Iterable[Header] = ()) -> Hea
     """
     headers, ours = Headers(headers), list(ours)
     names = headers.names()
-    dropped = _dropped(_HOP_BY_HOP, headers, names).union(dict(ours))
-    kept = Headers([header for header, name in zip(headers, names, strict=True) if name not in dropped])
+    kept = _without(headers, names, _dropped(_HOP_BY_HOP, headers, names).union(dict(ours)))
     kept.extend(ours)
     return kept
 
@@ -106,6 +117,11 @@ def _dropped(always: frozenset[bytes], headers: Headers, names: list[bytes]) -> 
         return always
     values = headers.get_all(b"connection")
     return always.union(*[[option.strip().lower() for option in value.split(b",")] for value in values])
+
+
+def _without(headers: Headers, names: list[bytes], dropped: Collection[bytes]) -> Headers:
+    """Return a copy of `headers`, which have these `names`, without those that are `dropped`."""
+    return Headers(compress(headers, map(not_, map(dropped.__contains__, names))))
 
 
 _ANTHROPIC = re.compile(rb"(?:(?:/v1)+(?=[/?]|\Z)|(?=/messages(?:[/?]|\Z)))(.*)", re.DOTALL)

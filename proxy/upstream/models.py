@@ -77,8 +77,7 @@ class ModelsClient:
             raise UpstreamBroken("Upstream's reply cannot be read", detail=_detail(origin, error)) from error
 
     def _client(self, origin: str, seconds: float) -> httpx.AsyncClient:
-        scheme, _, authority = origin.partition("://")
-        proxy = self._routes.to(scheme, authority).proxy
+        proxy = self._routes.to(origin).proxy
         trusted = self._certificates if proxy is not None and proxy.scheme == "https" else None
         return self._httpx.AsyncClient(
             headers={"user-agent": f"offload-proxy/{__version__}"},

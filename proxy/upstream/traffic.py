@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,7 +14,7 @@ class Traffic:
     """Counts the requests under way to each origin. A server with one slot works on one at a time."""
 
     def __init__(self) -> None:
-        self._under_way: Counter[str] = Counter()
+        self._under_way: defaultdict[str, int] = defaultdict(int)
         self._changed: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def began(self, origin: str) -> None:
@@ -31,7 +31,7 @@ class Traffic:
 
     def under_way(self, origin: str) -> int:
         """Return the requests under way to this origin."""
-        return self._under_way[origin]
+        return self._under_way.get(origin, 0)
 
     def changed(self, origin: str) -> asyncio.Event:
         """Return an event that is set when the next request begins or ends."""

@@ -30,7 +30,7 @@ from proxy.upstream.egress import Routes, certificates
     ],
 )
 def test_routes(environment: dict[str, str], authority: str, proxy: str | None) -> None:
-    route = Routes(environment).to("https", authority)
+    route = Routes(environment).to(f"https://{authority}")
     assert (str(route.proxy) if route.proxy else None) == proxy
     assert route.origin.host == authority.partition(":")[0]
 
