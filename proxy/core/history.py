@@ -308,12 +308,15 @@ class History:
         terms: Terms,
         read: list[Message],
         tokens: int = 0,
+        sent_tokens: int = 0,
         extra: int = 0,
         fold: Fold | None = None,
         parts: Parts | None = None,
     ) -> None:
         self.terms = terms
         self.tokens = tokens
+        self.sent_tokens = sent_tokens
+        """The tokens of the history as it is sent, spaces in arguments included."""
         self.fold = fold
         self._read = read
         self._extra = extra  # see `Message.extra`
@@ -333,14 +336,15 @@ class History:
             return self
         read = [*self._read, *messages]
         tokens = self.tokens + sum([message.tokens for message in messages])
+        sent = self.sent_tokens + sum([message.tokens + message.spaces for message in messages])
         extra = self._extra + sum([message.extra() for message in messages])
         if self.fold is None and self.terms.leave_alone(tokens, _leading_tokens(read)):
-            return History(self.terms, read, tokens, extra)
+            return History(self.terms, read, tokens, sent, extra)
         terms, parts = self.terms, self.parts.extended(messages, self.terms.offload)
         fold = self.fold.copy() if self.fold else begun(terms.offload, terms.room, terms.tool_definition_tokens)
         for item in parts.items[len(self) if self.fold else 0 :]:
             fold.add(item)
-        return History(terms, read, tokens, extra, fold, parts)
+        return History(terms, read, tokens, sent, extra, fold, parts)
 
     @property
     def parts(self) -> Parts:
@@ -370,11 +374,6 @@ class History:
     def measured(self) -> Sequence[Message]:
         """The messages, without the names of their pieces."""
         return self._read
-
-    @property
-    def sent_tokens(self) -> int:
-        """The tokens of the history as it is sent, spaces in arguments included."""
-        return self.tokens + sum([message.spaces for message in self._read])
 
     @property
     def irregular(self) -> Mapping[Irregular, int]:

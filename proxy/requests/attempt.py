@@ -10,6 +10,7 @@ came, beside what its plan would have done.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -34,16 +35,15 @@ if TYPE_CHECKING:
     from proxy.requests.exchange import Exchange
 
 
-class ParsedRequest(msgspec.Struct, frozen=True):
+class ParsedRequest(msgspec.Struct, frozen=True, dict=True):
     """A client's request as far as it was understood."""
 
     body: bytes
     """The client's own bytes."""
     tenant: Tenant
     """The tenant, with the policy for the request's model if the model is known."""
-    searching: Budget
-    """The time budget for all searches of the request, over all its attempts."""
     chat: Request | None = None
+    """What the body says; None if we could not read it."""
     reason: Reason = Reason.NONE
     """Why the request must not be planned."""
     continued: bytes | None = None
@@ -51,10 +51,10 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     observed: bool = False
     """Whether the plan is only recorded, and the request goes upstream as it came."""
 
-
-def unread(body: bytes, tenant: Tenant, reason: Reason = Reason.NONE) -> ParsedRequest:
-    """Return a request of which only the bytes are known."""
-    return ParsedRequest(body, tenant, Budget(tenant.policy.tools.max_search_seconds), reason=reason)
+    @cached_property
+    def searching(self) -> Budget:
+        """The time budget for all searches of the request, over all its attempts."""
+        return Budget(self.tenant.policy.tools.max_search_seconds)
 
 
 class Costs(msgspec.Struct, frozen=True):

@@ -27,7 +27,6 @@ from proxy.core.request import LARGE_BYTES
 from proxy.dialects import Dialect
 from proxy.dialects.usage import Reported
 from proxy.errors import ClientFault, Overloaded, UpstreamBroken
-from proxy.regex import Budget
 from proxy.requests import prepare, tool_loop
 from proxy.requests.attempt import (
     AsItCame,
@@ -38,7 +37,6 @@ from proxy.requests.attempt import (
     Sent,
     outcome,
     rendered_headers,
-    unread,
 )
 from proxy.requests.feedback import Feedback
 from proxy.requests.passthrough import DecodedEnds, ReplyEnds, ignore, served
@@ -86,7 +84,7 @@ class _Request:
         self._tenant = tenant
         self._records = Records(services.store.visit(), tenant.namespace)
         self._feedback = Feedback(services, dialect, tenant.namespace)
-        self._newest: Attempt = AsItCame(unread(b"", tenant))
+        self._newest: Attempt = AsItCame(ParsedRequest(b"", tenant))
 
     async def answer(self) -> None:
         """Reply to the client. The body is whole here; if the client hangs up, all work for it ends."""
@@ -146,18 +144,18 @@ class _Request:
                 clear = await decoded(body, client.headers, limit, threads.decoding, tenant.namespace, client.hold)
             chat = await self._run(partial(self._dialect.parse, clear), len(clear) > LARGE_BYTES)
         except ClientFault:
-            return unread(body, tenant, Reason.ENCODING)
+            return ParsedRequest(body, tenant, reason=Reason.ENCODING)
         except Unplannable as error:
-            return unread(body, tenant, error.reason)
+            return ParsedRequest(body, tenant, reason=error.reason)
         chosen = tenant.policy.for_model(chat.model)
         reason, policy = held_back(client, chosen), chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
         if not reason and observes(client, chosen):
-            return ParsedRequest(body, tenant, Budget(policy.tools.max_search_seconds), chat, observed=True)
+            return ParsedRequest(body, tenant, chat, observed=True)
         self._services.seen(tenant, client.headers)
         going_on = await self._records.continuation(chat.continues) if chat.continues else None
         continued = self._dialect.continued(chat, going_on) if going_on else None
-        return ParsedRequest(body, tenant, Budget(policy.tools.max_search_seconds), chat, reason, continued)
+        return ParsedRequest(body, tenant, chat, reason, continued)
 
     async def _plan(self, parsed: ParsedRequest) -> AsItCame:
         """Return the request with its plan, or with the reason why it has none."""
@@ -243,7 +241,7 @@ class _Request:
         """Send the client's bytes upstream and upstream's bytes back. Returns a refusal as `_send` does."""
         parsed = attempt.parsed
         request = self._services.relay.request(self._client, parsed.tenant, parsed.body)
-        clear = parsed.chat.body if parsed.chat and Addition.THINKING in tries.without else None
+        clear = parsed.chat.body if Addition.THINKING in tries.without and parsed.chat else None
         changed = parsed.continued or attempt.shortened or clear
         if changed is not None:
             request = forgiving(rewritten(request, changed, REWRITTEN), self._dialect, tries.without)
@@ -259,18 +257,24 @@ class _Request:
                     return refusal
                 read = refusal.body
             compared = attempt.planned is not None and attempt.planned.holdout
-            tells = attempt.tokens >= TELLING
-            ends = ReplyEnds(reply if compared else None)
-            watch = ends.take if tells or compared or tries.blamed else ignore
+            ends = None
+            if compared or tries.blamed or attempt.tokens >= TELLING:
+                ends = ReplyEnds(reply if compared else None)
+            watch = ends.take if ends else ignore
             await tool_loop.pass_on(reply, self._client, attempt.headers(), self._dialect.error_event, watch, read)
-            if reply.status == 200:
-                said = self._dialect.reported(ends.clear) if compared else None
-                self._newest = attempt if said is None else replace(attempt, reported=said)
-                if tells:
-                    self._feedback.took_prompt(attempt, self._dialect.prompt_tokens(ends.last))
-                if plan is not None and tries.blamed and not self._is_error(reply, ends.first):
-                    self._feedback.took_additions(plan, frozenset(), tries.blamed)
+            if ends is not None and reply.status == 200:
+                self._took(attempt, tries, reply, ends)
             return None
+
+    def _took(self, attempt: AsItCame, tries: Tries, reply: UpstreamReply, ends: ReplyEnds) -> None:
+        """Learn from a reply to the client's own bytes, of which `ends` was kept."""
+        if ends.clear and (said := self._dialect.reported(ends.clear)):
+            self._newest = replace(attempt, reported=said)
+        if attempt.tokens >= TELLING:
+            self._feedback.took_prompt(attempt, self._dialect.prompt_tokens(ends.last))
+        plan = attempt.planned or attempt.refused
+        if plan is not None and tries.blamed and not self._is_error(reply, ends.first):
+            self._feedback.took_additions(plan, frozenset(), tries.blamed)
 
     async def _count(self, attempt: Rewritten) -> Refusal | None:
         """Have upstream count the rewritten request's tokens. Nothing is stored, asked for or learned on the way."""

@@ -73,7 +73,7 @@ class MessageCache:
 
         Raises Unplannable.
         """
-        if _large(raws):
+        if len(raws) >= LONG and _large(raws):
             past, key, seen = await self._pool.run(caller, partial(self._begun, dialect, raws, terms))
         else:
             past, key, seen = self._begun(dialect, raws, terms)

@@ -65,7 +65,7 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
         """Whether the request may have to be changed."""
         return self.policy.tools.inject is Inject.ALWAYS or not self.plan.empty
 
-    @cached_property
+    @property
     def tokens(self) -> int:
         """The tokens of the history as the client sent it."""
         return self.past.sent_tokens

@@ -127,12 +127,13 @@ class Inbound:
         """Charge bytes that are already held to a tenant. Raises Overloaded if they exceed its share."""
         if not size:
             return
-        share = self.limit // TENANTS_SHARE
-        if self._of.get(tenant, 0) + size > share:
+        share, held = self.limit // TENANTS_SHARE, self._of.get(tenant, 0) + size
+        if held > share:
             self._make_room(tenant)
-            if self._of.get(tenant, 0) + size > share:
+            held = self._of.get(tenant, 0) + size
+            if held > share:
                 raise _full(share, "this tenant's requests")
-        self._of[tenant] = self._of.get(tenant, 0) + size
+        self._of[tenant] = held
 
     def hold(self, tenant: str | None, size: int) -> None:
         """Count bytes that have arrived, before they are kept. Raises Overloaded if there is no room for them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from enum import Enum
@@ -119,7 +118,7 @@ class Visit:
         self._breaker = guarded.breaker
         self._allowance = allowance
         self._answered = False
-        self._errors: Counter[StoreError] = Counter()
+        self._errors: dict[StoreError, int] = {}
 
     @property
     def errors(self) -> Mapping[StoreError, int]:
@@ -243,7 +242,8 @@ class Visit:
         return self._missed(operation, StoreMiss.TIMEOUT)
 
     def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Literal[Missing.FAILED]:
-        self._errors[StoreError.of(operation, fault)] += 1
+        error = StoreError.of(operation, fault)
+        self._errors[error] = self._errors.get(error, 0) + 1
         return Missing.FAILED
 
 
