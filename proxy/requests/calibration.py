@@ -66,7 +66,8 @@ class Calibration:
 
     def factor(self, namespace: str, upstream: str, model: str) -> float:
         """Return how many tokens upstream counts for one of ours, beyond the margin of every window; 1 or more."""
-        known = (self._callers.get(namespace) or {}).get((upstream, model))
+        models = self._callers.get(namespace)
+        known = models.get((upstream, model)) if models else None
         return known.value if known else 1.0
 
     def observe(self, namespace: str, upstream: str, model: str, ours: int, theirs: int, window: int | None) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 import msgspec
 
 from proxy.errors import BodyTooLarge, Fault, OffloadError, ProxyError
-from proxy.telemetry.outcome import Kind, Outcome
+from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
 from proxy.upstream.headers import Header, Headers
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class Raw(TypedDict):
 
     target: bytes
     headers: Headers
+    fields: Mapping[bytes, bytes]
+    """Each header's last value, by its name in lower case."""
     watch: Callable[[Callable[[], object]], Callable[[], object]]
     """Calls its argument when the client hangs up, or soon if it already has. Returns a function that cancels this."""
     body: BodyAccount
@@ -98,7 +100,8 @@ class Exchange:
         self._account = raw["body"] if raw else None
         self._pieces: list[bytes] = []
         self._size = 0
-        fields = dict(scope["headers"])
+        self.fields = fields = raw["fields"] if raw else dict(scope["headers"])
+        """Each header's last value, by its name in lower case."""
         self._announced = int(fields.get(b"content-length", 0))
         """Bytes of the body, or 0 if the head does not say. The server has checked that it is a number."""
         self._more = self._announced > 0 or b"transfer-encoding" in fields
@@ -278,9 +281,9 @@ class Exchange:
             status=self.status,
             fault=fault,
             detail=detail,
-            seconds=now - self.began,
-            added_seconds=(self.sent or now) - self.began,
-            first_byte_seconds=None if self._first_byte is None else self._first_byte - self.began,
+            seconds=round(now - self.began, DECIMALS),
+            added_seconds=round((self.sent or now) - self.began, DECIMALS),
+            first_byte_seconds=None if self._first_byte is None else round(self._first_byte - self.began, DECIMALS),
         )
 
 

@@ -47,7 +47,8 @@ LARGE = 32 << 10
 
 
 Source = tuple[str, str]
-"""An upstream, and whose credential it gets: a caller's, or a tenant's, of which only Python's salted hash is kept."""
+"""An upstream, and whose credential it gets: that of a caller, named by the namespace, or a tenant's, of which only
+Python's salted hash is kept."""
 
 
 class Sender(Protocol):
@@ -148,7 +149,7 @@ class ListedWindows:
 def _source(namespace: str, policy: Policy) -> Source:
     upstream = policy.upstream
     if upstream.api_key is None:
-        return upstream.base_url, f"caller {namespace}"
+        return upstream.base_url, namespace
     return upstream.base_url, f"tenant {policy.tenant}, key {hash(upstream.api_key):x}"
 
 

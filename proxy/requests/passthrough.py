@@ -55,7 +55,9 @@ class Relay:
         return UpstreamRequest(
             method=client.method,
             url=url_for(upstream.base_url, client.target, anthropic=anthropic),
-            headers=request_headers(client.headers, tenant.credential(upstream, anthropic=anthropic)),
+            headers=request_headers(
+                client.headers, tenant.credential(upstream, anthropic=anthropic), fields=client.fields
+            ),
             content=content,
             connect_timeout=upstream.connect_timeout,
             first_byte_timeout=self._first_byte_timeout,

@@ -20,7 +20,7 @@ from proxy.lru import Lru
 from proxy.requests.lines import UNUSED, Flight, Line, Lines
 from proxy.requests.snapshot_writer import Failed, Snapshot, SnapshotWriter, Spent, SummaryJob
 from proxy.requests.speeds import Speeds
-from proxy.telemetry.outcome import Basis, Kind, Outcome
+from proxy.telemetry.outcome import DECIMALS, Basis, Kind, Outcome
 from proxy.threads import WorkPool
 from proxy.upstream.traffic import Idle
 
@@ -259,5 +259,5 @@ def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -
         summary_prompt_tokens=spent.prompt_tokens,
         summary_completion_tokens=spent.completion_tokens,
         cached_tokens=spent.cached_tokens,
-        seconds=seconds,
+        seconds=round(seconds, DECIMALS),
     )

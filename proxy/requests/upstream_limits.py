@@ -134,7 +134,9 @@ class UpstreamLimits:
             given = self.listed(namespace, policy, model)
             given = given if given is not None and (known or _Known()).plausible(given, 0) else None
         learned = known.window if known else 0
-        return min([tokens for tokens in (given, learned) if tokens], default=None)
+        if not learned:
+            return given
+        return learned if given is None else min(given, learned)
 
     def accepted(self, namespace: str, policy: Policy, model: str, tokens: int, counted: int) -> None:
         """Learn that upstream took a prompt of `tokens`, as it counted them; we counted `counted`."""

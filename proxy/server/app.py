@@ -223,7 +223,7 @@ class App:
         """Return the tenant of this request. Raises ClientFault if the caller may not use the proxy."""
         if client.wants_upgrade:
             raise _upgrade_refused(client.path)
-        keys = client.headers.only(KEY_HEADERS)
+        keys = [header for header in client.scope["headers"] if header[0] in KEY_HEADERS]
         tenant = self._callers.identify(keys, self._book.current).for_api(client.api)
         if self._on_loopback and (tenant.anonymous or tenant.lends_key):
             self._check_origin(client)

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from proxy.errors import ProxyError
 from proxy.server.inbound import Inbound
-from proxy.upstream.headers import Headers
+from proxy.upstream.headers import Headers, head
 
 WRITTEN = 256 * 1024
 """Most bytes that are written to the connection at once. If we wrote a large reply in one piece, the request would be
@@ -167,29 +167,28 @@ class Cycle(RequestResponseCycle):
 
     def _start(self, status: int, headers: Any) -> None:
         headers = Headers((*self.default_headers, *headers)).lowered()
-        if headers.has_control_characters():
-            raise RuntimeError("a header with characters that no header may have")
         fields = dict(headers)
+        keep_alive = self.keep_alive and not self.more_body
         if b"connection" in fields:
-            self.keep_alive = self.keep_alive and b"close" not in b",".join(headers.get_all(b"connection")).lower()
+            keep_alive = keep_alive and b"close" not in b",".join(headers.get_all(b"connection")).lower()
             headers = headers.without((b"connection",))
-        if b"content-length" in fields:
-            self.expected_content_length, self.chunked_encoding = int(fields[b"content-length"]), False
         lines = [*map(b": ".join, headers)]
         bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
-        if self.chunked_encoding is None and not bodiless:
-            if self.scope["http_version"] == "1.0":
-                self._until_closed, self.keep_alive = True, False
-            else:
-                self.chunked_encoding = True
-                lines.append(b"transfer-encoding: chunked")
-        if self.more_body:
-            self.keep_alive = False
-        if not self.keep_alive:
+        unframed = b"content-length" not in fields and not bodiless
+        until_closed = unframed and self.scope["http_version"] == "1.0"
+        if unframed and not until_closed:
+            lines.append(b"transfer-encoding: chunked")
+        if until_closed or not keep_alive:
+            keep_alive = False
             lines.append(b"connection: close")
+        start = STATUS_LINE[status] + head(lines)
+        self.keep_alive = keep_alive
+        self.expected_content_length = int(fields.get(b"content-length", 0))
+        self.chunked_encoding = unframed and not until_closed
+        self._until_closed = until_closed
         self.response_started = True
         self.waiting_for_100_continue = False
-        self.transport.write(STATUS_LINE[status] + b"\r\n".join([*lines, b"", b""]))
+        self.transport.write(start)
 
     def _continue(self, body: bytes, more: bool) -> None:
         if self.scope["method"] == "HEAD":

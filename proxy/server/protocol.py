@@ -315,7 +315,13 @@ class ExactProtocol(HttpToolsProtocol):
         self.scope["raw_path"] = path
         self.scope["query_string"] = query
         cycle = Cycle(self, keep_alive=version != "1.0" and self.parser.should_keep_alive())
-        raw: Raw = {"target": self.url, "headers": self.raw_headers, "watch": self.watch, "body": cycle}
+        raw: Raw = {
+            "target": self.url,
+            "headers": self.raw_headers,
+            "fields": fields,
+            "watch": self.watch,
+            "body": cycle,
+        }
         self.scope["extensions"] = {RAW: raw}  # type: ignore[dict-item]
         self._reading, self._since, self._trailers = BODY, 0, 0
         self._queue(cycle, self.app)

@@ -82,23 +82,16 @@ class Limited:
 
 
 def bounded(outcome: Outcome) -> Outcome:
-    """Return the outcome as it is logged: times rounded to the microsecond, and fields that clients choose cut to
-    `LONGEST`."""
+    """Return the outcome as it is logged: fields that clients choose are cut to `LONGEST`."""
     chosen = outcome.method + outcome.path + outcome.model + outcome.detail
-    if len(chosen) > LONGEST or "?" in chosen or not chosen.isascii():
-        outcome = msgspec.structs.replace(
-            outcome,
-            method=_bounded(outcome.method),
-            path=_bounded(outcome.path.partition("?")[0]),
-            model=_bounded(outcome.model),
-            detail=_bounded(outcome.detail),
-        )
-    first_byte = outcome.first_byte_seconds
+    if len(chosen) <= LONGEST and "?" not in chosen and chosen.isascii():
+        return outcome
     return msgspec.structs.replace(
         outcome,
-        seconds=round(outcome.seconds, 6),
-        added_seconds=round(outcome.added_seconds, 6),
-        first_byte_seconds=None if first_byte is None else round(first_byte, 6),
+        method=_bounded(outcome.method),
+        path=_bounded(outcome.path.partition("?")[0]),
+        model=_bounded(outcome.model),
+        detail=_bounded(outcome.detail),
     )
 
 

@@ -16,6 +16,9 @@ from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition
 from proxy.errors import Fault
 
+DECIMALS = 6
+"""Times are rounded to the microsecond."""
+
 
 class Kind(StrEnum):
     """How a request was served."""

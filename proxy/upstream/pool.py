@@ -7,7 +7,6 @@ objects for each exchange and a task for each body: without it, a small request 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Self
@@ -17,7 +16,7 @@ import aiohttp
 from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 
-from proxy.upstream.headers import Headers
+from proxy.upstream.headers import Headers, head
 
 if TYPE_CHECKING:
     import ssl
@@ -40,9 +39,6 @@ _KEPT_ALIVE = 15.0
 _JOINED = 64 * 1024
 """The most bytes of a body that is copied after its head, so that both are sent in one piece. Copying a larger one does
 not pay."""
-
-_FORBIDDEN = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]")
-"""Control characters (RFC 9110, 5.5) except the tab, and the line feed, which is checked separately."""
 
 _WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
 """Methods whose requests need no `Content-Length: 0` (RFC 9110, 8.6)."""
@@ -146,7 +142,7 @@ class ConnectionPool:
         Raises Stale, and ValueError for characters that are forbidden in a head.
         """
         way = self._way(route)
-        head = _head(way, method, target, headers, content)
+        start = _head(way, method, target, headers, content)
         connection, protocol = await self._connected(way, connect_timeout)
         reused = protocol in self._used
         if not reused:
@@ -163,7 +159,7 @@ class ConnectionPool:
                 max_field_size=_HEAD_LIMIT,
                 max_headers=_MAX_HEADERS,
             )
-            writing = _write(protocol, head, content)
+            writing = _write(protocol, start, content)
             message, body = await _reply(protocol)
         except BaseException as error:
             if writing is not None:
@@ -219,11 +215,9 @@ def _head(way: _Way, method: str, target: str, headers: Headers, content: Conten
     """Build the request's head. Raises ValueError for characters that are forbidden in it."""
     lines = [f"{method} {way.origin}{target} HTTP/1.1".encode("ascii"), *way.lines, *map(b": ".join, headers)]
     lines += _framing(method, headers, content)
-    head = b"\n".join(lines)
-    if head.count(b"\n") >= len(lines) or _FORBIDDEN.search(head):
-        raise ValueError("a control character")
-    head.decode()
-    return head.replace(b"\n", b"\r\n") + b"\r\n\r\n"
+    made = head(lines)
+    made.decode()
+    return made
 
 
 def _framing(method: str, headers: Headers, content: Content) -> list[bytes]:

@@ -10,6 +10,7 @@ import pytest
 
 from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded
 from proxy.requests.exchange import RAW, ClientGone
+from proxy.upstream.headers import Headers
 from tests.asgi import ScriptedClient
 
 
@@ -20,7 +21,14 @@ class Connection:
         self.watching: list[Any] = []
         self.charged = ""
         self.held = 0
-        self.raw = {"target": target, "headers": list(headers), "watch": self.watch, "body": self}
+        named = Headers(headers)
+        self.raw = {
+            "target": target,
+            "headers": named,
+            "fields": dict(named.lowered()),
+            "watch": self.watch,
+            "body": self,
+        }
 
     def charge(self, tenant: str) -> None:
         self.charged = tenant
@@ -198,6 +206,7 @@ async def test_outcome() -> None:
     await client.start(204, [])
     ended = client.completed(began, "broken")
     assert (ended.status, ended.fault, ended.added_seconds) == (204, "broken", 1)
+    assert ended.seconds == round(ended.seconds, 6), "to the microsecond"
     assert ended.first_byte_seconds is not None and 0 < ended.first_byte_seconds <= ended.seconds
 
 

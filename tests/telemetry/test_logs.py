@@ -26,8 +26,8 @@ OUTCOME = Outcome(
     tokens_after=12_000,
     tool_uses=(ToolUse("grep", "ok", 120),),
     store_errors={StoreError.GET_TIMEOUT: 2},
-    seconds=1.23456789,
-    added_seconds=0.00123456789,
+    seconds=1.234568,
+    added_seconds=0.001235,
 )
 
 
