@@ -7,16 +7,16 @@ workers wrote.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.dashboard.access import Access
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import NOTHING_SEEN, Seen
+from proxy.dashboard.rows import Seen
 from proxy.dashboard.sessions import seen
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from proxy.telemetry.outcome import Outcome
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 MISSING = "the proxy was started without --dashboard FILE"
 
@@ -62,14 +60,15 @@ class Dashboard:
         self._health = health
         self._writer: Writer | None = None
         if self._path is not None:
-            self._writer = Writer(self._path, settings.dashboard_limit, lambda name: retention(name, policies()))
+            kept, others = lambda name: retention(name, policies()), settings.workers > 1
+            self._writer = Writer(self._path, settings.dashboard_limit, kept, others=others)
         self.access = Access(settings.admin_token, self._secret)
         self.live = Live(
             lambda last: self.read(lambda reader: reader.after(last)), lambda: self.read(lambda reader: reader.newest())
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard-reader")
         self._reader: Reader | None = None
-        self._seen: dict[str, Seen] = {}
+        self._attempts: dict[str, Attempt] = {}
 
     # -- what requests call --
 
@@ -79,19 +78,23 @@ class Dashboard:
         return self._writer is not None and not self._writer.state.off
 
     def watch(self, request_id: str, attempt: Attempt) -> None:
-        """Keep what a request shows until its outcome follows. A bug here must not cost a client its reply."""
-        tenant = attempt.parsed.tenant
-        if self.recording and len(self._seen) < ENDED:
-            content = self._content and tenant.policy.dashboard.content
-            try:
-                self._seen[request_id] = seen(attempt, tenant.namespace, content=content)
-            except Exception:
-                logger.exception("a bug, in describing a request for the dashboard")
+        """Keep what a request shows until its outcome follows."""
+        if attempt.planned is not None and self.recording and len(self._attempts) < ENDED:
+            self._attempts[request_id] = attempt
 
     def record(self, outcome: Outcome) -> None:
         """Queue a row for the request. Takes a few microseconds, and never fails."""
-        if self._writer is not None:
-            self._writer.record(outcome, self._seen.pop(outcome.request_id, NOTHING_SEEN))
+        if self._writer is None:
+            return
+        attempt = self._attempts.pop(outcome.request_id, None)
+        if attempt is None:
+            self._writer.record(outcome)
+        else:
+            self._writer.record(outcome, partial(self._seen, attempt), len(attempt.parsed.body))
+
+    def _seen(self, attempt: Attempt) -> Seen:
+        tenant = attempt.parsed.tenant
+        return seen(attempt, tenant.namespace, content=self._content and tenant.policy.dashboard.content)
 
     # -- its life --
 
@@ -105,9 +108,10 @@ class Dashboard:
 
     def close(self) -> None:
         """Write what waits."""
+        self._thread.submit(self._leave)
+        self._thread.shutdown(wait=False)
         if self._writer is not None:
             self._writer.close()
-        self._thread.shutdown(wait=False)
 
     # -- what pages call --
 
@@ -161,14 +165,22 @@ class Dashboard:
         return next((one for one in self._policies().all() if one.tenant == tenant), None)
 
     def _read(self, query: Callable[[Reader], T]) -> T:
-        if self._path is None or self.off:
+        if self._path is None or self._writer is None or self.off:
             raise DashboardFault(self.state()["fault"])
+        self._writer.look()
         try:
+            if self._reader is not None and self._reader.gone():
+                self._reader.close()
+                self._reader = None
             if self._reader is None:
                 self._reader = Reader(self._path)
         except sqlite3.Error as error:
             raise DashboardFault(f"The dashboard's file cannot be read: {error}") from error
         return query(self._reader)
+
+    def _leave(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
 
     def _secret(self) -> bytes:
         return self._writer.secret if self._writer is not None else b""

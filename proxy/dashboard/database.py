@@ -10,12 +10,13 @@ import logging
 import os
 import secrets
 import sqlite3
-import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
+from proxy.dashboard.file import create, moved
 from proxy.dashboard.rows import (
     DAY,
     HOUR,
@@ -110,7 +111,7 @@ def opened(path: Path, size: int) -> Database:
 
 
 class Database:
-    """One connection, for one thread. Raises DashboardFault, and later `sqlite3.Error`."""
+    """One connection, for one thread. Raises DashboardFault if the file cannot be used, and `sqlite3.Error`."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
@@ -119,10 +120,15 @@ class Database:
         self._batches = 0
         self._known: dict[str, int] = {}
         self._version = -1
-        _create(path)
+        create(path)
+        self.gone = moved(path)
+        """Whether the file has been removed or replaced, and rows would be lost with it."""
         self.connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
         try:
             self._prepare()
+        except sqlite3.OperationalError:
+            self.connection.close()
+            raise
         except sqlite3.DatabaseError as error:
             self.connection.close()
             raise DashboardFault(
@@ -257,15 +263,15 @@ class Database:
         if (version := self._pragma("data_version")) != self._version:
             self._known, self._version = {}, version  # another process may have deleted a namespace
         first = run("SELECT coalesce(max(id), 0) + 1 FROM requests").fetchone()[0]
-        worker, namespace, described = os.getpid(), self._namespace, [_described(one.seen) for one in batch]
+        worker, described = os.getpid(), [_described(one.seen) for one in batch]
+        ids = {name: self._namespace(name) for name in {one.outcome.namespace for one in batch}}
         many(
             _ADD,
             [
-                (first + n, one.time, namespace(one.outcome.namespace), one.seen.session, worker, encoded(one.outcome),
-                 sent)
-                for n, (one, (sent, _)) in enumerate(zip(batch, described, strict=True))
+                (id, one.time, ids[one.outcome.namespace], one.seen.session, worker, encoded(one.outcome), sent)
+                for id, one, (sent, _) in zip(count(first), batch, described, strict=False)
             ],
-        )  # fmt: skip
+        )
         details = [(first + n, detail) for n, (_, detail) in enumerate(described) if detail]
         if details:
             many("INSERT INTO details (id, detail) VALUES (?, ?)", details)
@@ -324,7 +330,7 @@ class Database:
             return 0
         rows = min(int((last - first) * ROOM) + 1, LEAVING)
         self._delete(f"SELECT id FROM requests ORDER BY id LIMIT {rows}")
-        self.connection.execute("DELETE FROM sessions WHERE last < (SELECT min(time) FROM requests)")
+        self.connection.execute("DELETE FROM sessions WHERE last_id < (SELECT min(id) FROM requests)")
         return rows
 
     def _thin(self, table: str, keys: Sequence[str]) -> int:
@@ -374,17 +380,3 @@ def _described(seen: Seen) -> tuple[bytes | None, bytes | None]:
     except Exception:
         logger.exception("a bug, in describing a request for the dashboard")
         return None, None
-
-
-def _create(path: Path) -> None:
-    """Create the file, for its owner alone. Raises DashboardFault."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise DashboardFault(f"{path} is no regular file: name another")
-            os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise DashboardFault(f"{path} cannot be written: {error.strerror}") from error

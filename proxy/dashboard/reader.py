@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.dashboard.file import moved
 from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, SUMS, decoded
 from proxy.dashboard.sessions import SentTokens, detail, listed
 from proxy.errors import DashboardFault
@@ -33,7 +34,10 @@ class Reader:
     """One connection, for one thread, that cannot write. `namespace` None stands for all."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+        self.gone = moved(path)
+        self._connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=rw", timeout=1.0, isolation_level=None, check_same_thread=False, uri=True
+        )
         self._connection.row_factory = sqlite3.Row
         self._connection.execute("PRAGMA query_only = ON")
         self._connection.set_progress_handler(self._late, STEPS)

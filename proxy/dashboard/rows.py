@@ -17,7 +17,8 @@ ADDED = ("cause", "words")
 """Fields that rows of the first version lack, in the order in which they came."""
 
 STORED = (*(name for name in Outcome.__struct_fields__ if name not in ADDED), *ADDED)
-"""The fields of an outcome, in the order of a row's values. A row may have fewer of them, or more than we know."""
+"""The fields of an outcome, in the order of a row's values. A row may have fewer of them, or more than we know. It is
+also the order of `Outcome`, which saves sorting them."""
 
 KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout")
 """Fields by which sums are kept apart, beside the day and the namespace."""
@@ -100,8 +101,6 @@ class Seen(msgspec.Struct, frozen=True):
     described: Callable[[], tuple[bytes, bytes | None]] | None = None
     """Returns the tokens that were sent of each kind, and what became of each message if anything did. It takes time in
     proportion to the history, so it runs in the writer's thread."""
-    weight: int = 0
-    """Bytes that wait with it."""
 
 
 NOTHING_SEEN = Seen()
@@ -115,7 +114,8 @@ class Recorded(msgspec.Struct, frozen=True):
     seen: Seen
 
 
-_values = attrgetter(*STORED)
+_values: Callable[[Outcome], tuple[Any, ...]]
+_values = msgspec.structs.astuple if Outcome.__struct_fields__ == STORED else attrgetter(*STORED)  # it is faster
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outcome)}
 _texts = attrgetter(*TEXTS)
 _key = attrgetter(*KEYS)
@@ -126,7 +126,8 @@ _encode = msgspec.msgpack.Encoder().encode
 def storable(one: Recorded) -> Recorded:
     """Return a row whose texts the file can hold: short, and without lone surrogates, which JSON may name."""
     found = _texts(one.outcome)
-    if all([text.isascii() and len(text) <= LONGEST_NAME for text in found]):
+    together = "".join(found)
+    if len(together) <= LONGEST_NAME and together.isascii():
         return one
     short = [text[:LONGEST_NAME].encode("utf-8", "replace").decode() for text in found]
     outcome = msgspec.structs.replace(one.outcome, **dict(zip(TEXTS, short, strict=True)))
@@ -154,14 +155,14 @@ class Sums(msgspec.Struct):
     @classmethod
     def of(cls, batch: Iterable[Recorded]) -> Sums:
         """Add up a batch."""
-        grouped: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+        grouped: dict[tuple[Any, ...], list[Outcome]] = {}
         for one in batch:
-            key = (one.time // HOUR, one.outcome.namespace, *_key(one.outcome))
-            grouped.setdefault(key, []).append(_amounts(one.outcome))
+            outcome = one.outcome
+            grouped.setdefault((one.time // HOUR, outcome.namespace, *_key(outcome)), []).append(outcome)
         days: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
         hours: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        for (hour, namespace, *keys), amounts in grouped.items():
-            total = _added(amounts)
+        for (hour, namespace, *keys), outcomes in grouped.items():
+            total = _total(outcomes)
             days.setdefault((int(hour * HOUR // DAY), namespace, *map(str, keys)), []).append(total)
             if keys[_KIND] is not Kind.OBSERVED:
                 spent = total if keys[_KIND] is not Kind.UNTOUCHED else _without_costs(total)
@@ -173,14 +174,19 @@ _KIND = KEYS.index("kind")
 _of_hour = itemgetter(*(SUMS.index(name) for name in HOURLY))
 
 
-def _amounts(outcome: Outcome) -> tuple[int, ...]:
-    """Return what one request adds to `SUMS`."""
-    loss = outcome.cost_after > outcome.cost_before and outcome.kind is not Kind.SUMMARY
-    retrieved = sum([use.tokens for use in outcome.tool_uses]) if outcome.tool_uses else 0
-    if outcome.kind is Kind.OBSERVED and outcome.status != OK:  # as in the metrics: nothing was planned for a reply
-        return (1, outcome.fault != "", *[0] * (len(SUMS) - 2))
-    amounts = (1, outcome.fault != "", loss, retrieved, *_summed(outcome))
-    return amounts if max(amounts) <= MOST else tuple([min(amount, MOST) for amount in amounts])
+def _total(outcomes: Sequence[Outcome]) -> tuple[int, ...]:
+    """Return what requests with the same keys add to `SUMS`."""
+    requests, faults = len(outcomes), sum([one.fault != "" for one in outcomes])
+    kind = outcomes[0].kind
+    if kind is Kind.OBSERVED:  # as in the metrics: nothing was planned for another reply
+        outcomes = [one for one in outcomes if one.status == OK]
+    if not outcomes:
+        return requests, faults, *[0] * (len(SUMS) - 2)
+    losses = sum([one.cost_after > one.cost_before for one in outcomes]) if kind is not Kind.SUMMARY else 0
+    retrieved = sum([sum([use.tokens for use in one.tool_uses]) for one in outcomes if one.tool_uses])
+    columns = zip(*map(_summed, outcomes), strict=True)
+    sums = [sum(column) if max(column) <= MOST else sum([min(one, MOST) for one in column]) for column in columns]
+    return requests, faults, losses, min(retrieved, MOST), *sums
 
 
 def _without_costs(total: tuple[int, ...]) -> tuple[int, ...]:

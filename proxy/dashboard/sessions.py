@@ -108,9 +108,7 @@ def seen(attempt: Attempt, namespace: str, *, content: bool = False) -> Seen:
         return NOTHING_SEEN
     name = f"{namespace} {planned.dialect.name} {planned.request.model} ".encode("utf-8", "surrogatepass")
     drawn = hashlib.sha256(name + beginning(planned.past.measured)).digest()
-    return Seen(
-        int.from_bytes(drawn[:8]) >> 1, partial(_described, attempt, planned, content), len(attempt.parsed.body)
-    )
+    return Seen(int.from_bytes(drawn[:8]) >> 1, partial(_described, attempt, planned, content))
 
 
 def detail(kept: bytes) -> dict[str, Any]:

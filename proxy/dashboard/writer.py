@@ -1,17 +1,22 @@
 """Writes rows in a thread of its own. A request only appends to a queue that is bounded, and waits for nothing.
 
-What goes wrong here ends in a warning and in lost rows: a disk that is full for a while, a file that cannot be used at
-all, or a bug.
+A transaction costs as much as some dozens of rows. So rows are gathered for `LATEST` seconds while nobody looks, and
+for `SOON` while somebody does, in this process or another.
+
+What goes wrong here ends in a warning and, if it lasts, in lost rows: a disk that is full, a file that another process
+has locked, removed or replaced, or a bug.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -32,12 +37,18 @@ HELD = 64 << 20
 """Bytes of requests that may wait with the rows. More rows get no description."""
 
 BATCH = 500
-"""Most rows of one transaction."""
+"""Most rows of one transaction. So many are written at once, as are a quarter of `HELD`."""
 
-LATEST = 1.0
-"""Seconds for which the rows of a batch are gathered. A transaction costs as much as some dozens of rows."""
+LATEST, SOON = 10.0, 0.25
+"""Seconds for which the rows of a batch are gathered while nobody looks, and while somebody does."""
 
-AGAIN = 30.0
+LOOKING = 5.0
+"""Seconds for which somebody looks who has asked for a page."""
+
+EVERY = 2.5
+"""Seconds between two looks for somebody who looks in another process."""
+
+AGAIN = 5.0
 """Seconds before the next try after a failure, such as a full disk."""
 
 EXPIRE = 3600.0
@@ -61,8 +72,20 @@ class Writing(msgspec.Struct):
     """Whether it has been given up until the process is started again."""
 
 
+class Queued(msgspec.Struct, frozen=True):
+    """A row to be: when its request ended, and how to find out what it shows, for which some bytes are held."""
+
+    time: float
+    outcome: Outcome
+    see: Callable[[], Seen] | None
+    weight: int
+
+
 class Writer:
-    """Queues rows and writes them. `record` never blocks and never raises."""
+    """Queues rows and writes them. `record` never blocks and never raises.
+
+    With `others`, other processes write to the same file, and each learns from a file beside it that somebody looks.
+    """
 
     def __init__(
         self,
@@ -70,16 +93,25 @@ class Writer:
         size: int,
         retention: Callable[[str], float | None] = lambda namespace: None,
         clock: Callable[[], float] = time.time,
+        *,
+        others: bool = False,
     ) -> None:
         self._path = path
         self._size = size
         self._retention = retention
         self._clock = clock
-        self._queue: deque[Recorded] = deque()
-        self._told = threading.Event()
+        self._queue: deque[Queued] = deque()
+        self._some = threading.Event()
+        """Set while rows wait."""
+        self._now = threading.Event()
+        """Set when they have waited long enough."""
         self._ended = threading.Event()
+        self._mark = path.with_name(f"{path.name}.watched") if others else None
+        self._looked = -LOOKING
         self._next_expiry = 0.0
-        self._held = 0
+        self._came = self._left = 0
+        """Bytes that were ever held, and those that are no longer. Each is changed in one thread only."""
+        self._most = BATCH
         self._warn = logs.Limited(logger)
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
         self.state = Writing()
@@ -89,70 +121,133 @@ class Writer:
     def start(self) -> None:
         """Open the file and begin to write. If it cannot be used, warn, and drop all rows."""
         try:
-            database = opened(self._path, self._size)
-            self.secret = database.secret()
-            database.close()
+            with closing(opened(self._path, self._size)) as database:
+                self.secret = database.secret()
+        except sqlite3.OperationalError as error:
+            self._failed(error)
         except (DashboardFault, sqlite3.Error) as error:
             self._give_up(f"the dashboard is off: {error}")
-        else:
-            self._thread.start()
+            return
+        self._thread.start()
 
-    def record(self, outcome: Outcome, seen: Seen = NOTHING_SEEN) -> None:
-        """Queue a row, or drop it if too many wait."""
-        if self.state.off or len(self._queue) >= WAITING:
+    def record(self, outcome: Outcome, see: Callable[[], Seen] | None = None, weight: int = 0) -> None:
+        """Queue a row, or drop it if too many wait. `see` is called in the thread that writes."""
+        queue = self._queue
+        if self.state.off or len(queue) >= WAITING:
             self.state.dropped += 1
             return
-        if self._held + seen.weight > HELD:
-            seen = Seen(seen.session)
-        self._held += seen.weight
-        self._queue.append(Recorded(self._clock(), outcome, seen))
-        if not self._told.is_set():
-            self._told.set()
+        held = self._came - self._left + weight
+        if weight and held > HELD:
+            see, weight = _only_session(see), 0
+        self._came += weight
+        queue.append(Queued(self._clock(), outcome, see, weight))
+        if not self._some.is_set():
+            self._some.set()
+        if len(queue) == BATCH or held > HELD // 4:
+            self._now.set()
+
+    def look(self) -> None:
+        """Somebody looks: write soon, here and in other processes."""
+        now = time.monotonic()
+        if self._mark is not None and now - self._looked > EVERY / 2:
+            with suppress(OSError):
+                os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
+                os.utime(self._mark)
+        if now - self._looked >= LOOKING:
+            self._now.set()
+        self._looked = now
 
     def close(self) -> None:
         """Write what waits, for `CLOSING` seconds at most."""
         self._ended.set()
-        self._told.set()
+        self._some.set()
+        self._now.set()
         if self._thread.is_alive():
             self._thread.join(CLOSING)
 
+    # -- in the thread --
+
     def _run(self) -> None:
         try:
-            database = Database(self._path, self._size)
-            try:
-                while not self._ended.is_set():
-                    self._told.wait()
-                    self._ended.wait(LATEST)
-                    self._told.clear()
-                    self._drain(database)
-                self._drain(database)
-            finally:
-                database.close()
+            while not self._ended.is_set():
+                try:
+                    with closing(opened(self._path, self._size)) as database:
+                        self.secret = database.secret()
+                        self._serve(database)
+                    if not self._ended.is_set():
+                        self._warn(
+                            "file", f"{self._path} was removed or replaced: the dashboard goes on in what is there"
+                        )
+                except (DashboardFault, sqlite3.OperationalError) as error:
+                    self._failed(error)
+                    self._ended.wait(AGAIN)
+        except sqlite3.DatabaseError as error:
+            self._give_up(f"the dashboard is off: {self._path} is damaged ({error}): delete it, or name another")
         except Exception as error:
             logger.exception("a bug, in writing the dashboard's rows")
             self._give_up(f"the dashboard is off until the proxy is started again: {error}")
 
-    def _drain(self, database: Database) -> None:
-        """Write all that waits. After a failure, what waits is dropped, and the next try comes later."""
-        while self._queue:
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
-            self._held = max(self._held - sum(one.seen.weight for one in batch), 0)
-            try:
-                self._write(database, batch)
-                self.state.fault = ""
-                self._expire(database)
-            except sqlite3.Error as error:
-                self._failed(database, error, len(batch))
+    def _serve(self, database: Database) -> None:
+        """Write what comes, until the process ends or the file is no longer there. Raises `sqlite3.Error`."""
+        while not database.gone():
+            self._gather()
+            while self._queue and not database.gone():
+                self._write_some(database)
+            if self._ended.is_set():
                 return
+
+    def _gather(self) -> None:
+        """Wait for rows, and for more of them."""
+        if not self._queue:
+            self._some.wait()
+        if self._somebody_looks():
+            self._now.wait(SOON)
+        else:
+            until = time.monotonic() + LATEST
+            pause = EVERY if self._mark else LATEST
+            while time.monotonic() < until and not self._now.wait(pause) and not self._somebody_looks():
+                pass
+        self._some.clear()
+        self._now.clear()
+
+    def _somebody_looks(self) -> bool:
+        if time.monotonic() - self._looked < LOOKING:
+            return True
+        try:
+            return self._mark is not None and abs(time.time() - self._mark.stat().st_mtime) < LOOKING
+        except OSError:
+            return False
+
+    def _write_some(self, database: Database) -> None:
+        """Write the oldest of the rows that wait. After a failure they go on waiting, and fewer are tried next; one
+        that fails alone is lost. Raises `sqlite3.Error`."""
+        taken = [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
+        try:
+            self._write(database, [Recorded(one.time, one.outcome, _seen(one.see)) for one in taken])
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+                self._most = max(len(taken) // 4, 1)
+            if len(taken) > 1:
+                self._queue.extendleft(reversed(taken))
+            else:
+                self._took(taken)
+                self.state.dropped += 1
+            raise
+        self._took(taken)
+        self._most, self.state.fault = BATCH, ""
+        self._expire(database)
+
+    def _took(self, taken: Sequence[Queued]) -> None:
+        self._left += sum([one.weight for one in taken])
 
     def _write(self, database: Database, batch: list[Recorded]) -> None:
         """Write a batch. A bug with one of its rows costs no other row."""
         try:
             database.write(batch)
             self.state.written += len(batch)
-        except sqlite3.Error:
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:
+                raise  # something is wrong with the file
             if len(batch) > 1:
                 for one in batch:
                     self._write(database, [one])
@@ -162,7 +257,7 @@ class Writer:
 
     def _expire(self, database: Database) -> None:
         now = self._clock()
-        if now >= self._next_expiry:
+        if not 0 <= self._next_expiry - now <= EXPIRE:  # it is time, or the clock was set back
             more = database.expire(self._seconds, now) >= LEAVING
             self._next_expiry = now if more else now + EXPIRE
             versions.expire(self._path, now - LONGEST_AGE)
@@ -171,20 +266,26 @@ class Writer:
         kept = self._retention(namespace)
         return LONGEST_AGE if kept is None else min(kept, LONGEST_AGE)
 
-    def _failed(self, database: Database, error: sqlite3.Error, lost: int) -> None:
-        self.state.dropped += lost
+    def _failed(self, error: Exception) -> None:
         self.state.fault = str(error)
-        if not isinstance(error, sqlite3.OperationalError):
-            self._give_up(f"the dashboard is off: {self._path} is damaged ({error}): delete it, or name another")
-            self._ended.set()
-            return
-        self._warn("rows", f"the dashboard loses rows: {self._path}: {error}")
-        try:
-            database.trim()
-        except sqlite3.Error:  # not only the file is full, but the disk
-            self._ended.wait(AGAIN)
+        self._warn("rows", f"the dashboard cannot write its rows: {self._path}: {error}")
 
     def _give_up(self, reason: str) -> None:
         self.state.off, self.state.fault = True, reason
         logger.warning("%s", reason)
         self._queue.clear()
+
+
+def _seen(see: Callable[[], Seen] | None) -> Seen:
+    """Return what a request shows. A bug there costs no row."""
+    try:
+        return see() if see else NOTHING_SEEN
+    except Exception:
+        logger.exception("a bug, in describing a request for the dashboard")
+        return NOTHING_SEEN
+
+
+def _only_session(see: Callable[[], Seen] | None) -> Callable[[], Seen]:
+    """Return a row's session, without what else the request shows."""
+    seen = Seen(_seen(see).session)
+    return lambda: seen

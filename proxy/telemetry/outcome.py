@@ -172,10 +172,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Events in the plan of this history."""
     new_event: bool = False
     """Whether the newest event happened at this very request."""
-    cause: str = ""
-    """Why it did: `rent`, `total`, `hard` or `window`; see `plan.Cause`."""
-    words: str = ""
-    """What the plan did at this very request, and why, in sentences with figures."""
     reinserted: int = 0
     """Hidden rounds put back from earlier turns."""
     rounds: int = 0
@@ -197,3 +193,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Time within `seconds` for the proxy's own work before the first round was sent."""
     first_byte_seconds: float | None = None
     """From the request's first byte to the reply's first."""
+    cause: str = ""
+    """Why a new event happened: `rent`, `total`, `hard` or `window`; see `plan.Cause`."""
+    words: str = ""
+    """What the plan did at this very request, and why, in sentences with figures."""

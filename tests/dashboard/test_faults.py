@@ -19,7 +19,7 @@ from proxy.dashboard import writer as writer_module
 from proxy.dashboard.database import Database
 from proxy.dashboard.reader import Reader
 from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen
-from proxy.dashboard.writer import HELD, LONGEST_AGE, WAITING, Writer
+from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Kind, Outcome
 from tests.dashboard.traffic import begin, dashboard, recorded, turn, until
@@ -27,6 +27,13 @@ from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, served, spawned, tight
 
 SIZE = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let writers wait for nothing."""
+    monkeypatch.setattr(writer_module, "LATEST", 0.01)
+    monkeypatch.setattr(writer_module, "AGAIN", 0.05)
 
 
 def outcome(number: int = 0, namespace: str = "acme-1", model: str = "gpt-4.1-mini", **fields: object) -> Outcome:
@@ -103,6 +110,87 @@ def test_a_file_that_is_damaged_later_switches_the_dashboard_off(tmp_path: Path)
         assert "delete it" in dashboard(proxy, "me")["fault"]
 
 
+def test_a_file_that_is_removed_while_the_proxy_runs_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
+        upstream.respond(lambda request: text("Served."))
+        turn(proxy, begin(), 1, model="before")
+        recorded(proxy, 1)
+        for file in list(tmp_path.iterdir()):
+            file.unlink()
+        turn(proxy, begin(), 2, model="after")
+        until(lambda: httpx.get(f"{proxy.root}/_offload/api/requests", verify=PLAIN).status_code == 200)
+        assert [row["model"] for row in recorded(proxy, 1)] == ["after"]
+        assert not dashboard(proxy, "me")["fault"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_file_that_is_replaced_goes_on_with_new_rows(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    writer.start()
+    writer.record(outcome(1))
+    until(lambda: writer.state.written == 1)
+    Database(tmp_path / "other.db", SIZE).close()
+    (tmp_path / "other.db").rename(tmp_path / "rows.db")
+    writer.record(outcome(2))
+    until(lambda: writer.state.written == 2)
+    writer.close()
+    reader = Reader(tmp_path / "rows.db")
+    assert reader.before(9)[0]["request_id"] == outcome(2).request_id
+    reader.close()
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_rows_wait_while_another_process_locks_the_file(
+    started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY", 0.01)
+    Database(tmp_path / "rows.db", SIZE).close()
+    other = sqlite3.connect(tmp_path / "rows.db", isolation_level=None, check_same_thread=False)
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    if started:
+        writer.start()
+    other.execute("BEGIN IMMEDIATE")
+    if not started:
+        writer.start()
+    for number in range(BATCH):
+        writer.record(outcome(number))
+    until(lambda: "locked" in writer.state.fault)
+    other.execute("COMMIT")
+    until(lambda: writer.state.written == BATCH)
+    assert (writer.state.fault, writer.state.dropped, writer.state.off) == ("", 0, False)
+    writer.close()
+    other.close()
+
+
+def test_rows_are_written_at_once_when_somebody_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "LATEST", 600.0)
+    monkeypatch.setattr(writer_module, "EVERY", 0.01)
+    ours, theirs = (Writer(tmp_path / "rows.db", SIZE, others=True) for _ in range(2))
+    for writer in (ours, theirs):
+        writer.start()
+        writer.record(outcome())
+    assert (ours.state.written, theirs.state.written) == (0, 0)
+    ours.look()
+    until(lambda: ours.state.written == theirs.state.written == 1)
+    for writer in (ours, theirs):
+        writer.close()
+
+
+def test_old_rows_leave_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    now = [2.0e9]
+    writer = Writer(tmp_path / "rows.db", SIZE, clock=lambda: now[0])
+    writer.start()
+    for number, time in enumerate((2.0e9, 1.0e9, 1.0e9 + LONGEST_AGE + 1)):
+        now[0] = time
+        writer.record(outcome(number))
+        until(lambda number=number: writer.state.written == number + 1)
+    writer.close()
+    reader = Reader(tmp_path / "rows.db")
+    assert [row["time"] for row in reader.before(9)] == [1.0e9 + LONGEST_AGE + 1, 2.0e9]
+    reader.close()
+
+
 def test_a_full_file_loses_its_oldest_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     database = Database(path, SIZE)
@@ -116,7 +204,7 @@ def test_a_full_file_loses_its_oldest_rows(tmp_path: Path) -> None:
     [oldest] = database.connection.execute("SELECT min(id) FROM requests").fetchone()
     assert oldest > 1
     assert len(reader.sessions()) == 200
-    orphans = "SELECT count(*) FROM sessions WHERE last < (SELECT min(time) FROM requests)"
+    orphans = "SELECT count(*) FROM sessions WHERE last_id < (SELECT min(id) FROM requests)"
     assert database.connection.execute(orphans).fetchone() == (0,)
     database.close()
     reader.close()
@@ -135,12 +223,13 @@ def test_a_full_disk_loses_rows_and_then_records_again(tmp_path: Path, monkeypat
     writer = Writer(tmp_path / "rows.db", SIZE)
     writer.start()
     writer.record(outcome())
-    until(lambda: writer.state.dropped)
+    until(lambda: writer.state.fault)
     assert "full" in writer.state.fault and not writer.state.off
+    for number in range(30):
+        writer.record(outcome(number))
     full[0] = False
-    writer.record(outcome())
-    until(lambda: writer.state.written == 1)
-    assert writer.state.fault == ""
+    until(lambda: writer.state.written + writer.state.dropped == 31)
+    assert (writer.state.fault, writer.state.dropped <= 1) == ("", True), "what came meanwhile has waited"
     writer.close()
 
 
@@ -154,10 +243,10 @@ def test_rows_are_dropped_and_never_waited_for(tmp_path: Path) -> None:
 
 def test_waiting_requests_do_not_fill_the_memory(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)
-    large = Seen(1, lambda: (b"", None), weight=HELD // 2)
     for number in range(4):
-        writer.record(outcome(number), large)
-    assert [one.seen.described is None for one in writer._queue] == [False, False, True, True]
+        writer.record(outcome(number), lambda: Seen(1, lambda: (b"", None)), HELD // 2)
+    seen = [one.see() for one in writer._queue if one.see]
+    assert [(one.session, one.described is None) for one in seen] == [(1, False), (1, False), (1, True), (1, True)]
 
 
 def test_a_bug_in_describing_a_request_costs_no_row(tmp_path: Path) -> None:
@@ -218,8 +307,7 @@ def test_rows_leave_after_their_retention_and_when_a_namespace_is_forgotten(tmp_
     reader.close()
 
 
-def test_rows_are_kept_for_a_month_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "LATEST", 0.01)
+def test_rows_are_kept_for_a_month_at_most(tmp_path: Path) -> None:
     now = [0.0]
     writer = Writer(tmp_path / "rows.db", SIZE, lambda namespace: 10 * LONGEST_AGE, lambda: now[0])
     writer.start()

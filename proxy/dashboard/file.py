@@ -1,0 +1,38 @@
+"""The dashboard's file by its path: it is made for its owner alone, and may be removed or replaced at any time."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from proxy.errors import DashboardFault
+
+
+def create(path: Path) -> None:
+    """Create the file, for its owner alone. Raises DashboardFault."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise DashboardFault(f"{path} is no regular file: name another")
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DashboardFault(f"{path} cannot be written: {error.strerror}") from error
+
+
+def moved(path: Path) -> Callable[[], bool]:
+    """Return a function that returns whether `path` no longer names the same file."""
+
+    def named() -> tuple[int, int] | None:
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    began = named()
+    return lambda: named() != began
