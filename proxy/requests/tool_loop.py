@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
@@ -40,6 +41,8 @@ REFUSAL_LIMIT = 128 << 10
 """Most bytes of a refusal, compressed or not, that we read to understand it."""
 INLINE_BYTES = 32 << 10
 """Most bytes of a reply that we parse on the event loop. More would hold it up, so a thread parses them."""
+INLINE_LINES = 1_000
+"""Most lines of a stream, at once, that we parse on the event loop: some 500 events. A few bytes can be an event."""
 LAST_BYTES = 0.2
 """Seconds that a stream has to end after its last event. Its connection is reused only if we read it to its end."""
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
@@ -260,13 +263,17 @@ class _Conversation:
 
     async def _received(self, events_of: Callable[[bytes], list[sse.ServerSentEvent]], chunk: bytes) -> bytes:
         """Feed the events that this chunk completes to the turn, and return the bytes for the client."""
+        if chunk.count(b"\n") + chunk.count(b"\r") > INLINE_LINES:
+            return await self._taken(lambda: self._turned(events_of(chunk)))
         with _usable():
             events = events_of(chunk)
-        self._begun = self._begun or any(event.data is not None for event in events)
-        size = sum(len(event.raw) for event in events)
-        return await self._taken(lambda: b"".join(map(self._turn.receive, events)), size)
+        return await self._taken(partial(self._turned, events), sum(len(event.raw) for event in events))
 
-    async def _taken(self, work: Callable[[], bytes], size: int) -> bytes:
+    def _turned(self, events: Sequence[sse.ServerSentEvent]) -> bytes:
+        self._begun = self._begun or any(event.data is not None for event in events)
+        return b"".join(map(self._turn.receive, events))
+
+    async def _taken(self, work: Callable[[], bytes], size: float = math.inf) -> bytes:
         """Return the result of `work` on `size` bytes of upstream's reply. Raises UpstreamBroken if that fails."""
         with _usable():
             return work() if size <= INLINE_BYTES else await self._io.aside(work)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -141,6 +142,25 @@ async def test_streamed_turn_in_pieces_of_any_size(size: int) -> None:
     assert bench.browser.status == 200
     assert bench.headers()[b"content-type"].startswith(b"text/event-stream")
     assert bench.partner.remembered == [bench.turn]
+
+
+@pytest.mark.parametrize("unit", [b"\n", b"\r\n", b"x\n\n", b"data:\n\n", b": still here\r\r"])
+async def test_very_many_small_events_are_decoded_off_the_loop(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen KiB can be 8,000 events, each of which costs as much as one of some hundred bytes."""
+    threads: list[tuple[int, bool]] = []
+
+    class Noting(sse.EventDecoder):
+        def feed(self, chunk: bytes) -> list[sse.ServerSentEvent]:
+            threads.append((len(chunk), threading.get_ident() == loop))
+            return super().feed(chunk)
+
+    loop = threading.get_ident()
+    monkeypatch.setattr(sse, "EventDecoder", Noting)
+    crowd = unit * (16_384 // len(unit) & ~1)
+    first = stream(ROLE)
+    out = await Bench(ScriptedReply(first, crowd, ANSWER)).run()
+    assert threads == [(len(first), True), (len(crowd), False), (len(ANSWER), True)]
+    assert crowd in out and out == run(ChatTurn(asked()), first + crowd + ANSWER)[0]
 
 
 async def test_turn_whose_reply_is_not_a_stream() -> None:
