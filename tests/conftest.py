@@ -21,10 +21,21 @@ from tests.fake_upstream import StrictUpstream
 from tests.forking import Nursery
 from tests.serving import Proxy, served, spawned
 
-# A deadline for one example would measure the machine, and machines are shared. CI also tries the same examples for
-# the same code, so that what it says is about the change; elsewhere every run tries new ones.
-hypothesis.settings.register_profile("offload", deadline=None, print_blob=True, derandomize="CI" in os.environ)
-hypothesis.settings.load_profile("offload")
+EXAMPLES = 30
+"""How many examples of a property a run without sweeps tries, if the test says nothing else. Others try 100."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A deadline for one example would measure the machine, and machines are shared. CI also tries the same examples for
+    # the same code, so that what it says is about the change; elsewhere every run tries new ones.
+    hypothesis.settings.register_profile(
+        "offload",
+        deadline=None,
+        print_blob=True,
+        derandomize="CI" in os.environ,
+        max_examples=EXAMPLES if "not sweep" in config.getoption("markexpr") else 100,
+    )
+    hypothesis.settings.load_profile("offload")
 
 
 def pytest_collection_finish() -> None:

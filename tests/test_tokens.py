@@ -40,6 +40,7 @@ from proxy.tokens import (
 from tests import transcripts
 from tests.bench import vocabularies
 from tests.doubling import assert_linear
+from tests.sampling import sample
 
 REFERENCE = {encoding.name: counter(encoding) for encoding in (O200K, CL100K)}
 TOKENS = Tokens()
@@ -233,7 +234,7 @@ def test_long_texts_with_lines_are_exact() -> None:
 HOSTILE = [" ", "\n", "a", "=", "中", "😀", "\u0301", "\t", "0", "\0", "\ud800", " \n", "aA", "\r\n", " \n=", "''s"]
 
 
-@pytest.mark.parametrize("character", HOSTILE, ids=ascii)
+@pytest.mark.parametrize("character", sample(HOSTILE, 5), ids=ascii)
 @both
 def test_counting_long_runs_is_linear(character: str, encoding: Encoding) -> None:
     text = character * (10 * PIECE // len(character))

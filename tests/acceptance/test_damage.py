@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.acceptance.test_compress import Model, policy, turns
 from tests.acceptance.test_openai_client import TOOL, history
@@ -56,6 +57,11 @@ DAMAGE: Sequence[Damage] = (
     pipe,
     folder,
 )
+
+
+SOME = (*DAMAGE[:26:5], *DAMAGE[26:])
+"""Each kind of damage, with a few of the flipped bits."""
+each_damage = pytest.mark.parametrize("damages", [SOME, pytest.param(DAMAGE, marks=pytest.mark.sweep)])
 
 
 class Callers:
@@ -113,9 +119,10 @@ def unsealed(path: Path) -> None:
     path.write_bytes(re.sub(rb',"sizes":.*$', b"}", path.read_bytes(), flags=re.DOTALL))
 
 
-def test_damaged_rounds_are_ignored_and_counted(up: StrictUpstream, tmp_path: Path) -> None:
+@each_damage
+def test_damaged_rounds_are_ignored_and_counted(up: StrictUpstream, tmp_path: Path, damages: Sequence[Damage]) -> None:
     policies = {"default": tight(up.url)}
-    callers = Callers(tmp_path, "rounds", [*DAMAGE, unsealed])
+    callers = Callers(tmp_path, "rounds", [*damages, unsealed])
     messages = history()
     up.respond(_greps_once)
     with served(policies, store=tmp_path) as proxy:
@@ -130,17 +137,18 @@ def test_damaged_rounds_are_ignored_and_counted(up: StrictUpstream, tmp_path: Pa
                 ask(proxy, f"key-{number}", messages, tools=[TOOL])
             assert up.chats[-1].raw_messages == up.chats[-2].raw_messages
             sent.append(list(up.chats[-1].raw_messages))
-        assert found(proxy, "rounds") == len(DAMAGE), "each is counted, once"
+        assert found(proxy, "rounds") == len(damages), "each is counted, once"
     intact, without, *damaged, old = sent
     assert len(intact) == len(without) + 2
     assert old == intact
-    assert damaged == [without] * len(DAMAGE)
+    assert damaged == [without] * len(damages)
 
 
-def test_damaged_snapshots_are_made_again(up: StrictUpstream, tmp_path: Path) -> None:
+@each_damage
+def test_damaged_snapshots_are_made_again(up: StrictUpstream, tmp_path: Path, damages: Sequence[Damage]) -> None:
     up.respond(Model())
     policies = {"default": policy(up)}
-    callers = Callers(tmp_path, "snapshots", DAMAGE)
+    callers = Callers(tmp_path, "snapshots", damages)
     messages: list[Json] = []
 
     def converse(key: str) -> None:
@@ -159,7 +167,7 @@ def test_damaged_snapshots_are_made_again(up: StrictUpstream, tmp_path: Path) ->
         for number in range(len(callers.damages)):
             ask(proxy, f"key-{number}", messages)
             sent.append(list(turns(up)[-1].raw_messages))
-        assert found(proxy, "snapshots") >= len(DAMAGE)
+        assert found(proxy, "snapshots") >= len(damages)
     assert sent == sent[:1] * len(sent)
     assert {path.read_bytes() for path in callers.records() if path.is_file()} >= {good}
     assert sum(path.is_file() for path in callers.records()) >= len(callers.damages) - 2, "all but pipe and folder"

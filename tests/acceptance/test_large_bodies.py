@@ -29,13 +29,13 @@ USER = b'{"role":"user","content":"hi"}'
 BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "empty gzip members": ("gzip", lambda: gzip.compress(b"", mtime=0) * 60_000),
     "stored deflate": ("deflate", lambda: zlib.compress(chat(USER) + b" " * (8 << 20), 0)),
-    "empty messages": ("", lambda: chat(many(b"{}", 2_000_000))),
+    "empty messages": ("", lambda: chat(many(b"{}", 500_000))),
     "messages": ("", lambda: chat(many(USER, 200_000))),
-    "numbers": ("", lambda: chat(USER, b',"x":[' + many(b"1", 4_000_000) + b"]")),
-    "tools": ("", lambda: chat(USER, b',"tools":[' + many(b'{"function":{"name":"f"}}', 50_000) + b"]")),
-    "parts": ("", lambda: chat(b'{"role":"user","content":[' + many(b"{}", 1_000_000) + b"]}")),
+    "numbers": ("", lambda: chat(USER, b',"x":[' + many(b"1", 1_000_000) + b"]")),
+    "tools": ("", lambda: chat(USER, b',"tools":[' + many(b'{"function":{"name":"f"}}', 10_000) + b"]")),
+    "parts": ("", lambda: chat(b'{"role":"user","content":[' + many(b"{}", 250_000) + b"]}")),
     "half a pair": ("", lambda: chat(b'{"role":"user","content":"' + b"text " * 2_000_000 + rb'\ud83d"}')),
-    "nested": ("", lambda: chat(b"[" * 4_000_000)),
+    "nested": ("", lambda: chat(b"[" * 1_000_000)),
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ TEXT = page("result", 1_000)
 HISTORY = [user(), *step("c", TEXT), user("And?")]
 
 
-FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 # -- JSON of any shape -------------------------------------------------------------------------------------------------
 

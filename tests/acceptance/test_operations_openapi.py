@@ -17,7 +17,9 @@ from schemathesis.specs.openapi.checks import ignored_auth
 from tests.acceptance.operations import World
 
 OPERATIONS = {"/context_offload", "/context_compact", "/context_compress", "/grep", "/read_file"}
-EXAMPLES = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(
+    max_examples=settings.default.max_examples // 4, deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @pytest.fixture(scope="module")

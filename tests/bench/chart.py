@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SIZE = (8.0, 4.5)
 """Inches."""
@@ -17,6 +18,8 @@ DPI = 110
 @contextmanager
 def saved(path: Path, title: str, *, x: str = "", y: str = "") -> Iterator[Axes]:
     """Axes to draw on, written to `path` (PNG) at the end. `x` and `y` name the axes, with their units."""
+    from matplotlib.figure import Figure  # 0.8 s, which the tests of benchmarks do without
+
     figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")  # without pyplot, which needs a screen
     axes = figure.subplots()
     axes.set(title=title, xlabel=x, ylabel=y)

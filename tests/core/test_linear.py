@@ -17,6 +17,7 @@ from proxy.dialects.chat.request import MAX_MESSAGES, parse
 from proxy.dialects.chat.tool_calls import ToolCalls
 from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
 from tests.doubling import assert_linear
+from tests.sampling import sample
 
 LONE = rb'"\ud83d"'
 
@@ -92,7 +93,7 @@ def test_commas_in_texts_do_not_count_as_elements() -> None:
     assert len(rawjson.members(b'{"a":' + text + b"}")) == 1
 
 
-@pytest.mark.parametrize("size", [3 << 20, (1 << 20) - 1, (2 << 20) + 3])
+@pytest.mark.parametrize("size", sample([(1 << 20) - 1, (2 << 20) + 3, 3 << 20], 1))
 @pytest.mark.parametrize(
     "text", ["a", "é", "\U0001f600", "\n", "\\", '"', "\ud83d", "ab\\\u20ac\n", "x" * 99_999 + "\\"]
 )
@@ -136,7 +137,9 @@ def test_many_halves_of_pairs_are_counted_and_not_masked(monkeypatch: pytest.Mon
         parse(chat(more))
 
 
-@pytest.mark.parametrize("unit", ["exceed", "exceeds ", "input is ", "context size ", "context size 1", "> ", ">1"])
+@pytest.mark.parametrize(
+    "unit", sample(["exceed", "exceeds ", "input is ", "context size ", "context size 1", "> ", ">1"], 3)
+)
 @pytest.mark.parametrize("last", ["1" * 9_000 + "+", " " * 9_000, "x"])
 def test_twice_an_error_reply_takes_twice_as_long(unit: str, last: str) -> None:
     def looked_at(times: int) -> None:
@@ -198,7 +201,7 @@ CALLS: dict[str, Callable[[int], dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("names", [(), ("grep", "read_file")])
+@pytest.mark.parametrize("names", sample([("grep", "read_file"), ()], 1))
 @pytest.mark.parametrize("name", CALLS)
 def test_joining_pieces_of_tool_calls_is_linear(name: str, names: tuple[str, ...]) -> None:
     def work(made: list[CallDelta]) -> None:
