@@ -115,12 +115,13 @@ class Reader:
         """Return the `PAGE` sessions with the newest requests."""
         own, values = _own("name", namespace)
         found = self._rows(
-            f"""SELECT sessions.*, namespaces.name
+            f"""SELECT sessions.*, namespaces.name, outcome
             FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
+            LEFT JOIN requests ON requests.id = last_id
             WHERE true {own} ORDER BY last DESC LIMIT {PAGE}""",
             *values,
         )
-        return [{**row, "namespace": row.pop("name"), "session": name_of(row["session"])} for row in found]
+        return [_of_session(row) for row in found]
 
     def session(self, session: int, namespace: str | None = None) -> list[Row]:
         """Return the newest requests of a session, the oldest of them first."""
@@ -193,6 +194,13 @@ class Reader:
 def name_of(session: int) -> str:
     """Return a session's number as text, because JavaScript's numbers are not exact enough."""
     return f"{session:016x}"
+
+
+def _of_session(row: Row) -> Row:
+    """Return a session as pages get it. Its `kind` is that of its newest request."""
+    newest = row.pop("outcome")
+    kind = decoded(newest)["kind"] if newest else ""
+    return {**row, "kind": kind, "namespace": row.pop("name"), "session": name_of(row["session"])}
 
 
 def _own(column: str, namespace: str | None) -> tuple[str, tuple[str, ...]]:

@@ -6,12 +6,15 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests import transcripts
 from tests.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
-from tests.dashboard.traffic import RESULT, begin, key, recorded, session, turn, until
+from tests.dashboard.speaking import READ, SAY, Model, ask, play
+from tests.dashboard.traffic import RESULT, begin, dashboard, key, recorded, session, turn, until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import Proxy, served, tight
 
@@ -36,12 +39,15 @@ def proxy(upstream: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("dashboard")
     policy = tight(upstream.url, offload={"input_price": 2.0})
     with served({"default": policy}, dashboard=folder / "rows.db", admin_token="let me in") as running:
+        upstream.respond(model := Model())  # to other APIs than chat
         session(running, upstream, 12, read=True)
+        for api in ("responses", "messages"):
+            play(running, model, api, 6, task=f"In {api}.", model=f"model-of-{api}", moves={4: READ}, stream=True)
         messages = begin(HOSTILE)
         for number, result in enumerate((HOSTILE * 20, CONTROL * 300, RESULT)):
             upstream.script(text("I look."))
             turn(running, messages, number, result=result, model=HOSTILE + CONTROL)
-        recorded(running, 15)
+        recorded(running, 27)
         yield running
 
 
@@ -73,7 +79,6 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     await page.open(address(proxy))
     shown = await page.show("#live")
     assert "gpt-4.1-mini" in shown and "event 1: " in shown
-    await shoot(page, "live")
 
     shown = await page.show("#savings")
     for said in (
@@ -84,22 +89,19 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     ):
         assert said in shown, said
     await page.until("document.querySelector('.chart canvas') !== null")
-    await shoot(page, "savings")
 
     shown = await page.show("#sessions")
     assert "gpt-4.1-mini" in shown
     links = "[...document.querySelectorAll('td a')]"
-    place = await page.evaluate(f"{links}.at(-1).hash")
-    shown = await page.show(place)
+    shown = await page.show(await page.evaluate(f"{links}.at(-1).hash"))
     assert "Moved " in shown and "because" in shown and "previews" in shown
     assert await page.evaluate("document.querySelectorAll('.chart canvas').length") == 1
     assert await page.evaluate("document.querySelectorAll('.u-series').length") == 11, "x, eight kinds, two lines"
-    await shoot(page, "session")
 
     shown = await page.show(
         await page.evaluate(f"{links}.filter((one) => one.hash.startsWith('#request')).at(-1).hash")
     )
-    assert "moved at event 1" in shown and "Texts are not kept" in shown
+    assert "a reference, since event 1" in shown and "Texts are not kept" in shown and "the same" in shown
     assert "topic number" not in shown, "no content by default"
 
     shown = await page.show("#health")
@@ -109,13 +111,85 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     assert_clean(page, proxy)
 
 
+@transcripts.needed
+async def test_a_recorded_run_fills_every_page(page: Page, tmp_path: Path) -> None:
+    """Also makes the screenshots of the docs."""
+    run = next(transcripts.load(60_000, "sweagent-claude35"))
+    prices = {"cached_read": 0.1, "cache_write": 1.25, "input_price": 3.0}
+    policy: dict[str, Any] = {"offload": {"profile": "balanced", "compress": {"wait": "always"}, **prices}}
+    with StrictUpstream() as upstream:
+        upstream.respond(model := Model())
+        policy["upstream"] = {"base_url": upstream.url}
+        with served({"default": policy}, dashboard=tmp_path / "rows.db") as proxy:
+            histories = [history for history, _ in transcripts.requests_of(run)]
+            for number, history in enumerate(histories):
+                model.next.extend([READ, SAY] if number % 30 == 29 else [])
+                assert ask(proxy, "chat", history, tools=run.tools, model="claude-3-5-sonnet").status_code == 200
+            until(lambda: dashboard(proxy, "me")["written"] >= len(histories))
+            [one] = dashboard(proxy, "sessions")
+            newest = dashboard(proxy, f"sessions/{one['session']}")[-1]["id"]
+            await page.size(1200)
+            await page.open(address(proxy))
+            pages = {
+                "live": ("#live", "moved"),
+                "savings": ("#savings", "expected for the rewritten requests"),
+                "session": (f"#session/{one['session']}", "because"),
+                "request": (f"#request/{newest}", "Digest as it was sent"),
+            }
+            for name, (place, said) in pages.items():
+                assert said in await page.show(place), name
+                await shoot(page, name)
+            assert_clean(page, proxy)
+
+
+@pytest.mark.parametrize("api", ["responses", "messages"])
+async def test_sessions_of_other_apis_look_alike(api: str, proxy: Proxy, page: Page) -> None:
+    await page.size(400, 800)
+    await page.open(address(proxy))
+    assert f"model-of-{api}" in await page.show("#live")
+    assert f"model-of-{api}" in await page.show("#savings")
+    await page.show("#sessions")
+    row = f"[...document.querySelectorAll('tbody tr')].find((one) => one.innerText.includes('model-of-{api}'))"
+    shown = await page.show(await page.evaluate(f"{row}.querySelector('a').hash"))
+    assert f"default, model-of-{api}, {api}; 6 requests" in shown
+    assert "because" in shown and "event 1: " in shown and "hidden rounds put back" in shown
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 400
+    for place, said in ((0, "nothing to do"), (-1, "a reference, since event 1")):
+        links = "[...document.querySelectorAll('td a')].filter((one) => one.hash.startsWith('#request'))"
+        shown = await page.show(await page.evaluate(f"{links}.at({place}).hash"))
+        assert said in shown and "Digest as it was sent" in shown and "the same" in shown
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert await page.evaluate("scrollY") == 0
+        await page.call("Page.navigateToHistoryEntry", **await back(page))
+        await page.until(f"document.querySelectorAll('td a').length > 5 && {SHOWN}?.startsWith('#session/')")
+    assert_clean(page, proxy)
+
+
+async def back(page: Page) -> dict[str, int]:
+    history = await page.call("Page.getNavigationHistory")
+    return {"entryId": history["entries"][history["currentIndex"] - 1]["id"]}
+
+
+async def test_requests_without_a_list_say_why(proxy: Proxy, upstream: StrictUpstream, page: Page) -> None:
+    upstream.script(text("Hello."))
+    turn(proxy, begin("Left alone."), 1, model="left-alone", headers={"x-offload": "off"})
+    until(lambda: any(row["model"] == "left-alone" for row in recorded(proxy, 1)))
+    [row] = [row for row in recorded(proxy, 1) if row["model"] == "left-alone"]
+    await page.open(address(proxy))
+    shown = await page.show(f"#request/{row['id']}")
+    assert "the client asked for that" in shown and "messages are only listed with one" in shown
+    assert_clean(page, proxy)
+
+
 async def test_hostile_text_is_shown_as_text(proxy: Proxy, page: Page) -> None:
     await page.open(address(proxy))
-    shown = await page.show("#live")
-    assert "<script>" in shown and "\\u0007" in shown and "\\u202e" in shown
+    assert "<img src=" in await page.show("#live")
     await page.show("#savings")
     await page.show("#sessions")
-    await page.show(await page.evaluate("document.querySelector('td a').hash"))
+    row = "[...document.querySelectorAll('tbody tr')].find((one) => one.innerText.includes('<img'))"
+    shown = await page.show(await page.evaluate(f"{row}.querySelector('a').hash"))
+    assert "<script>" in shown and "\\u0007" in shown and "\\u202e" in shown
+    await page.show(await page.evaluate("[...document.querySelectorAll('td a')].at(-1).hash"))
     assert await page.evaluate("document.querySelectorAll('main img, main script').length") == 0
     assert "owned" not in await page.evaluate("document.title")
     assert_clean(page, proxy)
@@ -140,8 +214,6 @@ async def test_pages_fit_a_narrow_screen_and_a_dark_one(proxy: Proxy, page: Page
         await page.show(place)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 400, place
     assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
-    await page.show("#savings")
-    await shoot(page, "narrow")
     assert_clean(page, proxy)
 
 

@@ -27,7 +27,7 @@ def begin(task: str = "Look everything up.") -> list[dict[str, Any]]:
 
 def turn(proxy: Proxy, messages: list[dict[str, Any]], number: int, result: str = "", **request: Any) -> httpx.Response:
     """Ask once, and add the model's call and its result to the messages."""
-    headers = key(request.pop("key", "k"))
+    headers = {**key(request.pop("key", "k")), **request.pop("headers", {})}
     body = {"model": "gpt-4.1-mini", "messages": messages, "tools": [TOOL], **request}
     reply = httpx.post(f"{proxy.url}/chat/completions", json=body, headers=headers, timeout=60, verify=PLAIN)
     call = {"id": f"call_{number}", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}

@@ -2,6 +2,7 @@
 import { color, element, number } from "./common.js";
 
 const HEIGHT = 320;
+const DAY = 86400; // seconds before a single point over time
 const charts = new Set();
 
 function draw(home, title, options, data) {
@@ -40,6 +41,7 @@ const figures = { size: 80, values: (_, ticks) => ticks.map((tick) => number(tic
 // series: [name, values, colour]
 export function lines(home, title, times, series) {
   draw(home, title, () => ({
+    scales: { x: { range: (_, first, last) => (times.length > 1 ? [first, last] : [times[0] - DAY, times[0] + DAY / 24]) } },
     axes: [{}, figures],
     series: [{ label: "Time" }, ...series.map(([label, , stroke]) => ({ label, stroke, width: 2, points: { show: times.length < 50 }, value: (_, value) => (value === null ? "" : number(value)) }))],
   }), [times, ...series.map(([, values]) => values)]);

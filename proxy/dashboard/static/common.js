@@ -1,6 +1,7 @@
 // What all pages share. Text from requests only ever becomes text nodes.
 
 const LONGEST = 300; // characters of a value in a table
+const LONGEST_NAME = 60; // characters of a model's name in a table
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -48,24 +49,30 @@ export const moment = (seconds) => new Date(seconds * 1000).toISOString().replac
 
 export const clock = (seconds) => moment(seconds).slice(11);
 
-// columns: [heading, (row) => node or text, is it a number?]
-export function table(caption, columns, rows) {
-  const head = element("tr", {}, ...columns.map(([heading, , figure]) =>
-    element("th", { scope: "col", class: figure ? "number" : null }, heading)));
-  const body = element("tbody", {}, ...rows.map((row) => line(columns, row)));
+// A name that a client chose, as one line of a table can hold it.
+export const name = (text) => element("bdi", {}, plain(text, LONGEST_NAME));
+
+const kindOf = (kind) => (kind === true ? "number" : kind || null);
+
+// columns: [heading, (row) => node or text, true for a number or else a class]
+export function table(caption, columns, rows, none = "none") {
+  const head = element("tr", {}, ...columns.map(([heading, , kind]) => element("th", { scope: "col", class: kindOf(kind) }, heading)));
+  const empty = element("tr", {}, element("td", { colspan: columns.length, class: "faint" }, none));
+  const body = element("tbody", {}, ...(rows.length ? rows.map((row) => line(columns, row)) : [empty]));
   return element("div", { class: "scroll" },
     element("table", { class: "rows" }, element("caption", {}, caption), element("thead", {}, head), body));
 }
 
 export function line(columns, row) {
-  return element("tr", {}, ...columns.map(([heading, cell, figure]) => {
+  return element("tr", {}, ...columns.map(([heading, cell, kind]) => {
     const value = cell(row);
-    return element("td", { class: figure ? "number" : null, "data-label": heading },
+    return element("td", { class: kindOf(kind), "data-label": heading },
       value instanceof Node ? value : plain(value));
   }));
 }
 
 export function signed(value, text = number(value)) {
+  if (!Math.round(value * 1e4)) return element("span", {}, text);
   return element("span", { class: value < 0 ? "bad" : "good" }, value < 0 ? `${text} (a loss)` : text);
 }
 
@@ -76,6 +83,21 @@ export function tile(name, figure, ...notes) {
 
 export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+// Why a request went upstream as it came, without a plan: the values of `reason` in the log.
+const REASONS = {
+  off: "left alone: the policy's mode is off",
+  header: "left alone: the client asked for that",
+  encoding: "left alone: the body cannot be decompressed",
+  invalid: "left alone: the body is no request that the API takes",
+  too_many_messages: "left alone: too many messages",
+  too_many_tools: "left alone: too many tools",
+  too_many_members: "left alone: too many members",
+  field: "left alone: our tools do not go with the field",
+  busy: "not observed: the proxy had too much to do",
+  tools_refused: "sent as it came: upstream refuses our tools",
+  refused: "sent as it came: upstream refused the request as we changed it",
+};
+
 // What happened to a request, in words.
 export function happened(row) {
   if (row.fault) return `error: ${row.fault}${row.detail ? `, ${row.detail}` : ""}`;
@@ -84,7 +106,7 @@ export function happened(row) {
   if (row.status >= 400) return `upstream answered ${row.status}`;
   if (row.kind === "relay") return `passed on: ${row.method} ${row.path}`;
   if (row.kind === "operation") return row.path;
-  if (row.reason) return `not planned: ${row.reason}${row.obstacle ? ` (${row.obstacle})` : ""}`;
+  if (row.reason) return `${REASONS[row.reason] ?? row.reason}${row.obstacle ? ` ${row.obstacle}` : ""}`;
   const done = [];
   if (row.compacted) done.push(`${number(row.compacted)} moved`);
   if (row.compressed) done.push(`${number(row.compressed)} summarised`);

@@ -38,7 +38,10 @@ async function show() {
     if (heading) document.title = `${heading.textContent} - Offload Proxy`;
     page.removeAttribute("aria-busy");
     page.setAttribute("data-shown", location.hash || "#live");
-    if (turn > 1) page.focus();
+    if (turn > 1) {
+      page.focus({ preventScroll: true });
+      window.scrollTo(0, 0);
+    }
   }
 }
 

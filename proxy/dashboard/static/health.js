@@ -16,7 +16,7 @@ export async function health(page) {
     table("Policies in force", [
       ["Tenant", (row) => row.tenant], ["Upstream", (row) => row.upstream], ["Mode", (row) => row.mode],
       ["Offload above (tokens)", (row) => number(row.max_total_tokens), true],
-      ["Held out", (row) => `${(100 * row.holdout).toFixed(1)} % of conversations`, true],
+      ["Held out", (row) => (row.holdout ? `${(100 * row.holdout).toFixed(1)} % of conversations` : "none"), true],
       ["Records kept", (row) => (row.retention === null ? "for ever" : `${number(row.retention / 86400)} days`)],
       ["Rules for", (row) => row.rules.join(", ")],
     ], policies),

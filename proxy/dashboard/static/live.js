@@ -1,17 +1,17 @@
-import { ask, cached, clock, element, happened, line, number, table } from "./common.js";
+import { ask, cached, clock, element, happened, line, name, number, table } from "./common.js";
 
 const MOST = 500; // rows on the page
 
 const COLUMNS = [
-  ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, element("time", { datetime: new Date(row.time * 1000).toISOString() }, clock(row.time)))],
+  ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, element("time", { datetime: new Date(row.time * 1000).toISOString() }, clock(row.time))), "time"],
   ["Tenant", (row) => row.tenant],
-  ["Model", (row) => row.model],
+  ["Model", (row) => name(row.model)],
   ["API", (row) => row.dialect],
   ["Tokens as they came", (row) => number(row.tokens_before), true],
   ["Tokens sent", (row) => number(row.kind === "observed" ? row.tokens_before : row.tokens_after), true],
   ["Cached share of the prompt", cached, true],
   ["Hidden rounds", (row) => number(row.rounds), true],
-  ["What happened", (row) => (row.session ? element("a", { href: `#session/${row.session}` }, happened(row)) : happened(row))],
+  ["What happened", (row) => (row.session ? element("a", { href: `#session/${row.session}` }, happened(row)) : happened(row)), "wide"],
   ["Worker", (row) => row.worker, true],
 ];
 
@@ -27,7 +27,7 @@ export async function live(page) {
     },
   }, "Pause");
   const rows = await ask("requests");
-  const shown = table("Requests of all workers of this machine, the newest first", COLUMNS, rows);
+  const shown = table("Requests of all workers of this machine, the newest first", COLUMNS, rows, "none yet");
   const body = shown.querySelector("tbody");
   page.replaceChildren(element("h1", {}, "Live"), element("div", { class: "bar" }, pause, status), shown);
   let newest = rows.length ? rows[0].id : 0;
@@ -45,6 +45,7 @@ export async function live(page) {
     newest = row.id;
     count += 1;
     status.textContent = `${number(count)} since this page was opened.`;
+    if (count === 1 && !rows.length) body.replaceChildren();
     body.prepend(line(COLUMNS, row));
     while (body.rows.length > MOST) body.lastChild.remove();
   };

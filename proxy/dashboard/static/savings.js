@@ -1,4 +1,4 @@
-import { ask, color, element, money, number, plain, share, signed, table, tile } from "./common.js";
+import { ask, color, element, money, name, number, plain, share, signed, table, tile } from "./common.js";
 import { lines } from "./charts.js";
 
 const PERIODS = [[1, "since yesterday"], [7, "the last 7 days"], [30, "the last 30 days"]];
@@ -46,7 +46,7 @@ function tiles({ models, sessions }) {
       `${number(total(models, "billed"))} of ${number(total(models, "rewritten"))} rewritten requests are counted: of these upstream said what it billed`),
     priced.length ? tile("Saved money", signed(cash, cash.toFixed(4)), `of models with input_price in the policy, ${priced.length} of ${models.length}`) : null,
     tile("Fewer tokens of history sent", signed(fewer), share(fewer, before, "tokens that clients sent")),
-    tile("Spent on summaries", number(total(models, "summaries")), `${number(total(models, "summary_calls"))} summaries; subtracted above`),
+    tile("Spent on summaries", number(total(models, "summaries")), `summaries: ${number(total(models, "summary_calls"))}; subtracted above`),
     tile("Tokens read back", number(total(models, "retrieved_tokens")), "in hidden rounds, whose cost is subtracted above"),
     tile("Requests that cost more", number(total(models, "losses")), share(total(models, "losses"), total(models, "billed"), "counted requests"),
       `and ${share(sessions.losses, sessions.sessions, "sessions with costs")}`),
@@ -56,7 +56,7 @@ function tiles({ models, sessions }) {
 function perModel(models) {
   return table("Losses have a minus sign. Each percentage is of the expected cost in its row.", [
     ["Tenant", (row) => row.tenant],
-    ["Model", (row) => row.model],
+    ["Model", (row) => (row.model ? name(row.model) : "not known")],
     ["Requests", (row) => number(row.requests), true],
     ["Rewritten", (row) => number(row.rewritten), true],
     ["Tokens as they came", (row) => number(row.tokens_before), true],
@@ -74,7 +74,7 @@ function observed(models) {
   if (!rows.length) return [];
   return [element("h2", {}, "Only observed"), table("What the plan would have sent and cost. These requests went as they came.", [
     ["Tenant", (row) => row.tenant],
-    ["Model", (row) => row.model],
+    ["Model", (row) => (row.model ? name(row.model) : "not known")],
     ["Requests", (row) => number(row.observed), true],
     ["Tokens as they came", (row) => number(row.observed_before), true],
     ["Tokens as planned", (row) => number(row.observed_after), true],
@@ -86,11 +86,11 @@ function observed(models) {
 
 function holdout(groups) {
   if (!groups.length) return [];
-  const name = { kept: "left as they came", planned: "as the policy says" };
+  const groupName = { kept: "left as they came", planned: "as the policy says" };
   return [element("h2", {}, "Held-out conversations"), table("What both groups really cost. Only requests whose usage upstream reported are counted. Few conversations prove little.", [
     ["Tenant", (row) => row.tenant],
-    ["Model", (row) => row.model],
-    ["Group", (row) => name[row.holdout] ?? plain(row.holdout)],
+    ["Model", (row) => (row.model ? name(row.model) : "not known")],
+    ["Group", (row) => groupName[row.holdout] ?? plain(row.holdout)],
     ["Conversations", (row) => number(row.sessions), true],
     ["Requests counted", (row) => number(row.billed), true],
     ["Cost", (row) => number(row.cost), true],

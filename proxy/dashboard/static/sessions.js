@@ -1,4 +1,4 @@
-import { ask, cached, clock, element, happened, moment, number, plain, signed, table } from "./common.js";
+import { ask, cached, clock, element, happened, moment, name, number, plain, signed, table } from "./common.js";
 import { stacked } from "./charts.js";
 
 export async function sessions(page) {
@@ -6,49 +6,66 @@ export async function sessions(page) {
   page.replaceChildren(element("h1", {}, "Sessions"),
     element("p", {}, "A session is all requests with the same API, model, and messages up to the user's first."),
     table("The sessions with the newest requests", [
-      ["Last request (UTC)", (row) => element("a", { href: `#session/${row.session}` }, moment(row.last))],
+      ["Last request (UTC)", (row) => element("a", { href: `#session/${row.session}` }, moment(row.last)), "time"],
       ["Tenant", (row) => row.tenant],
-      ["Model", (row) => row.model],
+      ["Model", (row) => name(row.model)],
       ["API", (row) => row.dialect],
       ["Requests", (row) => number(row.requests), true],
       ["Events", (row) => number(row.events), true],
       ["Tokens of the last request", (row) => number(row.tokens_before), true],
-      ["of which were sent", (row) => number(row.tokens_after), true],
-      ["Cost as it came", (row) => number(row.cost_before), true],
-      ["Difference", (row) => (row.cost_before ? signed(row.cost_before - row.cost_after) : "not known"), true],
-    ], rows));
+      ["of which were sent", (row) => number(row.kind === "observed" ? row.tokens_before : row.tokens_after), true],
+      ["Cost as it came", (row) => (row.cost_before ? number(row.cost_before) : "not known"), true],
+      ["Saved", saved, true],
+    ], rows, "none yet"));
 }
 
-export async function session(page, [name], me) {
-  const rows = (await ask(`sessions/${encodeURIComponent(name)}`)).filter((row) => row.kinds);
+function saved(row) {
+  if (!row.cost_before) return "not known";
+  const difference = row.cost_before - row.cost_after;
+  return row.kind === "observed" ? `observed; the plan: ${number(difference)}` : signed(difference);
+}
+
+// The sentences of the plan, and where a summary that was waited for begins to be sent.
+function sentences(rows) {
+  return rows.flatMap((row, index) => {
+    const waited = index && row.compressed > rows[index - 1].compressed && !row.new_event && row.kind !== "observed";
+    const ready = waited ? `From here on the summary is sent, which stands for ${number(row.compressed)} old messages. ` : "";
+    return ready || row.words ? [`${clock(row.time)}, at ${number(row.messages)} messages: ${ready}${plain(row.words, 2000)}`] : [];
+  });
+}
+
+export async function session(page, [id], me) {
+  const rows = (await ask(`sessions/${encodeURIComponent(id)}`)).filter((row) => row.kinds);
   const chart = element("div", { class: "chart" });
-  page.replaceChildren(element("h1", {}, "Session"), element("p", { class: "faint" }, plain(name)), chart);
+  page.replaceChildren(element("h1", {}, "Session"), element("p", { class: "faint" }, plain(id)), chart);
   if (!rows.length) {
     chart.replaceChildren(element("p", {}, "Nothing is kept of this session."));
     return;
   }
   const [{ tenant, model, dialect }] = rows;
   const marks = rows.flatMap((row, index) => (row.new_event && row.kind !== "observed" ? [index] : []));
-  page.querySelector("p").textContent = `${plain(tenant)}, ${plain(model)}, ${plain(dialect)}; ${number(rows.length)} requests`;
+  const requests = rows.length === 1 ? "1 request" : `${number(rows.length)} requests`;
+  page.querySelector("p").replaceChildren(plain(tenant), ", ", element("bdi", {}, plain(model)), `, ${plain(dialect)}; ${requests}`);
   stacked(chart, "Tokens sent with each request, by kind. The line above them is the request as it came; dotted lines are events.",
     me.kinds.map((kind, place) => [kind, rows.map((row) => row.kinds[place])]),
     [["as it came", rows.map((row) => row.came), "before"],
       ["read from upstream's cache, all rounds", rows.map((row) => (row.prompt_tokens ? row.cached_tokens : null)), "cached"]],
     marks);
-  const events = rows.filter((row) => row.words);
+  const words = sentences(rows);
+  const observed = rows.every((row) => row.kind === "observed");
   page.append(element("h2", {}, "The plan in words"),
-    events.length
-      ? element("ol", {}, ...events.map((row) => element("li", {}, `${clock(row.time)}, at ${number(row.messages)} messages: ${plain(row.words, 1000)}`)))
+    ...(observed ? [element("p", {}, "These requests were only observed and went as they came. This is what the plan would have done.")] : []),
+    words.length ? element("ol", {}, ...words.map((one) => element("li", {}, one)))
       : element("p", {}, "The plan has left this session as it came so far."),
     element("h2", {}, "Requests"),
     table("All figures of the chart. The link shows each message as it came and as it was sent.", [
-      ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, clock(row.time))],
+      ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, clock(row.time)), "time"],
       ["Messages", (row) => number(row.messages), true],
       ["As it came", (row) => number(row.came), true],
       ["Sent", (row) => number(row.kinds.reduce((sum, tokens) => sum + tokens, 0)), true],
       ...me.kinds.map((kind, place) => [kind, (row) => number(row.kinds[place]), true]),
       ["Cached share of the prompt", cached, true],
-      ["What happened", happened],
+      ["What happened", happened, "wide"],
     ], rows));
 }
 
@@ -68,7 +85,7 @@ function rule(one) {
 
 // Why there is no list of messages.
 function unlisted(row) {
-  if (row.kind === "untouched" && row.reason) return "The messages were not read, so they cannot be listed: the request was not planned.";
+  if (row.kind === "untouched" && row.reason) return "The request was sent without a plan, and messages are only listed with one.";
   if (!row.session) return "Only requests that ask a model for a reply have messages.";
   return "Its messages are no longer listed: only those of the newest requests are.";
 }
@@ -89,19 +106,21 @@ function messages(row) {
       ["Rule", rule],
       ["Digest as it came", (one) => one.digest],
       ["Digest as it was sent", (one) => (one.sent_digest === one.digest ? "the same" : one.sent_digest ?? "")],
-      ...(withText ? [["As it came", text(0)], ["As it was sent, if that differs", text(1)]] : []),
+      ...(withText ? [["As it came", text(0), "text"], ["As it was sent, if that differs", text(1), "text"]] : []),
     ], messages),
     ...(snapshot ? [element("h2", {}, "The summary"), element("pre", { tabindex: "0" }, plain(snapshot, 100000))] : []),
   ];
 }
 
-export async function request(page, [id]) {
+export async function request(page, [id], me) {
   const row = await ask(`requests/${encodeURIComponent(id)}`);
+  const sent = (row.kinds ?? []).flatMap((tokens, place) => (tokens ? [`${me.kinds[place]} ${number(tokens)}`] : []));
   const facts = [
     ["Tenant", row.tenant], ["Model", row.model], ["API", row.dialect], ["Path", `${row.method} ${row.path}`],
     ["Status", row.status || "none: the client left"], ["What happened", happened(row)], ["The plan", row.words],
-    ["Tokens of the messages as they came", number(row.tokens_before)],
-    [row.kind === "observed" ? "as the plan would have sent them" : "as they were sent", number(row.tokens_after)],
+    ["Tokens of the messages as they came", row.dialect ? number(row.tokens_before) : ""],
+    [row.kind === "observed" ? "as the plan would have sent them" : "as they were sent", row.dialect ? number(row.tokens_after) : ""],
+    ["Tokens sent of each kind", sent.join(", ")],
     ["Prompt tokens, as upstream counted them in all rounds", row.prompt_tokens ? number(row.prompt_tokens) : ""],
     ["of these, read from its cache", row.prompt_tokens ? number(row.cached_tokens) : ""],
     ["Cost as it came, in plain input tokens", row.cost_before ? number(row.cost_before) : ""],
