@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import summary
@@ -91,7 +91,6 @@ def flat(groups: list[list[Section]]) -> list[Section]:
 some_turns = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(2, 3_000)), max_size=40)
 
 
-@settings(max_examples=100, deadline=None)
 @given(some_turns, st.integers(300, 4_000), st.integers(1, 6))
 def test_fitted_history_fits_into_the_allowed_calls(sizes: list[tuple[Role, int]], limit: int, calls: int) -> None:
     turns = history(*sizes)
@@ -117,7 +116,6 @@ def test_fitted_history_fits_into_the_allowed_calls(sizes: list[tuple[Role, int]
         assert any(one.missing for one in kept)
 
 
-@settings(max_examples=50, deadline=None)
 @given(some_turns, st.integers(300, 1_500), st.integers(1, 6))
 def test_history_that_fits_is_not_shortened(sizes: list[tuple[Role, int]], limit: int, calls: int) -> None:
     """Titles that are repeated take room, and so does what is not worth a split."""

@@ -271,7 +271,7 @@ ROUND_KEY = f"tenant-caller/rounds/{LINKS[2].hex()}-{hashlib.sha256(b'm').hexdig
 
 
 @DAMAGE
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_a_sealed_round_is_whole_or_absent(laid: Found, where: float, bits: int | None) -> None:
     laid.lay(ROUND_KEY, damaged(sealed(OLD_ROUND), where, bits))
     laid.memory.forget(ROUND_KEY)
@@ -282,7 +282,7 @@ def test_a_sealed_round_is_whole_or_absent(laid: Found, where: float, bits: int 
 
 
 @DAMAGE
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_an_old_round_is_as_whole_as_one_can_tell(laid: Found, where: float, bits: int | None) -> None:
     """What is read has the structure that upstream takes: only within a text can a flip go unseen."""
     laid.lay(ROUND_KEY, damaged(OLD_ROUND, where, bits))
@@ -294,7 +294,7 @@ def test_an_old_round_is_as_whole_as_one_can_tell(laid: Found, where: float, bit
 
 
 @DAMAGE
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_a_sealed_snapshot_is_whole_or_absent(laid: Found, where: float, bits: int | None) -> None:
     key = "tenant-caller/snapshots/a"
     laid.lay(key, damaged(sealed(OLD_SNAPSHOT), where, bits))

@@ -480,7 +480,7 @@ async def test_what_is_too_long_whatever_we_do_fails() -> None:
 UNUSABLE = SummaryAnswer(200, "Hello!")
 
 
-@pytest.mark.parametrize("max_calls", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("max_calls", [1, 2, 3, pytest.param(4, marks=pytest.mark.sweep), 7])
 @pytest.mark.parametrize("rides", [True, False])
 async def test_a_snapshot_costs_at_most_so_many_calls_whatever_upstream_answers(max_calls: int, rides: bool) -> None:
     history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(20)]

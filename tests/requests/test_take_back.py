@@ -277,7 +277,7 @@ async def test_own_bytes_that_get_an_error_in_the_place_of_a_reply_teach_nothing
     assert not world.services.refusals.knows("acme-1")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     status=st.sampled_from([400, 404, 422, 401, 403, 409, 413, 429, 500, 503]),
     said=st.sampled_from([ODD, NO_TOOLS, NO_USAGE, FAILED, OVERFLOW, b"", b"{}", b"[]"])

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import regular_files
@@ -402,7 +402,6 @@ KEYS = st.dictionaries(st.tuples(PART, PART, PART).map("/".join), st.binary(max_
 
 
 @given(records=KEYS, prefix=st.data())
-@settings(max_examples=60, deadline=None)
 def test_any_keys_are_kept_apart_and_found(
     tmp_path_factory: pytest.TempPathFactory, records: dict[str, bytes], prefix: st.DataObject
 ) -> None:

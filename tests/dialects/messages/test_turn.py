@@ -86,7 +86,6 @@ def test_unknown_events_comments_and_a_last_done_arrive_as_they_came() -> None:
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_hidden_rounds_look_like_one_reply_at_every_cut(data: st.DataObject) -> None:
     looks, answers = stream(LOOKS), stream(ANSWERS)
@@ -144,7 +143,6 @@ def test_thinking_streams_at_once() -> None:
 # -- mixed turns ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
 @given(data=st.data())
 def test_a_mixed_turn_shows_the_clients_calls_and_keeps_ours(data: st.DataObject) -> None:
     raw, one = stream(MIXED), turn()
@@ -218,7 +216,6 @@ SAID = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
 @given(rounds=st.lists(st.lists(SAID, max_size=5), min_size=6, max_size=6), data=st.data())
 def test_whatever_the_model_says_is_one_reply_without_our_calls(rounds: list[list[Json]], data: st.DataObject) -> None:
     one, out, calls = turn(max_rounds=3), b"", 0

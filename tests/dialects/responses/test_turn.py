@@ -81,7 +81,6 @@ def test_our_tools_are_left_out_where_upstream_repeats_the_request() -> None:
 # -- hidden rounds ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_hidden_rounds_look_like_one_reply_at_every_cut(data: st.DataObject) -> None:
     looks, answers = stream(LOOKS), stream(ANSWERS)
@@ -161,7 +160,6 @@ def shown_until(raw: bytes, end: int) -> bytes:
 # -- mixed turns ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30)
 @given(data=st.data())
 def test_a_mixed_turn_shows_the_clients_calls_and_keeps_ours(data: st.DataObject) -> None:
     raw = stream(MIXED)
@@ -214,7 +212,6 @@ SAID = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
 @given(rounds=st.lists(st.lists(SAID, max_size=5), min_size=6, max_size=6), data=st.data())
 def test_whatever_the_model_says_is_one_reply_without_our_calls(rounds: list[list[Json]], data: st.DataObject) -> None:
     one, out, calls = turn(max_rounds=3), b"", 0
