@@ -75,7 +75,8 @@ def named(paths: Sequence[str]) -> list[Path]:
         if path == STDIN or not path.is_dir():
             files.append(path)
             continue
-        below = [Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(SUFFIXES)]
+        found = [Path(folder, name) for folder, _, names in os.walk(path) for name in names if name.endswith(SUFFIXES)]
+        below = [file for file in found if file.is_file() or not file.exists()]  # a pipe would be waited for
         if not below:
             raise UserMistake(f"{path}: has no files named {', '.join(f'*{suffix}' for suffix in SUFFIXES)}")
         files += sorted(below, key=lambda file: (file.name, file))  # captures are named after their time

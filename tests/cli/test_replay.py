@@ -416,6 +416,7 @@ def test_a_directory_stands_for_the_recordings_below_it(folder: Path, capsys: py
     lines(folder / "a.jsonl", session("two"))
     (folder / "c.har").write_text(json.dumps(har()))
     (folder / "notes.txt").write_text("none")
+    os.mkfifo(folder / "pipe.jsonl")  # to open it would wait for a writer
     assert asked(capsys, str(folder))["requests"] == 16
     assert recordings.named([str(folder), "-"]) == [
         folder / "a.jsonl",
