@@ -14,8 +14,13 @@ import pytest
 import yaml
 
 from proxy.cli import parser
-from proxy.server.runner import _GRACE
+from proxy.dashboard import writer
+from proxy.requests import captures
+from proxy.server.app import LEAST_GRACE
+from proxy.server.runner import GRACE
 from proxy.settings import Settings, read
+from proxy.stores import guarded, local
+from proxy.upstream import pool
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "docs" / "deploy"
@@ -68,9 +73,9 @@ def test_manifests_leave_time_to_drain() -> None:
     container = pod()["containers"][0]
     waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     drained = float(parser().parse_args(container["args"]).drain_timeout)
-    assert pod()["terminationGracePeriodSeconds"] >= waited + drained + _GRACE
+    assert pod()["terminationGracePeriodSeconds"] >= waited + drained + GRACE
     for service in proxies():
-        assert int(service["stop_grace_period"].removesuffix("s")) >= 30 + _GRACE
+        assert int(service["stop_grace_period"].removesuffix("s")) >= 30 + GRACE
 
 
 def test_probes_do_not_depend_on_the_store() -> None:
@@ -154,3 +159,11 @@ def test_the_image_has_every_package_that_the_proxy_needs(extras: tuple[str, ...
     needed = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
     pinned = set(re.findall(r"^([a-z0-9-]+)==", (DEPLOY / "requirements.txt").read_text(), re.MULTILINE))
     assert {re.split(r"[\[<>=;~ ]", one)[0].lower() for one in needed} <= pinned
+
+
+def test_the_bounds_of_closing_fit_into_the_grace() -> None:
+    """One stage after the other, each with something that hangs: the last one still logs what hangs."""
+    captured = 2 * captures.CLOSING  # for what waits, and for what is being written
+    closing = LEAST_GRACE + captured + pool.CLOSING + guarded.CLOSING + writer.CLOSING
+    assert closing < GRACE
+    assert local.CLOSE_SECONDS < guarded.CLOSING

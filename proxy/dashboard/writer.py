@@ -57,7 +57,7 @@ EXPIRE = 3600.0
 LONGEST_AGE = 30 * 86_400.0
 """Seconds that a row is kept at most, whatever its tenant's retention."""
 
-CLOSING = 2.0
+CLOSING = 0.75
 """Seconds that the last rows may take when the process ends."""
 
 

@@ -53,8 +53,8 @@ EVERY = 600.0
 """Seconds between two looks for old files."""
 WAITING = 64 << 20
 """Bytes of bodies that wait to be written; one tenant may have half of it."""
-CLOSING = 2.0
-"""Seconds at the end for what still waits."""
+CLOSING = 0.5
+"""Seconds at the end for what still waits, and as many for what is being written."""
 SUFFIX = ".jsonl"
 
 _OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

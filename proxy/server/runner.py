@@ -48,8 +48,9 @@ _HEARTBEAT = 30
 """Seconds that a worker has to answer its supervisor before it is replaced. Replacing a worker ends its requests, so
 this is generous."""
 
-_GRACE = 5.0
-"""Seconds that a process gets on top of the drain timeout to close its store and its connections."""
+GRACE = 5.0
+"""Seconds that a process gets on top of the drain timeout. All that is then closed, one after the other, has a bound of
+its own, and these bounds together are shorter."""
 
 _MARGIN = 2.0
 """Further seconds until the supervisor kills a worker, so that the worker can first log what hangs in it."""
@@ -159,7 +160,7 @@ class _Ending:
 
     def __init__(self, app: App, settings: Settings) -> None:
         self._app = app
-        self._seconds = math.ceil(settings.drain_timeout) + _GRACE
+        self._seconds = math.ceil(settings.drain_timeout) + GRACE
         self._begun = False
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -183,7 +184,7 @@ class _Ending:
                 signal.signal(number, partial(self._told, before))
 
     def _told(self, server: Callable[[int, FrameType | None], object], number: int, frame: FrameType | None) -> None:
-        seconds = _GRACE if self._begun else self._seconds
+        seconds = GRACE if self._begun else self._seconds
         if not self._begun:
             self._begun = True
             self._app.ending()
@@ -252,7 +253,7 @@ class _Supervisor(Multiprocess):
         super().terminate_all()
 
     def join_all(self) -> None:
-        deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0) + _GRACE + _MARGIN
+        deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0) + GRACE + _MARGIN
         for process in self.processes:
             while process.process.is_alive():
                 process.process.join(0.1)

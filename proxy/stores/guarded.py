@@ -22,6 +22,9 @@ __all__ = ["Allowance", "Guarded", "Missing", "Put", "Visit"]
 
 T = TypeVar("T")
 
+CLOSING = 1.75
+"""Seconds that the store gets to close when the process ends."""
+
 PROBE = "health/probe/none"
 """A key that no record ever has, for checking whether the engine answers."""
 
@@ -99,11 +102,15 @@ class Guarded:
         self._warn("store damaged", f"store: a damaged record counts as absent: {key}")
 
     async def close(self) -> bool:
-        """Close the store. Returns False if an operation hangs, which the log then names."""
+        """Close the store, within `CLOSING`. Returns False if an operation hangs, which the log then names."""
         try:
-            await self.store.close()
+            async with asyncio.timeout(CLOSING):
+                await self.store.close()
         except StoreFault as fault:
             self._warn("store close", f"store: close: {fault.message}")
+            return False
+        except TimeoutError:
+            self._warn("store close", f"store: close: not within {CLOSING:g} s")
             return False
         return True
 

@@ -32,9 +32,9 @@ from proxy.stores.workers import Workers
 
 T = TypeVar("T")
 
-CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 1.5
 """How long closing waits for running operations. A write takes milliseconds, a disk that hangs takes for ever. This is
-less than the time that the server allows a process to end."""
+less than `guarded.CLOSING`, so that the log names what hangs."""
 
 LEFTOVER_SECONDS = 3600.0
 """A temporary file older than this belongs to a process that died, because no put takes that long."""

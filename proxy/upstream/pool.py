@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
@@ -35,6 +36,9 @@ _MAX_HEADERS = 1_000
 
 _KEPT_ALIVE = 15.0
 """Seconds that an idle connection stays in the pool."""
+
+CLOSING = 0.25
+"""Seconds at the end for connections to close. One whose upstream reads nothing stays open until all is sent."""
 
 _JOINED = 64 * 1024
 """The most bytes of a body that is copied after its head, so that both are sent in one piece. Copying a larger one does
@@ -132,7 +136,9 @@ class ConnectionPool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._connector.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING):
+                await self._connector.close()
 
     async def ask(
         self, route: Route, method: str, target: str, headers: Headers, content: Content, connect_timeout: float

@@ -12,6 +12,7 @@ import pytest
 
 from proxy.errors import StoreFault
 from proxy.stores import Entry, open_store
+from proxy.stores import guarded as guarded_module
 from proxy.stores.breaker import Breaker
 from proxy.stores.guarded import Allowance, Guarded, Put, Visit
 from proxy.stores.memory import Missing
@@ -320,8 +321,16 @@ async def test_the_health_check_asks_the_store_itself(guarded: Guarded, store: S
 
 
 async def test_close(guarded: Guarded, store: Scripted) -> None:
-    await guarded.close()
+    assert await guarded.close()
     assert store.closed
+
+
+async def test_a_store_that_does_not_close_is_left(
+    guarded: Guarded, store: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_module, "CLOSING", 0.01)
+    monkeypatch.setattr(store, "close", asyncio.Event().wait)
+    assert not await guarded.close()
 
 
 def test_waiting_side_by_side_is_paid_for_once() -> None:

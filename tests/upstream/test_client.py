@@ -18,6 +18,7 @@ import pytest
 import proxy.upstream.client
 from proxy.errors import ClientFault, UpstreamBroken, UpstreamSilent, UpstreamUnreachable
 from proxy.settings import Settings
+from proxy.upstream import pool as pool_module
 from proxy.upstream.client import UpstreamClient, UpstreamReply, UpstreamRequest, decoded
 from proxy.upstream.headers import Headers
 from tests.wire import EVENTS, OK, Peer, chunk, replying, upstream
@@ -737,3 +738,20 @@ async def test_https_proxy(certificate: Path) -> None:
                 await pool.send(request("https://refused.invalid/"))
         assert between.requests[0].target == b"localhost:%d" % wire.port
     assert wire.requests[0].target == b"/a%2fb"
+
+
+async def test_an_upstream_that_reads_nothing_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiohttp waits until all that was written is sent, which is never."""
+    monkeypatch.setattr(pool_module, "CLOSING", 0.01)
+
+    async def deaf(peer: Peer) -> None:
+        await asyncio.Event().wait()
+
+    async with upstream(deaf) as wire:
+        async with UpstreamClient(Settings()) as pool:
+            sending = asyncio.create_task(pool.send(request(wire.url, content=b"x" * (64 << 20))))
+            while not wire.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        await asyncio.wait([sending])

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from proxy.server import runner
 from tests.bench.metering import status
 from tests.probing import Probe
 from tests.serving import Proxy, spawned, tight
@@ -32,8 +33,9 @@ DESCRIPTORS = 40
 BODY_LIMIT = 4 * MIB
 DRAIN = 3.0
 """Seconds of --drain-timeout."""
-SLACK = 3.0
-"""Seconds beyond `DRAIN` that the process may take to end. An idle one takes a few tenths."""
+SLACK = runner.GRACE + 2.0
+"""Seconds beyond `DRAIN` that the process may take to end: with something that hangs, it takes all but the last two. An
+idle one takes a few tenths."""
 STALL = 0.1
 """Seconds above which a reply of /health counts as a stall."""
 CASE_SECONDS = 8.0
@@ -371,7 +373,8 @@ def _end(proxy: Proxy, figures: Figures) -> None:
         begun = time.monotonic()
         process.terminate()
         try:
-            process.wait(DRAIN + SLACK)
+            if process.wait(DRAIN + SLACK):
+                figures.book.fault(f"SIGTERM ended it with {process.returncode}: something hung")
         except subprocess.TimeoutExpired:
             figures.book.fault(f"SIGTERM did not end it within {DRAIN + SLACK:g} s")
         figures.ended = time.monotonic() - begun
