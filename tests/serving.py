@@ -74,11 +74,15 @@ class Proxy:
 
 
 def tight(upstream: str, **sections: Json) -> Json:
-    """Return a policy that moves results above 50 tokens once a history has 300. `sections` override it."""
+    """Return a policy that moves results above 50 tokens once a history has 300. `sections` override it.
+
+    Its plan is 1, whose events these numbers place exactly; tests of the default plan say so in `sections`.
+    """
     offload: Json = {
         "mode": "compact",
         "max_total_tokens": 300,
         "max_tool_message_tokens": 50,
+        "plan": 1,
         "min_saved_tokens": 100,
         # With these prices an event costs nothing, so it always pays.
         "cached_read": 1.0,

@@ -148,13 +148,25 @@ def test_check_says_what_policies_mean() -> None:
     assert acme.splitlines() == [
         "  callers    2 keys",
         "  upstream   https://api.openai.com/v1 with the policy's key",
-        "  offload    auto, above 20,000 tokens; tool results above 2,000; tools when offloading",
+        "  offload    auto, balanced, above 10,000 tokens where it pays, 50,000 in any case; tool results above 500; "
+        "tools agents",
         "  records    kept for 7d, a namespace a key",
         "  relay      also /audio/*",
         "  rules      gpt-4.1*, *-mini",
     ]
     assert "Callers with other keys, or none, get 401" in done.stdout
     assert "sk-" not in done.stdout
+
+
+def test_check_warns_of_keys_without_effect(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").write_text("offload:\n  plan: 1\n  min_views: 2\n")
+    done = run("check", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        "  offload    auto, plan 1, above 20,000 tokens; tool results above 2,000; tools when offloading" in done.stdout
+    )
+    warning = f"warning: {tmp_path}/default.yaml:3: offload.min_views: has no effect under `plan: 1`"
+    assert done.stdout.splitlines()[-1] == warning
 
 
 def test_check_says_whose_requests_are_captured(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ def _lines(where: Path, policies: Policies) -> Iterator[str]:
         yield policy.tenant
         for title, text in _facts(policy, policies):
             yield f"  {title:<10} {text}"
+    if policies.warnings:
+        yield ""
+        yield from (f"warning: {warning}" for warning in policies.warnings)
     if policies.default is None:
         yield ""
         yield "Callers with other keys, or none, get 401: there is no default.yaml."
@@ -59,10 +62,11 @@ def _offload(policy: Policy) -> str:
     offload = policy.offload
     if offload.mode is Mode.OFF:
         return "off"
-    return (
-        f"{offload.mode}, above {offload.max_total_tokens:,} tokens; tool results above "
-        f"{offload.max_tool_message_tokens:,}; tools {policy.tools.inject.replace('_', ' ')}"
-    )
+    tools = f"tool results above {offload.max_tool_message_tokens:,}; tools {policy.tools.inject.replace('_', ' ')}"
+    if offload.plan == 1:
+        return f"{offload.mode}, plan 1, above {offload.max_total_tokens:,} tokens; {tools}"
+    pays, hard = offload.max_total_tokens, offload.hard_total()
+    return f"{offload.mode}, {offload.profile}, above {pays:,} tokens where it pays, {hard:,} in any case; {tools}"
 
 
 def _duration(seconds: float) -> str:

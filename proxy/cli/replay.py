@@ -18,10 +18,9 @@ from proxy.cli.progress import Progress, columns
 from proxy.cli.recordings import named, requests
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
-from proxy.core.policy import Policy
 from proxy.core.telling import CAUSES
 from proxy.errors import UserMistake
-from proxy.policies import load_alone
+from proxy.policies import defaults, load_alone
 from proxy.requests.message_cache import MessageCache
 from proxy.threads import Threads
 from proxy.tokens import Tokens
@@ -52,7 +51,7 @@ def run(
     """
     detailed = html is not None
     tallies = [Tally(name, load_alone(Path(name), environment), detailed) for name in policies]
-    tallies = tallies or [Tally(DEFAULTS, Policy(), detailed)]
+    tallies = tallies or [Tally(DEFAULTS, defaults(), detailed)]
     paths = named(files)
     with _written(html) as report, Progress(sys.stderr) as progress:
         count = replayed(paths, tallies, progress, api)

@@ -22,7 +22,7 @@ import msgspec
 from proxy.core.context import Gain, Messages, OldHistory
 from proxy.core.plan import Cause, Item, Move, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.core.policy import Mode, Offload
-from proxy.core.rental import LEAST_FREED, Account, SkiRental
+from proxy.core.rental import Account, SkiRental
 
 
 class Fold:
@@ -41,6 +41,7 @@ class Fold:
         compacting = offload.mode is Mode.COMPACT
         self._keep = offload.keep_for_compaction() if compacting else offload.keep_for_compression()
         self._enough = max(offload.min_saved_tokens, 1)
+        self._early = offload.early_total()
         self.messages = Messages()
         """The messages so far."""
         self.account = Account(offload)
@@ -151,7 +152,9 @@ class Fold:
 
     def _consider(self) -> None:
         """Have an event if one pays for itself: the newest results first, then all old history if it is too much."""
-        newest = self._rental.worth_moving(self._old.results, self.messages.requests, self._price_of_moving)
+        newest = None
+        if self._old.offloadable > self._early:
+            newest = self._rental.worth_moving(self._old.results, self.messages.requests, self._price_of_moving)
         if newest is not None and self._affords(*newest):
             first = newest[0]
             paid = self._rental.paid_for(self._old.results, first.index, self.messages.requests)
@@ -334,7 +337,8 @@ def begun(offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Fold
 
 def least_planned(offload: Offload) -> int:
     """A history of so few tokens has no event as long as it fits the window."""
-    return min(offload.max_total_tokens, LEAST_FREED) if offload.plan > 1 else offload.max_total_tokens
+    least = offload.max_total_tokens
+    return least if offload.plan == 1 else min(least, max(offload.early_total(), offload.early_saved()))
 
 
 def folded(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Fold:

@@ -31,9 +31,8 @@ REPLY_SHARE, LEAST_REPLY, MOST_REPLY = 8, 1_000, 16_000
 """The room for a reply: one part in so many of the window, and its bounds in tokens. Few replies of agents are longer
 than some thousand tokens, and models with small windows write shorter ones."""
 
-HARD_TOTAL = 5
-"""So many times `max_total_tokens` is what no model should have to work with. On the recorded runs, less makes the
-worst run dearer and saves nothing in the median."""
+HARD_TOTAL = 2
+"""By default, offloading need not pay above so many times a `max_total_tokens` that the policy sets."""
 
 
 class Mode(StrEnum):
@@ -156,16 +155,16 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mode: Annotated[Mode, Meta(description="how old history may be moved")] = Mode.AUTO
     plan: Annotated[
         int,
-        Meta(ge=1, le=2, description="the rules of the plan; 2: every event pays for itself; a `profile` implies 2"),
-    ] = 1
+        Meta(ge=1, le=2, description="the rules of the plan; 2: every event pays for itself; 1: the older rules"),
+    ] = 2
     profile: Annotated[
         Profile,
         Meta(description="plan 2: how soon results leave. It sets the keys below that are left out"),
     ] = Profile.BALANCED
     max_total_tokens: Annotated[Tokens, Meta(description="old history allowed before offloading starts, in tokens")] = (
-        20_000
+        10_000
     )
-    max_tool_message_tokens: Annotated[Tokens, Meta(description="tool results up to this size stay, in tokens")] = 2_000
+    max_tool_message_tokens: Annotated[Tokens, Meta(description="tool results up to this size stay, in tokens")] = 500
     compact_ratio_threshold: Annotated[
         float, Meta(ge=0, le=1, description="auto: compress where compaction leaves more than this share")
     ] = 0.75
@@ -177,21 +176,35 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 20_000
     min_views: Annotated[
         int, Meta(ge=1, le=1_000, description="plan 2: replies of the model that a tool result stays for, at least")
-    ] = 1
+    ] = 3
     max_loss: Annotated[
         Annotated[float, Meta(ge=0, le=10)] | None,
         Meta(
             description="plan 2: the share of the cost without a proxy by which moving results may exceed it for a "
             "while; null: as much as they have cost"
         ),
-    ] = None
+    ] = 0.2
     hard_total_tokens: Annotated[
         Tokens | None,
         Meta(
-            description="plan 2: old history above which offloading need not pay, in tokens; null: five times "
-            "`max_total_tokens`"
+            description="plan 2: old history above which offloading need not pay, in tokens; null: twice "
+            "`max_total_tokens`, also where the policy sets only that"
         ),
-    ] = None
+    ] = 50_000
+    early_total_tokens: Annotated[
+        Tokens | None,
+        Meta(
+            description="plan 2: old history allowed before the newest results move by themselves, in tokens; null: "
+            "`max_total_tokens`, also where the policy sets only that"
+        ),
+    ] = 0
+    early_saved_tokens: Annotated[
+        Tokens | None,
+        Meta(
+            description="plan 2: tokens that moving the newest results must save; null: `min_saved_tokens`, also where "
+            "the policy sets only that"
+        ),
+    ] = 1_000
     min_saved_tokens: Annotated[Tokens, Meta(description="tokens that moving must save to be worth it")] = 8_000
     preview_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the head")] = 100
     preview_tail_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the tail")] = 0
@@ -242,6 +255,14 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The tokens of old history above which plan 2 has an event at any price."""
         return HARD_TOTAL * self.max_total_tokens if self.hard_total_tokens is None else self.hard_total_tokens
 
+    def early_total(self) -> int:
+        """The tokens of old history above which plan 2 moves the newest results by themselves."""
+        return self.max_total_tokens if self.early_total_tokens is None else self.early_total_tokens
+
+    def early_saved(self) -> int:
+        """The least tokens that moving the newest results must free."""
+        return max(self.min_saved_tokens if self.early_saved_tokens is None else self.early_saved_tokens, 1)
+
     def result_rules(self) -> tuple[ResultRule, ...]:
         """The rules of `results`, those of presets included."""
         if not self.results:
@@ -258,7 +279,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tools with which the model reads back what was moved."""
 
-    inject: Annotated[Inject, Meta(description="when requests get the tools")] = Inject.WHEN_OFFLOADING
+    inject: Annotated[Inject, Meta(description="when requests get the tools")] = Inject.AGENTS
     max_rounds: Annotated[int, Meta(ge=1, le=64, description="internal rounds of one turn")] = 8
     max_answer_tokens: Annotated[int, Meta(ge=100, description="tokens of one answer")] = 6_000
     max_retrieved_tokens: Annotated[int, Meta(ge=100, description="tokens of all answers of a turn")] = 18_000

@@ -27,8 +27,9 @@ def serving(upstream: str, folder: Path, *, dashboard: bool = False) -> Iterator
     """Run the proxy for the block; yields its address. Policies, store and log are in `folder`. Raises ProxyError."""
     policies, log = folder / "policies", folder / "proxy.log"
     policies.mkdir()
-    # All other keys keep their defaults, so the demo shows the results that a user gets.
-    (policies / "default.yaml").write_text(f"upstream:\n  base_url: {json.dumps(upstream)}\n", encoding="utf-8")
+    # All other keys keep their defaults, so the demo shows the results that a user gets in front of OpenAI.
+    policy = {"upstream": {"base_url": upstream}, "offload": {"cached_read": 0.1, "cache_write": 1.0}}
+    (policies / "default.yaml").write_text(json.dumps(policy), encoding="utf-8")
     command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=text"]
     command += [f"--policies={policies}", f"--store={folder / 'store'}"]
     command += [f"--dashboard={folder / 'dashboard.db'}"] if dashboard else []

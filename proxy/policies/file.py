@@ -19,6 +19,7 @@ from proxy.core.results import ResultRole, ResultRule
 from proxy.policies.document import Document, Path, read
 from proxy.policies.error_texts import explained
 from proxy.policies.format import SECTIONS, PolicyFile, duration
+from proxy.policies.warnings import idle_keys
 
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results"}
 """Keys that may be empty, for example because everything in a section is commented out."""
@@ -34,6 +35,8 @@ class PolicySource(msgspec.Struct, frozen=True):
     policy: Policy
     keys: tuple[tuple[bytes, Path], ...]
     is_default: bool
+    warnings: tuple[str, ...] = ()
+    """What is written there without an effect, each with its line."""
 
     def __repr__(self) -> str:
         return f"Source({self.document.name!r}, tenant={self.policy.tenant!r})"
@@ -48,7 +51,9 @@ def parse(text: str, name: str, stem: str, environment: Mapping[str, str], base_
     document, written, policy = _parsed(text, name, stem, environment, base_url)
     for path, fault in _faults(written, policy, is_default=stem == "default"):
         raise document.error(path, fault)
-    return PolicySource(document, policy, tuple(_keys(document, written, environment)), stem == "default")
+    warnings = tuple(str(document.error(path, reason)) for path, reason in idle_keys(_accepted(document.value), policy))
+    keys = tuple(_keys(document, written, environment))
+    return PolicySource(document, policy, keys, stem == "default", warnings)
 
 
 def parse_alone(text: str, name: str, stem: str, environment: Mapping[str, str]) -> Policy:

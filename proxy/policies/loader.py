@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from proxy import regular_files
-from proxy.core.policy import Policy, Upstream
+from proxy.core.policy import Policy
 from proxy.errors import PolicyError
 from proxy.policies.file import PolicySource, parse, parse_alone
 
@@ -41,6 +41,8 @@ class Policies(msgspec.Struct, frozen=True):
     named: tuple[Policy, ...]
     by_digest: Mapping[bytes, Policy]
     """Policies by the SHA-256 of the client's key."""
+    warnings: tuple[str, ...] = ()
+    """What is written in the files without an effect, each with its file and line."""
 
     def __repr__(self) -> str:
         return f"Policies({', '.join(policy.tenant for policy in self.all())})"
@@ -61,8 +63,12 @@ class Policies(msgspec.Struct, frozen=True):
 
 def builtin(base_url: str | None = None) -> Policies:
     """Return the policies used without a directory: one for everybody, with all defaults and the client's own key."""
-    upstream = Upstream() if base_url is None else Upstream(base_url=base_url)
-    return Policies(default=Policy(upstream=upstream), named=(), by_digest={})
+    return Policies(default=defaults(base_url), named=(), by_digest={})
+
+
+def defaults(base_url: str | None = None) -> Policy:
+    """Return the policy of a file that says nothing."""
+    return parse("{}", "built-in", "default", {}, base_url).policy
 
 
 def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
@@ -83,6 +89,7 @@ def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str 
         default=next((source.policy for source in sources if source.is_default), None),
         named=tuple(source.policy for source in sources if not source.is_default),
         by_digest={digest: source.policy for source in sources for digest, _ in source.keys},
+        warnings=tuple(warning for source in sources for warning in source.warnings),
     )
 
 
@@ -163,7 +170,10 @@ class PolicyLoader:
         self._seen = _signature(self._directory)
         if self._directory is None:
             return builtin(self._base_url)
-        return load(self._directory, self._environment, self._base_url)
+        policies = load(self._directory, self._environment, self._base_url)
+        for warning in policies.warnings:
+            logger.warning("%s", warning)
+        return policies
 
 
 def _files(directory: pathlib.Path) -> list[pathlib.Path]:

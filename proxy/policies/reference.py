@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.policy import Profile, Tools
+from proxy.core.policy import Offload, Profile, Tools
 from proxy.core.prices import OWN_SERVERS, PRICES
-from proxy.core.profiles import presets
+from proxy.core.profiles import PLAN_2_ONLY, presets
 from proxy.policies.format import schema
 
 Definition = Mapping[str, Any]
@@ -57,16 +57,29 @@ before. If it names none, 80 % of the refused request is assumed, unless that ha
 accepted prompt supersedes what was learned. Conversations that are under way change their plan once when a window
 becomes known: set it, if you know it.
 
-## Plan 2 and its profiles
+## Profiles and plans
 
-`offload.plan: 2` decides by cost: every event pays for itself (see [architecture](architecture.md)).
-`offload.profile` sets the keys that the policy leaves out, and implies plan 2. [benchmarks](benchmarks.md) shows what
-each costs. Start with `balanced`. If the metrics show that models rarely read moved results back, go to `frugal`. If
-they often do, or if results must stay long, take `careful`, which leaves most short conversations as they are.
+Offloading decides by cost: every event pays for itself (see [architecture](architecture.md)). `offload.profile` sets
+the keys that the policy leaves out. [benchmarks](benchmarks.md) shows what each costs. Start with `balanced`, the
+default. If the metrics show that models rarely read moved results back, go to `frugal`. If they often do, or if results
+must stay long, take `careful`, which leaves most short conversations as they are.
+
+A key that is set beats the profile, and means what it says. Where the policy sets `max_total_tokens`, nothing moves
+before old history exceeds it, but results that are too large to be sent even once and what the window has no room for;
+above twice as much, offloading need not pay. Where it sets `min_saved_tokens`, every event that must pay saves as much.
+Leave these keys out to have the whole profile. In the mode `compress`, and where cached input is free, next to nothing
+can pay: there, offloading begins above `hard_total_tokens`, which for `compress` is twice `max_total_tokens` unless the
+policy sets it. `offload-proxy check` warns of keys without an effect.
+
+`offload.plan: 1` keeps the older rules and their defaults for this release; profiles belong to plan 2. A change of
+`plan`, of `profile` or of their keys rewrites each conversation under way once. While replicas with different plans
+serve the same conversations, every change of replica rewrites them again. So give a new version `plan: 1` in its
+policies as long as older ones run beside it (they refuse the key, and keep the policies that they have), and remove it
+when all run the new one.
 
 {profiles}
-The prices `cached_read` and `cache_write` follow the upstream's host, where plan 2 is in force and the policy does
-not say otherwise. Set them for older models, which cost more to read, and for hosts that are not listed, for which
+The prices `cached_read` and `cache_write` follow the upstream's host where the policy does not say otherwise, under
+plan 1 excepted. Set them for older models, which cost more to read, and for hosts that are not listed, for which
 0.1 and 1.25 count.
 
 {prices}
@@ -106,15 +119,21 @@ def reference() -> str:
 
 
 def _profiles() -> str:
-    found = {profile: presets({"profile": profile}) for profile in Profile}
-    keys = [key for key in found[Profile.BALANCED]["offload"] if key != "plan"]
+    chosen = [{"profile": profile} for profile in Profile] + [{"plan": 1}]
+    found = [msgspec.convert(presets(one)["offload"], Offload) for one in chosen]
+    tools = [presets(one)["tools"].get("inject", Tools().inject) for one in chosen]
+    keys = [key for key in presets(chosen[0])["offload"] if key != "plan"]
     rows = [
-        f"| {profile} | {' | '.join(str(preset['offload'][key]) for key in keys)} | "
-        f"{preset['tools'].get('inject', Tools().inject)} |\n"
-        for profile, preset in found.items()
+        f"| {next(iter(one.values())) if offload.plan > 1 else 'plan 1'} | "
+        f"{' | '.join(_shown(key, offload) for key in keys)} | {inject} |\n"
+        for one, offload, inject in zip(chosen, found, tools, strict=True)
     ]
     head = " | ".join(f"`{key}`" for key in (*keys, "tools.inject"))
     return f"| profile | {head} |\n{'|---' * (len(keys) + 2)}|\n{''.join(rows)}"
+
+
+def _shown(key: str, offload: Offload) -> str:
+    return "" if offload.plan == 1 and key in PLAN_2_ONLY else str(getattr(offload, key))
 
 
 def _prices() -> str:

@@ -1,4 +1,4 @@
-"""The three profiles of plan 2 beside the default plan: tables for `tests.bench.savings`.
+"""The three profiles beside plan 1: tables for `tests.bench.savings`.
 
 The profiles were tuned on one half of the runs, so these tables show the other one, and the worst runs of all.
 """
@@ -18,6 +18,7 @@ from proxy.core.planner import begun
 from proxy.core.policy import Inject, Offload, Profile
 from proxy.core.profiles import presets
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from tests import written
 from tests.bench.caches import BREAKPOINTS, THIRD_MARK
 from tests.bench.outcomes import Bench, Figures, percentile
 from tests.bench.replay import Recorded, Strategy, proxied
@@ -31,22 +32,27 @@ class Chosen(msgspec.Struct, frozen=True):
     """A plan to compare: its policy, and when requests get our tools."""
 
     offload: Offload
-    inject: Inject = Inject.WHEN_OFFLOADING
+    inject: Inject = Inject.AGENTS
 
     def strategy(self, reading: float = 0.0) -> Strategy:
         return proxied(self.offload, self.inject, reading=reading)
 
 
-def chosen(profile: Profile) -> Chosen:
-    sections = presets({"profile": profile})
-    return Chosen(Offload(profile=profile, **sections["offload"]), **sections["tools"])
+def chosen(**keys: Any) -> Chosen:
+    """The plan of a policy that sets these keys."""
+    return Chosen(written.offload(**keys), **presets(keys)["tools"])
 
 
-PROFILES: dict[str, Chosen] = {f"proxy: {profile}": chosen(profile) for profile in Profile}
+DEFAULT = Profile.BALANCED
+PROFILES: dict[str, Chosen] = {
+    f"proxy: {profile}{' (default)' if profile is DEFAULT else ''}": chosen(profile=profile) for profile in Profile
+}
 PLANS: dict[str, Chosen] = {
-    "proxy: auto (default)": Chosen(Offload()),
+    "proxy: plan 1": chosen(plan=1),
     **PROFILES,
-    "balanced, tools later": msgspec.structs.replace(PROFILES["proxy: balanced"], inject=Inject.WHEN_OFFLOADING),
+    "balanced, tools later": msgspec.structs.replace(
+        PROFILES["proxy: balanced (default)"], inject=Inject.WHEN_OFFLOADING
+    ),
     "frugal, tools later": msgspec.structs.replace(PROFILES["proxy: frugal"], inject=Inject.WHEN_OFFLOADING),
 }
 
@@ -63,7 +69,7 @@ class Goal(msgspec.Struct, frozen=True):
 
 GOALS: dict[str, Goal] = {
     "proxy: careful": Goal(9.0, (9.0, 1.05), (9.0, 1.05), 9.0),
-    "proxy: balanced": Goal(0.5, (0.68, 1.05), (0.72, 1.05), 0.75),
+    "proxy: balanced (default)": Goal(0.5, (0.68, 1.05), (0.72, 1.05), 0.75),
     "proxy: frugal": Goal(0.4, (0.6, 1.05), (0.65, 1.05), 0.7),
 }
 

@@ -136,9 +136,7 @@ def plainly(run: Recorded) -> Iterator[Call]:
         yield Call(prompt(run, whole(run, range(point))))
 
 
-def proxied(
-    offload: Offload, inject: Inject = Inject.WHEN_OFFLOADING, *, reading: float = 0.0, late: int = 1
-) -> Strategy:
+def proxied(offload: Offload, inject: Inject = Inject.AGENTS, *, reading: float = 0.0, late: int = 1) -> Strategy:
     """The proxy's strategy. A snapshot that nobody waits for exists `late` requests after the one that wanted it.
 
     `reading`: the chance that the model reads a moved result back, once; it reads one in a request.

@@ -30,6 +30,7 @@ from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
+from tests import written
 from tests.bench import as_data, chart, profiles
 from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE
 from tests.bench.outcomes import Bench, Figures, percentile
@@ -37,19 +38,19 @@ from tests.bench.replay import Kind, Recorded, Strategy, plainly, proxied, recor
 from tests.bench.strategies import COMPETITORS, awecompress, headroom, missing, redeciding, window
 from tests.transcripts import FOLDER, Run, absence, load
 
-OURS = "proxy: auto (default)"
+OURS = f"proxy: {profiles.DEFAULT} (default)"
+PLAN_1 = "proxy: plan 1"
 STRATEGIES: dict[str, Strategy] = {
     "no proxy": plainly,
-    OURS: proxied(Offload()),
-    **{name: plan.strategy() for name, plan in profiles.PROFILES.items()},
+    **{name: plan.strategy() for name, plan in (profiles.PROFILES | {PLAN_1: profiles.PLANS[PLAN_1]}).items()},
     "proxy: auto, wait: always": proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
     "proxy: auto, 3 later": proxied(Offload(), late=4),
-    "proxy: for free reads": proxied(Offload(cached_read=0.0, cache_write=1.0, max_total_tokens=60_000)),
-    "proxy: compact": proxied(Offload(mode=Mode.COMPACT)),
-    "proxy: compress": proxied(Offload(mode=Mode.COMPRESS)),
+    "proxy: for free reads": proxied(Offload(cached_read=0.0, cache_write=1.0)),
+    "proxy: compact": proxied(written.offload(mode=Mode.COMPACT)),
+    "proxy: compress": proxied(written.offload(mode=Mode.COMPRESS)),
     "last 5 results": window(5),
     "last 10 results": window(10),
-    "decided at every request": redeciding(Offload()),
+    "decided at every request": redeciding(Offload(max_total_tokens=20_000, max_tool_message_tokens=2_000)),
 }
 LIBRARIES = {"headroom-ai 0.42.0": headroom, "awecompress 0.2.0": awecompress}
 """Libraries that run without weights, at their own defaults."""
@@ -139,7 +140,9 @@ Sweep = dict[tuple[int, int | None], list[Figures]]
 def swept(bench: Bench) -> Sweep:
     """By `max_total_tokens` and `keep_recent_count`."""
     policies = {
-        (total, keep): Offload(max_total_tokens=total, keep_recent_count=keep) for total in MAX_TOTAL for keep in KEEP
+        (total, keep): written.offload(max_total_tokens=total, keep_recent_count=keep)
+        for total in MAX_TOTAL
+        for keep in KEEP
     }
     return {key: bench.figures(proxied(policy), SWEPT) for key, policy in policies.items()}
 
@@ -151,14 +154,14 @@ def sweep_table(bench: Bench, sweep: Sweep) -> str:
         sent, last = bench.ratios(rows, lambda one: one.sent), bench.ratios(rows, lambda one: one.last)
         costs = [bench.costs(rows, model) for model in SWEPT]
         priced = "".join(f"{f'{median(one):.3f} ({max(one):.3f})':>24}" for one in costs)
-        happened = events(bench.runs, Offload(max_total_tokens=total, keep_recent_count=keep))
+        happened = events(bench.runs, written.offload(max_total_tokens=total, keep_recent_count=keep))
         lines.append(f"{total:9,} {keep or 'null':>11} {median(sent):7.3f} {median(last):7.3f} {happened:7.2f}{priced}")
     return "\n".join(lines)
 
 
 def events(runs: Sequence[Recorded], offload: Offload) -> float:
     """The mean number of events in a run."""
-    plans = [fold(run.items[: run.points[-1]], offload, Room(), OUR_TOOLS_TOKENS) for run in runs]
+    plans = [fold(run.items[: run.points[-1]], offload, Room(), 0 if run.tools else OUR_TOOLS_TOKENS) for run in runs]
     return sum(len(plan.events) for plan in plans) / len(plans)
 
 

@@ -14,6 +14,7 @@ from proxy.core.plan import Item, Role
 from proxy.core.policy import Compress, Inject, Mode, Offload, Wait
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
+from tests import written
 from tests.bench import savings
 from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE, PRICED, THIRD_MARK, Prompt
 from tests.bench.outcomes import figures
@@ -76,10 +77,11 @@ def offload(mode: Mode, **changes: object) -> Offload:
         "min_saved_tokens": 100,
         "cached_read": 0,
         "cache_write": 0,
+        "min_views": 1,
         "pin_user_tokens": 100,
         "compress": Compress(snapshot_tokens=100),
     }
-    return Offload(mode=mode, **{**defaults, **changes})
+    return written.offload(mode=mode, **{**defaults, **changes})
 
 
 # -- caches -----------------------------------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ def test_a_result_is_read_back_in_pages_that_stay_in_the_context() -> None:
 
 def test_a_large_answer_leaves_after_the_request_that_follows_its_reply() -> None:
     steps = "s:10 u:10 a:10 t:5000 a:10 t:30 a:10 t:30 a:10 t:30 a:10"
-    strategy = proxied(offload(Mode.COMPACT, plan=2, max_total_tokens=10**6), reading=1.0)
+    strategy = proxied(offload(Mode.COMPACT, max_total_tokens=10**6, early_total_tokens=0), reading=1.0)
     sizes = [tokens for tokens, kind in sent(strategy, run(steps)) if kind == "client"]
     assert sizes[3] - sizes[2] == READ_CALL + 5000 + 40
     assert sizes[4] - sizes[3] == SHRUNK - 5000 + 40

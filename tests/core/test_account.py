@@ -16,7 +16,13 @@ from tests.core.test_planner import histories, history, offloads, policy
 
 def rules(**changes: object) -> Offload:
     """Real prices, and total events out of reach unless a test says otherwise."""
-    defaults: dict[str, object] = {"plan": 2, "cached_read": 0.1, "cache_write": 1.25, "max_total_tokens": 10**6}
+    defaults: dict[str, object] = {
+        "cached_read": 0.1,
+        "cache_write": 1.25,
+        "max_total_tokens": 10**6,
+        "early_total_tokens": 0,
+        "early_saved_tokens": 1000,
+    }
     return policy(**{**defaults, **changes})  # type: ignore[arg-type]
 
 
@@ -188,7 +194,7 @@ def test_the_newest_reply_keeps_its_answers_and_older_ones_shrink() -> None:
     items = history("u a t:10 a t:10 a a t:10")
     used = [fold(items[:size], rules(), Room()).used for size in range(len(items) + 1)]
     assert used == [0, 0, 0, 1, 1, 3, 3, 3, 5], "a prefill has not been answered yet"
-    assert fold(items, policy(), Room()).used == 0, "under plan 1 they stay"
+    assert fold(items, policy(plan=1), Room()).used == 0, "under plan 1 they stay"
 
 
 @given(histories(), paying)

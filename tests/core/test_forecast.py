@@ -10,12 +10,13 @@ from proxy.core.plan import Item, Plan, Role, Room
 from proxy.core.planner import fold
 from proxy.core.policy import Compress, Inject, Mode, Offload, Policy, Tools, Wait
 from proxy.core.rental import SkiRental
+from tests import written
 from tests.bench.caches import Prefix
 from tests.bench.replay import Recorded, cost, plainly, proxied
 
 HEAD, OURS = 700, 400
-COMPACT = Offload(mode=Mode.COMPACT, max_total_tokens=4_000, min_saved_tokens=1_000, cache_write=1.0)
-COMPRESS = Offload(
+COMPACT = written.offload(mode=Mode.COMPACT, max_total_tokens=4_000, min_saved_tokens=1_000, cache_write=1.0)
+COMPRESS = written.offload(
     mode=Mode.COMPRESS,
     max_total_tokens=4_000,
     min_saved_tokens=1_000,
@@ -38,7 +39,7 @@ RUN = Recorded("run", "made up", SESSION, [1] * len(SESSION), HEAD, [{} for _ in
 
 
 def at(point: int, policy: Policy, billed: Billed | None = None) -> tuple[Plan, Forecast]:
-    items = SESSION[:point]
+    items, policy = SESSION[:point], policy.for_request(has_tools=False)
     defined = OURS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     plan = fold(items, policy.offload, Room(), defined)
     return plan, forecast(items, plan, policy, HEAD, OURS, billed)
@@ -81,7 +82,7 @@ def test_writing_to_the_cache_costs_its_price() -> None:
 
 
 def test_without_anything_to_move_both_costs_are_the_same_whatever_was_billed() -> None:
-    quiet = Policy(offload=Offload(max_total_tokens=10**9))
+    quiet = Policy(offload=written.offload(max_total_tokens=10**9))
     for billed in (None, Billed(50_000, 0), Billed(50_000, 49_999), Billed(50_000, 100), Billed(1, 1)):
         plan, seen = at(POINTS[-1], quiet, billed)
         assert plan.empty and seen.before == seen.after and seen.tokens == sum(one.tokens for one in SESSION[:-2])
@@ -145,7 +146,7 @@ def test_a_result_that_nobody_has_seen_counts_as_its_preview() -> None:
 
 def test_a_prefill_belongs_to_its_request() -> None:
     items = SESSION[: POINTS[4]]
-    policy = Policy(offload=Offload(max_total_tokens=10**9))
+    policy = Policy(offload=written.offload(max_total_tokens=10**9))
     plain = forecast(items, fold(items, policy.offload, Room()), policy, HEAD, OURS)
     begun = [*items, item(Role.ASSISTANT, 10)]
     prefilled = forecast(begun, fold(begun, policy.offload, Room()), policy, HEAD, OURS)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from proxy.core.pairing import Pairing, Place
 from proxy.core.plan import Item, Role, Room
 from proxy.core.planner import fold
-from proxy.core.policy import Compress, Mode, Offload
+from proxy.core.policy import Compress, Mode
+from tests import written
 
 # A history in words: u user, s system, ? a message that nobody can read, "a:x,y" an assistant with these calls,
 # "r:x" the result of x. The digits of an id do not belong to the tool's name.
@@ -96,10 +97,11 @@ def test_a_copy_goes_on_where_the_first_part_ended(words: list[str], cut: int) -
 
 # -- in the plan ------------------------------------------------------------------------------------------------------
 
-OFFLOAD = Offload(
+OFFLOAD = written.offload(
     mode=Mode.COMPRESS,
     max_total_tokens=1_000,
     min_saved_tokens=0,
+    min_views=1,
     pin_user_tokens=20,
     compress=Compress(snapshot_tokens=100),
 )

@@ -15,6 +15,7 @@ from proxy.core.pins import MOST_KEPT, MOST_PREVIEWS
 from proxy.core.plan import PATIENCE, Item, Move, Plan, Role, Room, live
 from proxy.core.planner import begun, fold
 from proxy.core.policy import Compress, Mode, Offload
+from tests import written
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "U": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}
 BRIEF, GLIMPSE = 50, 550
@@ -42,6 +43,11 @@ def policy(mode: Mode = Mode.COMPACT, **changes: object) -> Offload:
         "pin_user_tokens": 100,
         "cached_read": 0,
         "cache_write": 0,
+        "min_views": 1,
+        "max_loss": None,
+        "hard_total_tokens": None,
+        "early_total_tokens": None,
+        "early_saved_tokens": None,
         "compress": Compress(snapshot_tokens=100),
     }
     return Offload(mode=mode, **{**defaults, **changes})
@@ -71,9 +77,10 @@ TABLE = {
 }
 
 
+@pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize(("text", "moved", "points"), TABLE.values(), ids=TABLE.keys())
-def test_compaction_moves_large_old_results(text: str, moved: list[int], points: list[int]) -> None:
-    plan = planned(text)
+def test_compaction_moves_large_old_results(text: str, moved: list[int], points: list[int], number: int) -> None:
+    plan = planned(text, policy(plan=number, cached_read=0.001, cache_write=0.001))
     assert sorted(plan.moves) == moved
     assert [event.point for event in plan.events] == points
     assert plan.live == sum(one.preview if index in moved else one.tokens for index, one in enumerate(history(text)))
@@ -117,18 +124,19 @@ def test_the_recent_window_is_widened_to_whole_steps(keep: int, moved: list[int]
 def test_an_event_waits_until_its_rent_is_paid(read: float, points: list[int]) -> None:
     """1,000 tokens carried at `read` a request; all that is left behind them is written anew for 1.25 instead."""
     text = "s u a t:1050 " + "a:100 t:10 " * 5 + "a u"
-    plan = planned(text, policy(cached_read=read, cache_write=1.25, max_total_tokens=900))
+    plan = planned(text, policy(plan=1, cached_read=read, cache_write=1.25, max_total_tokens=900))
     assert [event.point for event in plan.events] == points
 
 
 def test_above_twice_the_limit_an_event_need_not_pay() -> None:
-    dear = policy(cached_read=0.1, cache_write=1000.0)
-    assert planned("s u a:100 t:1700 a u", dear).events == ()
-    assert len(planned("s u a:200 t:1900 a u", dear).events) == 1
+    for number in (1, 2):
+        dear = policy(plan=number, cached_read=0.1, cache_write=1000.0)
+        assert planned("s u a:100 t:1700 a u", dear).events == ()
+        assert len(planned("s u a:200 t:1900 a u", dear).events) == 1
 
 
 EARLY = "s:600 u a t:1100 " + "a:50 t:10 " * 12
-DEAR = {"cached_read": 0.25, "cache_write": 1.25, "max_total_tokens": 1000}
+DEAR = {"plan": 1, "cached_read": 0.25, "cache_write": 1.25, "max_total_tokens": 1000}
 
 
 @pytest.mark.parametrize(("tool_definition_tokens", "points"), [(0, [6]), (100, [16]), (400, [20])])
@@ -158,9 +166,10 @@ def test_a_later_event_keeps_the_prefix_before_its_first_change() -> None:
 
 def test_a_large_pinned_message_is_no_reason_for_events() -> None:
     text = "s u:25000 " + "a t:3000 " * 40 + "a u"
-    plan = planned(text, Offload(mode=Mode.COMPACT))
-    assert 1 <= len(plan.events) <= 8
-    assert len(plan.moves) > 25
+    for number in (1, 2):
+        plan = planned(text, written.offload(mode=Mode.COMPACT, plan=number))
+        assert 1 <= len(plan.events) <= 13
+        assert len(plan.moves) > 25
 
 
 def test_a_result_first_sent_at_an_event_is_not_in_the_plan_before_it() -> None:
@@ -190,7 +199,7 @@ def test_auto_summarises_only_if_compaction_frees_too_little() -> None:
 
 
 def test_auto_keeps_references_and_snapshot_together() -> None:
-    plan = planned("s u a:3000 t:700 a u", policy(Mode.AUTO, keep_recent_count=1))
+    plan = planned("s u a:3000 t:700 a u", policy(Mode.AUTO, plan=1, keep_recent_count=1))
     assert sorted(plan.moves) == [3]
     assert [boundary.end for boundary in plan.boundaries] == [5]
 
@@ -244,7 +253,8 @@ def test_an_event_without_a_summary_does_not_wait() -> None:
 
 
 def test_a_result_moved_at_first_sight_does_not_wait() -> None:
-    plan = planned("s u a:2000 t:5001 a:100 u a t:6000", policy(Mode.AUTO, max_unseen_tool_tokens=5000))
+    offload = policy(Mode.AUTO, plan=1, max_unseen_tool_tokens=5000)
+    plan = planned("s u a:2000 t:5001 a:100 u a t:6000", offload)
     assert plan.moves == {3: Move(first_preview=True, event=1), 7: Move(first_preview=True, event=0)}
     assert len(plan.boundaries) == 1
     assert plan.shown(None).moves == {3: Move(first_preview=True, event=0), 7: Move(first_preview=True, event=0)}
@@ -388,6 +398,8 @@ offloads = st.builds(
     min_views=st.sampled_from([1, 3]),
     max_loss=st.sampled_from([None, 0.0, 0.2]),
     hard_total_tokens=st.sampled_from([None, 2000]),
+    early_total_tokens=st.sampled_from([None, 0]),
+    early_saved_tokens=st.sampled_from([None, 1000]),
 )
 rooms = st.builds(Room, st.sampled_from([None, 500, 3000]), st.sampled_from([0, 100]))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.policy import Mode, Offload, Policy
+from proxy.core.policy import Mode, Policy
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
@@ -15,13 +15,12 @@ from proxy.dialects.responses import RESPONSES
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.prepare import rendered
+from tests import written
 from tests.requests.planning import Counting
 
 Json = dict[str, Any]
 
-POLICY = Policy(
-    offload=Offload(mode=Mode.COMPACT, plan=2, max_tool_message_tokens=300, cached_read=0.1, cache_write=1.25)
-)
+POLICY = Policy(offload=written.offload(mode=Mode.COMPACT, min_views=1, max_loss=None, max_tool_message_tokens=300))
 MARK = {"type": "ephemeral"}
 HOUR = {"type": "ephemeral", "ttl": "1h"}
 
@@ -150,7 +149,9 @@ async def test_it_lives_as_long_as_a_next_one_within_a_result() -> None:
 
 async def test_plan_1_sets_none() -> None:
     old = Policy(
-        offload=Offload(mode=Mode.COMPACT, max_total_tokens=1000, min_saved_tokens=100, cached_read=0, cache_write=0)
+        offload=written.offload(
+            mode=Mode.COMPACT, plan=1, max_total_tokens=1000, min_saved_tokens=100, cached_read=0, cache_write=0
+        )
     )
     assert len(marks(await sent(CHAT, chat([4000, 4000, 4000]), old))) == 2
 

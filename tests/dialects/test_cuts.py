@@ -19,13 +19,15 @@ from proxy.core.policy import Compress, Mode, Offload, SnapshotRole
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import ActiveSnapshot
+from tests import written
 from tests.templates import refusal
 from tests.transcripts import load, needed
 
 Message = dict[str, Any]
 
-OFFLOAD = Offload(
+OFFLOAD = written.offload(
     mode=Mode.AUTO,
+    min_views=1,
     max_total_tokens=800,
     max_tool_message_tokens=100,
     min_saved_tokens=50,
@@ -183,12 +185,12 @@ def test_user_messages_that_the_client_sent_side_by_side_stay_apart() -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("role", [SnapshotRole.AUTO, SnapshotRole.USER])
 def test_recorded_runs_stay_acceptable(role: SnapshotRole) -> None:
-    offload = Offload(mode=Mode.COMPRESS, max_total_tokens=20_000, pin_user_tokens=4_000, store_dir="/store")
+    offload = written.offload(mode=Mode.COMPRESS, max_total_tokens=20_000, pin_user_tokens=4_000, store_dir="/store")
     assert sum(check(run.messages, Rendered(offload, role)) for run in load()) > 1_000
 
 
 @needed
 def test_a_recorded_run_with_many_users_stays_acceptable() -> None:
-    offload = Offload(mode=Mode.COMPRESS, max_total_tokens=5_000, pin_user_tokens=1_000, min_saved_tokens=2_000)
+    offload = written.offload(mode=Mode.COMPRESS, max_total_tokens=5_000, pin_user_tokens=1_000, min_saved_tokens=2_000)
     runs = list(load(source="tau-bench"))[:3]
     assert all(check(run.messages, Rendered(offload)) for run in runs)

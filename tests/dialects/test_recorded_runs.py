@@ -18,7 +18,7 @@ from proxy.dialects.responses import RESPONSES
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
 from proxy.tokens import Tokens
-from tests import transcripts
+from tests import transcripts, written
 from tests.dialects.messages import converting as messages
 from tests.dialects.messages.api import MessagesApi, RefusedMessage
 from tests.dialects.responses import converting as responses
@@ -45,7 +45,7 @@ def history(dialect: Dialect, body: Json, offload: Offload) -> History:
 
 def assert_planned_alike(dialect: Dialect, run: Run, mode: Mode) -> int:
     """Compare the plan with that of chat; returns the number of its events."""
-    offload = Offload(mode=mode)
+    offload = written.offload(mode=mode)
     leading = 0
     if dialect is MESSAGES:  # whose system prompt is no entry
         leading = next(place for place, one in enumerate(run.messages) if one["role"] not in ("system", "developer"))
@@ -122,5 +122,5 @@ async def test_requests_of_some_runs_are_taken(dialect: Dialect) -> None:
 @in_each
 @pytest.mark.sweep
 async def test_requests_of_all_runs_are_taken(dialect: Dialect) -> None:
-    policy = Policy(offload=Offload(mode=Mode.COMPACT, max_total_tokens=8_000, keep_recent_count=4))
+    policy = Policy(offload=written.offload(mode=Mode.COMPACT, max_total_tokens=8_000, keep_recent_count=4))
     assert sum([await assert_taken(dialect, run, policy) for run in transcripts.load()]) > 1_000

@@ -22,9 +22,11 @@ from proxy.dialects import render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.files import moved_files
 from proxy.dialects.render import ActiveSnapshot
+from tests import written
 
-OFFLOAD = Offload(
+OFFLOAD = written.offload(
     mode=Mode.AUTO,
+    min_views=1,
     max_total_tokens=2000,
     max_tool_message_tokens=300,
     min_saved_tokens=100,
@@ -172,19 +174,21 @@ MIXED = HiddenRound(
 
 
 LATER = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10, 40), *step(4, 10), LAST)
+FIRST = msgspec.structs.replace(OFFLOAD, plan=1)
 
 
 def test_hidden_rounds_stand_before_the_reply_they_led_to() -> None:
-    assert LATER.plan.used == 1
+    assert LATER.plan.used == 9
     assert LATER.render(rounds={9: HIDDEN})[9:] == [*HIDDEN.before, *LATER.raws[9:]]
 
 
 def test_a_mixed_turn_is_put_together_again() -> None:
-    assert LATER.render(rounds={7: MIXED})[7:] == [MIXED.instead, *MIXED.after, *LATER.raws[8:]]
+    case = Case(*LATER.raws, offload=FIRST)
+    assert case.render(rounds={7: MIXED})[7:] == [MIXED.instead, *MIXED.after, *case.raws[8:]]
 
 
-def test_older_than_the_newest_events_user_turn_answers_shrink_to_a_line() -> None:
-    case = Case(SYSTEM, USER, *step(1, 10), LAST, *step(2, 10, 5000), *step(3, 10), LAST)
+def test_under_plan_1_answers_older_than_the_newest_events_user_turn_shrink_to_a_line() -> None:
+    case = Case(SYSTEM, USER, *step(1, 10), LAST, *step(2, 10, 5000), *step(3, 10), LAST, offload=FIRST)
     assert case.plan.used == 7 and case.plan.events
     first, second = case.render(rounds={2: HIDDEN})[2:4]
     assert first == HIDDEN.before[0]
@@ -192,17 +196,16 @@ def test_older_than_the_newest_events_user_turn_answers_shrink_to_a_line() -> No
     assert '{"path":"/store/x"}' in json.loads(second)["content"]
     small = msgspec.structs.replace(HIDDEN, sizes=(200, OFFLOAD.max_tool_message_tokens))
     assert case.render(rounds={2: small})[2:4] == list(HIDDEN.before)
-    within = Case(SYSTEM, USER, *step(1, 10), *step(2, 10, 5000), *step(3, 10))
+    within = Case(SYSTEM, USER, *step(1, 10), *step(2, 10, 5000), *step(3, 10), offload=FIRST)
     assert within.plan.events == () or within.render(rounds={2: HIDDEN})[3] == HIDDEN.before[1]
 
 
-def test_under_plan_2_a_large_answer_shrinks_with_the_second_request_after_it() -> None:
-    offload = msgspec.structs.replace(OFFLOAD, plan=2)
-    once = Case(SYSTEM, USER, *step(1, 10, 5000), *step(2, 10, 40), offload=offload)
+def test_a_large_answer_shrinks_with_the_second_request_after_it() -> None:
+    once = Case(SYSTEM, USER, *step(1, 10, 5000), *step(2, 10, 40))
     assert once.render(rounds={4: HIDDEN})[4:6] == list(HIDDEN.before)
-    twice = Case(SYSTEM, USER, *step(1, 10, 5000), *step(2, 10, 40), *step(3, 10, 40), offload=offload)
+    twice = Case(SYSTEM, USER, *step(1, 10, 5000), *step(2, 10, 40), *step(3, 10, 40))
     assert json.loads(twice.render(rounds={4: HIDDEN})[5])["content"].count("read_file") == 1
-    later = Case(*twice.raws, *step(4, 10, 40), offload=offload)
+    later = Case(*twice.raws, *step(4, 10, 40))
     assert later.render(rounds={4: HIDDEN})[: len(twice.raws) + 2] == twice.render(rounds={4: HIDDEN})
 
 

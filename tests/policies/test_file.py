@@ -17,6 +17,7 @@ from proxy.core.policy import (
     Mode,
     Offload,
     Policy,
+    Profile,
     Rule,
     SnapshotRole,
     Source,
@@ -33,6 +34,9 @@ from proxy.policies.reference import reference
 DIGEST = "0cf11aba70590ecf45f06e6a47b6ba1d3d9f3c6f62a8d19ad9d5fd2b7a0c9c52"
 ENVIRONMENT = {"CLIENT": "sk-client", "KEY": "sk-upstream", "EMPTY": "", "NEWLINE": "sk-x\n", "UMLAUT": "schlüssel"}
 KEYED = "api_keys: [{env: CLIENT}]\n"
+
+# The default upstream's host is in the table of prices.
+DEFAULTS = Policy(offload=Offload(cache_write=1.0))
 
 # The example of the design, every key of it.
 WHOLE = f"""
@@ -51,6 +55,13 @@ upstreams:
   messages: {{base_url: https://api.anthropic.com, api_key: sk-other}}
 offload:
   mode: compress
+  plan: 2
+  profile: frugal
+  min_views: 4
+  max_loss: 0.3
+  hard_total_tokens: 50001
+  early_total_tokens: 5
+  early_saved_tokens: 1001
   max_total_tokens: 20001
   max_tool_message_tokens: 2001
   compact_ratio_threshold: 0.5
@@ -117,6 +128,13 @@ def test_every_key_is_taken() -> None:
     )
     offload = Offload(
         mode=Mode.COMPRESS,
+        plan=2,
+        profile=Profile.FRUGAL,
+        min_views=4,
+        max_loss=0.3,
+        hard_total_tokens=50_001,
+        early_total_tokens=5,
+        early_saved_tokens=1_001,
         max_total_tokens=20_001,
         max_tool_message_tokens=2_001,
         compact_ratio_threshold=0.5,
@@ -231,17 +249,89 @@ def test_keys_are_kept_as_digests() -> None:
 @pytest.mark.parametrize(
     ("section", "expected"),
     [
-        ("{}", (1, 20_000, 2_000, 1, None)),
+        ("{}", (2, 10_000, 500, 3, 0.2)),
         ("{plan: 2}", (2, 10_000, 500, 3, 0.2)),
+        ("{profile: balanced}", (2, 10_000, 500, 3, 0.2)),
         ("{profile: careful}", (2, 20_000, 500, 10, 0.04)),
         ("{profile: frugal, max_total_tokens: 7, max_loss: null}", (2, 7, 500, 1, None)),
-        ("{profile: frugal, plan: 1}", (1, 20_000, 2_000, 1, None)),
+        ("{plan: 1}", (1, 20_000, 2_000, 3, 0.2)),
+        ("{profile: frugal, plan: 1}", (1, 20_000, 2_000, 3, 0.2)),
     ],
 )
 def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[object, ...]) -> None:
     found = taken(f"offload: {section}", "default").offload
     shown = (found.plan, found.max_total_tokens, found.max_tool_message_tokens, found.min_views, found.max_loss)
     assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "hard", "early", "saved"),
+    [
+        ("{}", 50_000, 0, 1_000),
+        ("{profile: careful}", 100_000, 0, 1_000),
+        ("{profile: careful, mode: compress}", 40_000, 0, 1_000),
+        ("{max_total_tokens: 30000}", 60_000, 30_000, 1_000),
+        ("{profile: frugal, min_saved_tokens: 20}", 50_000, 0, 20),
+        ("{max_total_tokens: 9, early_total_tokens: 3, hard_total_tokens: 5}", 5, 3, 1_000),
+    ],
+)
+def test_a_total_that_is_set_holds_for_every_event(section: str, hard: int, early: int, saved: int) -> None:
+    """So a policy that was written for plan 1 still says when offloading starts."""
+    text = f"offload: {section}\nrules: [{{match: {{model: later}}, offload: {{max_total_tokens: 100000}}}}]"
+    found = taken(text, "default")
+    offload = found.offload
+    assert (offload.hard_total(), offload.early_total(), offload.early_saved()) == (hard, early, saved)
+    assert found.for_model("later").offload.early_total() == (3 if "early" in section else 100_000)
+
+
+def warned(text: str) -> list[str]:
+    return list(parse(text, "default.yaml", "default", ENVIRONMENT).warnings)
+
+
+FREE = "upstream: {base_url: 'http://127.0.0.1:8080/v1'}\n"
+RULE = "rules:\n- match: {model: m}\n  offload: "
+
+
+@pytest.mark.parametrize(
+    ("text", "warnings"),
+    [
+        ("offload: {max_total_tokens: 7, max_tool_message_tokens: 7, results: [gptme], min_views: 2}", []),
+        ("offload: {plan: 1, min_views: 2}", ["default.yaml:1: offload.min_views: has no effect under `plan: 1`"]),
+        ("offload:\n  plan: 1\n  profile: frugal", ["default.yaml:3: offload.profile: has no effect under `plan: 1`"]),
+        ("offload: {mode: off, plan: 1, profile: frugal}", []),
+        (
+            "offload: {mode: compact, compact_ratio_threshold: 1, compress: {wait: always}}",
+            [
+                "default.yaml:1: offload.compact_ratio_threshold: has no effect in the mode compact, only in auto",
+                "default.yaml:1: offload.compress: has no effect in the mode compact, which summarises nothing",
+            ],
+        ),
+        (
+            "offload: {mode: compress, max_loss: 1}",
+            [
+                "default.yaml:1: offload.max_loss: has no effect in the mode compress, where results do not move by "
+                "themselves"
+            ],
+        ),
+        (FREE + "offload: {max_total_tokens: 5000}", []),
+        (FREE + "offload: {max_loss: 1, cached_read: 0.1}", []),
+        (
+            FREE + "offload: {max_total_tokens: 5000, hard_total_tokens: 20000}",
+            [
+                "default.yaml:2: offload.max_total_tokens: has no effect where cached input is free "
+                "(`cached_read: 0`), as nothing pays there: history is offloaded above `hard_total_tokens` (20,000), "
+                "and where the window is full"
+            ],
+        ),
+        ("offload: {plan: 1, min_views: 2}\n" + RULE + "{plan: 2}", []),
+        (
+            RULE + "{plan: 1, min_views: 2}",
+            ["default.yaml:3: rules[0].offload.min_views: has no effect under `plan: 1`"],
+        ),
+    ],
+)
+def test_keys_without_effect_are_named(text: str, warnings: list[str]) -> None:
+    assert warned(text) == warnings
 
 
 @pytest.mark.parametrize(
@@ -265,7 +355,8 @@ def test_under_plan_2_prices_follow_the_upstream(address: str, prices: tuple[flo
 
     assert found("{plan: 2}") == prices
     assert found("{plan: 2, cached_read: 0.5, cache_write: 2}") == (0.5, 2)
-    assert found("{}") == (0.1, 1.25)
+    assert found("{}") == prices
+    assert found("{plan: 1}") == (0.1, 1.25)
 
 
 def test_each_apis_upstream_has_its_own_prices() -> None:
@@ -289,8 +380,8 @@ def test_a_profile_that_there_is_not_is_refused(section: str) -> None:
 
 
 def test_what_is_left_out_has_its_default() -> None:
-    assert taken("{}", "default") == Policy()
-    assert taken(KEYED, "globex") == Policy(tenant="globex")
+    assert taken("{}", "default") == DEFAULTS
+    assert taken(KEYED, "globex") == msgspec.structs.replace(DEFAULTS, tenant="globex")
 
 
 @pytest.mark.parametrize(
@@ -298,11 +389,11 @@ def test_what_is_left_out_has_its_default() -> None:
     ["upstream", "offload", "tools", "limits", "rules", "relay", "tenant", "offload: {compress: }\nx-none"][:-1],
 )
 def test_a_section_with_everything_commented_out_is_all_defaults(section: str) -> None:
-    assert taken(f"{section}:\n  # nothing\n", "default") == Policy()
+    assert taken(f"{section}:\n  # nothing\n", "default") == DEFAULTS
 
 
 def test_nested_sections_may_be_empty_too() -> None:
-    assert taken("offload: {compress: , exclude_tools: }", "default") == Policy()
+    assert taken("offload: {compress: , exclude_tools: }", "default") == DEFAULTS
 
 
 @pytest.mark.parametrize("off", ["off", "Off", "'off'", "false"])
@@ -570,7 +661,7 @@ def test_the_reference_has_every_key_with_its_default() -> None:
     keys = [key for definition in definitions.values() for key in definition.get("properties", {})]
     rows = [line.split(" | ") for line in reference().splitlines() if line.startswith("| `")]
     assert sorted(row[0].removeprefix("| ") for row in rows) == sorted(f"`{key}`" for key in keys)
-    assert ["| `max_total_tokens`", "`20000`"] in [row[:2] for row in rows]
+    assert ["| `max_total_tokens`", "`10000`"] in [row[:2] for row in rows]
 
 
 def test_every_key_of_the_schema_is_described() -> None:

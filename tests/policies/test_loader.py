@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.core.policy import Policy, Upstream
+from proxy.core.policy import Offload, Policy, Upstream
 from proxy.errors import PolicyError
 from proxy.policies import Policies, PolicyLoader, builtin, load
 from proxy.policies import loader as book_module
@@ -75,8 +75,10 @@ def test_no_key_and_no_digest_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_builtin_serves_everybody_at_the_given_address() -> None:
-    assert builtin() == Policies(default=Policy(), named=(), by_digest={})
-    assert builtin("http://x/v1").tenant_for_key(b"any") == Policy(upstream=Upstream(base_url="http://x/v1"))
+    priced = Offload(cache_write=1.0)
+    assert builtin() == Policies(default=Policy(offload=priced), named=(), by_digest={})
+    elsewhere = builtin("https://x.example/v1").tenant_for_key(b"any")
+    assert elsewhere == Policy(upstream=Upstream(base_url="https://x.example/v1"))
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -182,6 +184,13 @@ def test_the_shipped_examples_load_together() -> None:
     for variable in environment:
         with pytest.raises(PolicyError, match=variable):
             load(SHIPPED / "examples", {name: value for name, value in environment.items() if name != variable})
+
+
+def test_keys_without_effect_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put(tmp_path, default="offload: {plan: 1, min_views: 2}", acme=ACME)
+    warning = f"{tmp_path}/default.yaml:1: offload.min_views: has no effect under `plan: 1`"
+    assert PolicyLoader(tmp_path, ENVIRONMENT).current.warnings == (warning,)
+    assert caplog.messages == [warning]
 
 
 # --- the book ---------------------------------------------------------------------------------------------------------
@@ -345,7 +354,8 @@ async def test_what_was_taken_before_a_reload_stays_as_it_was(tmp_path: Path) ->
     assert book.reload()
     assert under_way is not None
     assert under_way.retention == 86_400
-    assert book.current.default == Policy(retention=2 * 86_400)
+    assert book.current.default is not None
+    assert book.current.default.retention == 2 * 86_400
 
 
 def test_reload_says_whether_it_was_taken(tmp_path: Path) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from proxy.core.policy import Compress, Inject, Mode, Offload, Policy, Tools
+from proxy.core.policy import Compress, Inject, Mode, Policy, Tools
 from proxy.dialects.chat import CHAT
 from proxy.requests import prepare
 from proxy.requests.message_cache import Counter, MessageCache
 from proxy.requests.prepare import PlannedRequest
+from tests import written
 
 Json = dict[str, Any]
 
-OFFLOAD = Offload(
+OFFLOAD = written.offload(
     mode=Mode.AUTO,
+    min_views=1,
     max_total_tokens=2000,
     max_tool_message_tokens=300,
     min_saved_tokens=100,

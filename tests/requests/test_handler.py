@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from proxy.core import rawjson
 from proxy.core.history import History
-from proxy.core.policy import Mode, Offload, Policy
+from proxy.core.policy import Mode, Policy
 from proxy.core.policy import Tools as ToolsPolicy
 from proxy.core.policy import Upstream as Where
 from proxy.dialects.chat import CHAT
@@ -37,6 +37,7 @@ from proxy.stores.base import Entry
 from proxy.stores.guarded import Guarded
 from proxy.telemetry.outcome import Outcome, StoreError
 from proxy.threads import Threads
+from tests import written
 from tests.asgi import Headers, ScriptedClient
 from tests.dialects.chat.turns import ANSWER, called, calls, events, folded, read, text, usage, whole
 from tests.requests.scripted import JSON, STREAM, ScriptedReply, ScriptedUpstream
@@ -44,8 +45,9 @@ from tests.requests.scripted import JSON, STREAM, ScriptedReply, ScriptedUpstrea
 POLICY = Policy(
     tenant="acme",
     upstream=Where(base_url="http://upstream/v1"),
-    offload=Offload(
+    offload=written.offload(
         mode=Mode.COMPACT,
+        min_views=1,
         max_total_tokens=50_000,
         max_tool_message_tokens=50,
         max_unseen_tool_tokens=20_000,
@@ -260,7 +262,7 @@ async def test_body_above_the_limit_is_refused_as_the_clients_fault(world: World
 
 # -- requests that have no plan ---------------------------------------------------------------------------------------
 
-OFF = msgspec.structs.replace(POLICY, offload=Offload(mode=Mode.OFF))
+OFF = msgspec.structs.replace(POLICY, offload=written.offload(mode=Mode.OFF))
 MANY = {"tools": [{"type": "function", "function": {"name": f"t{number}"}} for number in range(127)]}
 
 
@@ -546,7 +548,7 @@ async def test_the_window_is_upstreams_and_so_are_its_tokens(world: World, ratio
     """What fits by our count does not fit a model whose vocabulary needs twice as many tokens."""
     world.policy = Policy(
         upstream=Where(context_window=16_000),
-        offload=Offload(mode=Mode.COMPACT, max_total_tokens=100_000, max_unseen_tool_tokens=100_000),
+        offload=written.offload(mode=Mode.COMPACT, max_total_tokens=100_000, max_unseen_tool_tokens=100_000),
     )
     first = chat("word " * 700, more=True)
     counted = {"prompt_tokens": int(3_700 * ratio), "completion_tokens": 1}

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.core.policy import Compress, Mode, Offload, Policy, Wait
+from proxy.core.policy import Compress, Mode, Policy, Wait
 from proxy.core.policy import Upstream as Where
+from tests import written
 from tests.dialects.chat.turns import called, whole
 from tests.dialects.chat.turns import calls as tool_calls
 from tests.requests.scripted import ScriptedReply
@@ -25,8 +26,9 @@ Message = dict[str, Any]
 POLICY = Policy(
     tenant="acme",
     upstream=Where(base_url="http://upstream/v1"),
-    offload=Offload(
+    offload=written.offload(
         mode=Mode.COMPACT,
+        min_views=1,
         max_total_tokens=3_000,
         max_tool_message_tokens=300,
         min_saved_tokens=500,

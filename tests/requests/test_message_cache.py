@@ -15,12 +15,12 @@ from msgspec import Raw
 
 from proxy.core.history import History, Message, Naming, Reading, Terms, Transcript, Unplannable
 from proxy.core.plan import Room
-from proxy.core.policy import Offload
 from proxy.core.preview import Shape
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.requests.message_cache import BATCH_BYTES, INLINE_BYTES, MessageCache
 from proxy.threads import WorkPool
+from tests import written
 
 READING = Reading(Shape("/s", 5, 0), 100)
 
@@ -83,7 +83,8 @@ async def test_a_little_is_read_at_once_unless_the_vocabulary_has_to_be_loaded(r
 
 
 WORDS = st.sampled_from(["", "a", "bb " * 40, "word " * 400])
-TERMS = Terms("m", Offload(max_total_tokens=500, min_saved_tokens=0, max_tool_message_tokens=100), Room(), 400)
+OFFLOAD = written.offload(max_total_tokens=500, min_saved_tokens=0, max_tool_message_tokens=100, min_views=1)
+TERMS = Terms("m", OFFLOAD, Room(), 400)
 
 
 @st.composite

@@ -47,7 +47,7 @@ def growing(turns: int, seed: int) -> list[list[Json]]:
     history: list[Json] = [USER]
     requests = []
     for number in range(turns):
-        system: Json = {"role": "system", "content": "w " * chance.randrange(100, 900)}
+        system: Json = {"role": "system", "content": "w " * chance.randrange(300, 500)}
         requests.append([system, *history])
         history = [*history, *step(number, 300, 500)]
     return requests

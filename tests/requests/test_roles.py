@@ -40,7 +40,7 @@ async def test_runs_whose_results_differ_share_no_snapshot(size: int) -> None:
     for results in ((), (ResultPreset.GPTME,)):
         names = set()
         for result in ("BANANA ", "APPLE  "):
-            history, _ = await planned(gptme(result * size), policy(results=results))
+            history, _ = await planned(gptme(result * size), policy(results=results, mode=Mode.COMPRESS))
             [boundary] = history.plan.boundaries
             assert boundary.end > 3
             names.add(history.snapshot_name(boundary))

@@ -165,7 +165,7 @@ async def test_a_job_rides_on_the_conversation_by_default() -> None:
 
 
 async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces() -> None:
-    results = [SYSTEM, USER, *step(1, 2500, 4000, 50), *step(2, 2500, 3000), *step(3, 9), LAST]
+    results = [SYSTEM, USER, *step(1, 2500, 4000, 50), *step(2, 2500, 3000), *step(3, 9, 20), *step(4, 9, 20), LAST]
     world = Scripted(RECORD)
     offload = replace(policy(wait=Wait.ALWAYS).offload, compact_ratio_threshold=0.0)
     history, reader = await planned(results, Policy(offload=offload))

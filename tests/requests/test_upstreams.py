@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from proxy.core.policy import Compress, Mode, Offload, Wait
 from proxy.policies.tenants import Tenant
 from proxy.requests.records import Records
+from tests import written
 from tests.asgi import ScriptedClient
 from tests.dialects.chat.turns import DONE, chunk, folded, read, stream, text, usage, whole
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
@@ -23,7 +24,8 @@ Json = dict[str, Any]
 
 NAMES = [upstream.name for upstream in upstreams()]
 SNAPSHOT = "<state_snapshot><overall_goal>go on</overall_goal></state_snapshot>"
-SMALL = Offload(
+SMALL = written.offload(
+    min_views=1,
     max_total_tokens=6_000,
     max_tool_message_tokens=300,
     min_saved_tokens=500,
@@ -167,7 +169,7 @@ async def test_snapshot_moves_to_a_user_message_where_its_place_is_refused() -> 
         return None if systems == ["Be brief."] else vllm("System message must be the one at the beginning")
 
     upstream = Upstream("a fixed system message", grown)
-    world = Conversing(upstream, replace(SMALL, mode=Mode.COMPRESS))
+    world = Conversing(upstream, replace(SMALL, mode=Mode.COMPRESS, hard_total_tokens=6_000))
     try:
         for number, messages in enumerate(short(upstream)):
             assert (await world.say(messages, str(number), tools=[SEARCH]))[0] == 200
