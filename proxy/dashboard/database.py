@@ -49,7 +49,7 @@ FULL, ROOM = 0.9, 0.05
 LEAVING = 5_000
 """Most rows that one batch deletes, so that the others' batches do not wait for long."""
 
-SUMS_KEPT, SUMS_A_PAGE = 30_000, 2
+SUMS_KEPT, SUMS_A_PAGE = 60_000, 2
 """Most sums of hours, and of days, in all and for each page of the file. A client can make one with every request, as
 it chooses the model's name and its own key."""
 
@@ -177,7 +177,8 @@ class Database:
         run, deleted = self.connection.execute, 0
         for namespace, name in run("SELECT id, name FROM namespaces").fetchall():
             since = now - retention(name)
-            oldest = f"SELECT id FROM requests WHERE namespace = ? AND time < ? ORDER BY id LIMIT {LEAVING - deleted}"
+            first = f"SELECT id, time FROM requests WHERE namespace = ? ORDER BY id LIMIT {LEAVING - deleted}"
+            oldest = f"SELECT id FROM ({first}) WHERE time < ?"
             deleted += self._within(partial(self._delete, oldest, namespace, since))
             run("DELETE FROM sessions WHERE namespace = ? AND last < ?", (namespace, since))
             run("DELETE FROM hours WHERE namespace = ? AND hour < ?", (name, since // HOUR))

@@ -69,7 +69,7 @@ CREATE TABLE requests (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, namespace INTEGER NOT NULL, session INTEGER, worker INTEGER NOT NULL,
     outcome BLOB NOT NULL, sent BLOB
 );
-CREATE INDEX requests_by_namespace ON requests (namespace, id);
+CREATE INDEX requests_by_namespace ON requests (namespace, id, session);
 CREATE TABLE details (id INTEGER PRIMARY KEY, detail BLOB NOT NULL);
 CREATE TABLE sessions (
     session INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL,

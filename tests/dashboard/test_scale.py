@@ -1,0 +1,48 @@
+"""Pages take no longer with more rows, except for sums. We count instructions of SQLite, since time depends on much."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from proxy.dashboard.database import Database
+from proxy.dashboard.reader import Reader
+from proxy.dashboard.rows import Recorded
+from tests.bench.dashboard import pages, recorded
+
+FEW, MANY = 4_200, 8_400
+EVERY = 100
+"""Instructions between two calls of the counter."""
+
+
+def batch(rows: int) -> list[Recorded]:
+    since = time.time() - 86_400
+    return [recorded(number, since, rows) for number in range(rows)]
+
+
+def instructions(path: Path, rows: list[Recorded]) -> dict[str, int]:
+    """Write rows, and return how many instructions each page takes, in hundreds."""
+    database = Database(path, 64 << 20)
+    for start in range(0, len(rows), 500):
+        database.write(rows[start : start + 500])
+    reader, count = Reader(path), [0]
+
+    def counts() -> bool:
+        count[0] += 1
+        return False
+
+    reader._connection.set_progress_handler(counts, EVERY)
+    found = {}
+    for name, page in pages(reader, rows[0], rows[0].time).items():
+        count[0] = 0
+        assert page() is not None, name
+        found[name] = count[0]
+    reader.close()
+    database.close()
+    return found
+
+
+def test_pages_take_no_longer_with_more_rows(tmp_path: Path) -> None:
+    few, many = (instructions(tmp_path / f"{count}.db", batch(count)) for count in (FEW, MANY))
+    del few["savings"], few["savings, one caller"]
+    assert {name: many[name] for name in few if many[name] > 1.2 * few[name] + 5} == {}
