@@ -1,13 +1,11 @@
 """Flags over environment over defaults, each mistake named by where it was made."""
 
-import ast
 import pickle
 from pathlib import Path
 
 import msgspec
 import pytest
 
-import proxy
 from proxy.errors import UserMistake
 from proxy.settings import Settings, read
 
@@ -171,16 +169,3 @@ def test_an_upstream_beside_the_proxy_is_accepted(upstream: str) -> None:
 def test_an_invalid_ipv6_upstream_is_refused() -> None:
     with pytest.raises(UserMistake, match=r"http://\[::1::2\]/v1"):
         read({"upstream": "http://[::1::2]/v1"}, {})
-
-
-def test_only_settings_reads_the_process_environment() -> None:
-    root = Path(proxy.__file__).parent
-    readers = {
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "getenvb"))
-        or (isinstance(node, ast.ImportFrom) and node.module == "os" and any("env" in name.name for name in node.names))
-    }
-    # prometheus-client has its worker processes share a folder by a variable and no other way; metrics sets that one.
-    assert readers - {"telemetry/metrics.py"} == {"settings.py"}

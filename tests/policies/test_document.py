@@ -108,12 +108,12 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "says"),
     [
         (BOMB, "more than 100,000 values"),
-        ("[" * 100_000, "nested too deeply"),
-        ("{a: " * 100_000, "nested too deeply"),
-        ("a: " + "[" * 5_000 + "]" * 5_000, "nested too deeply"),
-        ("- " * 100_000 + "x", "nested too deeply"),
-        ("a: 1" + ":59" * 300_000, "cannot be read as YAML"),
-        ("a: " + "9" * 1_000_000, "cannot be read as YAML"),
+        ("[" * 20_000, "nested too deeply"),
+        ("{a: " * 20_000, "nested too deeply"),
+        pytest.param("a: " + "[" * 2_000 + "]" * 2_000, "nested too deeply", marks=pytest.mark.sweep),
+        ("- " * 20_000 + "x", "nested too deeply"),
+        ("a: 1" + ":59" * 100_000, "cannot be read as YAML"),
+        ("a: " + "9" * 100_000, "cannot be read as YAML"),
     ],
     ids=["aliases", "lists", "mappings", "closed", "dashes", "sexagesimal", "digits"],
 )
