@@ -80,7 +80,7 @@ bench-smoke: $(STAMP)
 	$(PY) -m tests.bench --smoke
 
 # What to ask, such as READBACK="--histories 1 --questions 10 --conditions everything compact".
-READBACK ?= --records 25
+READBACK ?= --records 12
 
 bench-model: $(STAMP) .model/.installed
 	$(PY) -m tests.bench.readback --local .model $(READBACK)

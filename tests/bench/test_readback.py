@@ -61,6 +61,8 @@ def test_every_kind_has_its_turn_among_few_questions() -> None:
         ("line", "a = 1  # x", "`a = 1 # x`", True),
         ("comparison", "K1", "K1 has 5 and K2 has 4. Answer: K1", True),
         ("comparison", "K1", "K1 has 5 and K2 has 6. Answer: K2", False),
+        ("comparison", "K1", "Answer: K1 in a.log is larger than K2.", True),
+        ("comparison", "K1", "Answer: K2 in a.log is larger than K1.", False),
         ("nowhere", "", "NOT FOUND", True),
         ("nowhere", "", "There is no K0123 in /var/log/billing.log.", True),
         ("nowhere", "", "The tools didn't find it.", True),
@@ -172,6 +174,14 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str], monkeypatch: 
     out = capsys.readouterr().out
     assert out.startswith("m, results of 10 entries, temperature 0\n")
     assert re.search(r"\| dropped \| 1/5 \| 0/1 \| 0/1 \| 0/1 \| 0/1 \| 1/1 \|", out)
+
+
+def test_too_few_entries_are_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["readback", "--base-url", "http://127.0.0.1:1/v1", "--records", "7"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "--records must be at least 8" in capsys.readouterr().err
+    assert all(len(history.questions) == 14 for history in histories(records=8))
 
 
 def test_a_model_is_joined_from_its_pieces_once(tmp_path: Path) -> None:

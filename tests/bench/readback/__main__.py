@@ -14,14 +14,17 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.bench.readback.histories import RECORDS, SETTINGS, histories
+from tests.bench.readback.histories import LEAST_RECORDS, RECORDS, SETTINGS, histories
 from tests.bench.readback.local import MODEL, serving
 from tests.bench.readback.recorder import recording
 from tests.bench.readback.run import CONDITIONS, Asker, measured, table
 
 
 def main() -> int:
-    given = _parser().parse_args()
+    parser = _parser()
+    given = parser.parse_args()
+    if given.records < LEAST_RECORDS:
+        parser.error(f"--records must be at least {LEAST_RECORDS}")
     asked = histories(given.records, given.questions)[: given.histories]
     key = os.environ.get("OPENAI_API_KEY", "")
     with ExitStack() as held:

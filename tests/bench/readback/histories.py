@@ -16,6 +16,7 @@ KINDS = ("value", "line", "count", "comparison", "nowhere")
 DENIAL = re.compile(r"\b(?:no|not|none|nothing|nowhere|cannot|unable|\w+n\Wt)\b", re.I)
 NUMBER = re.compile(r"\b\d{5,6}\b")
 """One of the records' numbers."""
+KEY = re.compile(r"\bk\d+\b")
 STATES = ("open", "closed", "draining")
 SYSTEM = (
     "You are an assistant with tools. Answer in words, from what the tools returned. Do not call a tool again for what"
@@ -23,6 +24,8 @@ SYSTEM = (
 )
 RECORDS = 90
 """Entries of a tool result: about 2,000 tokens of o200k_base."""
+LEAST_RECORDS = 8
+"""Fewer hardly have enough that nobody has told yet."""
 
 SETTINGS = {
     "operations": [
@@ -80,8 +83,9 @@ class Question(msgspec.Struct, frozen=True):
         """Whether the reply has the answer, whatever its case and spaces, or says that there is none."""
         if self.kind == "nowhere":
             return DENIAL.search(reply) is not None and not NUMBER.search(reply.replace(",", ""))
-        if self.kind == "comparison":  # naming both is no answer
-            reply = reply.lower().rpartition("answer:")[2]
+        if self.kind == "comparison":  # the first key that it gives, as naming both is no answer
+            keys = KEY.findall(reply.lower().rpartition("answer:")[2])
+            return keys[:1] == [self.answer.lower()]
         said, wanted = (" ".join(text.lower().replace(",", "").split()) for text in (reply, self.answer))
         return re.search(rf"(?<!\w){re.escape(wanted)}(?!\w)", said) is not None
 
