@@ -67,6 +67,9 @@ def test_the_report_has_the_figures_of_the_table_and_of_json(folder: Path, capsy
     assert sum(one["before"] for one in policy["sessions"]) == found["cost_before"]
     assert sum(one["events"] for one in policy["sessions"]) == found["events"]
     [first, _] = policy["sessions"]
+    assert len(first["told"]) >= first["events"] == len(first["marks"]) > 0
+    assert sum(found["causes"].values()) == found["events"]
+    assert all(words[0].isupper() and words.endswith(".") for _, words in first["told"])
     assert next(sum(kinds) for kinds in zip(*first["kinds"], strict=True)) == first["came"][0]
     assert (first["requests"], len(first["came"]), len(first["costs"][1])) == (8, 8, 8)
 

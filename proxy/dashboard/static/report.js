@@ -26,8 +26,8 @@ function drawSession(home, session) {
     given.kinds.map((kind, place) => [kind, session.kinds[place]]), [["as it came", session.came, "before"]], session.marks, place);
   stacked(costs, `Cost of each request's input, in plain input tokens.${thinned(session.every)}`,
     [["planned", session.costs[1]]], [["as it came", session.costs[0], "before"]], session.marks, place);
-  home.append(element("h3", {}, "The plan in words"), session.told.length
-    ? element("ol", { class: "words" }, ...session.told.map(([request, words]) => element("li", { value: request + 1 }, `Request ${number(request + 1)}: ${words}`)))
+  home.append(element("h3", {}, "The plan in words, by the request's number"), session.told.length
+    ? element("ol", {}, ...session.told.map(([request, words]) => element("li", { value: request + 1 }, words)))
     : element("p", {}, "The plan leaves this session as it came."));
 }
 
