@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.core.conversation import beginning
 from proxy.core.history import digest as history_digest
-from proxy.core.plan import Role, live
+from proxy.core.plan import live
 from proxy.dashboard.rows import NOTHING_SEEN, Seen
 from proxy.dialects import render
 from proxy.requests.attempt import AsItCame, Observed, Rewritten
@@ -30,13 +30,10 @@ KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapsho
 
 SYSTEM, TOOLS, USER, ASSISTANT, RESULTS, PREVIEWS, SNAPSHOT, HIDDEN = range(len(KINDS))
 
-_KIND = {
-    Role.SYSTEM: SYSTEM,
-    Role.USER: USER,
-    Role.ASSISTANT: ASSISTANT,
-    Role.TOOL: RESULTS,
-    Role.SEALED: ASSISTANT,
-}
+_KIND = (SYSTEM, USER, ASSISTANT, RESULTS, ASSISTANT)
+"""By `Role`."""
+
+_SYSTEM, _REPLY = bytes([SYSTEM]), bytes([ASSISTANT])
 
 MESSAGES = 2_000
 """Messages of one request that are listed, the newest."""
@@ -62,16 +59,28 @@ _encode = msgspec.msgpack.Encoder().encode
 class AddedMessages(msgspec.Struct, array_like=True, frozen=True):
     """The messages that a request added to its session. With those of the requests before it, these are all it had."""
 
-    before: bytes
-    """Identifies the history before them, without the leading system messages; empty if that is none."""
-    after: bytes
+    before: int
+    """Identifies the history before them, without the leading system messages; 0 if that is none."""
+    after: int
     """Identifies the history that ends with them."""
     first: int
     """The index of the first of them."""
     leading: int
     """So many leading system messages come before all others."""
-    messages: list[tuple[int, int, bytes]]
-    """The place among `KINDS`, tokens and digest: of the leading ones, and of those that were added."""
+    kinds: bytes
+    """The place of each among `KINDS`: of the leading ones, and of those that were added."""
+    tokens: list[int]
+    digests: bytes
+    """The beginnings of the digests of all of them."""
+
+    def fates(self) -> list[Fate]:
+        """Return the messages as they came, the leading ones first."""
+        indexes = (*range(self.leading), *range(self.first, self.first + len(self.tokens) - self.leading))
+        digests = (self.digests[at : at + _DIGEST].hex() for at in range(0, len(self.digests), _DIGEST))
+        return [
+            Fate(index, KINDS[kind], digest, tokens, tokens, AS_IT_CAME, sent_digest=digest)
+            for index, kind, tokens, digest in zip(indexes, self.kinds, self.tokens, digests, strict=True)
+        ]
 
 
 class SentTokens(msgspec.Struct, array_like=True, frozen=True):
@@ -124,16 +133,12 @@ def listed(added: Sequence[AddedMessages]) -> tuple[list[Fate], int]:
     """
     newest, rest = added[0], {one.after: one for one in reversed(added)}
     one: AddedMessages | None = newest
-    parts: list[tuple[int, tuple[int, int, bytes]]] = []
+    fates: list[Fate] = []
     while one is not None:
-        parts = [*enumerate(one.messages[one.leading :], one.first), *parts]
+        fates = one.fates()[one.leading :] + fates
         one = rest.pop(one.before, None) if one.before else None
-    parts = [*enumerate(newest.messages[: newest.leading]), *parts][-MESSAGES:]
-    fates = [
-        Fate(index, KINDS[kind], digest.hex(), tokens, tokens, AS_IT_CAME, sent_digest=digest.hex())
-        for index, (kind, tokens, digest) in parts
-    ]
-    return fates, (parts[-1][0] + 1 if parts else 0) - len(fates)
+    fates = (newest.fates()[: newest.leading] + fates)[-MESSAGES:]
+    return fates, (fates[-1].index + 1 if fates else 0) - len(fates)
 
 
 def _described(attempt: Attempt, planned: PlannedRequest, content: bool) -> tuple[bytes, bytes | None]:
@@ -147,33 +152,29 @@ def _sent(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate] = ())
     past, tokens = planned.past, [0] * len(KINDS)
     rewritten = attempt if isinstance(attempt, Rewritten) else None
     definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - planned.room.preamble
+    kinds = bytes([_KIND[message.role] for message in past.measured])
     if rewritten is None:
-        for message in past.measured:
-            tokens[_KIND[message.role]] += message.tokens
+        for kind, message in zip(kinds, past.measured, strict=True):
+            tokens[kind] += message.tokens
     else:
         _add_rewritten(tokens, rewritten, fates)
     tokens[TOOLS] = definitions + (OUR_TOOLS_TOKENS if rewritten and rewritten.rendered.injecting else 0)
     tokens[SYSTEM] += planned.room.preamble
     came = planned.tokens + definitions + planned.room.preamble
-    return SentTokens(tokens, came, added=_added(past.measured))
+    return SentTokens(tokens, came, None, _added(past.measured, kinds))
 
 
-def _added(messages: Sequence[Message]) -> AddedMessages:
+def _added(messages: Sequence[Message], kinds: bytes) -> AddedMessages:
     """Return the messages from the newest reply on, which this request is the first one to have; all of a short one."""
-    end, leading = len(messages), 0
-    while leading < end and messages[leading].role is Role.SYSTEM:
-        leading += 1
-    first = end if end > SHORT else leading
-    while first > leading and messages[first - 1].role is not Role.ASSISTANT:
-        first -= 1
-    while first > leading and messages[first - 1].role is Role.ASSISTANT:
-        first -= 1
-    history = hashlib.sha256(b"".join([message.meaning for message in messages[leading:first]]))
-    before = history.digest()[:_DIGEST] if first > leading else b""
+    end, leading, reply = len(kinds), len(kinds) - len(kinds.lstrip(_SYSTEM)), kinds.rfind(_REPLY)
+    first = max(len(kinds[: reply + 1].rstrip(_REPLY)), leading) if end > SHORT and reply >= 0 else leading
     new = messages[first:]
-    history.update(b"".join([message.meaning for message in new]))
-    told = [(_KIND[one.role], one.tokens, one.digest[:_DIGEST]) for one in (*messages[:leading], *new[-MESSAGES:])]
-    return AddedMessages(before, history.digest()[:_DIGEST], end - len(new[-MESSAGES:]), leading, told)
+    before = zlib.crc32(b"".join([message.meaning for message in messages[leading:first]]))
+    after = zlib.crc32(b"".join([message.meaning for message in new]), before)
+    listed = max(first, end - MESSAGES)
+    told = messages if listed == leading else [*messages[:leading], *messages[listed:]]
+    sizes, digests = [one.tokens for one in told], b"".join([one.digest[:_DIGEST] for one in told])
+    return AddedMessages(before, after, listed, leading, kinds[:leading] + kinds[listed:], sizes, digests)
 
 
 def _add_rewritten(tokens: list[int], attempt: Rewritten, fates: Sequence[Fate]) -> None:
