@@ -88,6 +88,15 @@ def ask(
     return httpx.post(f"{proxy.root}{PATHS[api]}", json=body, headers=headers, timeout=60, verify=PLAIN)
 
 
+def step(number: int, result: str) -> list[Json]:
+    """Return the model's call of a tool, and the result."""
+    call = {"id": f"call_{number}", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": result},
+    ]
+
+
 def play(
     proxy: Proxy,
     model: Model,
@@ -106,11 +115,7 @@ def play(
         model.next.extend([READ, SAY] if move == READ else [move] * 4)  # the proxy tries some things again
         replies.append(ask(proxy, api, history, **members))
         model.next.clear()
-        call = {"id": f"call_{number}", "type": "function", "function": {"name": "lookup", "arguments": "{}"}}
         if move == READ:  # the client adopts the reply, so that what it hid is put back
             history += [{"role": "assistant", "content": SAID}, {"role": "user", "content": "Go on."}]
-        history += [
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call["id"], "content": result.format(turn=number)},
-        ]
+        history += step(number, result.format(turn=number))
     return replies

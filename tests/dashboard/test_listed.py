@@ -6,14 +6,15 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
 from tests import transcripts
-from tests.dashboard.speaking import APIS, NO_TOOLS, READ, Model, ask, play
-from tests.dashboard.traffic import begin, dashboard, until
+from tests.dashboard.speaking import APIS, NO_TOOLS, READ, Model, ask, body_of, play, step
+from tests.dashboard.traffic import RESULT, TOOL, begin, dashboard, until
 from tests.fake_upstream import Recorded, StrictUpstream
-from tests.serving import Proxy, served, tight
+from tests.serving import PLAIN, Proxy, served, tight
 
 Row = dict[str, Any]
 
@@ -36,10 +37,11 @@ def model(upstream: StrictUpstream) -> Model:
 def proxy(upstream: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     policies = {
         "default": tight(upstream.url),
+        "paying": tight(upstream.url, api_keys=[{"env": "PAYING"}], offload={"plan": 2}),
         "whole": tight(upstream.url, api_keys=[{"env": "WHOLE"}], offload=WHOLE),
     }
     path = tmp_path_factory.mktemp("dashboard") / "rows.db"
-    with served(policies, dashboard=path, environment={"WHOLE": "whole"}) as running:
+    with served(policies, dashboard=path, environment={"WHOLE": "whole", "PAYING": "paying"}) as running:
         yield running
 
 
@@ -128,6 +130,22 @@ def test_requests_without_a_plan_have_no_list(proxy: Proxy, model: Model) -> Non
     until(lambda: len(rows()) == 2)
     for row in rows():
         assert dashboard(proxy, f"requests/{row['id']}")["detail"] is None
+
+
+def test_a_cache_breakpoint_of_ours_shows(proxy: Proxy, model: Model) -> None:
+    """The bytes of such a message are not those that came."""
+    history = begin("Mark it.")
+    for number in range(6):
+        body = body_of("messages", history, [TOOL], model="marked")
+        body["messages"][-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
+        headers = {"x-api-key": "paying", "anthropic-version": "2023-06-01"}
+        reply = httpx.post(f"{proxy.root}/v1/messages", json=body, headers=headers, verify=PLAIN, timeout=60)
+        assert reply.status_code == 200, reply.text
+        history += step(number, RESULT.format(turn=number) * 8)
+    marked = [
+        one for row in requests_of(proxy, "marked", 6) for one in row["detail"]["messages"] if one["rule"] == "marked"
+    ]
+    assert marked and all(one["sent_digest"] != one["digest"] and one["sent"] == one["tokens"] for one in marked)
 
 
 @transcripts.needed
