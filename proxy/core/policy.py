@@ -354,7 +354,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def for_api(self, name: str) -> Policy:
         """The policy for requests of this API."""
-        return next((policy for api, policy in self.by_api if api == name), self)
+        for api, policy in self.by_api:
+            if api == name:
+                return policy
+        return self
 
     @property
     def upstreams(self) -> tuple[Upstream, ...]:

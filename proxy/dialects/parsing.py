@@ -66,7 +66,9 @@ def our_names(tools: Raw, name: Callable[[Raw], str]) -> Names | None:
 
     `name` returns the name of one of the client's definitions. Raises Unplannable if there are too many.
     """
-    defined = [] if rawjson.is_null(tools) else elements(tools, Reason.TOO_MANY_TOOLS)
+    if rawjson.is_null(tools):
+        return NAMES
+    defined = elements(tools, Reason.TOO_MANY_TOOLS)
     if len(defined) > MAX_DEFINITIONS:
         raise Unplannable(f"more than {MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
     taken = set(map(name, defined))

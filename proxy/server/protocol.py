@@ -284,15 +284,16 @@ class ExactProtocol(HttpToolsProtocol):
             self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        headers = self.raw_headers
         if self._reading is BODY:
             # A trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1). `_read_on` feeds headers, too.
             self._trailers += 1
             if self._trailers > HEAD_FIELDS:
                 raise _too_large()
-            return
-        if len(self.raw_headers) >= HEAD_FIELDS:
+        elif len(headers) < HEAD_FIELDS:
+            headers.append((name, value))
+        else:
             raise _too_large()
-        self.raw_headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._resumes:

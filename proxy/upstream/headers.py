@@ -33,7 +33,10 @@ class Headers(list[Header]):
 
     def has(self, name: bytes) -> bool:
         """Whether there is a header of this lower-case name."""
-        return name in map(bytes.lower, dict(self))
+        for each, _ in self:  # noqa: SIM110 - twice as fast
+            if each.lower() == name:
+                return True
+        return False
 
     def names(self) -> list[bytes]:
         """Return the names in order, in lower case."""
