@@ -36,6 +36,8 @@ DRAIN = 3.0
 SLACK = runner.GRACE + 2.0
 """Seconds beyond `DRAIN` that the process may take to end: with something that hangs, it takes all but the last two. An
 idle one takes a few tenths."""
+SILENCE = 5.0
+"""Seconds that upstream may take to begin a reply."""
 STALL = 0.1
 """Seconds above which a reply of /health counts as a stall."""
 CASE_SECONDS = 8.0
@@ -82,6 +84,8 @@ class Figures:
     descriptors: list[int] = field(default_factory=list)
     """Open descriptors at the start, at most, and at the end."""
     health: list[float] = field(default_factory=list)
+    stalled: float = 0.0
+    """Seconds of the longest stall of this process, which plays the upstreams: a machine with too much to do."""
     ended: float = 0.0
     """Seconds that the process took to end after SIGTERM."""
 
@@ -103,6 +107,7 @@ class Figures:
         yield f"descriptors start/max/end: {'/'.join(map(str, self.descriptors))}"
         slowest = max(self.health, default=0.0)
         yield f"/health: {len(self.health)} asked, slowest {slowest:.3f} s, {stalls} above {STALL * 1000:.0f} ms"
+        yield f"the fuzz itself stalled for {self.stalled:.1f} s at most; the proxy waits {SILENCE:g} s for upstream"
         yield f"SIGTERM ended it within {self.ended:.1f} s"
 
 
@@ -150,7 +155,9 @@ async def _proxy(figures: Figures) -> AsyncIterator[Proxy]:
 
     async def rough(peer: Peer) -> None:
         message = await read_message(peer.reader)
-        await _say(peer, replies.misbehaving(_chance(seed, message.get(b"x-fuzz")), message))
+        chance = _chance(seed, message.get(b"x-fuzz"))
+        # Some take seconds to make, and the other upstream must reply meanwhile.
+        await _say(peer, await asyncio.to_thread(replies.misbehaving, chance, message))
 
     async with AsyncExitStack() as held:
         good = await held.enter_async_context(upstream(shared))
@@ -163,7 +170,7 @@ async def _proxy(figures: Figures) -> AsyncIterator[Proxy]:
         }
         if figures.plan.strangers:
             policies["default"] = policy
-        flags = [f"--body-limit={BODY_LIMIT}", f"--drain-timeout={DRAIN:g}", "--first-byte-timeout=5"]
+        flags = [f"--body-limit={BODY_LIMIT}", f"--drain-timeout={DRAIN:g}", f"--first-byte-timeout={SILENCE:g}"]
         yield held.enter_context(spawned(policies, flags=flags))
 
 
@@ -244,7 +251,9 @@ class Watch:
                 if "cases of late" not in text:
                     where = self.figures.violations.index(text)
                     self.figures.violations[where] = f"{text}\n  cases of late: {' '.join(map(str, self.recent))}"
+            slept = time.monotonic()
             await asyncio.sleep(0.25)
+            self.figures.stalled = max(self.figures.stalled, time.monotonic() - slept - 0.25)
         self.fault(f"the process ended: {self._process.returncode}")
 
     async def settle(self) -> None:
