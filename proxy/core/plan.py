@@ -81,7 +81,7 @@ class Cause(IntEnum):
     """Why an event happened."""
 
     TOTAL = 0
-    """Old history exceeds `max_total_tokens`, and the event pays for itself."""
+    """Old history exceeds `max_total_tokens`, and the event pays for itself. Under plan 2 it is a summary."""
     RENT = 1
     """The newest results have cost, or will soon cost, as much as it takes to move them."""
     HARD = 2

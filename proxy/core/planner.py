@@ -19,7 +19,7 @@ from typing import Self
 
 import msgspec
 
-from proxy.core.context import Gain, Messages, OldHistory
+from proxy.core.context import Messages, OldHistory
 from proxy.core.plan import Cause, Item, Move, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.core.policy import Mode, Offload
 from proxy.core.rental import Account, SkiRental
@@ -29,9 +29,9 @@ class Fold:
     """The planner's state after the items so far. Each item takes constant time, however many came before.
 
     Every event pays for itself. The newest results move once their own rents cover it and our sum stays within
-    `max_loss` of no proxy's. Beyond `max_total_tokens`, all old results move or history is summarised as soon as our
-    sum stays within no proxy's. Only first sight, fitting the window, and history beyond `hard_total_tokens` need not
-    pay.
+    `max_loss` of no proxy's. If moving results leaves more than `max_total_tokens`, history is summarised as soon as
+    our sum stays within no proxy's. Only first sight, fitting the window, and history beyond `hard_total_tokens` need
+    not pay.
     """
 
     def __init__(self, offload: Offload, room: Room, tool_definition_tokens: int = 0) -> None:
@@ -152,34 +152,37 @@ class Fold:
 
     def _consider(self) -> None:
         """Have an event if one pays for itself: the newest results first, then all old history if it is too much."""
-        newest = None
+        results, request = self._old.results, self.messages.requests
+        first = None
         if self._old.offloadable > self._early:
-            newest = self._rental.worth_moving(self._old.results, self.messages.requests, self._price_of_moving)
-        if newest is not None and self._affords(*newest):
-            first = newest[0]
-            paid = self._rental.paid_for(self._old.results, first.index, self.messages.requests)
+            first = self._rental.worth_moving(results, request, self._price_of_moving, self._affords)
+        if first is not None:
+            paid = self._rental.paid_for(results, first.index, request)
             self._event(self._old.take_gains(first.index), first.before, Cause.RENT, paid=paid)
         elif self._old.offloadable > self._offload.max_total_tokens:
             self._consider_total()
 
-    def _affords(self, first: Gain, freed: int) -> bool:
-        """Whether moving the results from `first` on leaves our sum within `max_loss`."""
+    def _affords(self, freed: int, kept: int) -> bool:
+        """Whether moving results that frees and keeps so many tokens leaves our sum within `max_loss`."""
         loss = self._offload.max_loss
-        own = self._cost(self.messages.total - freed, first.before, event=True)
-        return loss is None or self.account.allows(own, self._client, loss)
+        return loss is None or self.account.allows(
+            self._cost(self.messages.total - freed, kept, event=True), self._client, loss
+        )
 
     def _consider_total(self) -> None:
-        """Move all old results, or summarise history, if that frees enough and the account allows it."""
-        boundary = self._wants_summary()
-        freed = self._compressible if boundary else self._old.gain
-        if freed < self._enough:
+        """Summarise history if that frees enough and the account allows it. Results wait for their rents.
+
+        Beyond `hard_total_tokens` neither is asked.
+        """
+        boundary, total = self._wants_summary(), self.messages.total
+        if (self._compressible if boundary else self._old.gain) < self._enough:
             return
-        kept = 0 if boundary else self._old.gain_from
-        total = self.messages.total
-        own = self._cost(total - freed, kept, summarised=total if boundary else None, event=True)
-        if self.account.allows(own, self._client):
-            self._event(self._old.take_gains(), kept, Cause.TOTAL, boundary=boundary)
+        if boundary and self.account.allows(
+            self._cost(total - self._compressible, 0, summarised=total, event=True), self._client
+        ):
+            self._event(self._old.take_gains(), 0, Cause.TOTAL, boundary=True)
         elif self._old.offloadable > self._offload.hard_total():
+            kept = 0 if boundary else self._old.gain_from
             self._event(self._old.take_gains(), kept, Cause.HARD, boundary=boundary)
 
     def _wants_summary(self) -> bool:

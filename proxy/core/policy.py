@@ -180,10 +180,10 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_loss: Annotated[
         Annotated[float, Meta(ge=0, le=10)] | None,
         Meta(
-            description="plan 2: the share of the cost without a proxy by which moving results may exceed it for a "
-            "while; null: as much as they have cost"
+            description="plan 2: the share of the cost without a proxy, counted as 50,000 tokens at least, by which "
+            "moving results may exceed it for a while; null: as much as they have cost"
         ),
-    ] = 0.2
+    ] = 0.05
     hard_total_tokens: Annotated[
         Tokens | None,
         Meta(

@@ -15,7 +15,11 @@ PAYBACK = 7
 """Results move early if that pays for itself within so many more requests. Tuned on half of the recorded runs: 5 and
 10 change the medians by less than 0.02, and 14 makes the worst runs dearer."""
 REACH = 128
-"""The most results that are looked at in one request, which bounds its work. Older ones wait for a total event."""
+"""The most results that are looked at in one request, which bounds its work. Older ones wait for an event beyond
+`hard_total_tokens`."""
+LEAST_COST = 50_000
+"""The tokens that the limit on a loss counts for conversations that have cost less: about what a run of 30,000 tokens
+costs in all. Early events pay best, and a share of the little that was spent before them would forbid these."""
 
 
 class SkiRental:
@@ -48,22 +52,28 @@ class SkiRental:
         self.paid = 0.0
 
     def worth_moving(
-        self, results: Sequence[Gain], request: int, price: Callable[[int, int], float]
-    ) -> tuple[Gain, int] | None:
-        """Return the first of the newest results that are worth moving in this request, and the tokens that they free.
+        self,
+        results: Sequence[Gain],
+        request: int,
+        price: Callable[[int, int], float],
+        affords: Callable[[int, int], bool],
+    ) -> Gain | None:
+        """Return the first of the newest results that are worth moving in this request.
 
         Each result pays its own rent: the reads of all requests that carried it. The newest results move once their
-        rents, or `PAYBACK` more reads, cover the price. Of several such suffixes the one that gains most moves.
-        `price` is what moving costs that frees so many tokens and keeps so many before its first result.
+        rents, or `PAYBACK` more reads, cover the price. Of several such suffixes the one that gains most moves, among
+        those that the account affords. `price` is what moving costs that frees so many tokens and keeps so many before
+        its first result, and `affords` whether that may be paid.
         """
         freed, rent, most = 0, 0.0, 0.0
-        found: tuple[Gain, int] | None = None
+        found: Gain | None = None
         for gain in reversed(results[-REACH:]):
             freed += gain.freed
             rent += self._read * gain.freed * (request - 1 - gain.since)
             gained = max(rent, self._read * freed * PAYBACK) - price(freed, gain.before)
-            if freed >= self._least and gained >= 0 and (found is None or gained > most):
-                most, found = gained, (gain, freed)
+            better = gained >= 0 if found is None else gained > most
+            if better and freed >= self._least and affords(freed, gain.before):
+                most, found = gained, gain
         return found
 
     def paid_for(self, results: Sequence[Gain], first: int, request: int) -> float:
@@ -94,9 +104,10 @@ class Account:
     def allows(self, own: float, client: int, loss: float = 0.0) -> bool:
         """Whether a request at this cost leaves our sum at or below no proxy's, or that share of it above.
 
-        The client sent `client` tokens.
+        The client sent `client` tokens. The share is of `LEAST_COST` at least.
         """
-        return self.own + own <= (1 + loss) * (self.plain + self.cost(client, self._client))
+        plain = self.plain + self.cost(client, self._client)
+        return self.own + own <= plain + (loss * max(plain, LEAST_COST) if loss else 0.0)
 
     def settle(self, own: float, live: int, client: int) -> None:
         """Enter a request: its cost with the plan, its live tokens, and those that the client sent."""

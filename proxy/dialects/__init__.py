@@ -125,8 +125,8 @@ class Dialect(Protocol):
         """Return the round with a line in place of each answer above `least` tokens that says how to get it again."""
 
     def marked(self, request: Request, place: int, entry: Entry) -> Entry:
-        """Return entry `place` as it is sent, with a cache breakpoint of ours if the client sets some and leaves room
-        for one more, and the entry can carry it."""
+        """Return entry `place` as it is sent, with a cache breakpoint of ours unless the client marks it or it cannot
+        carry one. The request has room for it; see `cache_marks.room`."""
 
     def said(self, entry: Entry) -> tuple[str, list[ToolCall]]:
         """Return the text and the calls of a reply. Raises NotJson."""

@@ -1,7 +1,9 @@
-"""The proxy's own cache breakpoint, for clients that mark what upstream shall cache.
+"""The proxy's own cache breakpoints, for clients that mark what upstream shall cache.
 
-Such a cache is found only from a mark, and only within 20 blocks before it. The client marks the end of its history, so
-behind a change upstream would find no entry but that of the system prompt. Our mark is directly before the change.
+Such a cache has an entry for each mark, found only from a mark, and only within 20 blocks before it. The client marks
+the end of its history, so behind a change upstream would find no entry but that of the system prompt. Our first mark is
+directly before the change. The next event mostly changes what follows this one's results, and until then no request
+ends there. So our second mark is directly behind them.
 """
 
 from __future__ import annotations
@@ -27,10 +29,16 @@ Marked = Callable[[bytes | Raw], Raw | None]
 """Returns the last breakpoint that the client set in an entry."""
 
 
+def room(request: Request) -> int:
+    """Return how many breakpoints of ours the request has room for: none if the client sets none."""
+    written = request.body.count(_WRITTEN)
+    return max(MOST_MARKS - written, 0) if written else 0
+
+
 def own(request: Request, place: int, marked: Marked) -> Raw | None:
     """Return the breakpoint to set in entry `place`: like the client's next one, as none may live longer than those
-    before it. None if the client sets none, leaves no room for another, or marks this entry itself."""
-    if not 0 < request.body.count(_WRITTEN) < MOST_MARKS or _read(request.entries[place], marked) is not None:
+    before it. None if the client marks this entry itself."""
+    if _read(request.entries[place], marked) is not None:
         return None
     for entry in request.entries[place + 1 :]:
         if mark := _read(entry, marked):

@@ -15,7 +15,7 @@ from proxy.core.preview import Shape
 from proxy.core.request import Request
 from proxy.core.summary import Section
 from proxy.core.turn import HiddenRound
-from proxy.dialects import Dialect, Entry
+from proxy.dialects import Dialect, Entry, cache_marks
 
 
 class ActiveSnapshot(msgspec.Struct, frozen=True):
@@ -53,8 +53,8 @@ def render(
 ) -> list[Entry]:
     """Return the first `end` entries (by default all) as sent upstream. The keys of `rounds` are indexes of replies.
 
-    `marking`: the request, whose cache breakpoints ours joins before what the newest event changed. `altered` gets the
-    entries that are sent otherwise than they came, by their indexes.
+    `marking`: the request, whose cache breakpoints ours join, before and behind what the newest event moved. `altered`
+    gets the entries that are sent otherwise than they came, by their indexes.
 
     User messages that the snapshot leaves side by side become one. The boundary alone decides which, so that they stay
     as they are until the next event.
@@ -62,13 +62,16 @@ def render(
     start = shown.boundary.end if shown else 0
     stop = len(transcript.raws) if end is None else end
 
-    mark = None if marking is None else _marked(transcript, plan, start)
+    marks = () if marking is None else _marked(transcript, plan, start)
+    room = 0 if marking is None else cache_marks.room(marking)
 
     def sent(index: int) -> list[Entry]:
+        nonlocal room
         move = plan.moves.get(index)
         entry = compacted(index, move.event == 0) if move else transcript.raws[index]
-        if marking is not None and index == mark:
-            entry = dialect.marked(marking, index, entry)
+        if marking is not None and room and index in marks:
+            unmarked, entry = entry, dialect.marked(marking, index, entry)
+            room -= entry is not unmarked
         hidden = rounds.get(index) if rounds and index >= start else None
         made = dialect.reinserted(hidden, entry) if hidden else [entry]
         if altered is not None and (hidden or entry is not transcript.raws[index]):
@@ -93,15 +96,17 @@ def _note(altered: dict[int, Entry], index: int, entry: Entry, made: list[Entry]
         altered[index] = hidden.instead
 
 
-def _marked(transcript: Transcript, plan: Plan, start: int) -> int | None:
-    """The last entry before what the newest event moved that is no reply; None if a snapshot precedes it all."""
+def _marked(transcript: Transcript, plan: Plan, start: int) -> tuple[int, ...]:
+    """The entries for our cache breakpoints: the last one before what the newest event moved that is no reply, and the
+    last one that it moved. None if a snapshot precedes it all. The first is worth more, and comes first."""
     event = len(plan.events)
-    changed = min((index for index, move in plan.moves.items() if event and move.event == event), default=0)
-    if plan.boundaries and plan.boundaries[-1].event == event:
-        return None
-    first = max(start + 1 if start else transcript.leading, changed - REACH)
-    candidates = range(changed - 1, first - 1, -1)
-    return next((index for index in candidates if transcript.messages[index].role in (Role.USER, Role.TOOL)), None)
+    moved = [index for index, move in plan.moves.items() if event and move.event == event]
+    if not moved or (plan.boundaries and plan.boundaries[-1].event == event):
+        return ()
+    first = max(start + 1 if start else transcript.leading, min(moved) - REACH)
+    before = range(min(moved) - 1, first - 1, -1)
+    last = next((index for index in before if transcript.messages[index].role in (Role.USER, Role.TOOL)), None)
+    return (max(moved),) if last is None else (last, max(moved))
 
 
 def _new_neighbours(indexes: Iterable[int]) -> Iterator[list[int]]:

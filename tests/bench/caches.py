@@ -21,14 +21,14 @@ Segment = tuple[Hashable, int, int]
 class Prompt:
     """A prompt by its segments. `chain[i]` identifies the prefix that ends with segment *i*.
 
-    `head` is the place of the first message, which is mostly the system message. `mark` is the place of one more cache
-    breakpoint; None where there is none.
+    `head` is the place of the first message, which is mostly the system message. `marks` are the places of the proxy's
+    own cache breakpoints.
     """
 
-    def __init__(self, segments: Iterable[Segment], head: int = 0, mark: int | None = None) -> None:
+    def __init__(self, segments: Iterable[Segment], head: int = 0, marks: Iterable[int] = ()) -> None:
         self.segments = tuple(segments)
         self.head = head
-        self.mark = mark
+        self.marks = frozenset(marks)
         self.ends = list(accumulate(tokens for _, tokens, _ in self.segments))
         self.blocks = list(accumulate(blocks for _, _, blocks in self.segments))
         self.chain = list(accumulate((key for key, _, _ in self.segments), lambda link, key: hash((link, key))))
@@ -69,7 +69,7 @@ class Breakpoints(msgspec.Struct, frozen=True):
     """A cache that writes entries at a prompt's breakpoints, and looks for them there and at the blocks just before.
 
     Prompts have two breakpoints, where agents and gateways put them: after the system message and at the end. `marks`:
-    they also have the proxy's own, before what its newest event changed.
+    they also have the proxy's own, before and behind what its newest event moved.
     """
 
     read: float
@@ -111,7 +111,7 @@ class _BreakpointCache:
 
     def charge(self, prompt: Prompt) -> float:
         model = self._model
-        own = {prompt.mark} if model.marks and prompt.mark is not None else set[int]()
+        own = prompt.marks if model.marks else frozenset[int]()
         breakpoints = sorted({prompt.head, len(prompt.segments) - 1} | own)
         places = [place for place in breakpoints if prompt.ends[place] >= model.least]
         if not places:
@@ -134,7 +134,7 @@ class _BreakpointCache:
 
 BREAKPOINTS, FREE_READS, NO_CACHE = "breakpoints", "16 x 0", "none"
 THIRD_MARK = "third mark"
-"""As `BREAKPOINTS`, with the proxy's own breakpoint where the client marks its caches."""
+"""As `BREAKPOINTS`, with a third breakpoint and a fourth, both the proxy's own, where the client marks its caches."""
 MODELS: dict[str, Model] = {
     # OpenAI before GPT-5.6 (https://developers.openai.com/cookbook/examples/prompt_caching_201): exact prefixes, of
     # prompts from 1,024 tokens on, in steps of 128. A hit costs a half with GPT-4o and the o series, a quarter with

@@ -169,20 +169,20 @@ def whole(run: Recorded, indexes: Iterable[int]) -> Iterator[Segment]:
         yield index, run.items[index].tokens, run.blocks[index]
 
 
-def prompt(run: Recorded, messages: Iterable[Segment], *tools: Segment, changed: int | None = None) -> Prompt:
+def prompt(run: Recorded, messages: Iterable[Segment], *tools: Segment, moved: Sequence[int] = ()) -> Prompt:
     """The prompt that goes upstream: the client's tools, then ours, then the messages.
 
-    `changed`: the message before which the proxy sets its own breakpoint.
+    `moved`: the messages before and behind which the proxy sets its own breakpoints.
     """
     defined = [("tools", run.tools, 1), *tools]
     segments = [*defined, *messages]
-    mark = None if changed is None else _mark(run, segments, changed)
-    return Prompt(segments, head=len(defined), mark=mark)
+    places = [_mark(run, segments, index) for index in (min(moved), max(moved) + 1)] if moved else []
+    return Prompt(segments, head=len(defined), marks=[place for place in places if place is not None])
 
 
-def _mark(run: Recorded, segments: Sequence[Segment], changed: int) -> int | None:
-    """The place of the last message before `changed` that can carry a breakpoint: no call, and no round of ours."""
-    place = next((at for at, (key, _, _) in enumerate(segments) if isinstance(key, tuple) and key[0] == changed), 0)
+def _mark(run: Recorded, segments: Sequence[Segment], end: int) -> int | None:
+    """The place of the last message before `end` that can carry a breakpoint: no call, and no round of ours."""
+    place = next((at for at, (key, _, _) in enumerate(segments) if isinstance(key, tuple) and key[0] == end), 0)
     for at in range(place - 1, -1, -1):
         key = segments[at][0]
         index = key[0] if isinstance(key, tuple) else None
@@ -252,7 +252,7 @@ class _Proxied:
         """The messages before `end` as the upstream gets them, under the plan and the current snapshot."""
         ours = not plan.empty or self._inject is Inject.ALWAYS
         tools = [("our tools", OUR_TOOLS_TOKENS, 1)] if ours else []
-        return prompt(self._run, [*self._messages(plan, end), *after], *tools, changed=_changed(plan))
+        return prompt(self._run, [*self._messages(plan, end), *after], *tools, moved=_moved(plan))
 
     def _messages(self, plan: Plan, end: int) -> Iterator[Segment]:
         boundary, items = self._shown, self._run.items
@@ -281,12 +281,12 @@ class _Proxied:
             yield ("read", index, page, size), size, 2
 
 
-def _changed(plan: Plan) -> int | None:
-    """The first message that the newest event moved; None where a snapshot begins with the first one."""
+def _moved(plan: Plan) -> list[int]:
+    """The messages that the newest event moved; none where it has a snapshot, which precedes them."""
     event = len(plan.events)
     if not event or (plan.boundaries and plan.boundaries[-1].event == event):
-        return None
-    return min((index for index, move in plan.moves.items() if move.event == event), default=None)
+        return []
+    return [index for index, move in plan.moves.items() if move.event == event]
 
 
 def _pages(tokens: int) -> Iterator[int]:

@@ -220,15 +220,14 @@ def test_moved_results_are_read_back_at_the_given_chance(chance: float, least: i
     assert least <= sum(call.kind is Kind.ROUND for call in calls) <= most
 
 
-def test_our_own_breakpoint_is_before_what_the_newest_event_changed() -> None:
+def test_our_own_breakpoints_are_before_and_behind_what_the_newest_event_moved() -> None:
     calls = list(proxied(offload(Mode.COMPACT))(run("s:10 u:10 a:10 t:30 a:10 t:1500 a:10 t:30 a:10 t:30 a:10")))
-    marks = [call.prompt.mark for call in calls]
-    assert marks[:3] == [None] * 3
-    assert [call.prompt.segments[call.prompt.mark][0] for call in calls[3:] if call.prompt.mark] == [(3, None)] * 2
+    marked = [[call.prompt.segments[place][0] for place in sorted(call.prompt.marks)] for call in calls]
+    assert marked == [[], [], [], [(3, None), (5, True)], [(3, None), (5, True)]]
     cache = PRICED[THIRD_MARK].cold()
     assert cache.charge(prompt("a:1500 b:1500")) == 3000 * 1.25
-    marked = Prompt([segment(word) for word in ["a:1500", "b:1500", "x:10", "y:10*25"]], mark=1)
-    assert cache.charge(marked) == pytest.approx(300 + 20 * 1.25)
+    segments = [segment(word) for word in ["a:1500", "b:1500", "x:10", "y:10*25"]]
+    assert cache.charge(Prompt(segments, marks=[1])) == pytest.approx(300 + 20 * 1.25)
 
 
 def test_a_window_of_results_slides_at_every_request() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core import rental
+from proxy.core.context import Gain
 from proxy.core.plan import Cause, Item, Plan, Role, Room, live
 from proxy.core.planner import begun, fold, folded, least_planned
 from proxy.core.policy import Mode, Offload
+from proxy.core.rental import LEAST_COST, SkiRental
 from tests.core.test_planner import histories, history, offloads, policy
 
 
@@ -111,6 +115,33 @@ def test_a_loss_that_the_policy_excludes_stops_results_from_moving() -> None:
     assert causes(text, rules(max_loss=0.0), tools=300) == []
 
 
+def test_an_early_loss_counts_as_if_the_conversation_had_cost_more_by_then() -> None:
+    text = "s:900 u a t:5000 a:1000 u"
+    assert causes(text, rules(max_loss=0.05), tools=300) == [(6, Cause.RENT)]
+    with patch.object(rental, "LEAST_COST", 0):
+        assert causes(text, rules(max_loss=0.05), tools=300) == []
+
+
+def test_fewer_results_move_where_moving_more_would_lose_too_much() -> None:
+    """Moving all saves most, but the newest alone have less to be written anew behind them."""
+    results = [Gain(index=2, before=100, freed=5000, since=0), Gain(index=4, before=9000, freed=3000, since=5)]
+
+    def newest(least: int) -> Gain | None:
+        return SkiRental(rules()).worth_moving(results, 10, lambda freed, kept: 0.0, lambda freed, kept: kept > least)
+
+    found = [newest(least) for least in (0, 5000, 10_000)]
+    assert [first and first.index for first in found] == [2, 4, None]
+
+
+def test_old_results_that_do_not_pay_wait_for_the_hard_limit() -> None:
+    """However much was saved before: what leaves at once must be a summary, which nothing else can do."""
+    saved = "u a t:90000 a:10 u " + "a:100 t:900 " * 9 + "a:3000 u"
+    limits = {"mode": Mode.COMPACT, "max_total_tokens": 1000, "min_saved_tokens": 100, "cached_read": 0.01}
+    assert Cause.HARD not in [cause for _, cause in causes(saved, rules(**limits, hard_total_tokens=10**6))]
+    assert Cause.TOTAL not in [cause for _, cause in causes(saved, rules(**limits, hard_total_tokens=10**6))]
+    assert causes(saved, rules(**limits, hard_total_tokens=3000))[-1][1] is Cause.HARD
+
+
 # -- properties -------------------------------------------------------------------------------------------------------
 
 paying = st.builds(
@@ -126,18 +157,20 @@ paying = st.builds(
 )
 
 
-@given(histories(), paying, st.sampled_from([0, 400]))
-def test_the_account_never_exceeds_its_limit(items: list[Item], offload: Offload, tools: int) -> None:
+@given(histories(), paying, st.sampled_from([0, 400]), st.sampled_from([0, 1000, LEAST_COST]))
+def test_the_account_never_exceeds_its_limit(items: list[Item], offload: Offload, tools: int, least: int) -> None:
     """After each event that must pay, our sum is within no proxy's, or within `max_loss` of it."""
     for point in points(items):
-        state = folded(items[: point + 1], offload, Room(), tools)
+        with patch.object(rental, "LEAST_COST", least):
+            state = folded(items[: point + 1], offload, Room(), tools)
         latest = state.plan().events[-1:]
         if latest and latest[0].point == point:
             own, plain = state.account.own, state.account.plain
             if latest[0].cause is Cause.TOTAL:
                 assert own <= plain + 1e-6
             elif latest[0].cause is Cause.RENT and offload.max_loss is not None:
-                assert own <= (1 + offload.max_loss) * plain + 1e-6
+                most = plain + (offload.max_loss and offload.max_loss * max(plain, least))
+                assert own <= most + 1e-6
 
 
 @given(histories(), paying)

@@ -115,7 +115,7 @@ def with_cache_breakpoint(raw: bytes, breakpoint: Raw) -> bytes:
 
 
 def marked(request: Request, place: int, raw: bytes | Raw) -> bytes | Raw:
-    """Return message `place` as it is sent, with a cache breakpoint of ours if there is room for one."""
+    """Return message `place` as it is sent, with a cache breakpoint of ours if it can carry one."""
     mark = cache_marks.own(request, place, cache_breakpoint)
     members = rawjson.members(raw) if mark is not None else {}
     content = cache_marks.content(members.get("content"), mark) if mark is not None else None

@@ -131,7 +131,7 @@ def _marks(block: Members) -> Iterator[Raw]:
 
 
 def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
-    """Return entry `place` as it is sent, with a cache breakpoint of ours if there is room for one."""
+    """Return entry `place` as it is sent, with a cache breakpoint of ours if it can carry one."""
     mark = cache_marks.own(request, place, cache_breakpoint)
     if mark is None:
         return entry
