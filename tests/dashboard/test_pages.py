@@ -226,6 +226,12 @@ async def test_the_keyboard_reaches_everything(proxy: Proxy, page: Page) -> None
     assert reached[:6] == ["Skip to the content", "Live", "Savings", "Sessions", "Health", "Pause"]
     await page.press("Enter")
     assert await page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
+    await page.press("Tab")
+    place = await page.evaluate("document.activeElement.hash")
+    assert place.startswith("#request/")
+    await page.press("Enter")
+    await page.until(f"{SHOWN} === '{place}'")
+    assert await page.evaluate("document.activeElement.id") == "content", "the next Tab goes on within the page"
     unnamed = "[...document.querySelectorAll('table')].filter((one) => !one.caption).length"
     assert await page.evaluate(unnamed) == 0, "every table has a caption"
     assert await page.evaluate("document.documentElement.lang") == "en"
