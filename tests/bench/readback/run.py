@@ -87,7 +87,8 @@ def measured(asker: Asker, histories: Sequence[Recorded], conditions: Iterable[s
 
 def _sections(condition: str) -> Json:
     compress = {"wait": "always", "snapshot_tokens": 700, "timeout": SECONDS}
-    return {"offload": {"mode": condition, "max_total_tokens": 500, "compress": compress}}
+    summaries = {} if condition == "compact" else {"compress": compress}
+    return {"offload": {"mode": condition, "max_total_tokens": 500, **summaries}}
 
 
 def _score(url: str, condition: str, asker: Asker, histories: Sequence[Recorded]) -> Score:
