@@ -22,7 +22,7 @@ PLAN_2: Mapping[str, Any] = {
     "early_saved_tokens": 1_000,
 }
 """What all profiles have."""
-PLAN_1: Mapping[str, Any] = {"plan": 1, "max_total_tokens": 20_000, "max_tool_message_tokens": 2_000}
+PLAN_1: Mapping[str, Any] = {"plan": 1, "max_total_tokens": 20_000, "max_tool_message_tokens": 2_000, "min_views": 1}
 """The defaults of plan 1, which knows no profiles."""
 LATER: Mapping[str, Any] = {"inject": Inject.WHEN_OFFLOADING}
 """Our tools from the start save the first event from writing the whole prompt anew, because tools come before messages.

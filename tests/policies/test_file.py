@@ -254,8 +254,8 @@ def test_keys_are_kept_as_digests() -> None:
         ("{profile: balanced}", (2, 10_000, 500, 3, 0.05)),
         ("{profile: careful}", (2, 20_000, 500, 10, 0.04)),
         ("{profile: frugal, max_total_tokens: 7, max_loss: null}", (2, 7, 500, 1, None)),
-        ("{plan: 1}", (1, 20_000, 2_000, 3, 0.05)),
-        ("{profile: frugal, plan: 1}", (1, 20_000, 2_000, 3, 0.05)),
+        ("{plan: 1}", (1, 20_000, 2_000, 1, 0.05)),
+        ("{profile: frugal, plan: 1}", (1, 20_000, 2_000, 1, 0.05)),
     ],
 )
 def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[object, ...]) -> None:
