@@ -23,6 +23,7 @@
       - NoSummary               502
     + StoreFault                503  the store failed
   x DashboardFault                   the dashboard's file cannot be used; its pages say so, and requests go on
+    + OtherVersion
   x UserMistake                      the command line prints it and exits with 2
     + PolicyError
   x ClientGone                       the client hung up: nobody is left to reply to

@@ -63,10 +63,11 @@ async def running(handler: Handler, folder: Path, *flags: str, start: Start | No
             # Read on, or the pipe fills and the process waits for us.
             rest = asyncio.create_task(errors.read())
             yield Served(process, wire, said, rest)
+            process.kill()
+            await asyncio.wait_for(rest, SOON)
         finally:
             process.kill()
             await asyncio.to_thread(process.wait)
-            await asyncio.wait_for(rest, SOON)
 
 
 @asynccontextmanager
