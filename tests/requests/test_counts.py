@@ -1,0 +1,71 @@
+"""Counts that are true: what the headers say of recorded requests is what tiktoken counts in the body that is sent."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from proxy.core.policy import Policy
+from proxy.dialects.chat import CHAT
+from proxy.requests import prepare
+from proxy.requests.message_cache import MessageCache
+from proxy.requests.prepare import rendered
+from proxy.tokens import Tokens
+from tests import written
+from tests.sampling import sample
+from tests.transcripts import names, needed, one, requests_of
+
+Json = dict[str, Any]
+
+TOKENS = Tokens()
+MODEL = "gpt-4o"
+WITHIN = 0.01
+"""The share by which a count may differ."""
+MESSAGE = 4
+"""Tokens of a message's frame."""
+SAMPLE = 2
+"""Runs beside the sweep over all of them."""
+LONG = 30_000
+
+
+@cache
+def count(text: str) -> int:
+    return TOKENS.count(text, MODEL)
+
+
+def counted(messages: list[Json]) -> int:
+    """The tokens of contents, names and arguments, and of each message's frame."""
+    return sum(MESSAGE + sum(map(count, texts(message))) for message in messages)
+
+
+def texts(message: Json) -> list[str]:
+    content = message.get("content") or ""
+    parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+    for call in message.get("tool_calls") or ():
+        parts += [call["function"]["name"], call["function"]["arguments"]]
+    return parts
+
+
+@needed
+@pytest.mark.parametrize("plan", [1, 2])
+@pytest.mark.parametrize("name", sample(names(LONG), SAMPLE))
+async def test_tokens_before_and_after_are_those_of_the_bodies(name: str, plan: int) -> None:
+    policy = Policy(offload=written.offload(plan=plan))
+    reader = MessageCache(TOKENS)
+    run, checked = one(name), 0
+    for messages, _ in requests_of(run):
+        request = CHAT.parse(json.dumps({"model": MODEL, "messages": messages, "tools": run.tools}).encode())
+        history = await prepare.plan(CHAT, request, policy, None, reader)
+        assert history is not None
+        assert history.tokens == pytest.approx(counted(messages), rel=WITHIN)
+        if history.plan.empty:
+            continue
+        ready = rendered(history, None, {}, reader)
+        sent = json.loads(ready.turn().request())["messages"]
+        assert ready.tokens == pytest.approx(counted(sent), rel=WITHIN)
+        checked += 1
+    if not checked:
+        pytest.skip("nothing was moved, so only the counts before were compared")
