@@ -57,6 +57,9 @@ EXPIRE = 3600.0
 LONGEST_AGE = 30 * 86_400.0
 """Seconds that a row is kept at most, whatever its tenant's retention."""
 
+FRESH = 0.5
+"""Seconds that the first page waits for the rows so far."""
+
 CLOSING = 0.75
 """Seconds that the last rows may take when the process ends."""
 
@@ -105,6 +108,8 @@ class Writer:
         """Set while rows wait."""
         self._now = threading.Event()
         """Set when they have waited long enough."""
+        self._none = threading.Event()
+        """Set once no row waits."""
         self._ended = threading.Event()
         self._mark = path.with_name(f"{path.name}.watched") if others else None
         self._looked = -LOOKING
@@ -147,15 +152,18 @@ class Writer:
             self._now.set()
 
     def look(self) -> None:
-        """Somebody looks: write soon, here and in other processes."""
+        """Somebody looks: write soon, here and in other processes. Who looks first waits for the rows of this one."""
         now = time.monotonic()
         if self._mark is not None and now - self._looked > EVERY / 2:
             with suppress(OSError):
                 os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
                 os.utime(self._mark)
-        if now - self._looked >= LOOKING:
+        first, self._looked = now - self._looked >= LOOKING, now
+        if first:
+            self._none.clear()
             self._now.set()
-        self._looked = now
+            if self._queue and not self.state.off and not self.state.fault:
+                self._none.wait(FRESH)
 
     def close(self) -> None:
         """Write what waits, for `CLOSING` seconds at most."""
@@ -193,6 +201,7 @@ class Writer:
             self._gather()
             while self._queue and not database.gone():
                 self._write_some(database)
+            self._none.set()
             if self._ended.is_set():
                 return
 

@@ -171,7 +171,9 @@ def test_rows_are_written_at_once_when_somebody_looks(tmp_path: Path, monkeypatc
         writer.start()
         writer.record(outcome())
     assert (ours.state.written, theirs.state.written) == (0, 0)
+    monkeypatch.setattr(writer_module, "FRESH", 600.0)
     ours.look()
+    assert ours.state.written == 1, "who looks first sees this process's rows at once"
     until(lambda: ours.state.written == theirs.state.written == 1)
     for writer in (ours, theirs):
         writer.close()
