@@ -78,8 +78,9 @@ def missed(found: dict[str, Any]) -> list[str]:
     """The goals that are missed, in words."""
     return [
         f"{name} {what} {value:.3f}, not {most}"
-        for name, goal in GOALS.items()
-        for what, value, most in _reached(found[name], goal)
+        for name, one in found.items()
+        if name in GOALS
+        for what, value, most in _reached(one, GOALS[name])
         if round(value, 3) > most
     ]
 
