@@ -13,13 +13,15 @@ PYTHON ?= $(or $(shell for python in python3 python3.13 python3.12 python3.11; d
 	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && break; done),\
 	$(error no Python >= 3.11 with venv found (Debian: apt-get install python3-venv), or name one: make PYTHON=...))
 
-# What starts no process and no proxy; of these, test-fast leaves out what compares CPU times or reads recorded runs.
-FAST := tests/core tests/dialects tests/requests tests/policies tests/operations/test_caller_files.py tests/operations/test_envelope.py \
-	tests/operations/test_one_shot.py tests/operations/test_openapi.py tests/operations/test_parameters.py tests/operations/test_read.py \
-	tests/operations/test_search.py tests/stores/test_breaker.py tests/stores/test_guarded.py tests/stores/test_keys.py \
-	tests/stores/test_memory.py tests/telemetry/test_logs.py tests/telemetry/test_recorder.py tests/upstream/test_content_encoding.py \
-	tests/upstream/test_egress.py tests/upstream/test_headers.py tests/test_deploy.py tests/test_layers.py tests/test_lru.py \
-	tests/test_regex.py tests/test_settings.py tests/test_threads.py
+# What starts no process and no proxy. Of these, test-fast leaves out what compares CPU times, reads recorded runs, or
+# takes long.
+FAST := tests/core tests/dialects tests/requests tests/policies tests/operations/test_envelope.py tests/operations/test_one_shot.py \
+	tests/operations/test_openapi.py tests/operations/test_parameters.py tests/operations/test_read.py tests/operations/test_search.py \
+	tests/stores/test_breaker.py tests/stores/test_keys.py tests/stores/test_memory.py tests/telemetry/test_logs.py \
+	tests/telemetry/test_recorder.py tests/upstream/test_egress.py tests/upstream/test_headers.py tests/test_deploy.py \
+	tests/test_layers.py tests/test_lru.py tests/test_settings.py
+SLOWER := $(addprefix --ignore ,tests/policies/test_document.py tests/policies/test_loader.py tests/requests/test_counts.py \
+	tests/requests/test_paid_summaries.py tests/requests/test_rewriting_clients.py)
 
 # Every package that has a lower bound, by whoever uses it: the vocabulary, patterns, the stores, metrics, both ends of
 # HTTP, the workers, the operations, and the demo through all of them.
@@ -58,7 +60,8 @@ test: $(STAMP)
 	$(PY) -m pytest -m "not clients and not sweep" $(PARALLEL)
 
 test-fast: $(STAMP)
-	$(PY) -m pytest -m "not clients and not sweep" -k "not linear and not recorded" --numprocesses auto --dist worksteal $(FAST)
+	$(PY) -m pytest -m "not clients and not sweep" -k "not linear and not recorded" --numprocesses auto --dist worksteal \
+		$(FAST) $(SLOWER)
 
 test-all: $(STAMP)
 	$(PY) -m pytest -m "not clients" $(PARALLEL)
