@@ -50,8 +50,6 @@ class Reports:
 
     def listing(self, some: Sequence[str], total: int) -> str:
         """List files with what they are."""
-        if not total:
-            return "There are no files."
         if not some:
             return f"{total} files exist."
         lines = [f"{path}: {about}" if (about := self._index.about(path)) else path for path in some]

@@ -34,6 +34,9 @@ TOO_MANY = "not answered: at most {most} calls are answered at once; send this c
 REPEATED = "the same call was answered above in this turn: use that answer, or ask for something else"
 """The answer to a call that the model repeats."""
 
+NOTHING_MOVED = "Nothing has been moved out of this conversation: all of it is in your context. Look there."
+"""The answer where there are no files. A weak model takes anything like *no matches* for the answer to its question."""
+
 MAX_MATCHES = 1_000
 """The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
 
@@ -179,6 +182,8 @@ def _grep(given: Mapping[str, Any], material: Material) -> Generator[None, None,
     pattern, limit = string(given, "pattern"), at_most(given, DEFAULT_MATCHES)
     find = _compiled(pattern, material)
     scope = _scope(path_of(given), string(given, "glob"), material)
+    if not material.index.paths:
+        raise _Short(NOTHING_MOVED, "empty")
     try:
         found = yield from _found(matches(material.files, scope.first, find))
         wider = not found and bool(scope.rest)
@@ -316,6 +321,8 @@ def _existing(path: str, material: Material) -> tuple[str, str]:
     index = material.index
     if not path:
         raise _Short('"path" is missing: send the path of a file.', listed=index.paths)
+    if not index.paths:
+        raise _Short(NOTHING_MOVED, "empty")
     meant = index.find(path)
     if not meant.paths:
         raise _Short(_missing(path), listed=index.paths)

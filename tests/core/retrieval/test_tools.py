@@ -20,6 +20,7 @@ from proxy.core.retrieval.tools import (
     LEAST_LINES,
     MAX_MATCHES,
     NAMES,
+    NOTHING_MOVED,
     OTHER_NAMES,
     Material,
     Result,
@@ -380,7 +381,12 @@ def test_the_list_of_files_is_bounded() -> None:
     assert read(files, budget=300, path="y").endswith(f"{STORE}/4.txt\nand 95 more")
     assert read(files, budget=130, path="y") == f"{_missing('y')} 100 files exist."
     assert ask("read_file", files, 30, path="y").result == "budget"
-    assert read({}, path="y") == f"{_missing('y')} There are no files."
+
+
+@pytest.mark.parametrize("path", ["y", STORE, LOG])
+def test_a_model_learns_that_nothing_was_moved(path: str) -> None:
+    assert read({}, path=path) == ask("grep", {}, pattern="x", path=path).text == NOTHING_MOVED
+    assert ask("grep", {}, pattern="x").text == NOTHING_MOVED
 
 
 def test_only_the_requested_file_is_loaded() -> None:
