@@ -112,6 +112,7 @@ class _Reader:
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise self._error(key, path, "a key must be plain text")
+            self._check_whole(key.value, key, path)
             place = (*path, key.value)
             if key.value in values:
                 raise self._error(key, place, f"given twice, first on line {self._lines[place]}")
@@ -129,7 +130,10 @@ class _Reader:
             value = self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
             raise self._error(node, path, "cannot be read as YAML; put it in quotes if it is text") from error
-        return self._filled_in(value, node, path) if isinstance(value, str) else value
+        if isinstance(value, str):
+            value = self._filled_in(value, node, path)
+            self._check_whole(value, node, path)
+        return value
 
     def _filled_in(self, text: str, node: yaml.Node, path: Path) -> str:
         def variable(match: re.Match[str]) -> str:
@@ -140,6 +144,16 @@ class _Reader:
             return self._environment[match[1]]
 
         return _REFERENCE.sub(variable, text)
+
+    def _check_whole(self, text: str, node: yaml.Node, path: Path) -> None:
+        """Raise PolicyError for half a character. JSON may write one as two escapes, which YAML does not join."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            fault = (
+                f"has \\u{ord(text[error.start]):04x}, which is not a character; write the character itself, in UTF-8"
+            )
+            raise self._error(node, path, fault) from error
 
     def _error(self, node: yaml.Node, path: Path, text: str) -> PolicyError:
         return Document(self._name, None, {path: node.start_mark.line + 1}).error(path, text)

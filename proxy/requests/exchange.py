@@ -234,8 +234,9 @@ class Exchange:
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         """Begin the reply. The server adds framing and `Connection`."""
-        if status == 304:
-            # Its Content-Length is that of a body not sent (RFC 9110, 8.6); uvicorn would insist on the body.
+        if status in (204, 304):
+            # After 304 it is the length of a body that is not sent, and 204 must have none (RFC 9110, 8.6). The server
+            # would insist on the body.
             headers = Headers(headers).without((b"content-length",))
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -310,7 +310,10 @@ class ExactProtocol(HttpToolsProtocol):
         self.expect_100_continue = fields.get(b"expect", b"").lower() == b"100-continue"
         version = self.parser.get_http_version()
         path, query = _split(self.url)
-        self.scope["method"] = self.parser.get_method().decode("ascii")
+        self.scope["method"] = method = self.parser.get_method().decode("ascii")
+        if method == "CONNECT":
+            # An upstream that accepts it takes the connection for a tunnel from then on (RFC 9110, 9.3.6).
+            raise Unsupported("CONNECT is not relayed: this proxy is no tunnel")
         self.scope["http_version"] = version
         self.scope["path"] = urllib.parse.unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii")
         self.scope["raw_path"] = path

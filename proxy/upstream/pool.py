@@ -165,7 +165,7 @@ class ConnectionPool:
                 max_field_size=_HEAD_LIMIT,
                 max_headers=_MAX_HEADERS,
             )
-            writing = _write(protocol, start, content)
+            writing = _write(protocol, start, headers, content)
             message, body = await _reply(protocol)
         except BaseException as error:
             if writing is not None:
@@ -235,14 +235,14 @@ def _framing(method: str, headers: Headers, content: Content) -> list[bytes]:
     return [b"Content-Length: %d" % len(content)] if content or method not in _WITHOUT_BODY else []
 
 
-def _write(protocol: ResponseHandler, head: bytes, content: Content) -> asyncio.Task[None] | None:
+def _write(protocol: ResponseHandler, head: bytes, headers: Headers, content: Content) -> asyncio.Task[None] | None:
     """Send head and body. A task sends a streamed body, because the reply may arrive before the body ends."""
     transport = protocol.transport
     if transport is None or transport.is_closing():
         raise aiohttp.ClientOSError("the connection is closed")
     if not isinstance(content, bytes):
         transport.write(head)
-        writing = asyncio.create_task(_pour(protocol, content, chunked=head.endswith(b": chunked\r\n\r\n")))
+        writing = asyncio.create_task(_pour(protocol, content, chunked=not headers.has(b"content-length")))
         writing.add_done_callback(lambda task: _broken_off(protocol, task))
         return writing
     if len(content) <= _JOINED:

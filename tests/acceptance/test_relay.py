@@ -215,6 +215,7 @@ async def test_expect_100_continue_is_answered(shared: Shared) -> None:
     [
         ("HEAD", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n", 200, [b"1000"]),
         ("GET", b"HTTP/1.1 204 No Content\r\n\r\n", 204, []),
+        ("GET", b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n", 204, []),
         ("GET", b'HTTP/1.1 304 Not Modified\r\nETag: "e"\r\nContent-Length: 1000\r\n\r\n', 304, []),
         ("GET", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK, 200, [b"2"]),
     ],
@@ -510,6 +511,15 @@ async def test_websockets_are_refused(shared: Shared) -> None:
         reply = await link.ask(get("/v1/realtime?model=x", *upgrade))
     assert reply.status == 501
     assert "WebSocket" in error_of(reply)["message"]
+    assert not link.wire.requests
+
+
+async def test_no_tunnel_is_opened(shared: Shared) -> None:
+    """Upstream would take the connection for a tunnel, and the next caller's request for what goes through it."""
+    async with shared.relay(replying(OK)) as link:
+        reply = await link.ask(b"CONNECT /v1/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (reply.status, reply.get(b"connection")) == (501, [b"close"])
+    assert "CONNECT" in error_of(reply)["message"]
     assert not link.wire.requests
 
 

@@ -88,11 +88,17 @@ def test_aliases_work() -> None:
         ("a: {k: ${X}}", "x.yaml:1: not valid YAML: expected ',' or '}', but got '{'; write ${NAME} in quotes here"),
         ("a: ${X", "x.yaml:1: a: expected ${NAME}"),
         ("a: ${}", "x.yaml:1: a: expected ${NAME}"),
+        (
+            r'{"a": ["\ud83d\ude00"]}',
+            r"x.yaml:1: a[0]: has \ud83d, which is not a character; write the character itself",
+        ),
+        (r'a: {"\uDE00": 1}', r"x.yaml:1: a: has \ude00, which is not a character"),
+        ("a: ${LATIN}", r"x.yaml:1: a: has \udcff, which is not a character; write the character itself, in UTF-8"),
     ],
 )
 def test_bad_texts_are_named_with_file_line_and_key(text: str, message: str) -> None:
     with pytest.raises(PolicyError) as caught:
-        read(text, "x.yaml", {"X": "secret"})
+        read(text, "x.yaml", {"X": "secret", "LATIN": "secret\udcff"})
     assert str(caught.value).startswith(message)
     assert "secret" not in str(caught.value)
 
