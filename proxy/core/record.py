@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
+from itertools import pairwise
 
 from proxy.core import summary
-from proxy.core.summary import CLOSE, OPEN
+from proxy.core.plan import Role
+from proxy.core.summary import CLOSE, OPEN, Section
 
 THOUGHT_TOKENS, TOKEN_CHARS = 64_000, 8
 """The most tokens that a model may think aloud before its record, and the characters assumed for a token: twice as many
 as English has. A longer answer comes from a model that repeats itself without end, and is rejected unread."""
+KEPT_WHOLE, SHORTENED = 2, 8
+"""A record may take so many times the tokens that it was given: up to the first it is taken as it is, up to the second
+its longest sections are shortened. A longer one repeats itself more than it records."""
 REFERENCES = 40
 """The most stored results that a record names. `grep` finds the others."""
 
@@ -39,11 +44,13 @@ def accept(
     finished: bool = False,
     store_dir: str = "",
     stored: Collection[str] | None = None,
+    originals: str = "",
 ) -> str:
     """Return the neutralised record in a usable answer. Raises Unusable.
 
     `finished`: the model ended its answer by itself, so that a missing closing tag means no missing text. Paths
-    below `store_dir` that are not `stored` are removed, if that is known, because the model invented them.
+    below `store_dir` that are not `stored` are removed, if that is known, because the model invented them. A record
+    that is too long says where it was shortened, and that everything is in the file of `originals`.
     """
     most = TOKEN_CHARS * (THOUGHT_TOKENS + 2 * snapshot_tokens)
     if len(answer) > most:
@@ -55,11 +62,24 @@ def accept(
     if _repeats_the_task(text):
         raise Unusable("it repeats the task and does not record the conversation")
     tokens = count(text)
-    if tokens > 2 * snapshot_tokens:
+    if tokens > SHORTENED * snapshot_tokens:
         raise Unusable(f"it is {tokens} tokens long and must stay below {snapshot_tokens}")
-    if tokens >= replaced_tokens:
-        raise Unusable(f"it is not smaller than the {replaced_tokens} tokens that it replaces")
+    if tokens > KEPT_WHOLE * snapshot_tokens or tokens >= replaced_tokens:
+        text = _shortened(text, min(snapshot_tokens, replaced_tokens // 2), count, originals)
+        if not text or count(text) >= replaced_tokens:
+            raise Unusable(f"it is not smaller than the {replaced_tokens} tokens that it replaces")
     return text
+
+
+def _shortened(text: str, tokens: int, count: Callable[[str], int], originals: str) -> str:
+    """Return the record in about so many tokens. Its longest sections lose the most, and each loses its middle.
+
+    Weak models copy what they should record, and do so again if they are told that it is too long.
+    """
+    starts = [0, *(match.start() for match in _section.finditer(text) if match.start()), len(text)]
+    sections = [Section("", text[start:end].strip(), Role.ASSISTANT) for start, end in pairwise(starts)]
+    [kept] = summary.fitted(sections, tokens, 1, count, originals)
+    return "\n".join(section.text for section in kept)
 
 
 def _inside(answer: str, finished: bool) -> str:

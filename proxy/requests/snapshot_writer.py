@@ -234,6 +234,7 @@ class SnapshotWriter:
             finished=answer.finished,
             store_dir=job.store_dir,
             stored=job.stored,
+            originals=job.originals,
         )
         try:
             text = await self._off_loop(job, accept)

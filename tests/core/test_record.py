@@ -43,13 +43,36 @@ def test_the_last_of_several_snapshots_is_accepted() -> None:
         ("<state_snapshot>cut off in the midd", "no closed"),
         (answer(""), "empty"),
         (answer("<overall_goal></overall_goal> <progress> </progress>"), "empty"),
-        (answer("x" * 201), "201 tokens long"),
-        (answer("x" * 150), "not smaller"),
+        (answer("x" * 801), "801 tokens long"),
     ],
 )
 def test_unusable_answers_are_refused_with_a_reason(text: str, why: str) -> None:
     with pytest.raises(Unusable, match=why):
         accept(text, 100, 150, len)
+
+
+GOAL, NEXT = "<overall_goal>find it</overall_goal>", "<next_steps>look at b.log</next_steps>"
+
+
+@pytest.mark.parametrize(("tokens", "replaced"), [(400, 100_000), (1_000, 1_200)], ids=["long", "no gain"])
+def test_a_record_that_is_too_long_loses_the_middle_of_its_longest_section(tokens: int, replaced: int) -> None:
+    lines = "\n".join(f"line {number} of the log" for number in range(60))
+    text = f"{GOAL}\n<key_knowledge>\n{lines}\n</key_knowledge>\n{NEXT}"
+    made = accept(answer(text), tokens, replaced, len, originals="/s/o.txt")
+    assert len(made) <= min(tokens, replaced // 2)
+    assert made.startswith(f"{GOAL}\n<key_knowledge>\nline 0") and made.endswith(f"</key_knowledge>\n{NEXT}")
+    assert "characters are left out here; the whole text is in /s/o.txt" in made
+
+
+def test_a_record_that_replaces_less_than_a_note_takes_is_refused() -> None:
+    with pytest.raises(Unusable, match="not smaller than the 60 tokens"):
+        accept(answer("x" * 90), 100, 60, len, originals="/s/o.txt")
+
+
+@given(text=st.text("<>/ \nab", max_size=300), tokens=st.integers(1, 100), replaced=st.integers(1, 400))
+def test_a_taken_record_is_smaller_than_what_it_replaces(text: str, tokens: int, replaced: int) -> None:
+    with suppress(Unusable):
+        assert len(accept(answer(f"{GOAL}{text}{NEXT}"), tokens, replaced, len)) < replaced
 
 
 @pytest.mark.parametrize(
