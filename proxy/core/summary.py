@@ -15,6 +15,8 @@ from proxy.core.plan import Role
 PROMPT_VERSION, EARLIER_VERSIONS = "2", ("1",)
 """Part of a record's key, so that a changed prompt makes new summaries. Those of earlier versions are still used."""
 
+HEADER = "\n### "
+"""What stands before the title of each message in a file of originals."""
 OPEN, CLOSE = "<state_snapshot>", "</state_snapshot>"
 
 TASK_TOKENS = 500
@@ -97,7 +99,7 @@ class SummaryAnswer(msgspec.Struct, frozen=True):
 
 def originals(turns: Iterable[Section]) -> str:
     """Return the content of the file of originals: for each section, a header line and the unchanged text."""
-    return "\n".join(f"### {turn.title}\n{turn.text}" for turn in turns)
+    return "".join(f"{HEADER}{turn.title}\n{turn.text}" for turn in turns)[1:]
 
 
 def task(snapshot_tokens: int, store_dir: str, fault: str = "") -> str:

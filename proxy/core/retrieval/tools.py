@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.core import summary
 from proxy.core.retrieval import pages
 from proxy.core.retrieval.aliases import Index, line_of
 from proxy.core.retrieval.arguments import Tool, Useless, at_most, brief, noted, number, parsed, path_of, string
@@ -243,9 +244,8 @@ def _scope(path: str, glob: str, material: Material) -> _Scope:
 
 
 def _missing(path: str) -> str:
-    return (
-        f'Nothing that was moved out of this conversation is called "{brief(path)}"; other files are for other tools.'
-    )
+    unknown = f'Nothing that was moved out of this conversation is called "{brief(path)}"'
+    return f"{unknown}: look in your context, or use other tools."
 
 
 def _nothing(pattern: str, scope: _Scope) -> str:
@@ -305,7 +305,7 @@ def _read(given: Mapping[str, Any], material: Material) -> str | None:
     asked = path_of(given)
     path, head = _existing(asked, material)
     text = material.files[path]
-    line, column = number(given, "offset", _pointed_at(asked, text)), number(given, "column", 0)
+    line, column = number(given, "offset", _pointed_at(asked, text, bool(head))), number(given, "column", 0)
     limit = at_most(given, sys.maxsize)
     span = pages.span(text, line, limit, column)
     if span is None:
@@ -334,10 +334,17 @@ def _existing(path: str, material: Material) -> tuple[str, str]:
     return file, "" if meant.exact else f"[this is {file}{about and f': {about}'}]\n"
 
 
-def _pointed_at(asked: str, text: str) -> int:
-    """Return the line, counted from 0, that a path such as `settings.py:120` names, if the text has it; or else 0."""
-    line = line_of(asked)
-    return line if line < pages.line_count(text) else 0
+def _pointed_at(asked: str, text: str, inside: bool) -> int:
+    """Return the line, counted from 0, where reading begins: the one that a path such as `settings.py:120` names, if
+    the text has it. `inside`: the path is not the file's own; if originals have calls with it, the last of them."""
+    if line := line_of(asked):
+        return line if line < pages.line_count(text) else 0
+    sections = f"\n{text}".split(summary.HEADER) if inside else []
+    for place in range(len(sections) - 1, 0, -1):
+        title, _, said = sections[place].partition("\n")
+        if " calls " in title and f'"{asked.strip()}"' in said:
+            return summary.HEADER.join(sections[:place]).count("\n")
+    return 0
 
 
 def _widened(text: str, span: pages.Span) -> pages.Span:

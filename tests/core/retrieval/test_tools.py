@@ -32,6 +32,7 @@ from proxy.core.retrieval.tools import (
     definitions,
     too_many,
 )
+from proxy.core.summary import Section, originals
 from tests.core.retrieval.paging import undone
 from tests.doubling import assert_linear
 
@@ -113,6 +114,24 @@ File: codes.json-01234567.txt (result of cat codes.json)
 0, column 940: …{FILES[DATA][790:]}
 ---"""
     )
+
+
+def test_a_name_of_a_call_begins_reading_originals_at_that_call() -> None:
+    log, config = "\n".join(f"line {number}" for number in range(40)), '"conf/app.json" calls itself\n### so'
+    said = [("1 user", "read it"), ("3 assistant calls read_log call_0", '{"path": "/var/log/b.log"}')]
+    said += [("4 tool call_0 read_log", log), ("5 assistant calls show call_1", '{"path": "conf/app.json"}')]
+    turns = [Section(*each) for each in [*said, ("6 tool call_1 show", config)]]
+    group, label = f"{STORE}/compressed_group_0123.txt", Label("", "", "", ("conf/app.json", "/var/log/b.log"))
+    files = {group: originals(turns)}
+    whole = Material(files, Index(files, {group: label}, STORE), STORE, 100_000, len, matcher=matcher)
+
+    def first(**given: Any) -> str:
+        return answer("read_file", msgspec.json.encode(given), whole).text.removeprefix(f"[this is {group}]\n")
+
+    assert first(path="conf/app.json").startswith("### 5 assistant calls show call_1\n")
+    assert first(path="/var/log/b.log").startswith("### 3 assistant calls read_log call_0\n")
+    assert first(path=group).startswith("### 1 user\n")
+    assert first(path="conf/app.json", offset=0).startswith("### 1 user\n")
 
 
 def test_few_matches_come_with_three_lines_around_each() -> None:
