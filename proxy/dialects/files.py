@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -28,8 +29,16 @@ class Files(Mapping[str, str]):
     is larger.
     """
 
-    def __init__(self, loaders: Mapping[str, Callable[[], str]], labels: Mapping[str, Label], store_dir: str) -> None:
+    def __init__(
+        self,
+        loaders: Mapping[str, Callable[[], str]],
+        labels: Mapping[str, Label],
+        store_dir: str,
+        entries: EntryTexts | None = None,
+    ) -> None:
+        """`entries`: where the loaders read."""
         self._loaders = loaders
+        self._entries = entries
         self.index = Index(loaders, labels, store_dir)
         self._opened: dict[str, str] = {}
         self._size = 0
@@ -48,12 +57,42 @@ class Files(Mapping[str, str]):
         """Free the memory of the opened texts."""
         self._opened.clear()
         self._size = 0
+        if self._entries is not None:
+            self._entries.forget()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._loaders)
 
     def __len__(self) -> int:
         return len(self._loaders)
+
+
+class EntryTexts:
+    """Reads the texts of a history's entries. The entry that was read last is kept if it has several texts.
+
+    An entry can have thousands of them, and without this, reading all would take quadratic time.
+    """
+
+    def __init__(self, dialect: Dialect, transcript: Transcript) -> None:
+        self._dialect = dialect
+        self._transcript = transcript
+        self._last: tuple[int, dict[int | None, str]] | None = None
+
+    def loader(self, index: int, part: int | None) -> Callable[[], str]:
+        """Return a function that returns the text of an entry, or of the given part of it."""
+        return partial(self._read, index, part)
+
+    def forget(self) -> None:
+        """Free the memory of the entry that was read last."""
+        self._last = None
+
+    def _read(self, index: int, part: int | None) -> str:
+        last = self._last
+        if last is not None and last[0] == index:
+            return last[1][part]
+        texts = dict(self._dialect.texts(self._transcript.raws[index]))
+        self._last = (index, texts) if len(texts) > 1 else None
+        return texts[part]
 
 
 def moved_files(
@@ -69,6 +108,7 @@ def moved_files(
     These are the moved results, including those that a snapshot has since replaced, and the originals of snapshots:
     each snapshot's file holds what it took out of the context since the one before, and no text is in two files.
     """
+    entries = EntryTexts(dialect, transcript)
     loaders: dict[str, Callable[[], str]] = {}
     labels: dict[str, Label] = {}
     said: dict[str, dict[str, None]] = {}
@@ -76,7 +116,7 @@ def moved_files(
     for index, move in plan.moves.items():
         for piece in moved_pieces(transcript.messages[index], move.event == 0):
             path = f"{store_dir}/{piece.name}"
-            loaders[path] = piece_loader(dialect, transcript, index, piece.part)
+            loaders[path] = entries.loader(index, piece.part)
             labels[path] = piece.label
             # Equal results of several calls are one file, which each of these calls names.
             said.setdefault(path, {}).update(dict.fromkeys((*piece.label.said, transcript.messages[index].answers)))
@@ -91,12 +131,7 @@ def moved_files(
             loaders[path] = _originals_loader(dialect, transcript, indexes, moved)
             labels[path] = replace(ORIGINALS, said=_said(transcript, indexes, elsewhere))
         since = boundary
-    return Files(loaders, labels, store_dir)
-
-
-def piece_loader(dialect: Dialect, transcript: Transcript, index: int, part: int | None) -> Callable[[], str]:
-    """Return a function that returns the text of an entry, or of the given part of it."""
-    return lambda: dict(dialect.texts(transcript.raws[index]))[part]
+    return Files(loaders, labels, store_dir, entries)
 
 
 def _said(transcript: Transcript, indexes: Sequence[int], elsewhere: Collection[str]) -> tuple[str, ...]:

@@ -331,9 +331,9 @@ class _Request:
             return
 
         async def keep() -> None:
-            records = Records(self._services.store.visit(), namespace)
-            texts = await self._run(partial(prepare.originals, rendered), rendered.history.request.large)
-            await records.keep_originals(name, texts)
+            records, large = Records(self._services.store.visit(), namespace), rendered.history.request.large
+            texts = await self._run(partial(prepare.originals, rendered), large)
+            await records.keep_originals(name, texts, partial(self._run, large=large))
 
         held = 2 * len(rendered.history.request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)

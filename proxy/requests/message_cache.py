@@ -79,7 +79,8 @@ class MessageCache:
             past, key, seen = self._begun(dialect, raws, terms)
         new = raws[len(past) :]
         messages = await self.read(dialect, new, Reading.of(terms.offload), terms.model, caller)
-        if len(raws) > LARGE_ENTRIES:
+        parts = sum([len(message.pieces) + len(message.calls) for message in messages])
+        if len(raws) + parts > LARGE_ENTRIES:
             past = await self._pool.run(caller, partial(past.extended, messages))
         else:
             past = past.extended(messages)

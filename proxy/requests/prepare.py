@@ -25,7 +25,7 @@ from proxy.core.request import Request
 from proxy.core.retrieval import tools
 from proxy.core.turn import HiddenRound
 from proxy.dialects import Dialect, Entry, render
-from proxy.dialects.files import Files, moved_files, piece_loader
+from proxy.dialects.files import EntryTexts, Files, moved_files
 from proxy.dialects.render import ActiveSnapshot
 from proxy.dialects.turn import Turn
 from proxy.requests.refusals import Subject
@@ -362,9 +362,10 @@ def summary_on_prefix(
 
 def originals(ready: RenderedRequest) -> dict[str, Callable[[], str]]:
     """Return functions that return the moved texts, by the names of their files, for the store."""
-    dialect, transcript = ready.history.dialect, ready.history.transcript
+    transcript = ready.history.transcript
+    entries = EntryTexts(ready.history.dialect, transcript)
     return {
-        piece.name: piece_loader(dialect, transcript, index, piece.part)
+        piece.name: entries.loader(index, piece.part)
         for index, move in ready.plan.moves.items()
         for piece in moved_pieces(transcript.messages[index], move.event == 0)
     }

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -224,18 +225,23 @@ class Records:
         """Whether all texts that `of` names together were written recently."""
         return self._visit.was_put(self.key("originals", of))
 
-    async def keep_originals(self, of: str, texts: Mapping[str, Callable[[], str]]) -> None:
+    async def keep_originals(
+        self, of: str, texts: Mapping[str, Callable[[], str]], run: Callable[[Callable[[], bytes]], Awaitable[bytes]]
+    ) -> None:
         """Write moved texts for people to look at; the proxy itself reads them from each request.
 
         `of` names all of these texts together, because every later request of the conversation has them again. A long
         history has thousands of texts and no request waits for them, so each write may take as long as a whole visit.
+        `run` runs the reading of one text, which can take long.
         """
         missing = 0
-        for name, text in texts.items():
+        for number, (name, text) in enumerate(texts.items(), 1):
             key = self.key("originals", name)
             if not self._visit.was_put(key):
-                done = await self._visit.anew().put(key, text().encode("utf-8", "surrogatepass"), keep=False)
-                missing += done is Put.FAILED
+                value = await run(partial(_encoded, text))
+                missing += await self._visit.anew().put(key, value, keep=False) is Put.FAILED
+            if not number % MOST_LOOKUPS:
+                await asyncio.sleep(0)  # those that were put before let nobody else have a turn
         if not missing:
             self._visit.note_put(self.key("originals", of))
 
@@ -275,6 +281,10 @@ class Records:
         """Return the keys of rounds. They depend on the model, because other models refuse its signatures."""
         variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         return [self.key("rounds", f"{name}-{variant}") for name in names]
+
+
+def _encoded(text: Callable[[], str]) -> bytes:
+    return text().encode("utf-8", "surrogatepass")
 
 
 def _places(before: bytes) -> list[str]:

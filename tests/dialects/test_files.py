@@ -15,7 +15,7 @@ from proxy.core.history import BEGINNING, Naming, Reading, Transcript, links
 from proxy.core.plan import Move, OffloadEvent, Plan, SummaryBoundary
 from proxy.core.policy import Offload
 from proxy.dialects import render
-from proxy.dialects.chat import CHAT
+from proxy.dialects.chat import CHAT, messages
 from proxy.dialects.files import Files, moved_files
 from tests.doubling import assert_linear
 
@@ -145,6 +145,17 @@ def test_a_text_is_decoded_once_until_it_is_forgotten(monkeypatch: pytest.Monkey
     monkeypatch.setattr("proxy.dialects.files.KEPT", 2_500)
     assert all(files[path] for path in "abcca")
     assert opened == ["a", "a", "b", "c", "a"], "more than are kept"
+
+
+def test_an_entry_with_many_texts_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+    monkeypatch.setattr(CHAT, "texts", lambda raw: (read.append(bytes(raw)), messages.texts(raw))[1])
+    files = moved_files(CHAT, TRANSCRIPT, plan(), "/store", None, CHAIN)
+    assert sorted(files.values()) == ["p" * 900, "q" * 900]
+    assert read == [RAWS[2]]
+    files.forget()
+    assert files[path("p" * 900)] == "p" * 900
+    assert read == [RAWS[2]] * 2, "it was kept although it was to be forgotten"
 
 
 def test_many_cuts_are_looked_at_once() -> None:

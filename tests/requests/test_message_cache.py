@@ -16,6 +16,7 @@ from msgspec import Raw
 from proxy.core.history import History, Message, Naming, Reading, Terms, Transcript, Unplannable
 from proxy.core.plan import Room
 from proxy.core.preview import Shape
+from proxy.core.request import LARGE_ENTRIES
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.requests.message_cache import BATCH_BYTES, INLINE_BYTES, MessageCache
@@ -168,6 +169,23 @@ async def test_much_of_it_is_read_in_a_thread_to_the_same_end() -> None:
     large = raw("x" * (INLINE_BYTES + 1))
     [message] = await MessageCache(Counting()).read(CHAT, [large], READING, "m")
     assert message.tokens == INLINE_BYTES + 1 + 4
+
+
+async def test_the_many_parts_of_one_message_are_named_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, extended = [], History.extended
+
+    def noted(past: History, messages: Sequence[Message]) -> History:
+        threads.append(threading.get_ident())
+        return extended(past, messages)
+
+    monkeypatch.setattr(History, "extended", noted)
+    call = b'{"id":"c","type":"function","function":{"name":"f"}}'
+    parts = Raw(json.dumps({"role": "user", "content": [{"type": "text", "text": "x"}] * LARGE_ENTRIES}).encode())
+    calls = Raw(b'{"role":"assistant","tool_calls":[%b]}' % b",".join([call] * LARGE_ENTRIES))
+    for large in (parts, calls):
+        await MessageCache(Counting()).past(CHAT, [large], TERMS)
+    await MessageCache(Counting()).past(CHAT, [raw("x" * (INLINE_BYTES + 1))], TERMS)
+    assert [thread == threading.get_ident() for thread in threads] == [False, False, True]
 
 
 @pytest.mark.parametrize("length", [1, INLINE_BYTES + 1])

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -379,16 +379,31 @@ async def test_a_whole_record_of_a_later_version_is_left_alone(laid: Found) -> N
 # --- originals ----------------------------------------------------------------------------------------------------
 
 
+async def at_once(work: Callable[[], bytes]) -> bytes:
+    return work()
+
+
 async def test_originals_are_kept_with_half_surrogate_pairs(records: Records, tmp_path: Path) -> None:
-    await records.keep_originals("these", {"x.txt": lambda: "a\ud83d"})
+    await records.keep_originals("these", {"x.txt": lambda: "a\ud83d"}, at_once)
     assert _bytes_of(tmp_path, "x.txt") == "a\ud83d".encode("utf-8", "surrogatepass")
+
+
+async def test_originals_are_read_where_the_caller_says(records: Records) -> None:
+    read = []
+
+    async def elsewhere(work: Callable[[], bytes]) -> bytes:
+        read.append(work())
+        return read[-1]
+
+    await records.keep_originals("these", {"x.txt": lambda: "a", "y.txt": lambda: "b"}, elsewhere)
+    assert read == [b"a", b"b"]
 
 
 async def test_originals_are_looked_at_again_until_all_are_kept(store: Guarded) -> None:
     broken, records = Records(store.visit(0), "tenant-caller"), Records(store.visit(), "tenant-caller")
-    await broken.keep_originals("these", {"x.txt": lambda: "a"})
+    await broken.keep_originals("these", {"x.txt": lambda: "a"}, at_once)
     assert not records.has_originals("these")
-    await records.keep_originals("these", {"x.txt": lambda: "a"})
+    await records.keep_originals("these", {"x.txt": lambda: "a"}, at_once)
     assert records.has_originals("these") and not records.has_originals("others")
 
 
@@ -396,7 +411,7 @@ async def test_many_originals_may_take_longer_than_a_request_may_wait(tmp_path: 
     ticks = itertools.count()
     slow = Guarded(open_store(str(tmp_path)), warn=lambda *_: None, clock=lambda: next(ticks) / 10, budget_seconds=1)
     records = Records(slow.visit(), "tenant-caller")
-    await records.keep_originals("these", {f"{number}.txt": lambda: "a" for number in range(50)})
+    await records.keep_originals("these", {f"{number}.txt": lambda: "a" for number in range(50)}, at_once)
     assert records.has_originals("these")
 
 
