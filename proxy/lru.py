@@ -25,12 +25,11 @@ class Lru(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value of this key, or None, and make it the most recently used."""
-        item = self._items.get(key)
-        if item is None:
-            return None
         with self._lock:
-            if key in self._items:
-                self._items.move_to_end(key)
+            item = self._items.get(key)
+            if item is None:
+                return None
+            self._items.move_to_end(key)
         return item[0]
 
     def put(self, key: K, value: V, weight: int = 1) -> None:

@@ -260,7 +260,8 @@ class Terms(msgspec.Struct, frozen=True):
         """Whether a history of so few tokens, `leading` of them in leading system messages, never needs a plan."""
         if tokens > min(least_planned(self.offload), self.offload.max_unseen_tool_tokens):
             return False
-        return self.room.holds(tokens - leading + self.room.reserved(leading))
+        room = self.room
+        return room.window is None or room.holds(tokens - leading + room.reserved(leading))
 
 
 class Parts(msgspec.Struct, frozen=True):

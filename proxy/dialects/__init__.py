@@ -9,7 +9,7 @@ An *entry* is the unit of history in which the plan counts. In chat completions 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Raw
@@ -47,8 +47,8 @@ class Dialect(Protocol):
     def serves(self, method: str, path: bytes) -> bool:
         """Whether a request with this method and path (without the query) asks this API for a model's reply."""
 
-    def owns(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Whether another request belongs to this API, as its path or a header tells."""
+    def owns(self, path: bytes, names: Collection[bytes]) -> bool:
+        """Whether another request belongs to this API, as its path or a header's name tells (in lower case)."""
 
     # -- a request --
 
@@ -210,9 +210,9 @@ def for_body(body: bytes) -> list[Dialect]:
     return [MESSAGES, *own] if messages else own
 
 
-def owner_of(path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> Dialect | None:
+def owner_of(path: bytes, names: Collection[bytes]) -> Dialect | None:
     """Return the dialect of a request that asks for no reply, or None if several APIs have its path."""
-    return next((dialect for dialect in DIALECTS if dialect.owns(path, headers)), None)
+    return next((dialect for dialect in DIALECTS if dialect.owns(path, names)), None)
 
 
 def for_request(method: str, path: bytes) -> Dialect | None:

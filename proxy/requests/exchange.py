@@ -39,9 +39,9 @@ class Raw(TypedDict):
     headers: Headers
     fields: Mapping[bytes, bytes]
     """Each header's last value, by its name in lower case."""
-    watch: Callable[[Callable[[], object]], Callable[[], object]]
+    watch: Callable[[Callable[[], object]], Callable[[], object]] | None
     """Calls its argument when the client hangs up, or soon if it already has. Returns a function that cancels this."""
-    body: BodyAccount
+    body: BodyAccount | None
 
 
 RAW = "offload_proxy.raw"
@@ -84,23 +84,23 @@ class Exchange:
         self.began = time.perf_counter()
         self.scope = scope
         self.method: str = scope["method"]
-        raw: Raw | None = (scope.get("extensions") or {}).get(RAW)
-        self.written_target = raw["target"] if raw else b""
+        raw: Raw = (scope.get("extensions") or {}).get(RAW) or _without_extension(scope)
+        self.written_target = raw["target"]
         """The target as written, with the origin if there is one; empty if the server does not report it."""
         self.target = _target(scope, self.written_target)
         """The raw path and query."""
         self.path = self.target.partition(b"?")[0]
         """The raw path, without the query."""
-        self.headers = raw["headers"] if raw else Headers(scope["headers"])
+        self.headers = raw["headers"]
         """Names are in the client's case if the server reports it."""
         self.request_id = f"req_{os.urandom(16).hex()}"
         self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
         """Makes the body of an error of ours: in OpenAI's shape, unless the application sets another."""
         self.receive = receive
-        self._account = raw["body"] if raw else None
+        self._account = raw["body"]
         self._pieces: list[bytes] = []
         self._size = 0
-        self.fields = fields = raw["fields"] if raw else dict(scope["headers"])
+        self.fields = fields = raw["fields"]
         """Each header's last value, by its name in lower case."""
         self._announced = int(fields.get(b"content-length", 0))
         """Bytes of the body, or 0 if the head does not say. The server has checked that it is a number."""
@@ -110,7 +110,7 @@ class Exchange:
         """Whether the body has a content coding."""
         self.has_wish = b"x-offload" in fields
         """Whether the client says how this request is to be treated."""
-        self._watch_connection = raw["watch"] if raw else None
+        self._watch_connection = raw["watch"]
         self._send = send
 
     def charge(self, tenant: str) -> None:
@@ -324,6 +324,12 @@ class _Streamed(AsyncIterator[bytes]):
         chunk, self._pending = self._pending, b""
         self._taken = len(chunk)
         return chunk
+
+
+def _without_extension(scope: Scope) -> Raw:
+    """Return what can be known of a request under a server that is not ours."""
+    headers = scope["headers"]
+    return {"target": b"", "headers": Headers(headers), "fields": dict(headers), "watch": None, "body": None}
 
 
 def _target(scope: Scope, raw: bytes) -> bytes:

@@ -247,7 +247,8 @@ class _Request:
             request = forgiving(rewritten(request, changed, REWRITTEN), self._dialect, tries.without)
         if self._client.sent:
             request = replace(request, headers=Headers(request.headers.without((IDEMPOTENCY_KEY,))))
-        self._client.sent = self._client.sent or time.perf_counter()
+        else:
+            self._client.sent = time.perf_counter()
         async with aclosing(await self._services.upstream.send(request)) as reply:
             read = b""
             plan = attempt.planned or attempt.refused

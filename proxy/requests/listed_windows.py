@@ -155,14 +155,14 @@ def _source(namespace: str, policy: Policy) -> Source:
 
 def _address(base_url: str, headers: Headers) -> str:
     """Return where the list is. Anthropic's has pages."""
-    if MESSAGES.owns(b"", headers):
+    if MESSAGES.owns(b"", headers.names()):
         return url_for(base_url, b"/v1/models?limit=1000", anthropic=True)
     return url_for(base_url, b"/v1/models")
 
 
 def _credentials(tenant: Tenant, headers: Headers) -> Headers:
     """Return the headers by which upstream knows the caller, and the API that it speaks with it."""
-    own = tenant.credential(tenant.policy.upstream, anthropic=MESSAGES.owns(b"", headers))
+    own = tenant.credential(tenant.policy.upstream, anthropic=MESSAGES.owns(b"", headers.names()))
     kept = (MESSAGES.version_header,) if own is not None else (*KEY_HEADERS, MESSAGES.version_header)
     found = headers.only(kept)
     return found if own is None else Headers((own, *found))

@@ -132,7 +132,8 @@ class UpstreamLimits:
         given = policy.upstream.context_window
         if given is None:
             given = self.listed(namespace, policy, model)
-            given = given if given is not None and (known or _Known()).plausible(given, 0) else None
+            if given is not None and not (known or _Known()).plausible(given, 0):
+                given = None
         learned = known.window if known else 0
         if not learned:
             return given

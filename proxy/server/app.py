@@ -168,7 +168,7 @@ class App:
             client.fault_body = dialect.error_body
         elif client.path in operations.PATHS:
             client.api, client.fault_body = CHAT.name, operations.refusal()
-        elif owner := owner_of(client.path, client.headers):
+        elif owner := owner_of(client.path, client.fields):
             client.api, client.fault_body = owner.name, owner.error_body
         try:
             if client.path in _OURS or client.path.startswith(_RESERVED):

@@ -166,7 +166,8 @@ class Cycle(RequestResponseCycle):
             raise RuntimeError(f"{kind} at the wrong time")
 
     def _start(self, status: int, headers: Any) -> None:
-        headers = Headers((*self.default_headers, *headers)).lowered()
+        """Write the head. The names of `headers` are in lower case, as ASGI has it."""
+        headers = Headers(headers)
         fields = dict(headers)
         keep_alive = self.keep_alive and not self.more_body
         if b"connection" in fields:

@@ -309,15 +309,17 @@ class ExactProtocol(HttpToolsProtocol):
             raise Unsupported("No `Transfer-Encoding` but chunked is understood; use `Content-Encoding`")
         self.expect_100_continue = fields.get(b"expect", b"").lower() == b"100-continue"
         version = self.parser.get_http_version()
-        path, query = _split(self.url)
-        self.scope["method"] = method = self.parser.get_method().decode("ascii")
+        raw_path, query = _split(self.url)
+        path = raw_path.decode("ascii")
+        scope: Any = self.scope
+        scope["method"] = method = self.parser.get_method().decode("ascii")
         if method == "CONNECT":
             # An upstream that accepts it takes the connection for a tunnel from then on (RFC 9110, 9.3.6).
             raise Unsupported("CONNECT is not relayed: this proxy is no tunnel")
-        self.scope["http_version"] = version
-        self.scope["path"] = urllib.parse.unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii")
-        self.scope["raw_path"] = path
-        self.scope["query_string"] = query
+        scope["http_version"] = version
+        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
+        scope["raw_path"] = raw_path
+        scope["query_string"] = query
         cycle = Cycle(self, keep_alive=version != "1.0" and self.parser.should_keep_alive())
         raw: Raw = {
             "target": self.url,
@@ -326,7 +328,7 @@ class ExactProtocol(HttpToolsProtocol):
             "watch": self.watch,
             "body": cycle,
         }
-        self.scope["extensions"] = {RAW: raw}  # type: ignore[dict-item]
+        scope["extensions"] = {RAW: raw}
         self._reading, self._since, self._trailers = BODY, 0, 0
         self._queue(cycle, self.app)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -173,12 +174,12 @@ class UpstreamClient:
 
     async def _send(self, request: UpstreamRequest, origin: str) -> UpstreamReply:
         body = None if isinstance(request.content, bytes) else _StreamedBody(request, request.content)
-        started = asyncio.get_running_loop().time()
+        started = time.monotonic()
         try:
             return await self._attempt(request, origin, body)
         except Stale as stale:
             spent = body is not None and body.spent
-            if spent or asyncio.get_running_loop().time() - started > _STALE_WITHIN:
+            if spent or time.monotonic() - started > _STALE_WITHIN:
                 raise _translated(stale, request.url) from stale
         try:
             return await self._attempt(request, origin, body)

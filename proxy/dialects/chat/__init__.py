@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.chat import errors, hidden, messages, render, summary, users
@@ -50,7 +50,7 @@ class ChatDialect(BaseDialect):
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/chat/completions")
 
-    def owns(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    def owns(self, path: bytes, names: Collection[bytes]) -> bool:
         return _OWN.search(path) is not None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.messages import blocks, costs, errors, render, request, summary
@@ -61,8 +61,8 @@ class MessagesDialect(BaseDialect):
         asked = path.removesuffix(_COUNT) if self.counts else path
         return method == "POST" and self.counts == (asked != path) and _PATH.fullmatch(asked) is not None
 
-    def owns(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        return _OWN.search(path) is not None or any(name.lower() == self.version_header for name, _ in headers)
+    def owns(self, path: bytes, names: Collection[bytes]) -> bool:
+        return _OWN.search(path) is not None or self.version_header in names
 
     @property
     def counting(self) -> MessagesDialect:

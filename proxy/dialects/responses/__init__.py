@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from msgspec import Raw
 
@@ -54,7 +54,7 @@ class ResponsesDialect(BaseDialect):
     def serves(self, method: str, path: bytes) -> bool:
         return method == "POST" and path.endswith(b"/responses")
 
-    def owns(self, path: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    def owns(self, path: bytes, names: Collection[bytes]) -> bool:
         return _OWN.search(path) is not None
 
 
