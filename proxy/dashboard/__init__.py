@@ -7,17 +7,17 @@ workers wrote.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.dashboard.access import Access
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import Seen
-from proxy.dashboard.sessions import seen
+from proxy.dashboard.rows import NOTHING_SEEN, Seen, Unseen
+from proxy.dashboard.sessions import seen_soon
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
 from proxy.policies.tenants import identify, retention
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from proxy.requests.attempt import Attempt
     from proxy.settings import Settings
     from proxy.telemetry.outcome import Outcome
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -68,7 +70,7 @@ class Dashboard:
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard-reader")
         self._reader: Reader | None = None
-        self._attempts: dict[str, Attempt] = {}
+        self._ended: dict[str, Seen | Unseen] = {}
 
     # -- what requests call --
 
@@ -79,22 +81,19 @@ class Dashboard:
 
     def watch(self, request_id: str, attempt: Attempt) -> None:
         """Keep what a request shows until its outcome follows."""
-        if attempt.planned is not None and self.recording and len(self._attempts) < ENDED:
-            self._attempts[request_id] = attempt
+        if attempt.planned is None or not self.recording or len(self._ended) >= ENDED:
+            return
+        tenant = attempt.parsed.tenant
+        content = self._content and tenant.policy.dashboard.content
+        try:
+            self._ended[request_id] = seen_soon(attempt, tenant.namespace, content=content)
+        except Exception:
+            logger.exception("a bug, in describing a request for the dashboard")
 
     def record(self, outcome: Outcome) -> None:
         """Queue a row for the request. Takes a few microseconds, and never fails."""
-        if self._writer is None:
-            return
-        attempt = self._attempts.pop(outcome.request_id, None)
-        if attempt is None:
-            self._writer.record(outcome)
-        else:
-            self._writer.record(outcome, partial(self._seen, attempt), len(attempt.parsed.body))
-
-    def _seen(self, attempt: Attempt) -> Seen:
-        tenant = attempt.parsed.tenant
-        return seen(attempt, tenant.namespace, content=self._content and tenant.policy.dashboard.content)
+        if self._writer is not None:
+            self._writer.record(outcome, self._ended.pop(outcome.request_id, NOTHING_SEEN))
 
     # -- its life --
 

@@ -10,10 +10,10 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from proxy.dashboard.file import create, moved
@@ -26,7 +26,6 @@ from proxy.dashboard.rows import (
     SCHEMA,
     SUMS,
     Recorded,
-    Seen,
     Sums,
     encoded,
     storable,
@@ -62,6 +61,9 @@ KNOWN = 10_000
 DETAILED = 20_000
 """Requests, the newest, whose messages are listed."""
 
+AT_ONCE = 32
+"""Rows that one statement adds. SQLite allows at least 999 values."""
+
 _SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last", "first_id", "last_id")
 _COUNTED = ("requests", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
 
@@ -79,6 +81,7 @@ ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for na
 
 
 _ADD = _inserting("requests", ("id", "time", "namespace", "session", "worker", "outcome", "sent"))
+_ADD_SEVERAL = f"{_ADD}{', (?, ?, ?, ?, ?, ?, ?)' * (AT_ONCE - 1)}"
 _ADD_DAY = _adding("days", ("day", "namespace", *KEYS), SUMS)
 _ADD_HOUR = _adding("hours", ("hour", "namespace"), HOURLY)
 _ADD_SESSION = f"""
@@ -264,16 +267,9 @@ class Database:
         if (version := self._pragma("data_version")) != self._version:
             self._known, self._version = {}, version  # another process may have deleted a namespace
         first = run("SELECT coalesce(max(id), 0) + 1 FROM requests").fetchone()[0]
-        worker, described = os.getpid(), [_described(one.seen) for one in batch]
-        ids = {name: self._namespace(name) for name in {one.outcome.namespace for one in batch}}
-        many(
-            _ADD,
-            [
-                (id, one.time, ids[one.outcome.namespace], one.seen.session, worker, encoded(one.outcome), sent)
-                for id, one, (sent, _) in zip(count(first), batch, described, strict=False)
-            ],
-        )
-        details = [(first + n, detail) for n, (_, detail) in enumerate(described) if detail]
+        worker, ids = os.getpid(), {name: self._namespace(name) for name in {one.outcome.namespace for one in batch}}
+        self._insert([_row(id, ids, worker, one) for id, one in zip(count(first), batch, strict=False)])
+        details = [(first + n, one.seen.detail) for n, one in enumerate(batch) if one.seen.detail]
         if details:
             many("INSERT INTO details (id, detail) VALUES (?, ?)", details)
             run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))
@@ -282,6 +278,13 @@ class Database:
         many(_ADD_HOUR, sums.hours)
         many(_ADD_SESSION, self._sessions(first, batch))
         return len(batch)
+
+    def _insert(self, rows: Sequence[tuple[object, ...]]) -> None:
+        """Add rows, several with each call, which takes two thirds of the time."""
+        several = len(rows) - len(rows) % AT_ONCE
+        for at in range(0, several, AT_ONCE):
+            self.connection.execute(_ADD_SEVERAL, [*chain.from_iterable(rows[at : at + AT_ONCE])])
+        self.connection.executemany(_ADD, rows[several:])
 
     def _namespace(self, name: str) -> int:
         if name not in self._known:
@@ -374,10 +377,9 @@ class Database:
         return int(value)
 
 
-def _described(seen: Seen) -> tuple[bytes | None, bytes | None]:
-    """Return what a request shows beside its outcome. A bug there costs no row."""
-    try:
-        return seen.described() if seen.described else (None, None)
-    except Exception:
-        logger.exception("a bug, in describing a request for the dashboard")
-        return None, None
+def _row(id: int, namespaces: Mapping[str, int], worker: int, one: Recorded) -> tuple[object, ...]:
+    """Return the values of a row. SQLite's module takes an array of bytes as it is, and looks for what to do with
+    bytes."""
+    seen, outcome = one.seen, one.outcome
+    sent = None if seen.sent is None else bytearray(seen.sent)
+    return id, one.time, namespaces[outcome.namespace], seen.session, worker, bytearray(encoded(outcome)), sent

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.errors import Fault
 from proxy.telemetry.outcome import Kind, Outcome
 
 ADDED = ("cause", "words")
@@ -98,12 +99,22 @@ class Seen(msgspec.Struct, frozen=True):
 
     session: int | None = None
     """Identifies the session within its namespace, in 63 bits; None if the request was not planned."""
-    described: Callable[[], tuple[bytes, bytes | None]] | None = None
-    """Returns the tokens that were sent of each kind, and what became of each message if anything did. It takes time in
-    proportion to the history, so it runs in the writer's thread."""
+    sent: bytes | None = None
+    """The tokens that were sent of each kind."""
+    detail: bytes | None = None
+    """What became of each message, if anything did."""
 
 
 NOTHING_SEEN = Seen()
+
+
+class Unseen(msgspec.Struct, frozen=True):
+    """What a request with a long history shows, to be found out in the writer's thread."""
+
+    session: int | None
+    see: Callable[[], Seen]
+    weight: int
+    """Bytes that are held until then, about."""
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -118,8 +129,10 @@ _values: Callable[[Outcome], tuple[Any, ...]]
 _values = msgspec.structs.astuple if Outcome.__struct_fields__ == STORED else attrgetter(*STORED)  # it is faster
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outcome)}
 _texts = attrgetter(*TEXTS)
-_key = attrgetter(*KEYS)
-_summed = attrgetter(*SUMMED)
+_key = itemgetter(*map(STORED.index, ("namespace", *KEYS)))
+_summed = itemgetter(*map(STORED.index, SUMMED))
+_KIND, _STATUS, _FAULT, _USES = map(STORED.index, ("kind", "status", "fault", "tool_uses"))
+_BEFORE, _AFTER = map(STORED.index, ("cost_before", "cost_after"))
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -155,35 +168,34 @@ class Sums(msgspec.Struct):
     @classmethod
     def of(cls, batch: Iterable[Recorded]) -> Sums:
         """Add up a batch."""
-        grouped: dict[tuple[Any, ...], list[Outcome]] = {}
+        grouped: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
         for one in batch:
-            outcome = one.outcome
-            grouped.setdefault((one.time // HOUR, outcome.namespace, *_key(outcome)), []).append(outcome)
+            values = _values(one.outcome)
+            grouped.setdefault((one.time // HOUR, _key(values)), []).append(values)
         days: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
         hours: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        for (hour, namespace, *keys), outcomes in grouped.items():
-            total = _total(outcomes)
+        for (hour, (namespace, *keys)), outcomes in grouped.items():
+            total, kind = _total(outcomes), outcomes[0][_KIND]
             days.setdefault((int(hour * HOUR // DAY), namespace, *map(str, keys)), []).append(total)
-            if keys[_KIND] is not Kind.OBSERVED:
-                spent = total if keys[_KIND] is not Kind.UNTOUCHED else _without_costs(total)
+            if kind is not Kind.OBSERVED:
+                spent = total if kind is not Kind.UNTOUCHED else _without_costs(total)
                 hours.setdefault((int(hour), namespace), []).append(_of_hour(spent))
         return cls(_rows(days), _rows(hours))
 
 
-_KIND = KEYS.index("kind")
 _of_hour = itemgetter(*(SUMS.index(name) for name in HOURLY))
 
 
-def _total(outcomes: Sequence[Outcome]) -> tuple[int, ...]:
-    """Return what requests with the same keys add to `SUMS`."""
-    requests, faults = len(outcomes), sum([one.fault != "" for one in outcomes])
-    kind = outcomes[0].kind
+def _total(outcomes: Sequence[tuple[Any, ...]]) -> tuple[int, ...]:
+    """Return what requests with the same keys, each as its values, add to `SUMS`."""
+    requests, kind = len(outcomes), outcomes[0][_KIND]
+    faults = requests - [one[_FAULT] for one in outcomes].count(Fault.NONE)
     if kind is Kind.OBSERVED:  # as in the metrics: nothing was planned for another reply
-        outcomes = [one for one in outcomes if one.status == OK]
+        outcomes = [one for one in outcomes if one[_STATUS] == OK]
     if not outcomes:
         return requests, faults, *[0] * (len(SUMS) - 2)
-    losses = sum([one.cost_after > one.cost_before for one in outcomes]) if kind is not Kind.SUMMARY else 0
-    retrieved = sum([sum([use.tokens for use in one.tool_uses]) for one in outcomes if one.tool_uses])
+    losses = sum([one[_AFTER] > one[_BEFORE] for one in outcomes]) if kind is not Kind.SUMMARY else 0
+    retrieved = sum([use.tokens for one in outcomes for use in one[_USES]])
     columns = zip(*map(_summed, outcomes), strict=True)
     sums = [sum(column) if max(column) <= MOST else sum([min(one, MOST) for one in column]) for column in columns]
     return requests, faults, losses, min(retrieved, MOST), *sums

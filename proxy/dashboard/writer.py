@@ -23,7 +23,7 @@ import msgspec
 
 from proxy.dashboard import versions
 from proxy.dashboard.database import LEAVING, Database, opened
-from proxy.dashboard.rows import NOTHING_SEEN, Recorded, Seen
+from proxy.dashboard.rows import NOTHING_SEEN, Recorded, Seen, Unseen
 from proxy.errors import DashboardFault
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Outcome
@@ -75,13 +75,8 @@ class Writing(msgspec.Struct):
     """Whether it has been given up until the process is started again."""
 
 
-class Queued(msgspec.Struct, frozen=True):
-    """A row to be: when its request ended, and how to find out what it shows, for which some bytes are held."""
-
-    time: float
-    outcome: Outcome
-    see: Callable[[], Seen] | None
-    weight: int
+Queued = tuple[float, Outcome, Seen | Unseen]
+"""A row to be: when its request ended, its outcome, and what it shows."""
 
 
 class Writer:
@@ -104,8 +99,10 @@ class Writer:
         self._retention = retention
         self._clock = clock
         self._queue: deque[Queued] = deque()
+        self._asleep = False
+        """Whether the thread waits for a first row."""
         self._some = threading.Event()
-        """Set while rows wait."""
+        """Set to wake it."""
         self._now = threading.Event()
         """Set when they have waited long enough."""
         self._none = threading.Event()
@@ -135,21 +132,30 @@ class Writer:
             return
         self._thread.start()
 
-    def record(self, outcome: Outcome, see: Callable[[], Seen] | None = None, weight: int = 0) -> None:
-        """Queue a row, or drop it if too many wait. `see` is called in the thread that writes."""
+    def record(self, outcome: Outcome, seen: Seen | Unseen = NOTHING_SEEN) -> None:
+        """Queue a row, or drop it if too many wait. What is `Unseen` is looked at in the thread that writes."""
         queue = self._queue
         if self.state.off or len(queue) >= WAITING:
             self.state.dropped += 1
             return
-        held = self._came - self._left + weight
-        if weight and held > HELD:
-            see, weight = _only_session(see), 0
-        self._came += weight
-        queue.append(Queued(self._clock(), outcome, see, weight))
-        if not self._some.is_set():
+        if isinstance(seen, Unseen):
+            seen = self._held(seen)
+        queue.append((self._clock(), outcome, seen))
+        if self._asleep:  # after the row was added: the thread looks for rows after it has said so
+            self._asleep = False
             self._some.set()
-        if len(queue) == BATCH or held > HELD // 4:
+        if len(queue) == BATCH:
             self._now.set()
+
+    def _held(self, unseen: Unseen) -> Seen | Unseen:
+        """Hold a request until its row is written, if there is room; else return its session alone."""
+        held = self._came - self._left + unseen.weight
+        if held > HELD // 4:
+            self._now.set()
+        if held > HELD:
+            return Seen(unseen.session)
+        self._came += unseen.weight
+        return unseen
 
     def look(self) -> None:
         """Somebody looks: write soon, here and in other processes. Who looks first waits for the rows of this one."""
@@ -207,8 +213,10 @@ class Writer:
 
     def _gather(self) -> None:
         """Wait for rows, and for more of them."""
+        self._asleep = True
         if not self._queue:
             self._some.wait()
+        self._asleep = False
         if self._somebody_looks():
             self._now.wait(SOON)
         else:
@@ -232,7 +240,7 @@ class Writer:
         that fails alone is lost. Raises `sqlite3.Error`."""
         taken = [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
         try:
-            self._write(database, [Recorded(one.time, one.outcome, _seen(one.see)) for one in taken])
+            self._write(database, [Recorded(time, outcome, _shown(seen)) for time, outcome, seen in taken])
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
                 self._most = max(len(taken) // 4, 1)
@@ -247,7 +255,7 @@ class Writer:
         self._expire(database)
 
     def _took(self, taken: Sequence[Queued]) -> None:
-        self._left += sum([one.weight for one in taken])
+        self._left += sum([seen.weight for _, _, seen in taken if isinstance(seen, Unseen)])
 
     def _write(self, database: Database, batch: list[Recorded]) -> None:
         """Write a batch. A bug with one of its rows costs no other row."""
@@ -285,16 +293,12 @@ class Writer:
         self._queue.clear()
 
 
-def _seen(see: Callable[[], Seen] | None) -> Seen:
+def _shown(seen: Seen | Unseen) -> Seen:
     """Return what a request shows. A bug there costs no row."""
+    if isinstance(seen, Seen):
+        return seen
     try:
-        return see() if see else NOTHING_SEEN
+        return seen.see()
     except Exception:
         logger.exception("a bug, in describing a request for the dashboard")
         return NOTHING_SEEN
-
-
-def _only_session(see: Callable[[], Seen] | None) -> Callable[[], Seen]:
-    """Return a row's session, without what else the request shows."""
-    seen = Seen(_seen(see).session)
-    return lambda: seen

@@ -61,7 +61,7 @@ def recorded(number: int, since: float, rows: int) -> Recorded:
     )
     sent = b"\x93\x98" + b"\xcd\x10\x00" * 8 + b"\xcd\x20\x00\xc0"
     session = int.from_bytes(sha256(b"%d" % (number // REQUESTS)).digest()[:8]) >> 1
-    return Recorded(since + PERIOD * number / rows, outcome, Seen(session, lambda: (sent, None)))
+    return Recorded(since + PERIOD * number / rows, outcome, Seen(session, sent))
 
 
 def main(rows: int) -> None:

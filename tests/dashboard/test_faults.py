@@ -9,24 +9,35 @@ import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import httpx
 import msgspec
 import pytest
 
+from proxy.dashboard import Dashboard
 from proxy.dashboard import database as database_module
 from proxy.dashboard import writer as writer_module
 from proxy.dashboard.database import Database
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen
+from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen, Unseen
 from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
+from proxy.settings import Settings
 from proxy.telemetry.outcome import Kind, Outcome
 from tests.dashboard.traffic import begin, dashboard, recorded, turn, until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, served, spawned, tight
 
 SIZE = 1 << 20
+
+
+NO_POLICIES: Any = None
+NO_HEALTH: Any = None
+BROKEN: Any = SimpleNamespace(planned="nothing that was planned", parsed=MagicMock())
+"""An attempt that nobody can describe."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +55,11 @@ def outcome(number: int = 0, namespace: str = "acme-1", model: str = "gpt-4.1-mi
 
 
 def rows(count: int, start: int = 0, at: float = 0.0, namespace: str = "acme-1", detail: int = 0) -> list[Recorded]:
-    def described() -> tuple[bytes, bytes | None]:
-        return b"\x92\x90\x01", os.urandom(detail) if detail else None
+    def seen(number: int) -> Seen:
+        return Seen(number // 10, b"\x92\x90\x01", os.urandom(detail) if detail else None)
 
     return [
-        Recorded(at + number, outcome(number, namespace, tokens_before=7), Seen(number // 10, described))
+        Recorded(at + number, outcome(number, namespace, tokens_before=7), seen(number))
         for number in range(start, start + count)
     ]
 
@@ -246,21 +257,30 @@ def test_rows_are_dropped_and_never_waited_for(tmp_path: Path) -> None:
 def test_waiting_requests_do_not_fill_the_memory(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)
     for number in range(4):
-        writer.record(outcome(number), lambda: Seen(1, lambda: (b"", None)), HELD // 2)
-    seen = [one.see() for one in writer._queue if one.see]
-    assert [(one.session, one.described is None) for one in seen] == [(1, False), (1, False), (1, True), (1, True)]
+        writer.record(outcome(number), Unseen(1, lambda: Seen(1, b"all"), HELD // 2))
+    held = [(seen.session, isinstance(seen, Unseen)) for _, _, seen in writer._queue]
+    assert held == [(1, True), (1, True), (1, False), (1, False)]
 
 
 def test_a_bug_in_describing_a_request_costs_no_row(tmp_path: Path) -> None:
-    def bug() -> tuple[bytes, bytes | None]:
+    def bug() -> Seen:
         raise RuntimeError("a bug")
 
-    database = Database(tmp_path / "rows.db", SIZE)
-    database.write([Recorded(0.0, outcome(), Seen(1, bug))])
-    reader = Reader(tmp_path / "rows.db")
-    assert len(reader.before(9)) == 1
-    database.close()
-    reader.close()
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    writer.record(outcome(), Unseen(1, bug, 9))
+    writer.start()
+    until(lambda: writer.state.written == 1)
+    writer.close()
+
+
+def test_a_bug_in_describing_a_request_at_once_neither(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shown = Dashboard(Settings(dashboard=tmp_path / "rows.db"), lambda: NO_POLICIES, lambda request: True, NO_HEALTH)
+    shown.watch(outcome().request_id, BROKEN)
+    shown.record(outcome())
+    assert "a bug, in describing" in caplog.text
+    shown.start()
+    shown.close()
+    assert shown.state()["written"] == 1
 
 
 @pytest.mark.parametrize(
