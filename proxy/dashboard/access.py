@@ -66,7 +66,7 @@ class Access:
         """Return whether this is the admin token; None if this address has tried too many wrong ones."""
         now = self._clock()
         until, wrong = self._tries.get(address) or (now + WITHIN, 0)
-        if now >= until:
+        if not until - WITHIN <= now < until:
             until, wrong = now + WITHIN, 0
         if wrong >= TRIES:
             return None

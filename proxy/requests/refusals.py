@@ -138,7 +138,7 @@ class RefusalMemory:
         if known is None or known.refusals < ENOUGH:
             return False
         now = self._clock()
-        if now < known.until:
+        if now < known.until < now + known.span + 1:  # later only if the clock was set back
             return True
         known.until, known.trying = now + known.span, True
         return False
@@ -178,12 +178,12 @@ class RefusalMemory:
                 yield Belief(subject, known.until, known.span)
 
     def accept(self, belief: Belief) -> None:
-        """Take over a belief that another process formed. None lasts longer than ours can, whatever its clock."""
+        """Take over a belief that another process formed. It lasts for its span at most, whatever that one's clock."""
         known, now = self._find(belief.subject) or _Known(), self._clock()
-        until = min(belief.until, now + LONGEST_SPAN)
+        span = min(max(known.span, belief.span, FIRST_SPAN), LONGEST_SPAN)
+        until = min(belief.until, now + span)
         if until > max(known.until, now):
-            known.refusals, known.until = max(known.refusals, ENOUGH), until
-            known.span = min(max(known.span, belief.span, FIRST_SPAN), LONGEST_SPAN)
+            known.refusals, known.until, known.span = max(known.refusals, ENOUGH), until, span
             self._keep(belief.subject, known)
 
     def _find(self, subject: Subject) -> _Known | None:

@@ -8,6 +8,8 @@ So whoever knows the namespace can read all of them without a listing: from slot
 few seconds, a task reads the newest slots of the namespaces that have requests here. A request never waits for the
 store, and if it fails, each process goes by what it has learned itself.
 
+Processes whose clocks differ write into neighbouring buckets, so these are read, too, once a minute.
+
 When a bucket ends, what is still believed is written into the next one. Records that are older than that are not read
 again, and the store deletes them after `base.BELIEFS_KEPT` seconds.
 """
@@ -32,8 +34,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 BUCKET = 86_400.0
 """Seconds of a bucket. A belief that nobody repeats is heard by new processes for one to two buckets."""
 
-LATE = 600.0
-"""Seconds for which a bucket that has ended is still read, as clocks differ."""
+AROUND = 60.0
+"""Seconds between two readings of the buckets before and after the present one. Clocks may differ by a bucket."""
 
 SLOTS = 64
 """The most beliefs of one namespace in one bucket. More would let a caller make everyone read without end."""
@@ -94,7 +96,9 @@ class _Bucket:
 class _Namespace:
     def __init__(self) -> None:
         self.active = 0.0
+        self.looked_around = -AROUND
         self.buckets: dict[int, _Bucket] = {}
+        self.newest = -1
         self.waiting: dict[bytes, None] = {}
 
 
@@ -144,23 +148,26 @@ class SharedBeliefs:
         """Hear what others have written, and write what they do not know."""
         self._told.clear()
         now = self._clock()
-        active = {name: known for name, known in self._namespaces.items() if now - known.active <= ACTIVE}
+        # A clock that was set back must not make a namespace active, or wait, until it has caught up.
+        active = {name: known for name, known in self._namespaces.items() if abs(now - known.active) <= ACTIVE}
         visit = self._store.visit(BUDGET)
-        for name in await self._heard_of(visit, {name: self._buckets(known) for name, known in active.items()}):
+        wanted = {name: self._buckets(known, now) for name, known in active.items()}
+        for name in await self._heard_of(visit, wanted):
+            if len(wanted[name]) > 1:
+                active[name].looked_around = now
             self._repeat(name, active[name])
             if active[name].waiting:
                 await self._write(visit, name, active[name])
 
     # -- reading --
 
-    def _buckets(self, known: _Namespace) -> list[_Bucket]:
-        """Return the buckets to read. Those before the last one are forgotten."""
-        now = self._clock()
-        newest = int(now // BUCKET)
-        first_time = not known.buckets
-        known.buckets = {number: known.buckets.get(number) or _Bucket(number) for number in (newest - 1, newest)}
-        ended = now - newest * BUCKET
-        return [known.buckets[newest], *([known.buckets[newest - 1]] if first_time or ended <= LATE else [])]
+    def _buckets(self, known: _Namespace, now: float) -> list[_Bucket]:
+        """Return the buckets to read: the present one, or it and its neighbours. All others are forgotten."""
+        newest = known.newest = int(now // BUCKET)
+        numbers = (newest, newest - 1, newest + 1)
+        known.buckets = {number: known.buckets.get(number) or _Bucket(number) for number in numbers}
+        around = abs(now - known.looked_around) >= AROUND
+        return [known.buckets[number] for number in numbers] if around else [known.buckets[newest]]
 
     async def _heard_of(self, visit: Visit, wanted: Mapping[str, list[_Bucket]]) -> list[str]:
         """Read all namespaces at once, or one by one if that fails: a record that cannot be read must only stop its
@@ -204,7 +211,7 @@ class SharedBeliefs:
 
     def _repeat(self, namespace: str, known: _Namespace) -> None:
         """Have what is believed written into a new bucket, unless others have done so."""
-        bucket = known.buckets[max(known.buckets)]
+        bucket = known.buckets[known.newest]
         if bucket.repeated:
             return
         bucket.repeated = True
@@ -214,7 +221,7 @@ class SharedBeliefs:
 
     async def _write(self, visit: Visit, namespace: str, known: _Namespace) -> None:
         """Write what waits into free slots. What others have written meanwhile is heard first."""
-        bucket = known.buckets[max(known.buckets)]
+        bucket = known.buckets[known.newest]
         for value in list(known.waiting):
             while value not in bucket.seen and bucket.next < SLOTS:
                 slot = bucket.next

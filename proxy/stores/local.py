@@ -21,7 +21,10 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from tempfile import mkstemp
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from proxy import regular_files
 from proxy.errors import StoreFault
@@ -97,9 +100,11 @@ class Folder:
     def walk(self, prefix: str) -> Iterator[Entry]:
         """Yield the records below a prefix, and skip anything else in the folder."""
         self._prepare()
+        ahead = self._clock() - self._time()
         for namespace in _within(self._root, "", prefix):
             for kind in _within(self._root / namespace, f"{namespace}/", prefix):
-                yield from _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix)
+                for entry in _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix):
+                    yield replace(entry, modified=entry.modified + ahead)
 
     def delete(self, key: str) -> None:
         """Remove the record and the folders that this leaves empty, because namespaces come and go."""
@@ -124,10 +129,23 @@ class Folder:
 
     def _tidy(self) -> None:
         """Remove the temporary files of processes that died in the middle of a put."""
+        now = self._time()
         for entry in os.scandir(self._temporary):
             with suppress(FileNotFoundError):
-                if self._clock() - entry.stat().st_mtime > LEFTOVER_SECONDS:
+                if now - entry.stat().st_mtime > LEFTOVER_SECONDS:
                     os.unlink(entry.path)
+
+    def _time(self) -> float:
+        """Return the time by which the folder's files are dated. On a shared disk it may differ from our clock, and
+        then no record must seem older than it is."""
+        with suppress(OSError):
+            descriptor, name = mkstemp(dir=self._temporary)
+            os.close(descriptor)
+            try:
+                return os.stat(name).st_mtime
+            finally:
+                os.unlink(name)
+        return self._clock()
 
     @contextmanager
     def _written(self, value: bytes) -> Iterator[Path]:

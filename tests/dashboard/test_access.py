@@ -69,6 +69,9 @@ def test_an_address_tries_few_tokens_a_minute(clock: Clock) -> None:
     assert ours.is_admin("right", "b")
     clock.now += WITHIN
     assert ours.is_admin("right", "a")
+    assert [ours.is_admin("wrong", "a") for _ in range(TRIES)] == [False] * TRIES
+    clock.now -= 100 * WITHIN
+    assert ours.is_admin("right", "a"), "a clock that is set back locks nobody out"
 
 
 def test_without_a_token_no_token_is_right(clock: Clock) -> None:

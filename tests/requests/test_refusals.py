@@ -236,6 +236,26 @@ def test_beliefs_of_a_process_whose_clock_is_wrong_expire_within_a_day(
     assert not memory.holds(ONE)
 
 
+def test_clock_that_is_set_back_makes_no_belief_last_longer(memory: RefusalMemory, clock: Clock) -> None:
+    refuse(memory)
+    assert memory.holds(ONE)
+    clock.now -= 5 * LONGEST_SPAN
+    assert not memory.holds(ONE), "one request tries again"
+    assert memory.holds(ONE)
+    clock.now += FIRST_SPAN
+    assert not memory.holds(ONE)
+
+
+@pytest.mark.parametrize("ahead", [3_600.0, LONGEST_SPAN])
+def test_belief_of_a_process_whose_clock_is_ahead_lasts_as_long_as_it_would_there(
+    memory: RefusalMemory, clock: Clock, ahead: float
+) -> None:
+    memory.accept(Belief(ONE, clock() + ahead + FIRST_SPAN, FIRST_SPAN))
+    assert memory.holds(ONE)
+    clock.now += FIRST_SPAN
+    assert not memory.holds(ONE)
+
+
 def test_beliefs_survive_being_written_down() -> None:
     belief = Belief(ONE, 1.5, 600)
     assert msgspec.json.decode(msgspec.json.encode(belief), type=Belief) == belief

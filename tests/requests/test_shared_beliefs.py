@@ -17,7 +17,7 @@ from proxy.requests.background import Background
 from proxy.requests.calibration import FALLS_AFTER
 from proxy.requests.learning import Learning
 from proxy.requests.refusals import Belief, Subject
-from proxy.requests.shared_beliefs import ACTIVE, BUCKET, GAP, LATE, SLOTS, WAITING, Record, SharedBeliefs
+from proxy.requests.shared_beliefs import ACTIVE, AROUND, BUCKET, GAP, SLOTS, WAITING, Record, SharedBeliefs
 from proxy.stores.base import BELIEFS_KEPT, lifetime
 from proxy.stores.breaker import Breaker
 from proxy.stores.guarded import Guarded
@@ -194,19 +194,54 @@ async def test_a_new_bucket_begins_with_what_is_believed(store: Counted, clock: 
     assert await Process(store, clock).tick(ME) == [], "what nobody repeats is forgotten"
 
 
-async def test_a_bucket_that_has_ended_is_read_for_a_while(store: Counted, clock: Clock) -> None:
+@pytest.mark.parametrize("apart", [2.0, 5 * 3_600.0, 23 * 3_600.0])
+@pytest.mark.parametrize("at", [0.0, 1.0, BUCKET / 2, BUCKET - 1])
+async def test_processes_with_different_clocks_hear_each_other_within_a_minute(
+    store: Counted, clock: Clock, apart: float, at: float
+) -> None:
     behind = Clock()
     one, two = Process(store, behind), Process(store, clock)
-    behind.now = clock.now = 20_001 * BUCKET - 1
+    behind.now = 20_001 * BUCKET + at
+    clock.now = behind.now + apart
+    await one.tick(ME)
     await two.tick(ME)
-    clock.now += 2
+    one.learn(ME, 1)
+    two.learn(ME, 2)
+    await one.tick()
+    await two.tick()
+    for each in (behind, clock):
+        each.now += AROUND
+    assert ({*await one.tick(ME)} - {1}, {*await two.tick(ME)} - {2}) == ({2}, {1})
+
+
+async def test_neighbouring_buckets_are_read_once_a_minute(store: Counted, clock: Clock) -> None:
+    one = Process(store, clock)
+    read = []
+    for _ in range(2 * int(AROUND) // 3):
+        store.read.clear()
+        await one.tick(ME)
+        read.append(len(store.read))
+        clock.now += 3
+    assert sorted(set(read)) == [GAP, 3 * GAP] and read.count(3 * GAP) == 2
+
+
+@pytest.mark.parametrize("hours", [-1, -30, 1, 30])
+async def test_clock_that_is_set_stops_nothing(store: Counted, clock: Clock, hours: int) -> None:
+    late = Clock()
+    one, two = Process(store, clock), Process(store, late)
     one.learn(ME, 1)
     await one.tick()
     assert await two.tick(ME) == [1]
-    clock.now += LATE
+    clock.now += hours * 3_600
+    late.now = clock.now
     store.read.clear()
-    await two.tick(ME)
-    assert all("/20001-" in key for key in store.read)
+    await one.tick()
+    assert store.read == [], "its last request was at another time, as far as is known"
+    one.learn(ME, 2)
+    await one.tick()
+    late.now += AROUND
+    assert 2 in await two.tick(ME)
+    assert {1, 2} <= set(await Process(store, late).tick(ME))
 
 
 async def test_slots_are_bounded(store: Counted, clock: Clock) -> None:

@@ -133,8 +133,18 @@ async def test_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
     assert await store.get(KEY) is None
     assert files(tmp_path / ".tmp") == {"young"}
     now += LEFTOVER_SECONDS + 10
+    os.utime(young, (0, time.time() - LEFTOVER_SECONDS - 1))
     assert await store.put(KEY, b"1")
     assert files(tmp_path / ".tmp") == set()
+    await store.close()
+
+
+async def test_clock_that_is_wrong_removes_no_file_that_is_being_written(tmp_path: Path) -> None:
+    (tmp_path / ".tmp").mkdir()
+    (tmp_path / ".tmp" / "young").write_bytes(b"half a rec")
+    store = LocalStore(tmp_path, clock=lambda: time.time() + 5 * LEFTOVER_SECONDS)
+    assert await store.put(KEY, b"1")
+    assert files(tmp_path / ".tmp") == {"young"}
     await store.close()
 
 
