@@ -27,12 +27,15 @@ CLIENT_ROUNDS = 3
 UNCHANGED = "Unchanged since the last call: what it returned then is still current. Refer to that."
 NOT_UNDERSTOOD = (
     "Nothing that was moved",
+    "Nothing has been moved",
     "The arguments",
     "This pattern",
     '"',
     "not answered",
 )
 """How our tools' answers begin if they did not understand the call."""
+SUMMARY_SECONDS = 300
+"""Seconds for a summary, twice what one takes on two cores; a small model that begins to repeat itself does not end."""
 OURS = frozenset((*NAMES, *OTHER_NAMES))
 SNAPSHOT = "<state_snapshot>"
 
@@ -86,7 +89,7 @@ def measured(asker: Asker, histories: Sequence[Recorded], conditions: Iterable[s
 
 
 def _sections(condition: str) -> Json:
-    compress = {"wait": "always", "snapshot_tokens": 700, "timeout": SECONDS}
+    compress = {"wait": "always", "snapshot_tokens": 700, "timeout": SUMMARY_SECONDS}
     summaries = {} if condition == "compact" else {"compress": compress}
     return {"offload": {"mode": condition, "max_total_tokens": 500, **summaries}}
 
