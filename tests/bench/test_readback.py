@@ -6,8 +6,11 @@ import hashlib
 import json
 import os
 import re
+import socket
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.bench.readback import __main__ as command
@@ -162,6 +165,23 @@ def test_raw_calls_and_empty_replies_are_counted() -> None:
         with recording(up.url) as recorder, open(os.devnull, "w") as log:
             [score] = measured(Asker(recorder, "m", "", log), [HISTORY], ["everything"])
     assert score.raw == score.empty == len(HISTORY.questions) / 2
+
+
+def test_a_request_whose_client_has_left_is_given_up() -> None:
+    """A small server answers one after another: a summary that timed out would hold up all questions behind it."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        recording(f"http://127.0.0.1:{server.getsockname()[1]}") as to,
+    ):
+        server.settimeout(20)
+        with suppress(httpx.ReadTimeout):
+            httpx.post(f"{to.url}/chat/completions", json={}, timeout=0.1, trust_env=False)
+        asked, _ = server.accept()
+        with asked:
+            asked.settimeout(20)
+            while asked.recv(4096):
+                pass
+    assert to.taken() == []
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

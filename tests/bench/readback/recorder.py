@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,17 +46,29 @@ class Recorder:
 
     def __init__(self, base_url: str) -> None:
         self.url = ""
-        self._upstream = httpx.Client(base_url=base_url.rstrip("/"), timeout=SECONDS, trust_env=False)
+        self._base_url = base_url.rstrip("/")
         self._passed: list[Passed] = []
 
     def taken(self) -> list[Passed]:
         passed, self._passed = self._passed, []
         return passed
 
-    def relay(self, path: str, body: bytes, authorization: str) -> tuple[int, bytes]:
-        """Pass a request on; returns status and body of the reply."""
+    async def relay(self, path: str, body: bytes, authorization: str, client: socket.socket) -> tuple[int, bytes]:
+        """Pass a request on; returns status and body of the reply. A request whose client has left is given up, because
+        small servers answer one after another. Raises ConnectionError then."""
         headers = {"content-type": "application/json", **({"authorization": authorization} if authorization else {})}
-        reply = self._upstream.post(path.removeprefix("/v1"), content=body, headers=headers)
+        gone = asyncio.Event()
+        asyncio.get_running_loop().add_reader(client, gone.set)
+        async with httpx.AsyncClient(base_url=self._base_url, timeout=SECONDS, trust_env=False) as upstream:
+            asking = asyncio.create_task(upstream.post(path.removeprefix("/v1"), content=body, headers=headers))
+            leaving = asyncio.create_task(gone.wait())
+            await asyncio.wait([asking, leaving], return_when=asyncio.FIRST_COMPLETED)
+            for task in (asking, leaving):
+                task.cancel()
+            await asyncio.wait([asking, leaving])
+        if asking.cancelled():
+            raise ConnectionAbortedError("the client has left")
+        reply = asking.result()
         if reply.status_code == 200:
             self._passed.append(Passed(json.loads(body), reply.json()))
         return reply.status_code, reply.content
@@ -70,7 +84,12 @@ def recording(base_url: str) -> Iterator[Recorder]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
-            status, content = recorder.relay(self.path, body, self.headers.get("authorization", ""))
+            try:
+                key = self.headers.get("authorization", "")
+                status, content = asyncio.run(recorder.relay(self.path, body, key, self.connection))
+            except ConnectionAbortedError:
+                self.close_connection = True
+                return
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(content)))
