@@ -139,6 +139,24 @@ def test_a_reader_that_leaves_is_no_error_of_ours() -> None:
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_a_closed_stream_is_no_error_of_ours(closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, closed, None)
+    code = main(["check", "policies" if closed != "stderr" else "nowhere"])
+    getattr(sys, closed).close()
+    assert code == (0 if closed != "stderr" else 2)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_a_full_disk_below_the_output_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["check", "--schema"]) == 1
+    assert capsys.readouterr().err == "offload-proxy: No space left on device\n"
+
+
 def test_check_says_what_policies_mean() -> None:
     done = run("check", "policies/examples", ACME_CLIENT_KEY="sk-a", ACME_OPENAI_KEY="sk-b", AZURE_RESOURCE="contoso",
                AZURE_OPENAI_API_KEY="sk-c", LOCAL_CLIENT_KEY="sk-d")  # fmt: skip

@@ -56,6 +56,7 @@ With OFFLOAD_ADMIN_TOKEN, callers on other machines can see /metrics and /_offlo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    _open_streams()
     chosen = parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and models have characters that not every locale has
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -69,13 +70,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes standard output again at exit, which would fail on the broken pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return BROKEN_PIPE
+    except OSError as error:  # such as a full disk below standard output
+        _discard_output()
+        return _complain(": ".join(filter(None, (error.filename, error.strerror))) or repr(error), FAILED)
     return code
 
 
-def _complain(error: Exception, code: int) -> int:
+def _open_streams() -> None:
+    """Open those of the three standard streams that the caller has closed, so that writing to them does no harm."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Send to nowhere what Python will still flush to standard output at exit, which would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _complain(error: Exception | str, code: int) -> int:
     text = "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in str(error))
     sys.stderr.write(f"offload-proxy: {text}\n")
     return code
