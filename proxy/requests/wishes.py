@@ -25,5 +25,7 @@ def observes(client: Exchange, policy: Policy) -> bool:
 
 
 def _wishes(client: Exchange) -> Collection[bytes]:
-    """Return what the client says in its header `x-offload`."""
-    return {value.strip().lower() for value in client.headers.get_all(b"x-offload")} if client.has_wish else ()
+    """Return what the client says in its header `x-offload`. Proxies may join several of them into a list."""
+    if not client.has_wish:
+        return ()
+    return {wish.strip().lower() for wish in b",".join(client.headers.get_all(b"x-offload")).split(b",")}

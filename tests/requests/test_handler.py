@@ -307,10 +307,11 @@ async def test_unplanned_request_goes_as_it_came_and_says_why(
     ("headers", "body", "reason"),
     [
         ([(b"x-offload", b" OFF ")], LONG, "header"),
+        ([(b"x-offload", b"observe, off")], LONG, "header"),
         ([(b"content-encoding", b"rot13")], LONG, "encoding"),
         ([(b"content-encoding", b"gzip")], gzip.compress(b" " * (9 << 20)), "encoding"),
     ],
-    ids=["client asks for it", "unknown encoding", "too large once it is decoded"],
+    ids=["client asks for it", "a proxy joined two headers", "unknown encoding", "too large once it is decoded"],
 )
 async def test_header_that_keeps_a_request_as_it_came(world: World, headers: Headers, body: bytes, reason: str) -> None:
     _, outcome = await world.ask(body, ScriptedReply(HELLO), headers=[(b"transfer-encoding", b"chunked"), *headers])
