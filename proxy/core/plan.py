@@ -185,6 +185,8 @@ class Room(msgspec.Struct, frozen=True):
     """The part of `aside` that is kept free for the reply."""
     preamble: int = 0
     """Tokens of text that precedes the history and is no part of it. It counts like leading system messages."""
+    marks: bool = True
+    """Whether upstream's cache needs no breakpoints, or the client leaves room for two of ours."""
 
     def holds(self, live: int) -> bool:
         return self.window is None or self.left(live) >= 0

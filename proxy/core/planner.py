@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 import msgspec
 
-from proxy.core.context import Messages, OldHistory
+from proxy.core.breakpoints import CacheEntries
+from proxy.core.context import Gain, Messages, OldHistory
 from proxy.core.plan import Cause, Item, Move, OffloadEvent, Plan, Role, Room, SummaryBoundary
 from proxy.core.policy import Mode, Offload
 from proxy.core.rental import Account, SkiRental
@@ -47,6 +48,7 @@ class Fold:
         self.account = Account(offload)
         self._old = OldHistory(offload)
         self._rental = SkiRental(offload)
+        self._entries = None if room.marks else CacheEntries()
         self._answered = deque([0] * offload.min_views, maxlen=offload.min_views)  # by the latest requests
         self._client = 0  # tokens of the messages as the client sent them, without leading system messages
         self._offering = False  # whether earlier requests had our tools
@@ -71,6 +73,8 @@ class Fold:
         self.messages.append(item, item.first_preview if first_sight else item.tokens)
         if len(self.messages.items) > self.messages.leading:
             self._client += item.tokens
+            if self._entries is not None:
+                self._entries.add(item)
 
     def plan(self) -> Plan:
         """The plan for a request that ends here. The fold itself can continue."""
@@ -86,6 +90,7 @@ class Fold:
         other.messages, other._old = self.messages.copy(), self._old.copy()
         other._rental, other.account = copy.copy(self._rental), copy.copy(self.account)
         other._answered = self._answered.copy()
+        other._entries = None if self._entries is None else self._entries.copy()
         other._moves, other._boundaries, other._events = (
             self._moves.copy(),
             self._boundaries.copy(),
@@ -129,6 +134,8 @@ class Fold:
         bill = self._cost(total, self.account.live) if self._bill is None else self._bill
         self.account.settle(bill, total, self._client)
         self._offering = self._offering or bool(self._moves or self._boundaries)
+        if self._entries is not None:
+            self._entries.enter(len(self.messages.items), total)
 
     def _begin_request(self) -> None:
         self._waited += 1
@@ -162,11 +169,13 @@ class Fold:
         elif self._old.offloadable > self._offload.max_total_tokens:
             self._consider_total()
 
-    def _affords(self, freed: int, kept: int) -> bool:
-        """Whether moving results that frees and keeps so many tokens leaves our sum within `max_loss`."""
+    def _affords(self, freed: int, first: Gain) -> bool:
+        """Whether moving the results from `first` on, which frees so many tokens, leaves our sum within `max_loss`."""
         loss = self._offload.max_loss
         return loss is None or self.account.allows(
-            self._cost(self.messages.total - freed, kept, event=True), self._client, loss
+            self._cost(self.messages.total - freed, self._kept(first.index, first.before), event=True),
+            self._client,
+            loss,
         )
 
     def _consider_total(self) -> None:
@@ -182,8 +191,8 @@ class Fold:
         ):
             self._event(self._old.take_gains(), 0, Cause.TOTAL, boundary=True)
         elif self._old.offloadable > self._offload.hard_total():
-            kept = 0 if boundary else self._old.gain_from
-            self._event(self._old.take_gains(), kept, Cause.HARD, boundary=boundary)
+            before = 0 if boundary else self._old.gain_from
+            self._event(self._old.take_gains(), before, Cause.HARD, boundary=boundary)
 
     def _wants_summary(self) -> bool:
         """Whether compaction alone leaves too much."""
@@ -195,6 +204,10 @@ class Fold:
         ratio = (self.messages.total - self._old.gain) / self.messages.total
         return left > self._offload.max_total_tokens and ratio > self._offload.compact_ratio_threshold
 
+    def _kept(self, index: int, before: int) -> int:
+        """The live tokens that upstream reads from its cache if message `index`, behind `before` of them, changes."""
+        return before if self._entries is None else self._entries.before(index)
+
     def _rewritten(self, left: int, kept: int) -> int:
         """The tokens that an event writes anew which leaves so many, the first `kept` of them as they were.
 
@@ -204,12 +217,13 @@ class Fold:
             return left + self._tool_definition_tokens + _coarse(self.messages.leading_tokens)
         return max(left - kept, 0)
 
-    def _price_of_moving(self, freed: int, kept: int) -> float:
-        """The price of moving results that frees so many tokens. Freed tokens are not written again.
+    def _price_of_moving(self, freed: int, first: Gain) -> float:
+        """The price of moving the results from `first` on, which frees so many tokens. These are not written again.
 
         What is new would have to be written in any case, and counts all the same: caches with breakpoints often lose
         more than what follows the change. Without it, the worst recorded run is at 1.29 there instead of 1.13.
         """
+        kept = self._kept(first.index, first.before)
         return self._rental.price(self._rewritten(self.messages.total - freed, kept), summarised=None)
 
     def _cost(self, live: int, kept: int, summarised: int | None = None, event: bool = False) -> float:
@@ -236,7 +250,8 @@ class Fold:
         self._fitted = unseen
         boundary = not self._holds(self.messages.total - freed) and self._summary_helps(freed)
         if moved or boundary:
-            self._event(moved, 0, Cause.WINDOW, boundary=boundary)
+            before = 0 if boundary else self.messages.total - sum(self.messages.live[moved[0] :])
+            self._event(moved, before, Cause.WINDOW, boundary=boundary)
 
     def _summary_helps(self, freed: int) -> bool:
         """Whether a summary makes the request fit, or at least saves as much as an event must.
@@ -249,14 +264,15 @@ class Fold:
         return self._compressible - freed >= (1 if fits else self._enough)
 
     def _event(
-        self, moved: Iterable[int], kept: int, cause: Cause, *, boundary: bool = False, paid: float = 0.0
+        self, moved: Sequence[int], before: int, cause: Cause, *, boundary: bool = False, paid: float = 0.0
     ) -> None:
         """Rewrite the context here: `moved` become references and, with `boundary`, old history becomes a snapshot.
 
-        The first `kept` tokens behind the leading messages stay as they are. `paid` is what carrying has cost so far.
+        The first `before` tokens behind the leading messages stay as they are. `paid` is what carrying has cost so far.
         """
         messages, ahead = self.messages, self._rewritten(0, 0)
-        before, old = messages.total, messages.total if cause is Cause.WINDOW else self._old.offloadable
+        kept = 0 if boundary else self._kept(min(moved), before)
+        total, old = messages.total, messages.total if cause is Cause.WINDOW else self._old.offloadable
         event = OffloadEvent(len(messages.items), messages.turn, messages.unanswered, cause, old, round(paid))
         self._events.append(event)
         self._waited = 0
@@ -269,7 +285,9 @@ class Fold:
             self._summarise()
         rewritten = ahead + max(messages.total - (0 if ahead else kept), 0)
         self._events[-1] = msgspec.structs.replace(event, rewritten=rewritten)
-        self._bill = self._cost(messages.total, kept, summarised=before if boundary else None)
+        self._bill = self._cost(messages.total, kept, summarised=total if boundary else None)
+        if self._entries is not None:
+            self._entries.cut(0 if boundary or ahead else min(moved))
 
     def _summarise(self) -> None:
         """Replace all old history, an earlier snapshot included, by one snapshot; leading messages and pins stay."""
@@ -316,12 +334,12 @@ class FirstFold(Fold):
         if (self._compressible if boundary else self._old.gain) < self._enough:
             return
         urgent = self._old.offloadable > 2 * self._offload.max_total_tokens
-        kept, total = 0 if boundary else self._old.gain_from, self.messages.total
+        before, total = 0 if boundary else self._old.gain_from, self.messages.total
         left = total - (self._compressible if boundary else self._old.gain)
-        price = self._rental.price(self._rewritten(left, kept), summarised=total if boundary else None)
+        price = self._rental.price(self._rewritten(left, before), summarised=total if boundary else None)
         if urgent or self._rental.paid >= price:
             cause = Cause.HARD if urgent else Cause.TOTAL
-            self._event(self._old.take_gains(), kept, cause, boundary=boundary, paid=self._rental.paid)
+            self._event(self._old.take_gains(), before, cause, boundary=boundary, paid=self._rental.paid)
 
 
 def fold(items: Iterable[Item], offload: Offload, room: Room, tool_definition_tokens: int = 0) -> Plan:

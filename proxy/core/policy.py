@@ -180,7 +180,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_loss: Annotated[
         Annotated[float, Meta(ge=0, le=10)] | None,
         Meta(
-            description="plan 2: the share of the cost without a proxy, counted as 50,000 tokens at least, by which "
+            description="plan 2: the share of the cost without a proxy, counted as 25,000 tokens at least, by which "
             "moving results may exceed it for a while; null: as much as they have cost"
         ),
     ] = 0.05
@@ -190,7 +190,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             description="plan 2: old history above which offloading need not pay, in tokens; null: twice "
             "`max_total_tokens`, also where the policy sets only that"
         ),
-    ] = 50_000
+    ] = 100_000
     early_total_tokens: Annotated[
         Tokens | None,
         Meta(

@@ -24,7 +24,7 @@ from proxy.core.refusals import Addition
 from proxy.core.request import Request
 from proxy.core.retrieval import tools
 from proxy.core.turn import HiddenRound
-from proxy.dialects import Dialect, Entry, render
+from proxy.dialects import Dialect, Entry, cache_marks, render
 from proxy.dialects.files import EntryTexts, Files, moved_files
 from proxy.dialects.render import ActiveSnapshot
 from proxy.dialects.turn import Turn
@@ -202,7 +202,8 @@ async def plan(
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
     before = 0 if asked.preamble is rawjson.NULL else await reader.tool_tokens(asked.preamble, asked.model, caller)
     reply = policy.upstream.reply_room(window)
-    room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
+    marks = policy.offload.cache_write <= cache_marks.FREE or not cache_marks.crowded(asked)
+    room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before, marks)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
     past = await reader.past(dialect, asked.entries, terms, caller)

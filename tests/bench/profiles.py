@@ -21,7 +21,7 @@ from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from tests import written
 from tests.bench.caches import BREAKPOINTS, THIRD_MARK
 from tests.bench.outcomes import Bench, Figures, percentile
-from tests.bench.replay import Recorded, Strategy, proxied
+from tests.bench.replay import Proxied, Recorded, Strategy
 
 SHOWN = ("128 x 0.5", "128 x 0.25", "128 x 0.1", BREAKPOINTS, THIRD_MARK)
 READ_BACK = (0.05, 0.15, 0.3)
@@ -33,9 +33,11 @@ class Chosen(msgspec.Struct, frozen=True):
 
     offload: Offload
     inject: Inject = Inject.AGENTS
+    marks: bool = True
+    """Whether the client leaves room for the proxy's own cache breakpoints."""
 
     def strategy(self, reading: float = 0.0) -> Strategy:
-        return proxied(self.offload, self.inject, reading=reading)
+        return Proxied(self.offload, self.inject, reading=reading, marks=self.marks)
 
 
 def chosen(**keys: Any) -> Chosen:
@@ -50,6 +52,7 @@ PROFILES: dict[str, Chosen] = {
 PLANS: dict[str, Chosen] = {
     "proxy: plan 1": chosen(plan=1),
     **PROFILES,
+    "balanced, no room for marks": msgspec.structs.replace(PROFILES["proxy: balanced (default)"], marks=False),
     "balanced, tools later": msgspec.structs.replace(
         PROFILES["proxy: balanced (default)"], inject=Inject.WHEN_OFFLOADING
     ),
@@ -147,7 +150,7 @@ def _figures(bench: Bench, rows: Sequence[Figures], plan: Chosen) -> dict[str, A
 
 def _causes(run: Recorded, plan: Chosen) -> list[Cause]:
     at_once = plan.inject is Inject.AGENTS and run.tools
-    state = begun(plan.offload, Room(), 0 if at_once else OUR_TOOLS_TOKENS)
+    state = begun(plan.offload, Room(marks=plan.marks), 0 if at_once else OUR_TOOLS_TOKENS)
     for item in run.items[: run.points[-1]]:
         state.add(item)
     return [event.cause for event in state.plan().events]

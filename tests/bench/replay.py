@@ -136,19 +136,20 @@ def plainly(run: Recorded) -> Iterator[Call]:
         yield Call(prompt(run, whole(run, range(point))))
 
 
-def proxied(offload: Offload, inject: Inject = Inject.AGENTS, *, reading: float = 0.0, late: int = 1) -> Strategy:
-    """The proxy's strategy. A snapshot that nobody waits for exists `late` requests after the one that wanted it.
+class Proxied(msgspec.Struct, frozen=True):
+    """The proxy's strategy."""
 
-    `reading`: the chance that the model reads a moved result back, once; it reads one in a request.
-    """
+    offload: Offload
+    inject: Inject = Inject.AGENTS
+    reading: float = 0.0
+    """The chance that the model reads a moved result back, once; it reads one in a request."""
+    late: int = 1
+    """A snapshot that nobody waits for exists so many requests after the one that wanted it."""
+    marks: bool = True
+    """See `Room.marks`."""
 
-    def calls(run: Recorded) -> Iterator[Call]:
-        chosen = inject
-        if inject is Inject.AGENTS:
-            chosen = Inject.ALWAYS if run.tools else Inject.WHEN_OFFLOADING
-        return _Proxied(run, offload, chosen, reading, late).calls()
-
-    return calls
+    def __call__(self, run: Recorded) -> Iterator[Call]:
+        return _Replay(run, self).calls()
 
 
 def cost(calls: Iterable[Call], model: Model) -> float:
@@ -191,15 +192,16 @@ def _mark(run: Recorded, segments: Sequence[Segment], end: int) -> int | None:
     return None
 
 
-class _Proxied:
+class _Replay:
     """The proxy's calls for one run."""
 
-    def __init__(self, run: Recorded, offload: Offload, inject: Inject, reading: float, late: int) -> None:
+    def __init__(self, run: Recorded, strategy: Proxied) -> None:
         self._run = run
-        self._offload = offload
-        self._inject = inject
-        self._reading = reading
-        self._late = 0 if offload.compress.wait is Wait.ALWAYS else late
+        self._offload = strategy.offload
+        self._at_once = strategy.inject is Inject.ALWAYS or (strategy.inject is Inject.AGENTS and run.tools > 0)
+        self._reading = strategy.reading
+        self._room = Room(marks=strategy.marks)
+        self._late = 0 if strategy.offload.compress.wait is Wait.ALWAYS else strategy.late
         self._shown: SummaryBoundary | None = None
         self._made: tuple[int, SummaryBoundary] | None = (
             None  # the summary under way, and the request that will have it
@@ -208,7 +210,7 @@ class _Proxied:
         self._read: set[int] = set()
 
     def calls(self) -> Iterator[Call]:
-        state = begun(self._offload, Room(), OUR_TOOLS_TOKENS if self._inject is Inject.WHEN_OFFLOADING else 0)
+        state = begun(self._offload, self._room, 0 if self._at_once else OUR_TOOLS_TOKENS)
         for number, point in enumerate(self._run.points):
             for item in self._run.items[self._run.points[number - 1] if number else 0 : point]:
                 state.add(item)
@@ -250,7 +252,7 @@ class _Proxied:
 
     def _sent(self, plan: Plan, end: int, after: Iterable[Segment] = ()) -> Prompt:
         """The messages before `end` as the upstream gets them, under the plan and the current snapshot."""
-        ours = not plan.empty or self._inject is Inject.ALWAYS
+        ours = self._at_once or not plan.empty
         tools = [("our tools", OUR_TOOLS_TOKENS, 1)] if ours else []
         return prompt(self._run, [*self._messages(plan, end), *after], *tools, moved=_moved(plan))
 

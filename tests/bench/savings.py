@@ -34,7 +34,7 @@ from tests import written
 from tests.bench import as_data, chart, profiles
 from tests.bench.caches import BREAKPOINTS, MODELS
 from tests.bench.outcomes import Bench, Figures, percentile
-from tests.bench.replay import Kind, Recorded, Strategy, plainly, proxied, recorded
+from tests.bench.replay import Kind, Proxied, Recorded, Strategy, plainly, recorded
 from tests.bench.strategies import COMPETITORS, awecompress, headroom, missing, redeciding, window
 from tests.transcripts import FOLDER, Run, absence, load
 
@@ -43,11 +43,11 @@ PLAN_1 = "proxy: plan 1"
 STRATEGIES: dict[str, Strategy] = {
     "no proxy": plainly,
     **{name: plan.strategy() for name, plan in (profiles.PROFILES | {PLAN_1: profiles.PLANS[PLAN_1]}).items()},
-    "proxy: auto, wait: always": proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
-    "proxy: auto, 3 later": proxied(Offload(), late=4),
-    "proxy: for free reads": proxied(Offload(cached_read=0.0, cache_write=1.0)),
-    "proxy: compact": proxied(written.offload(mode=Mode.COMPACT)),
-    "proxy: compress": proxied(written.offload(mode=Mode.COMPRESS)),
+    "proxy: auto, wait: always": Proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
+    "proxy: auto, 3 later": Proxied(Offload(), late=4),
+    "proxy: for free reads": Proxied(Offload(cached_read=0.0, cache_write=1.0)),
+    "proxy: compact": Proxied(written.offload(mode=Mode.COMPACT)),
+    "proxy: compress": Proxied(written.offload(mode=Mode.COMPRESS)),
     "last 5 results": window(5),
     "last 10 results": window(10),
     "decided at every request": redeciding(Offload(max_total_tokens=20_000, max_tool_message_tokens=2_000)),
@@ -128,7 +128,7 @@ def swept(bench: Bench) -> Sweep:
         for total in MAX_TOTAL
         for keep in KEEP
     }
-    return {key: bench.figures(proxied(policy), SWEPT) for key, policy in policies.items()}
+    return {key: bench.figures(Proxied(policy), SWEPT) for key, policy in policies.items()}
 
 
 def sweep_table(bench: Bench, sweep: Sweep) -> str:
@@ -188,7 +188,7 @@ def report(
     for name, competitor in (LIBRARIES if competitors else {}).items():
         with competitor(Tokens()) as strategy:
             found[name] = bench.figures(strategy)
-    reading = bench.figures(proxied(Offload(), reading=True))
+    reading = bench.figures(Proxied(Offload(), reading=True))
     ours, sweep = found[OURS], swept(bench)
     tables = [
         f"{len(runs)} runs, {sum(len(run.points) for run in runs):,} requests",

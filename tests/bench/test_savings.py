@@ -27,12 +27,12 @@ from tests.bench.replay import (
     TASK,
     Call,
     Kind,
+    Proxied,
     Recorded,
     Strategy,
     breaks,
     cost,
     plainly,
-    proxied,
 )
 from tests.bench.strategies import PLACEHOLDER, awecompress, headroom, missing, redeciding, window
 from tests.transcripts import load, needed
@@ -156,11 +156,11 @@ def test_without_a_proxy_every_request_is_sent_whole() -> None:
 
 
 def test_compaction_adds_our_tools() -> None:
-    strategy = proxied(offload(Mode.COMPACT))
+    strategy = Proxied(offload(Mode.COMPACT))
     moved = 1570 - 1500 + BRIEF + OUR_TOOLS_TOKENS
     assert sent(strategy, run(STEPS)) == [(20, "client"), (1530, "client"), (moved, "client")]
     assert breaks(strategy(run(STEPS))) == 1
-    always = proxied(offload(Mode.COMPACT), Inject.ALWAYS)
+    always = Proxied(offload(Mode.COMPACT), Inject.ALWAYS)
     assert sent(always, run(STEPS))[0] == (20 + OUR_TOOLS_TOKENS, "client")
 
 
@@ -181,7 +181,7 @@ BEGUN = [(20, "client"), (2030, "client"), SUMMARISED]
 )
 def test_an_event_waits_for_its_snapshot(late: int, expected: list[tuple[int, str]], broken: int) -> None:
     wait = Wait.NEVER if late else Wait.ALWAYS
-    strategy = proxied(offload(Mode.COMPRESS, compress=Compress(snapshot_tokens=100, wait=wait)), late=late)
+    strategy = Proxied(offload(Mode.COMPRESS, compress=Compress(snapshot_tokens=100, wait=wait)), late=late)
     assert sent(strategy, run(WORDY)) == expected
     assert breaks(strategy(run(WORDY))) == broken
     assert [call.output for call in strategy(run(WORDY)) if call.kind is Kind.SUMMARY] == [SUMMARY_OUTPUT]
@@ -189,7 +189,7 @@ def test_an_event_waits_for_its_snapshot(late: int, expected: list[tuple[int, st
 
 def test_a_result_is_read_back_in_pages_that_stay_in_the_context() -> None:
     steps = "s:10 u:10 a:10 t:7000 a:10 t:30 a:10 t:30 a:10"
-    strategy = proxied(offload(Mode.COMPACT), reading=True)
+    strategy = Proxied(offload(Mode.COMPACT), reading=True)
     moved = 70 + BRIEF + OUR_TOOLS_TOKENS
     first, second = READ_CALL + 6000, READ_CALL + 1000
     assert sent(strategy, run(steps)) == [
@@ -206,7 +206,7 @@ def test_a_result_is_read_back_in_pages_that_stay_in_the_context() -> None:
 
 def test_a_large_answer_leaves_after_the_request_that_follows_its_reply() -> None:
     steps = "s:10 u:10 a:10 t:5000 a:10 t:30 a:10 t:30 a:10 t:30 a:10"
-    strategy = proxied(offload(Mode.COMPACT, max_total_tokens=10**6, early_total_tokens=0), reading=1.0)
+    strategy = Proxied(offload(Mode.COMPACT, max_total_tokens=10**6, early_total_tokens=0), reading=1.0)
     sizes = [tokens for tokens, kind in sent(strategy, run(steps)) if kind == "client"]
     assert sizes[3] - sizes[2] == READ_CALL + 5000 + 40
     assert sizes[4] - sizes[3] == SHRUNK - 5000 + 40
@@ -216,12 +216,12 @@ def test_a_large_answer_leaves_after_the_request_that_follows_its_reply() -> Non
 @pytest.mark.parametrize(("chance", "least", "most"), [(0.0, 0, 0), (0.3, 15, 45), (1.0, 100, 100)])
 def test_moved_results_are_read_back_at_the_given_chance(chance: float, least: int, most: int) -> None:
     long = run("s:10 u:10 " + "a:10 t:1500 " * 101 + "a:10")
-    calls = list(proxied(offload(Mode.COMPACT), reading=chance)(long))
+    calls = list(Proxied(offload(Mode.COMPACT), reading=chance)(long))
     assert least <= sum(call.kind is Kind.ROUND for call in calls) <= most
 
 
 def test_our_own_breakpoints_are_before_and_behind_what_the_newest_event_moved() -> None:
-    calls = list(proxied(offload(Mode.COMPACT))(run("s:10 u:10 a:10 t:30 a:10 t:1500 a:10 t:30 a:10 t:30 a:10")))
+    calls = list(Proxied(offload(Mode.COMPACT))(run("s:10 u:10 a:10 t:30 a:10 t:1500 a:10 t:30 a:10 t:30 a:10")))
     marked = [[call.prompt.segments[place][0] for place in sorted(call.prompt.marks)] for call in calls]
     assert marked == [[], [], [], [(3, None), (5, True)], [(3, None), (5, True)]]
     cache = PRICED[THIRD_MARK].cold()
@@ -268,7 +268,7 @@ def test_shares_and_percentiles() -> None:
 
 
 def test_figures_of_a_run() -> None:
-    found = figures(list(proxied(offload(Mode.COMPRESS))(run(WORDY))))
+    found = figures(list(Proxied(offload(Mode.COMPRESS))(run(WORDY))))
     assert (found.summaries, found.breaks) == (1, 1)
     assert found.costs[NO_CACHE] == found.sent + OUTPUT_PRICE * SUMMARY_OUTPUT
     assert found.last == SHOWN + 110

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxy.core import rental
+from proxy.core.breakpoints import BLOCKS, LOOKBACK
 from proxy.core.context import Gain
 from proxy.core.plan import Cause, Item, Plan, Role, Room, live
 from proxy.core.planner import begun, fold, folded, least_planned
 from proxy.core.policy import Mode, Offload
 from proxy.core.rental import LEAST_COST, SkiRental
+from tests.bench.caches import Breakpoints, Prompt
 from tests.core.test_planner import histories, history, offloads, policy
 
 
@@ -50,6 +53,10 @@ def segments(items: list[Item], plan: Plan) -> list[tuple[int, int]]:
         if not boundary or index >= boundary.end or index in boundary.pins:
             sent.append((index, live(one, plan.moves.get(index))))
     return sent
+
+
+def blocks(items: Iterable[Item]) -> int:
+    return sum(BLOCKS.get(one.role, 1) for one in items)
 
 
 # -- the newest results -----------------------------------------------------------------------------------------------
@@ -127,7 +134,9 @@ def test_fewer_results_move_where_moving_more_would_lose_too_much() -> None:
     results = [Gain(index=2, before=100, freed=5000, since=0), Gain(index=4, before=9000, freed=3000, since=5)]
 
     def newest(least: int) -> Gain | None:
-        return SkiRental(rules()).worth_moving(results, 10, lambda freed, kept: 0.0, lambda freed, kept: kept > least)
+        return SkiRental(rules()).worth_moving(
+            results, 10, lambda freed, first: 0.0, lambda freed, first: first.before > least
+        )
 
     found = [newest(least) for least in (0, 5000, 10_000)]
     assert [first and first.index for first in found] == [2, 4, None]
@@ -157,12 +166,14 @@ paying = st.builds(
 )
 
 
-@given(histories(), paying, st.sampled_from([0, 400]), st.sampled_from([0, 1000, LEAST_COST]))
-def test_the_account_never_exceeds_its_limit(items: list[Item], offload: Offload, tools: int, least: int) -> None:
+@given(histories(), paying, st.sampled_from([0, 400]), st.sampled_from([0, 1000, LEAST_COST]), st.booleans())
+def test_the_account_never_exceeds_its_limit(
+    items: list[Item], offload: Offload, tools: int, least: int, marks: bool
+) -> None:
     """After each event that must pay, our sum is within no proxy's, or within `max_loss` of it."""
     for point in points(items):
         with patch.object(rental, "LEAST_COST", least):
-            state = folded(items[: point + 1], offload, Room(), tools)
+            state = folded(items[: point + 1], offload, Room(marks=marks), tools)
         latest = state.plan().events[-1:]
         if latest and latest[0].point == point:
             own, plain = state.account.own, state.account.plain
@@ -173,16 +184,19 @@ def test_the_account_never_exceeds_its_limit(items: list[Item], offload: Offload
                 assert own <= most + 1e-6
 
 
-@given(histories(), paying)
-def test_the_account_is_what_a_cache_of_prefixes_charges(items: list[Item], offload: Offload) -> None:
+@given(histories(), paying, st.sampled_from([None, 500, 3000]))
+def test_the_account_is_what_a_cache_of_prefixes_charges(
+    items: list[Item], offload: Offload, window: int | None
+) -> None:
     """Without summaries, whose calls cost extra."""
+    room = Room(window)
     offload = rules(mode=Mode.COMPACT, min_views=offload.min_views, max_total_tokens=offload.max_total_tokens)
     leads = next((index for index, one in enumerate(items) if one.role is not Role.SYSTEM), len(items))
     own = plain = 0.0
     earlier: list[tuple[int, int]] = []
     for point in points(items):
         before = items[:point]
-        sent = segments(before, fold(before, offload, Room()))[leads:]
+        sent = segments(before, fold(before, offload, room))[leads:]
         same = next(
             (at for at, pair in enumerate(zip(sent, earlier, strict=False)) if pair[0] != pair[1]), len(earlier)
         )
@@ -190,17 +204,48 @@ def test_the_account_is_what_a_cache_of_prefixes_charges(items: list[Item], offl
         own += 0.1 * kept + 1.25 * (sum(size for _, size in sent) - kept)
         plain += 0.1 * known + 1.25 * (sum(one.tokens for one in before[leads:]) - known)
         earlier = sent
-    state = folded(items, offload, Room())
+    state = folded(items, offload, room)
     assert state.account.own == pytest.approx(own)
     assert state.account.plain == pytest.approx(plain)
 
 
 @given(histories(), paying)
-def test_requests_only_grow_between_two_events(items: list[Item], offload: Offload) -> None:
+def test_without_room_for_marks_it_is_what_a_cache_with_breakpoints_charges(
+    items: list[Item], offload: Offload
+) -> None:
+    """The client's breakpoints are behind the system prompt and at the end, and no step has too many blocks."""
+    asked = list(points(items))
+    assume(all(blocks(items[before:point]) < LOOKBACK for before, point in pairwise([0, *asked])))
+    offload = rules(mode=Mode.COMPACT, min_views=offload.min_views, max_total_tokens=offload.max_total_tokens)
+    leads = next((index for index, one in enumerate(items) if one.role is not Role.SYSTEM), len(items))
+    cache, own = Breakpoints(0.1, 1.25, LOOKBACK, least=0).cold(), 0.0
+    for point in asked:
+        sent = segments(items[:point], fold(items[:point], offload, Room(marks=False)))[leads:]
+        counted = [((index, size), size, blocks([items[index]])) for index, size in sent]
+        own += cache.charge(Prompt([("system", 0, 1), *counted]))
+    assert folded(items, offload, Room(marks=False)).account.own == pytest.approx(own)
+
+
+@pytest.mark.parametrize(("views", "kept", "kept_without"), [(2, 20_010, 20_000), (12, 20_010, None)])
+def test_without_room_for_marks_upstream_finds_only_what_ended_a_little_earlier(
+    views: int, kept: int, kept_without: int | None
+) -> None:
+    """The request before the result's own ended in front of its call. After a few replies it is too far back."""
+    items, offload = history("u:20000 a t:5000 a:10" + " u:5 a:10" * 12), rules(max_loss=None, min_views=views)
+    for marks, expected in ((True, kept), (False, kept_without)):
+        events = fold(items, offload, Room(marks=marks)).events
+        sent = [folded(items[: event.point], offload, Room()).plan().live for event in events]
+        assert [live - event.rewritten for live, event in zip(sent, events, strict=True)] == [expected] * (
+            expected is not None
+        )
+
+
+@given(histories(), paying, st.booleans())
+def test_requests_only_grow_between_two_events(items: list[Item], offload: Offload, marks: bool) -> None:
     """O4, in sizes."""
     earlier, events = [], 0
     for point in points(items):
-        plan = fold(items[:point], offload, Room())
+        plan = fold(items[:point], offload, Room(marks=marks))
         sent = segments(items[:point], plan)
         if len(plan.events) == events:
             assert sent[: len(earlier)] == earlier
@@ -230,14 +275,14 @@ def test_the_newest_reply_keeps_its_answers_and_older_ones_shrink() -> None:
     assert fold(items, policy(plan=1), Room()).used == 0, "under plan 1 they stay"
 
 
-@given(histories(), paying)
-def test_folding_on_from_a_copy_changes_nothing(items: list[Item], offload: Offload) -> None:
-    state = begun(offload, Room())
+@given(histories(), paying, st.booleans())
+def test_folding_on_from_a_copy_changes_nothing(items: list[Item], offload: Offload, marks: bool) -> None:
+    state = begun(offload, Room(marks=marks))
     for one in items:
         state.plan()
         state = state.copy()
         state.add(one)
-    whole = folded(items, offload, Room())
+    whole = folded(items, offload, Room(marks=marks))
     assert (state.plan(), state.account.own, state.account.plain) == (
         whole.plan(),
         whole.account.own,

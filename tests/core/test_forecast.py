@@ -12,7 +12,7 @@ from proxy.core.policy import Compress, Inject, Mode, Offload, Policy, Tools, Wa
 from proxy.core.rental import SkiRental
 from tests import written
 from tests.bench.caches import Prefix
-from tests.bench.replay import Recorded, cost, plainly, proxied
+from tests.bench.replay import Proxied, Recorded, cost, plainly
 
 HEAD, OURS = 700, 400
 COMPACT = written.offload(mode=Mode.COMPACT, max_total_tokens=4_000, min_saved_tokens=1_000, cache_write=1.0)
@@ -57,7 +57,7 @@ def test_a_session_costs_what_a_cache_of_prefixes_charges(read: float, inject: I
     before, after = totals(Policy(offload=offload, tools=Tools(inject=inject)))
     cache = Prefix(1, 1, read)
     assert before == pytest.approx(cost(plainly(RUN), cache), abs=len(POINTS))
-    assert after == pytest.approx(cost(proxied(offload, inject)(RUN), cache), abs=len(POINTS))
+    assert after == pytest.approx(cost(Proxied(offload, inject)(RUN), cache), abs=len(POINTS))
     assert (after < before) == (read > 0), "with free reads, moving can only cost: a loss is shown as one"
 
 

@@ -66,7 +66,7 @@ TABLE: dict[str, tuple[str, Offload, int | None, list[str]]] = {
     "window": (
         "u a t:900 a:10 t:900", rules(), 1500,
         ["Moved 1 result (900 tokens, 50 stay) because the history, 1,830 tokens, did not fit the context window of "
-         "1,500; 980 tokens are written anew."],
+         "1,500; 960 tokens are written anew."],
     ),
     "total, under plan 1": (
         "u a t:1500 a t:10 a" + " u a" * 30, rules(**FIRST), None,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.core.policy import Mode, Policy
-from proxy.dialects import Dialect
+from proxy.dialects import Dialect, cache_marks
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
@@ -170,3 +170,41 @@ def test_responses_has_no_marks() -> None:
     entry = b'{"type":"message","role":"user","content":"hi"}'
     request = RESPONSES.parse(b'{"model":"m","input":[%b],"cache_control":{"type":"ephemeral"}}' % entry)
     assert RESPONSES.marked(request, 0, entry) is entry
+
+
+# -- the plan knows whether there is room ------------------------------------------------------------------------------
+
+
+def tool(mark: bool) -> Json:
+    return {"name": "t", "input_schema": {}, **({"cache_control": MARK} if mark else {})}
+
+
+@pytest.mark.parametrize(("dialect", "body"), [(CHAT, chat), (MESSAGES, anthropic)])
+@pytest.mark.parametrize("steps", [2, 8, 300])
+async def test_three_marks_of_the_client_leave_no_room_for_two_of_ours(dialect: Dialect, body: Any, steps: int) -> None:
+    """They are on the system prompt and the end, on a tool, and on an earlier message."""
+    for tools, earlier, crowded in ((False, False, False), (True, False, True), (False, True, True)):
+        request = body([300] * steps) | {"tools": [tool(tools)]}
+        if earlier:
+            request["messages"][-3]["content"] = text("so", MARK)
+        asked = dialect.parse(json.dumps(request).encode())
+        assert cache_marks.crowded(asked) is crowded
+
+
+async def test_the_search_for_marks_ends_soon() -> None:
+    """Where there are none at either end, and in long requests, whose newest entry counts from its end."""
+    inner = chat([300] * 20, None, None)
+    for place in (-8, -10, -12):
+        inner["messages"][place]["content"] = text("so", MARK)
+    long = chat([300, cache_marks.MOST_READ * 2])
+    assert not cache_marks.crowded(CHAT.parse(json.dumps(inner).encode()))
+    assert not cache_marks.crowded(CHAT.parse(json.dumps(long).encode()))
+    assert cache_marks.crowded(CHAT.parse(json.dumps(long | {"tools": [tool(True)]}).encode()))
+
+
+@pytest.mark.parametrize(("write", "marks"), [(1.25, False), (1.0, True)])
+async def test_only_a_cache_that_charges_for_writing_needs_marks(write: float, marks: bool) -> None:
+    offload = written.offload(mode=Mode.COMPACT, cache_write=write)
+    asked = CHAT.parse(json.dumps(chat(SIZES) | {"tools": [tool(True)]}).encode())
+    planned = await prepare.plan(CHAT, asked, Policy(offload=offload), None, MessageCache(Counting()))
+    assert planned is not None and planned.room.marks is marks

@@ -267,11 +267,11 @@ def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[object, .
 @pytest.mark.parametrize(
     ("section", "hard", "early", "saved"),
     [
-        ("{}", 50_000, 0, 1_000),
+        ("{}", 100_000, 0, 1_000),
         ("{profile: careful}", 100_000, 0, 1_000),
         ("{profile: careful, mode: compress}", 40_000, 0, 1_000),
         ("{max_total_tokens: 30000}", 60_000, 30_000, 1_000),
-        ("{profile: frugal, min_saved_tokens: 20}", 50_000, 0, 20),
+        ("{profile: frugal, min_saved_tokens: 20}", 100_000, 0, 20),
         ("{max_total_tokens: 9, early_total_tokens: 3, hard_total_tokens: 5}", 5, 3, 1_000),
     ],
 )
