@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -43,6 +44,7 @@ def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
     beside = (_captures, _rows)
     kept = [*_records(entries), *(line for look in beside for line in look(settings, namespace, delete=False))]
     if not kept:
+        list(_rows(settings, namespace, delete=True))  # a proxy that runs may have rows that it has yet to write
         sys.stderr.write(f"nothing is kept of {namespace}\n")
         return 1
     if not sure and not _confirmed(namespace, kept):
@@ -82,7 +84,7 @@ def _rows(settings: Settings, namespace: str, *, delete: bool) -> Iterator[str]:
         with closing(Database(settings.dashboard, settings.dashboard_limit)) as database:
             count = database.count(namespace)
             if delete:
-                database.forget(namespace)
+                database.forget(namespace, time.time())
     except (DashboardFault, sqlite3.Error) as error:
         raise UserMistake(f"--dashboard {settings.dashboard}: {error}") from error
     if delete and (old := aside(settings.dashboard)).exists():

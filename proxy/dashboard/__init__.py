@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from proxy.dashboard.access import Access
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import NOTHING_SEEN, Seen, Unseen
-from proxy.dashboard.sessions import seen_soon
+from proxy.dashboard.sessions import Unseen, unseen
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
 from proxy.policies.tenants import identify, retention
@@ -70,7 +69,7 @@ class Dashboard:
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard-reader")
         self._reader: Reader | None = None
-        self._ended: dict[str, Seen | Unseen] = {}
+        self._ended: dict[str, Unseen] = {}
 
     # -- what requests call --
 
@@ -86,14 +85,17 @@ class Dashboard:
         tenant = attempt.parsed.tenant
         content = self._content and tenant.policy.dashboard.content
         try:
-            self._ended[request_id] = seen_soon(attempt, tenant.namespace, content=content)
+            held = unseen(attempt, tenant.namespace, content=content)
         except Exception:
             logger.exception("a bug, in describing a request for the dashboard")
+            return
+        if held is not None:
+            self._ended[request_id] = held
 
     def record(self, outcome: Outcome) -> None:
         """Queue a row for the request. Takes a few microseconds, and never fails."""
         if self._writer is not None:
-            self._writer.record(outcome, self._ended.pop(outcome.request_id, NOTHING_SEEN))
+            self._writer.record(outcome, self._ended.pop(outcome.request_id, None))
 
     # -- its life --
 
@@ -172,6 +174,7 @@ class Dashboard:
                 self._reader.close()
                 self._reader = None
             if self._reader is None:
+                self._writer.leave()
                 self._reader = Reader(self._path)
         except sqlite3.Error as error:
             raise DashboardFault(f"The dashboard's file cannot be read: {error}") from error

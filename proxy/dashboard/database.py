@@ -13,18 +13,18 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import sha256
 from itertools import chain, count
 from pathlib import Path
 
-from proxy.dashboard.file import create, moved
+from proxy.dashboard import statements
+from proxy.dashboard.file import create, drop, logs, moved
 from proxy.dashboard.rows import (
     DAY,
     HOUR,
-    HOURLY,
     KEYS,
     MOST,
     SCHEMA,
-    SUMS,
     Recorded,
     Sums,
     encoded,
@@ -55,42 +55,14 @@ it chooses the model's name and its own key."""
 COUNTED_AGAIN = 20
 """Batches after which the sums are counted again."""
 
+FORGETTING = 30 * 86_400.0
+"""Seconds after which no process has rows any more that were to be forgotten. None keeps rows for longer."""
+
 KNOWN = 10_000
 """Namespaces whose numbers are remembered."""
 
 DETAILED = 20_000
 """Requests, the newest, whose messages are listed."""
-
-AT_ONCE = 32
-"""Rows that one statement adds. SQLite allows at least 999 values."""
-
-_SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last", "first_id", "last_id")
-_COUNTED = ("requests", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
-
-
-def _inserting(table: str, columns: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-
-
-def _adding(table: str, keys: Sequence[str], sums: Sequence[str]) -> str:
-    """Return the statement that adds sums to those of the same keys."""
-    return f"""
-{_inserting(table, (*keys, *sums))}
-ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in sums)}
-"""
-
-
-_ADD = _inserting("requests", ("id", "time", "namespace", "session", "worker", "outcome", "sent"))
-_ADD_SEVERAL = f"{_ADD}{', (?, ?, ?, ?, ?, ?, ?)' * (AT_ONCE - 1)}"
-_ADD_DAY = _adding("days", ("day", "namespace", *KEYS), SUMS)
-_ADD_HOUR = _adding("hours", ("hour", "namespace"), HOURLY)
-_ADD_SESSION = f"""
-{_inserting("sessions", ("session", *_SESSION, *_COUNTED))}
-ON CONFLICT DO UPDATE SET last = max(last, excluded.last), last_id = excluded.last_id, holdout = excluded.holdout,
-{", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTED if not name.startswith("tokens"))},
-tokens_before = excluded.tokens_before, tokens_after = excluded.tokens_after
-"""
-"""A session shows the tokens of its newest request: those of all requests would count the same messages many times."""
 
 
 class OtherVersion(DashboardFault):
@@ -123,6 +95,7 @@ class Database:
         self._batches = 0
         self._known: dict[str, int] = {}
         self._version = -1
+        self._forgotten: dict[bytes, float] = {}
         create(path)
         self.gone = moved(path)
         """Whether the file has been removed or replaced, and rows would be lost with it."""
@@ -140,9 +113,17 @@ class Database:
         except DashboardFault:
             self.connection.close()
             raise
+        self._logs = logs(path)
 
     def close(self) -> None:
+        self.leave()
         self.connection.close()
+
+    def leave(self) -> None:
+        """Leave nothing beside the file that has taken the place of this one, if any has."""
+        if self.gone():
+            with suppress(OSError):
+                drop(self._logs)
 
     def secret(self) -> bytes:
         """Return random bytes that all processes with this file share."""
@@ -188,6 +169,7 @@ class Database:
             run("DELETE FROM days WHERE namespace = ? AND day < ?", (name, since // DAY))
             if deleted >= LEAVING:
                 break
+        run("DELETE FROM forgotten WHERE time < ?", (now - FORGETTING,))
         self._limit_sums()
         self._within(self._drop_namespaces)
         run("PRAGMA incremental_vacuum(1000)").fetchall()
@@ -199,12 +181,11 @@ class Database:
         found = self.connection.execute(query, (namespace,)).fetchone()
         return None if found is None else int(found[0])
 
-    def forget(self, namespace: str) -> int:
-        """Delete everything about a namespace, so that not even free pages of the file have it. Returns how many
-        requests these were."""
+    def forget(self, namespace: str, now: float) -> int:
+        """Delete everything about a namespace, so that not even free pages of the file have it, and tell all processes
+        not to write what they have of it so far. Returns how many requests were deleted."""
         self.connection.execute("PRAGMA secure_delete = ON")
-        found = self.connection.execute("SELECT id FROM namespaces WHERE name = ?", (namespace,)).fetchone()
-        gone = self._within(lambda: self._forget(namespace, found[0])) if found else 0
+        gone = self._within(partial(self._forget, namespace, now))
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return gone
 
@@ -266,6 +247,8 @@ class Database:
         run, many = self.connection.execute, self.connection.executemany
         if (version := self._pragma("data_version")) != self._version:
             self._known, self._version = {}, version  # another process may have deleted a namespace
+            self._forgotten = dict(run("SELECT digest, time FROM forgotten"))
+        batch = self._remembered(batch) if self._forgotten else batch
         first = run("SELECT coalesce(max(id), 0) + 1 FROM requests").fetchone()[0]
         worker, ids = os.getpid(), {name: self._namespace(name) for name in {one.outcome.namespace for one in batch}}
         self._insert([_row(id, ids, worker, one) for id, one in zip(count(first), batch, strict=False)])
@@ -274,17 +257,22 @@ class Database:
             many("INSERT INTO details (id, detail) VALUES (?, ?)", details)
             run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))
         sums = Sums.of(batch)
-        many(_ADD_DAY, sums.days)
-        many(_ADD_HOUR, sums.hours)
-        many(_ADD_SESSION, self._sessions(first, batch))
+        many(statements.ADD_DAY, sums.days)
+        many(statements.ADD_HOUR, sums.hours)
+        many(statements.ADD_SESSION, self._sessions(first, batch))
         return len(batch)
+
+    def _remembered(self, batch: Sequence[Recorded]) -> list[Recorded]:
+        """Return the rows of a batch but those that were to be forgotten before they were written."""
+        times = {name: self._forgotten.get(_digest(name), 0.0) for name in {one.outcome.namespace for one in batch}}
+        return [one for one in batch if one.time > times[one.outcome.namespace]]
 
     def _insert(self, rows: Sequence[tuple[object, ...]]) -> None:
         """Add rows, several with each call, which takes two thirds of the time."""
-        several = len(rows) - len(rows) % AT_ONCE
-        for at in range(0, several, AT_ONCE):
-            self.connection.execute(_ADD_SEVERAL, [*chain.from_iterable(rows[at : at + AT_ONCE])])
-        self.connection.executemany(_ADD, rows[several:])
+        several = len(rows) - len(rows) % statements.AT_ONCE
+        for at in range(0, several, statements.AT_ONCE):
+            self.connection.execute(statements.ADD_SEVERAL, [*chain.from_iterable(rows[at : at + statements.AT_ONCE])])
+        self.connection.executemany(statements.ADD, rows[several:])
 
     def _namespace(self, name: str) -> int:
         if name not in self._known:
@@ -363,8 +351,13 @@ class Database:
         self.connection.execute(f"DELETE FROM details WHERE id IN ({ids})", parameters)
         return self.connection.execute(f"DELETE FROM requests WHERE id IN ({ids})", parameters).rowcount
 
-    def _forget(self, name: str, namespace: int) -> int:
+    def _forget(self, name: str, now: float) -> int:
         run = self.connection.execute
+        run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (_digest(name), now))
+        found = run("SELECT id FROM namespaces WHERE name = ?", (name,)).fetchone()
+        if found is None:
+            return 0
+        namespace = found[0]
         run("DELETE FROM details WHERE id IN (SELECT id FROM requests WHERE namespace = ?)", (namespace,))
         run("DELETE FROM sessions WHERE namespace = ?", (namespace,))
         run("DELETE FROM hours WHERE namespace = ?", (name,))
@@ -375,6 +368,11 @@ class Database:
     def _pragma(self, name: str) -> int:
         [value] = self.connection.execute(f"PRAGMA {name}").fetchone()
         return int(value)
+
+
+def _digest(namespace: str) -> bytes:
+    """Return that by which a namespace is known that is to be forgotten."""
+    return sha256(namespace.encode()).digest()
 
 
 def _row(id: int, namespaces: Mapping[str, int], worker: int, one: Recorded) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from proxy.errors import DashboardFault
@@ -26,13 +26,26 @@ def create(path: Path) -> None:
 
 def moved(path: Path) -> Callable[[], bool]:
     """Return a function that returns whether `path` no longer names the same file."""
+    began = _identity(path)
+    return lambda: _identity(path) != began
 
-    def named() -> tuple[int, int] | None:
-        try:
-            found = path.stat()
-        except OSError:
-            return None
-        return found.st_dev, found.st_ino
 
-    began = named()
-    return lambda: named() != began
+def logs(path: Path) -> dict[Path, object]:
+    """Return the files that SQLite keeps beside an open one, each with its identity."""
+    return {one: _identity(one) for one in (path.with_name(path.name + end) for end in ("-shm", "-wal"))}
+
+
+def drop(logs: Mapping[Path, object]) -> None:
+    """Delete these files, unless others have taken their names. SQLite would take what a file that was replaced has
+    left in them for a part of the one in its place."""
+    for path, identity in logs.items():
+        if identity is not None and _identity(path) == identity:
+            path.unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -71,6 +71,7 @@ CREATE TABLE requests (
     outcome BLOB NOT NULL, sent BLOB
 );
 CREATE INDEX requests_by_namespace ON requests (namespace, id, session);
+CREATE TABLE forgotten (digest BLOB PRIMARY KEY, time REAL NOT NULL);
 CREATE TABLE details (id INTEGER PRIMARY KEY, detail BLOB NOT NULL);
 CREATE TABLE sessions (
     session INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL,
@@ -106,15 +107,6 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 NOTHING_SEEN = Seen()
-
-
-class Unseen(msgspec.Struct, frozen=True):
-    """What a request with a long history shows, to be found out in the writer's thread."""
-
-    session: int | None
-    see: Callable[[], Seen]
-    weight: int
-    """Bytes that are held until then, about."""
 
 
 class Recorded(msgspec.Struct, frozen=True):

@@ -7,16 +7,16 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from proxy.core.conversation import opening
-from proxy.core.history import BEGINNING, extend
+from proxy.core.history import BEGINNING, History, extend
 from proxy.core.history import digest as history_digest
-from proxy.core.plan import live
-from proxy.dashboard.rows import LONGEST_NAME, NOTHING_SEEN, Seen, Unseen
+from proxy.core.plan import Room, live
+from proxy.dashboard.rows import LONGEST_NAME, Seen
 from proxy.dialects import render
 from proxy.requests.attempt import AsItCame, Observed, Rewritten
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
@@ -41,10 +41,6 @@ MESSAGES = 2_000
 
 SHORT = 8
 """A history of so few messages is kept with each of its requests."""
-
-AT_ONCE = 50
-"""A request that went as it came, with a history of so few messages, is described on the event loop, in 3 to 15 µs.
-To hold it for the writer's thread, and to free it there, would take longer."""
 
 SESSIONS = 4_096
 """Sessions whose numbers are remembered."""
@@ -118,31 +114,43 @@ class Fate(msgspec.Struct, frozen=True):
     """Tokens of the hidden rounds that are put back with it."""
 
 
-def seen(attempt: Attempt, namespace: str, *, content: bool = False) -> Seen:
-    """Return what a request shows, as far as it was planned; with `content`, also the texts of its messages."""
+class Unseen(msgspec.Struct, frozen=True):
+    """What is held of a request until its row is written, and only then looked at: between requests that would take
+    several times as long. Of one that went as it came, nothing else is held, since to hold and free all of it would."""
+
+    namespace: str
+    dialect: str
+    model: str
+    past: History
+    room: Room
+    weight: int
+    """Bytes that are held, at most."""
+    attempt: Rewritten | Observed | None = None
+    content: bool = False
+    """Whether the texts of its messages are kept."""
+
+    @property
+    def session(self) -> int:
+        number = _session if len(self.model) <= LONGEST_NAME else _session.__wrapped__
+        return number(self.namespace, self.dialect, self.model, opening(self.past.measured))
+
+    def seen(self) -> Seen:
+        """Return what the request shows."""
+        attempt = self.attempt
+        if attempt is None:
+            return Seen(self.session, _encode(_sent(self)))
+        fates = _fates(attempt, attempt.planned)
+        return Seen(self.session, _encode(_sent(self, fates)), _detail(attempt, attempt.planned, fates, self.content))
+
+
+def unseen(attempt: Attempt, namespace: str, *, content: bool = False) -> Unseen | None:
+    """Return what to hold of a request; None if it was not planned."""
     planned = attempt.planned
     if planned is None or planned.dialect.counts:
-        return NOTHING_SEEN
-    session = _session_of(planned, namespace)
-    if isinstance(attempt, AsItCame):
-        return Seen(session, _encode(_sent(attempt, planned)))
-    fates = _fates(attempt, planned)
-    return Seen(session, _encode(_sent(attempt, planned, fates)), _detail(attempt, planned, fates, content))
-
-
-def seen_soon(attempt: Attempt, namespace: str, *, content: bool = False) -> Seen | Unseen:
-    """Return the same, or how to find it out in another thread if that takes long."""
-    planned = attempt.planned
-    if planned is None or planned.dialect.counts or (isinstance(attempt, AsItCame) and len(planned.past) <= AT_ONCE):
-        return seen(attempt, namespace)
-    look = partial(seen, attempt, namespace, content=content)
-    return Unseen(_session_of(planned, namespace), look, len(attempt.parsed.body))
-
-
-def _session_of(planned: PlannedRequest, namespace: str) -> int:
-    dialect, model, began = planned.dialect.name, planned.request.model, opening(planned.past.measured)
-    number = _session if len(model) <= LONGEST_NAME else _session.__wrapped__
-    return number(namespace, dialect, model, began)
+        return None
+    rest = () if isinstance(attempt, AsItCame) else (attempt, content)
+    weight = len(attempt.parsed.body)
+    return Unseen(namespace, planned.dialect.name, planned.request.model, planned.past, planned.room, weight, *rest)
 
 
 @lru_cache(SESSIONS)
@@ -172,33 +180,35 @@ def listed(added: Sequence[AddedMessages]) -> tuple[list[Fate], int]:
     return fates, (fates[-1].index + 1 if fates else 0) - len(fates)
 
 
-def _sent(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate] = ()) -> SentTokens:
-    past, tokens = planned.past, [0] * len(KINDS)
-    rewritten = attempt if isinstance(attempt, Rewritten) else None
-    definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - planned.room.preamble
-    kinds = bytes([_KIND[message.role] for message in past.measured])
+def _sent(one: Unseen, fates: Sequence[Fate] = ()) -> SentTokens:
+    messages, room, tokens = one.past.measured, one.room, [0] * len(KINDS)
+    rewritten = one.attempt if isinstance(one.attempt, Rewritten) else None
+    definitions = room.aside - room.reply - OUR_TOOLS_TOKENS
+    kinds = bytes([_KIND[message.role] for message in messages])
     if rewritten is None:
-        for kind, message in zip(kinds, past.measured, strict=True):
+        for kind, message in zip(kinds, messages):  # noqa: B905 - it would take longer
             tokens[kind] += message.tokens
     else:
         _add_rewritten(tokens, rewritten, fates)
     tokens[TOOLS] = definitions + (OUR_TOOLS_TOKENS if rewritten and rewritten.rendered.injecting else 0)
-    tokens[SYSTEM] += planned.room.preamble
-    came = planned.tokens + definitions + planned.room.preamble
-    return SentTokens(tokens, came, None, _added(past.measured, kinds))
+    tokens[SYSTEM] += room.preamble
+    came = one.past.sent_tokens + definitions + room.preamble
+    return SentTokens(tokens, came, None, _added(messages, kinds))
 
 
 def _added(messages: Sequence[Message], kinds: bytes) -> AddedMessages:
     """Return the messages from the newest reply on, which this request is the first one to have; all of a short one."""
-    end, leading, reply = len(kinds), len(kinds) - len(kinds.lstrip(_SYSTEM)), kinds.rfind(_REPLY)
-    first = max(len(kinds[: reply + 1].rstrip(_REPLY)), leading) if end > SHORT and reply >= 0 else leading
-    new = messages[first:]
-    before = zlib.crc32(b"".join([message.meaning for message in messages[leading:first]]))
-    after = zlib.crc32(b"".join([message.meaning for message in new]), before)
+    end, leading = len(kinds), len(kinds) - len(kinds.lstrip(_SYSTEM))
+    before, first = 0, leading
+    if end > SHORT and (reply := kinds.rfind(_REPLY)) >= 0:
+        first = max(len(kinds[: reply + 1].rstrip(_REPLY)), leading)
+        before = zlib.crc32(b"".join([message.meaning for message in messages[leading:first]]))
+    after = zlib.crc32(b"".join([message.meaning for message in messages[first:]]), before)
     listed = max(first, end - MESSAGES)
-    told = messages if listed == leading else [*messages[:leading], *messages[listed:]]
-    sizes, digests = [one.tokens for one in told], b"".join([one.digest[:_DIGEST] for one in told])
-    return AddedMessages(before, after, listed, leading, kinds[:leading] + kinds[listed:], sizes, digests)
+    if listed > leading:
+        messages, kinds = [*messages[:leading], *messages[listed:]], kinds[:leading] + kinds[listed:]
+    sizes, digests = [one.tokens for one in messages], b"".join([one.digest[:_DIGEST] for one in messages])
+    return AddedMessages(before, after, listed, leading, kinds, sizes, digests)
 
 
 def _add_rewritten(tokens: list[int], attempt: Rewritten, fates: Sequence[Fate]) -> None:

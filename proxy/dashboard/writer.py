@@ -23,7 +23,8 @@ import msgspec
 
 from proxy.dashboard import versions
 from proxy.dashboard.database import LEAVING, Database, opened
-from proxy.dashboard.rows import NOTHING_SEEN, Recorded, Seen, Unseen
+from proxy.dashboard.rows import NOTHING_SEEN, Recorded, Seen
+from proxy.dashboard.sessions import Unseen
 from proxy.errors import DashboardFault
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Outcome
@@ -75,7 +76,7 @@ class Writing(msgspec.Struct):
     """Whether it has been given up until the process is started again."""
 
 
-Queued = tuple[float, Outcome, Seen | Unseen]
+Queued = tuple[float, Outcome, Unseen | Seen | None]
 """A row to be: when its request ended, its outcome, and what it shows."""
 
 
@@ -115,6 +116,8 @@ class Writer:
         """Bytes that were ever held, and those that are no longer. Each is changed in one thread only."""
         self._most = BATCH
         self._warn = logs.Limited(logger)
+        self._database: Database | None = None
+        self._leaving = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
         self.state = Writing()
         self.secret = b""
@@ -132,15 +135,13 @@ class Writer:
             return
         self._thread.start()
 
-    def record(self, outcome: Outcome, seen: Seen | Unseen = NOTHING_SEEN) -> None:
-        """Queue a row, or drop it if too many wait. What is `Unseen` is looked at in the thread that writes."""
+    def record(self, outcome: Outcome, seen: Unseen | None = None) -> None:
+        """Queue a row, or drop it if too many wait. It is looked at in the thread that writes."""
         queue = self._queue
         if self.state.off or len(queue) >= WAITING:
             self.state.dropped += 1
             return
-        if isinstance(seen, Unseen):
-            seen = self._held(seen)
-        queue.append((self._clock(), outcome, seen))
+        queue.append((self._clock(), outcome, seen and self._held(seen)))
         if self._asleep:  # after the row was added: the thread looks for rows after it has said so
             self._asleep = False
             self._some.set()
@@ -171,6 +172,12 @@ class Writer:
             if self._queue and not self.state.off and not self.state.fault:
                 self._none.wait(FRESH)
 
+    def leave(self) -> None:
+        """Make sure that who opens the file next finds it as it is, even if it has just been replaced."""
+        with self._leaving:
+            if self._database is not None:
+                self._database.leave()
+
     def close(self) -> None:
         """Write what waits, for `CLOSING` seconds at most."""
         self._ended.set()
@@ -185,8 +192,9 @@ class Writer:
         try:
             while not self._ended.is_set():
                 try:
+                    self.leave()
                     with closing(opened(self._path, self._size)) as database:
-                        self.secret = database.secret()
+                        self.secret, self._database = database.secret(), database
                         self._serve(database)
                     if not self._ended.is_set():
                         self._warn(
@@ -293,12 +301,12 @@ class Writer:
         self._queue.clear()
 
 
-def _shown(seen: Seen | Unseen) -> Seen:
+def _shown(seen: Unseen | Seen | None) -> Seen:
     """Return what a request shows. A bug there costs no row."""
-    if isinstance(seen, Seen):
-        return seen
+    if not isinstance(seen, Unseen):
+        return seen or NOTHING_SEEN
     try:
-        return seen.see()
+        return seen.seen()
     except Exception:
         logger.exception("a bug, in describing a request for the dashboard")
         return NOTHING_SEEN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -127,6 +128,9 @@ def test_rows_of_the_dashboard_go_too(store: str, tmp_path: Path, capsys: pytest
         database.connection.execute("DELETE FROM requests")  # as when the file is full
         assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
         assert database.connection.execute("SELECT count(*) FROM hours").fetchone() == (0,)
+        assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == FAILED
+        database.write(rows(1, at=time.time() - 1, namespace=OTHER))
+        assert database.count(OTHER) is None, "nor comes what a proxy had yet to write when nothing was kept"
     assert OTHER.encode() not in path.read_bytes()
     assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(tmp_path / "none"), "--yes"]) == MISTAKE
     assert "there is no such file" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -20,9 +21,10 @@ import pytest
 from proxy.dashboard import Dashboard
 from proxy.dashboard import database as database_module
 from proxy.dashboard import writer as writer_module
-from proxy.dashboard.database import Database
+from proxy.dashboard.database import FORGETTING, Database
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen, Unseen
+from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen
+from proxy.dashboard.sessions import Unseen
 from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.settings import Settings
@@ -34,6 +36,8 @@ from tests.serving import PLAIN, served, spawned, tight
 SIZE = 1 << 20
 
 
+HISTORY: Any = SimpleNamespace(measured=[])
+NO_ROOM: Any = SimpleNamespace(preamble=0)
 NO_POLICIES: Any = None
 NO_HEALTH: Any = None
 BROKEN: Any = SimpleNamespace(planned="nothing that was planned", parsed=MagicMock())
@@ -62,6 +66,10 @@ def rows(count: int, start: int = 0, at: float = 0.0, namespace: str = "acme-1",
         Recorded(at + number, outcome(number, namespace, tokens_before=7), seen(number))
         for number in range(start, start + count)
     ]
+
+
+def held(model: str, weight: int = 0) -> Unseen:
+    return Unseen("acme-1", "chat", model, HISTORY, NO_ROOM, weight)
 
 
 def damage(path: Path) -> None:
@@ -194,8 +202,8 @@ def test_old_rows_leave_after_the_clock_was_set_back(tmp_path: Path) -> None:
     now = [2.0e9]
     writer = Writer(tmp_path / "rows.db", SIZE, clock=lambda: now[0])
     writer.start()
-    for number, time in enumerate((2.0e9, 1.0e9, 1.0e9 + LONGEST_AGE + 1)):
-        now[0] = time
+    for number, at in enumerate((2.0e9, 1.0e9, 1.0e9 + LONGEST_AGE + 1)):
+        now[0] = at
         writer.record(outcome(number))
         until(lambda number=number: writer.state.written == number + 1)
     writer.close()
@@ -257,17 +265,14 @@ def test_rows_are_dropped_and_never_waited_for(tmp_path: Path) -> None:
 def test_waiting_requests_do_not_fill_the_memory(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)
     for number in range(4):
-        writer.record(outcome(number), Unseen(1, lambda: Seen(1, b"all"), HELD // 2))
-    held = [(seen.session, isinstance(seen, Unseen)) for _, _, seen in writer._queue]
-    assert held == [(1, True), (1, True), (1, False), (1, False)]
+        writer.record(outcome(number), held("gpt-4.1-mini", HELD // 2))
+    kept = [(seen.session, isinstance(seen, Unseen)) for _, _, seen in writer._queue if seen]
+    assert kept == [(session, whole) for session in {kept[0][0]} for whole in (True, True, False, False)]
 
 
 def test_a_bug_in_describing_a_request_costs_no_row(tmp_path: Path) -> None:
-    def bug() -> Seen:
-        raise RuntimeError("a bug")
-
     writer = Writer(tmp_path / "rows.db", SIZE)
-    writer.record(outcome(), Unseen(1, bug, 9))
+    writer.record(outcome(), msgspec.structs.replace(held("gpt-4.1-mini"), room=None))
     writer.start()
     until(lambda: writer.state.written == 1)
     writer.close()
@@ -316,8 +321,8 @@ def test_rows_leave_after_their_retention_and_when_a_namespace_is_forgotten(tmp_
     for number, (namespace, at) in enumerate((("old", 0.0), ("new", now - 300), ("gone", now - 300))):
         database.write(rows(20, 20 * number, at, namespace, detail=100))
     assert database.expire(lambda namespace: 30 * 86_400.0, now) == 20
-    assert database.forget("gone") == 20
-    assert database.forget("never-seen") == 0
+    assert database.forget("gone", now) == 20
+    assert database.forget("never-seen", now) == 0
     reader = Reader(path)
     assert {row["namespace"] for row in reader.before(1 << 62)} == {"new"}
     assert [row["namespace"] for row in reader.sessions()] == ["new", "new"]
@@ -376,12 +381,56 @@ def test_a_tenant_that_names_ever_new_models_and_keys_costs_the_others_nothing(t
 def test_a_namespace_that_another_process_forgot_begins_anew(tmp_path: Path) -> None:
     ours, theirs = (Database(tmp_path / "rows.db", SIZE) for _ in range(2))
     ours.write(rows(3))
-    assert theirs.forget("acme-1") == 3
-    ours.write(rows(2, 10))
+    assert theirs.forget("acme-1", 5.0) == 3
+    ours.write([*rows(4, at=2.0), *rows(4, at=2.0, namespace="acme-2"), *rows(2, 10)])
     reader = Reader(tmp_path / "rows.db")
-    assert len(reader.before(1 << 62, "acme-1")) == 2
+    times = {name: [row["time"] for row in reader.before(1 << 62, name)] for name in ("acme-1", "acme-2")}
+    assert times == {"acme-1": [11.0, 10.0], "acme-2": [5.0, 4.0, 3.0, 2.0]}, "rows from before never come"
+    assert sum(row["requests"] for row in reader.sums(0.0, "acme-1")) == 2
+    ours.expire(lambda namespace: 1e9, 5.1 + FORGETTING)
+    assert ours.connection.execute("SELECT count(*) FROM forgotten").fetchone() == (0,)
     for one in (ours, theirs, reader):
         one.close()
+
+
+def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    writer = Writer(path, SIZE)
+    with closing(Database(path, SIZE)) as database:
+        for number in range(3):
+            writer.record(outcome(number))
+        assert database.forget("acme-1", time.time()) == 0, "nothing of it is written yet"
+        writer.record(outcome(3, "acme-2"))
+        writer.start()
+        until(lambda: writer.state.written)
+        writer.record(outcome(4))
+        writer.close()
+        assert (database.count("acme-1"), database.count("acme-2")) == (1, 1)
+
+
+@pytest.mark.parametrize("first", ["writer", "page"])
+def test_nothing_that_a_replaced_file_had_comes_into_the_one_in_its_place(first: str, tmp_path: Path) -> None:
+    path, other = tmp_path / "rows.db", tmp_path / "other.db"
+    with closing(Database(other, SIZE)) as database:
+        database.write(rows(3, namespace="theirs"))
+    writer = Writer(path, SIZE)
+    writer.start()
+    for number in range(40):
+        writer.record(outcome(number))
+    until(lambda: writer.state.written == 40)
+    assert path.with_name("rows.db-wal").stat().st_size > 0, "rows are in the log alone"
+    other.rename(path)
+    if first == "page":
+        writer.leave()
+        with closing(Reader(path)) as reader:
+            assert {row["namespace"] for row in reader.before(1 << 62)} == {"theirs"}
+    writer.record(outcome(40, "later"))
+    until(lambda: writer.state.written == 41)
+    writer.close()
+    with closing(Reader(path)) as reader:
+        assert [row["namespace"] for row in reader.before(1 << 62)] == ["later", *["theirs"] * 3]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
