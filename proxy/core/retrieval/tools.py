@@ -250,7 +250,7 @@ def _missing(path: str) -> str:
 
 def _nothing(pattern: str, scope: _Scope) -> str:
     if scope.missing:
-        return f'{scope.missing} No matches for pattern "{pattern}" in anything that was moved.'
+        return f'Nothing that was moved out of this conversation has a match for pattern "{pattern}". {scope.missing}'
     return (
         f'No matches for pattern "{pattern}" {scope.where}{", nor in anything else that was moved" * bool(scope.rest)}.'
     )

@@ -359,9 +359,16 @@ READ_TAKES = "read_file takes one JSON object with path, offset, limit, column; 
             "grep",
             '{"pattern": "zebra", "path": "/etc"}',
             "empty",
-            f'{_missing("/etc")} No matches for pattern "zebra" in anything that was moved. {LISTED}',
+            'Nothing that was moved out of this conversation has a match for pattern "zebra".'
+            f" {_missing('/etc')} {LISTED}",
         ),
-        ("grep", '{"pattern": "zebra", "glob": "*.py"}', "empty", f'No file in "{STORE}" fits the glob "*.py". No'),
+        (
+            "grep",
+            '{"pattern": "zebra", "glob": "*.py"}',
+            "empty",
+            'Nothing that was moved out of this conversation has a match for pattern "zebra".'
+            f' No file in "{STORE}" fits the glob "*.py". {LISTED}',
+        ),
         ("grep", '{"pattern": "x", "path": 7}', "refused", '"path" must be a string'),
         ("grep", '{"pattern": "x", "limit": 1.5}', "refused", '"limit" must be a whole number, 0 or more.'),
         ("grep", '{"pattern": "x", "limit": true}', "refused", '"limit" must be'),
