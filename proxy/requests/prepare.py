@@ -202,7 +202,8 @@ async def plan(
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
     before = 0 if asked.preamble is rawjson.NULL else await reader.tool_tokens(asked.preamble, asked.model, caller)
     reply = policy.upstream.reply_room(window)
-    marks = policy.offload.cache_write <= cache_marks.FREE or not cache_marks.crowded(asked)
+    marks = policy.offload.cache_write <= cache_marks.FREE
+    marks = marks or not await reader.run(partial(cache_marks.crowded, asked), asked.large, caller)
     room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before, marks)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)

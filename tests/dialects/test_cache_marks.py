@@ -191,15 +191,14 @@ async def test_three_marks_of_the_client_leave_no_room_for_two_of_ours(dialect: 
         assert cache_marks.crowded(asked) is crowded
 
 
-async def test_the_search_for_marks_ends_soon() -> None:
-    """Where there are none at either end, and in long requests, whose newest entry counts from its end."""
-    inner = chat([300] * 20, None, None)
-    for place in (-8, -10, -12):
-        inner["messages"][place]["content"] = text("so", MARK)
-    long = chat([300, cache_marks.MOST_READ * 2])
-    assert not cache_marks.crowded(CHAT.parse(json.dumps(inner).encode()))
-    assert not cache_marks.crowded(CHAT.parse(json.dumps(long).encode()))
-    assert cache_marks.crowded(CHAT.parse(json.dumps(long | {"tools": [tool(True)]}).encode()))
+@pytest.mark.parametrize(("dialect", "body"), [(CHAT, chat), (MESSAGES, anthropic)])
+def test_the_size_of_a_message_says_nothing_of_the_room(dialect: Dialect, body: Any) -> None:
+    """Otherwise the plan would change, and change back, at every large result of a conversation."""
+    for large in range(4):
+        sizes = [400_000 if place == large else 300 for place in range(4)]
+        for tools in (False, True):
+            request = body(sizes) | {"tools": [tool(tools)]}
+            assert cache_marks.crowded(dialect.parse(json.dumps(request).encode())) is tools
 
 
 @pytest.mark.parametrize(("write", "marks"), [(1.25, False), (1.0, True)])
