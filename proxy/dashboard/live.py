@@ -1,4 +1,4 @@
-"""New rows as a stream of events, for all viewers from one look at the file every half second."""
+"""New rows as a stream of events, for all viewers from one look at the file every second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.dashboard.access import Viewer
 from proxy.dashboard.reader import Row
 from proxy.errors import DashboardFault
 
-EVERY = 0.5
+EVERY = 1.0
 """Seconds between two looks at the file, while somebody watches."""
 
 KEPT = 1_000
@@ -44,32 +44,32 @@ class Live:
         self._looking: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
         self._count = 0
+        self._texts: dict[tuple[int, str | None], bytes] = {}
+        """What viewers get who have seen so many rows: most of them get the same."""
         self.viewers = 0
         self.ended = False
 
     def end(self) -> None:
-        """End all streams within `EVERY` seconds, because the process ends."""
+        """End all streams, because the process ends."""
         self.ended = True
+        self._wake()
 
     async def events(self, viewer: Viewer, now: Callable[[], float]) -> AsyncIterator[bytes]:
         """Yield server-sent events until the viewer's login or the process ends."""
         self.viewers += 1
         if self._looking is None:
             self._looking = asyncio.create_task(self._look())
-        seen = self._count
-        quiet = 0.0
+        seen, time = self._count, asyncio.get_running_loop().time
+        spoken = time()
         try:
             yield b": the rows that come from now on\n\n"
             while not self.ended and now() < viewer.until:
-                quiet = quiet + EVERY if not await self._waited() else 0.0
-                text = b"".join(
-                    b"id: %d\ndata: %b\n\n" % (event.id, event.data)
-                    for event in self._events
-                    if event.number > seen and (viewer.operator or event.namespace == viewer.namespace)
-                )
+                if seen == self._count:
+                    await self._came.wait()
+                text = self._text(seen, None if viewer.operator else viewer.namespace)
                 seen = self._count
-                if text or quiet >= SILENCE:
-                    quiet = 0.0
+                if text or time() - spoken >= SILENCE - EVERY:
+                    spoken = time()
                     yield text or b": still here\n\n"
         finally:
             self.viewers -= 1
@@ -77,17 +77,24 @@ class Live:
                 self._looking.cancel()
                 self._looking = None
 
-    async def _waited(self) -> bool:
-        """Wait for rows, `EVERY` seconds at most, and return whether there are any."""
-        came = self._came
-        try:
-            await asyncio.wait_for(came.wait(), EVERY)
-        except TimeoutError:
-            return False
-        return True
+    def _text(self, seen: int, namespace: str | None) -> bytes:
+        """Return the events after so many; without a namespace, those of all."""
+        if (seen, namespace) not in self._texts:
+            self._texts[seen, namespace] = b"".join(
+                b"id: %d\ndata: %b\n\n" % (event.id, event.data)
+                for event in self._events
+                if event.number > seen and namespace in (None, event.namespace)
+            )
+        return self._texts[seen, namespace]
+
+    def _wake(self) -> None:
+        """Let all viewers look at what came."""
+        self._texts.clear()
+        came, self._came = self._came, asyncio.Event()
+        came.set()
 
     async def _look(self) -> None:
-        last = -1
+        last, quiet = -1, 0.0
         while True:
             try:
                 if last < 0:
@@ -99,9 +106,10 @@ class Live:
                     self._count += 1
                     self._events.append(LiveEvent(self._count, row["id"], row["namespace"], msgspec.json.encode(row)))
                     last = row["id"]
-                if rows:
-                    came, self._came = self._came, asyncio.Event()
-                    came.set()
             except DashboardFault:
-                pass  # the page about health says so
+                rows = []  # the page about health says so
+            quiet = 0.0 if rows else quiet + EVERY
+            if rows or quiet >= SILENCE:
+                quiet = 0.0
+                self._wake()
             await asyncio.sleep(EVERY)

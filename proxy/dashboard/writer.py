@@ -40,7 +40,7 @@ HELD = 64 << 20
 BATCH = 500
 """Most rows of one transaction. So many are written at once, as are a quarter of `HELD`."""
 
-LATEST, SOON = 10.0, 0.25
+LATEST, SOON = 10.0, 0.5
 """Seconds for which the rows of a batch are gathered while nobody looks, and while somebody does."""
 
 LOOKING = 5.0

@@ -26,7 +26,9 @@ RATES = (18.0, 44.0, 200.0)
 """Requests per second."""
 CONNECTIONS = 4
 PAGES = ("requests", "sessions", "savings?days=30")
-"""What one of the viewers asks for every second, beside the stream that each of them has."""
+"""What viewers ask for in turn, beside the stream that each of them has."""
+A_PAGE = 60.0
+"""Seconds after which a viewer asks for one more page."""
 STREAM = b"GET /_offload/api/live HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
 PAGE = b"GET /_offload/api/%b HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
 
@@ -68,7 +70,7 @@ async def _run(systems: Sequence[System], rate: float, seconds: float, viewers: 
     shown = systems[-1].port
     async with asyncio.TaskGroup() as group:
         looking = [group.create_task(_view(shown)) for _ in range(viewers)]
-        looking += [group.create_task(_turn_pages(shown))] if viewers else []
+        looking += [group.create_task(_turn_pages(shown, A_PAGE / viewers))] if viewers else []
         before = [_cpu(system) for system in systems]
         asking = [
             group.create_task(_ask(system.port, rate / CONNECTIONS, seconds))
@@ -107,11 +109,12 @@ async def _view(port: int) -> None:
         pass
 
 
-async def _turn_pages(port: int) -> None:
+async def _turn_pages(port: int, seconds: float) -> None:
+    """Ask for a page every so many seconds until cancelled."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while True:
         for page in PAGES:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(seconds)
             writer.write(PAGE % (page.encode(), port))
             message = wire.Message()
             while not message.feed(await reader.read(1 << 16)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.dashboard import live as live_module
 from proxy.dashboard.access import ADDRESSES, TRIES, VALID, WITHIN, Access, Viewer
 from proxy.dashboard.database import Database
 from proxy.dashboard.live import Live
@@ -289,3 +290,43 @@ def test_a_secret_is_made_for_each_file(tmp_path: Path) -> None:
     assert one.secret() == again.secret() != two.secret()
     for database in (one, two, again):
         database.close()
+
+
+async def test_a_slow_viewer_misses_nothing_and_an_idle_one_hears_that_the_stream_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_module, "EVERY", 0.001)
+    monkeypatch.setattr(live_module, "SILENCE", 0.01)
+    ids: list[int] = []
+
+    async def rows(last: int) -> list[dict[str, object]]:
+        return [{"id": id, "namespace": "acme"} for id in ids if id > last]
+
+    async def newest() -> int:
+        return 0
+
+    live = Live(rows, newest)
+    slow, other, stranger = (
+        live.events(viewer, lambda: 0.0) for viewer in (Viewer(), Viewer("acme"), Viewer("somebody"))
+    )
+    for stream in (slow, other, stranger):
+        assert await anext(stream) == b": the rows that come from now on\n\n"
+    assert await anext(stranger) == b": still here\n\n"
+    ids.append(1)
+    first = b'id: 1\ndata: {"id":1,"namespace":"acme"}\n\n'
+    assert await _event(slow) == first
+    ids.append(2)
+    text = b""
+    while b"id: 2" not in text:  # the slow one asks for nothing meanwhile
+        text += await _event(other)
+    assert text == first + await _event(slow)
+    assert await anext(stranger) == b": still here\n\n"
+    live.end()
+    for stream in (slow, other, stranger):
+        assert not b"".join([one async for one in stream]).strip(b": still here\n")
+    assert live.viewers == 0
+
+
+async def _event(stream: AsyncIterator[bytes]) -> bytes:
+    """Return the next part of a stream that is no comment."""
+    return await anext(part async for part in stream if not part.startswith(b":"))
