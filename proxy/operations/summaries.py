@@ -76,6 +76,7 @@ def _job(
         tenant=call.tenant.name,
         line=Line("", (BEGINNING,), (), 0),
         model=model,
+        dialect=CHAT.name,
         snapshot_tokens=size,
         replaced_tokens=sys.maxsize,
         store_dir=store_dir,

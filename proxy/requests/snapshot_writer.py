@@ -48,6 +48,8 @@ class SummaryJob(msgspec.Struct, frozen=True):
     line: Line
     """The line of history that the snapshot belongs to; failures back off per line."""
     model: str
+    dialect: str
+    """The API in which it is asked for."""
     snapshot_tokens: int
     replaced_tokens: int
     store_dir: str

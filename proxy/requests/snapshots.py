@@ -111,6 +111,7 @@ class Snapshots:
             tenant=tenant,
             line=_line(history, boundary, records),
             model=history.summary_model,
+            dialect=history.dialect.name,
             snapshot_tokens=snapshot_tokens,
             replaced_tokens=measured.replaced,
             store_dir=offload.store_dir,

@@ -251,6 +251,7 @@ def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -
         kind=Kind.SUMMARY,
         method="POST",
         path="",
+        dialect=job.dialect,
         model=job.model,
         status=502 if fault else 200,
         fault=Fault.UNUSED if fault == UNUSED else Fault.SUMMARY if fault else Fault.NONE,

@@ -25,8 +25,9 @@ Json = dict[str, Any]
 APIS = ("chat", "responses", "messages")
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
-SAY, READ, FAIL, HANG_UP, NO_TOOLS = "say", "read", "fail", "hang up", "no tools"
-"""What the model does next: say something, read something back first, answer 500, say nothing, or refuse our tools."""
+SAY, READ, BOTH, FAIL, HANG_UP, NO_TOOLS = "say", "read", "both", "fail", "hang up", "no tools"
+"""What the model does next: say something, read something back first, call a tool of ours and one of the client's (in
+chat), answer 500, say nothing, or refuse our tools."""
 
 SAID = "I look."
 LOOKS = ("grep", {"pattern": "topic number 1"})
@@ -55,6 +56,8 @@ class Model:
             return error(500)
         if move == HANG_UP:
             return drop()
+        if move == BOTH:
+            return calls(LOOKS, ("lookup", {}))
         self._reading = move == READ
         if request.path.endswith("/responses"):
             return self._responses(request)

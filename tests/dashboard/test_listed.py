@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests import transcripts
-from tests.dashboard.speaking import APIS, NO_TOOLS, READ, Model, ask, body_of, play, step
+from tests.dashboard.speaking import APIS, BOTH, NO_TOOLS, READ, Model, ask, body_of, play, step
 from tests.dashboard.traffic import RESULT, TOOL, begin, dashboard, until
 from tests.fake_upstream import Recorded, StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
@@ -102,6 +102,13 @@ def test_summarised_messages_were_not_sent(api: str, proxy: Proxy, model: Model)
     assert sum(last["kinds"]) == pytest.approx(last["tokens_after"] + last["kinds"][1], abs=10)
     assert "Summarised " in " ".join(row["words"] for row in requests_of(proxy, f"whole-{api}", 6))
 
+    def summaries() -> list[Row]:
+        found = [row for row in dashboard(proxy, "requests") if row["model"] == f"whole-{api}"]
+        return [row for row in found if row["kind"] == "summary"]
+
+    until(summaries)
+    assert {row["dialect"] for row in summaries()} == {api}
+
 
 def test_a_history_that_began_elsewhere_is_listed_as_far_as_it_is_known(proxy: Proxy, model: Model) -> None:
     """A client that rewrites its history breaks the chain of requests, and says so on the page."""
@@ -146,6 +153,24 @@ def test_a_cache_breakpoint_of_ours_shows(proxy: Proxy, model: Model) -> None:
         one for row in requests_of(proxy, "marked", 6) for one in row["detail"]["messages"] if one["rule"] == "marked"
     ]
     assert marked and all(one["sent_digest"] != one["digest"] and one["sent"] == one["tokens"] for one in marked)
+
+
+def test_a_reply_that_is_put_back_as_the_model_wrote_it_shows(proxy: Proxy, model: Model) -> None:
+    """The client saw only its own call of a reply that also had one of ours."""
+    history = begin("Look at both.")
+    for number in range(4):
+        ask(proxy, "chat", history, model="both")
+        history += step(number, RESULT.format(turn=number))
+    model.next.append(BOTH)
+    reply = ask(proxy, "chat", history, model="both").json()["choices"][0]["message"]
+    [call] = reply["tool_calls"]
+    assert call["function"]["name"] == "lookup"
+    history += [reply, {"role": "tool", "tool_call_id": call["id"], "content": "Looked up."}]
+    ask(proxy, "chat", history, model="both")
+    last = requests_of(proxy, "both", 6)[-1]
+    [restored] = [one for one in last["detail"]["messages"] if one["rule"] == "restored"]
+    assert (restored["index"], restored["kind"]) == (len(history) - 2, "assistant")
+    assert restored["hidden"] > 0 and restored["sent_digest"] not in ("", restored["digest"])
 
 
 @transcripts.needed

@@ -87,6 +87,7 @@ class World:
             "tenant": "t",
             "line": line(f"u go on|a {said}"),
             "model": "m",
+            "dialect": "chat",
             "snapshot_tokens": 100,
             "replaced_tokens": 1000,
             "store_dir": "/s",
