@@ -76,20 +76,22 @@ class Proxy:
 def tight(upstream: str, **sections: Json) -> Json:
     """Return a policy that moves results above 50 tokens once a history has 300. `sections` override it.
 
-    Its plan is 1, whose events these numbers place exactly; tests of the default plan say so in `sections`.
+    Requests have our tools once something has moved.
     """
     offload: Json = {
         "mode": "compact",
         "max_total_tokens": 300,
         "max_tool_message_tokens": 50,
-        "plan": 1,
+        "min_views": 1,
         "min_saved_tokens": 100,
         # With these prices an event costs nothing, so it always pays.
         "cached_read": 1.0,
         "cache_write": 1.0,
+        "max_loss": None,
     }
-    policy = {"upstream": {"base_url": upstream}, "offload": offload}
-    return {**policy, **sections, "offload": {**offload, **sections.get("offload", {})}}
+    policy = {"upstream": {"base_url": upstream}, "offload": offload, "tools": {"inject": "when_offloading"}}
+    merged = {name: {**policy[name], **sections.get(name, {})} for name in ("offload", "tools")}
+    return {**policy, **sections, **merged}
 
 
 @contextmanager

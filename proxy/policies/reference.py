@@ -71,6 +71,9 @@ Leave these keys out to have the whole profile. In the mode `compress`, and wher
 can pay: there, offloading begins above `hard_total_tokens`, which for `compress` is twice `max_total_tokens` unless the
 policy sets it. `offload-proxy check` warns of keys without an effect.
 
+Clients that mark their caches (`cache_control`) and leave no room for two marks of the proxy have fewer events, as
+each one costs more there. That holds where `cache_write` is above 1.0, as only such caches need marks.
+
 `offload.plan: 1` keeps the older rules and their defaults for this release; profiles belong to plan 2. A change of
 `plan`, of `profile` or of their keys rewrites each conversation under way once. While replicas with different plans
 serve the same conversations, every change of replica rewrites them again. So give a new version `plan: 1` in its

@@ -290,7 +290,7 @@ def test_a_summary_call_includes_hidden_rounds(up: StrictUpstream, model: Model,
         return text(f"{len(request.messages)} {WORDS}")
 
     model.answer = searches
-    Talk(serve({"default": policy(up)})).go(12)
+    Talk(serve({"default": policy(up, plan=1)})).go(12)
     last = summaries(up)[-1]
     assert len(summaries(up)) >= 2
     assert any(message["role"] == "tool" for message in last.messages)
@@ -457,7 +457,7 @@ def test_a_summary_is_used_however_late_it_arrives(up: StrictUpstream, model: Mo
 
 def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
     """Until then the client's own bytes go on, and upstream's cached prefix breaks once."""
-    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, min_saved_tokens=300)})
+    proxy = serve({"default": policy(up, "auto", plan=1, compress={"wait": "never"}, min_saved_tokens=300)})
     talk = Talk(proxy, tools=[TOOL])
     model.gate.clear()
     talk.step(0, f"result {WORDS}")

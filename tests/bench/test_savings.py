@@ -308,14 +308,17 @@ def test_savings_without_transcripts_says_so(
 @needed
 @pytest.mark.sweep
 def test_the_default_policy_meets_its_goals() -> None:
-    """But for the worst runs, which docs/benchmarks.md names."""
+    """But for those that docs/benchmarks.md says it misses, by so much."""
     bench = savings.Bench([run for run in savings.plannable(load(30_000)) if profiles.is_reported(run)])
     assert len(bench.runs) >= 40
     rows = bench.figures(profiles.PLANS[savings.OURS].strategy(), profiles.SHOWN)
     found = profiles.figures(bench, {savings.OURS: rows})
-    assert [said for said in profiles.missed(found) if " worst " not in said] == []
+    documented = (" worst ", " 15% read ")
+    assert [said for said in profiles.missed(found) if not any(name in said for name in documented)] == []
     costs = found[savings.OURS]["costs"]
-    assert max(costs[model]["worst"] for model in ("128 x 0.1", THIRD_MARK)) <= 1.08
+    assert costs[THIRD_MARK]["worst"] < 1.0505
+    assert max(costs[model]["worst"] for model in ("128 x 0.1", BREAKPOINTS)) < 1.06
+    assert found[savings.OURS]["read_back"]["15%"] < 0.76
 
 
 @needed

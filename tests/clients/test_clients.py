@@ -59,7 +59,7 @@ async def test_the_client_works_through_the_proxy(
 ) -> None:
     with StrictUpstream(client.rules) as upstream:
         upstream.respond(model)
-        proxy = spawn({"default": tight(upstream.url, offload=TIGHT)})
+        proxy = spawn({"default": tight(upstream.url, offload=TIGHT, tools={"inject": "agents"})})
         async with tap(proxy.port) as tapped:
             output = await run(client, tapped.port, workspace)
     assert '"level":"error"' not in proxy.log()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -250,6 +251,17 @@ def test_requests_only_grow_between_two_events(items: list[Item], offload: Offlo
         if len(plan.events) == events:
             assert sent[: len(earlier)] == earlier
         earlier, events = sent, len(plan.events)
+
+
+@given(histories(), paying, st.sampled_from([0, 400]))
+def test_an_edited_system_prompt_changes_no_decision(items: list[Item], offload: Offload, tools: int) -> None:
+    """At any size if requests have our tools from the start, and within a power of two if the first event adds them."""
+    leading = sum(one.tokens for one in takewhile(lambda one: one.role is Role.SYSTEM, items))
+    assume(leading)
+    size = 50_000 if not tools else 1 << (leading - 1).bit_length()
+    edited = [msgspec.structs.replace(items[0], tokens=items[0].tokens + size - leading), *items[1:]]
+    plans = [fold(past, offload, Room(), tools) for past in (items, edited)]
+    assert len({(str(plan.moves), plan.boundaries, plan.events) for plan in plans}) == 1
 
 
 @given(histories(), paying)
