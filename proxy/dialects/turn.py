@@ -184,7 +184,7 @@ class Turn(ABC):
         """Take the results of `calls`, in the same order."""
         self._require(State.CALLING)
         if self._round.theirs:  # the client answers its own calls next and does not see ours
-            self._instead = self._as_one(self._round.written(self._answering))
+            self._instead = self._as_one(self._round.written(frozenset(self._answering)))
             self._after = self._results(answers)
             self.state = State.DONE
         else:
@@ -367,7 +367,7 @@ class Turn(ABC):
         self.rounds += 1
         self._circles = self._circles + 1 if answers and set(answers) == {REPEATED} else 0
         if answers:
-            self._before += self._round.written(self._answering)
+            self._before += self._round.written(frozenset(self._answering))
             self._before += self._results([*answers[:-1], self._told(answers[-1])])
         self._ledger.carry(self._round.usage)
         self._spoke = self._shown.seen
@@ -388,9 +388,9 @@ class Turn(ABC):
 
     def _identify(self) -> None:
         """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""
-        known = {call.call().id for call in self._round.theirs}
+        known = {"", *(call.call().id for call in self._round.theirs)}
         for number, call in enumerate(self._answering):
-            if call.call().id in ("", *known):
+            if call.call().id in known:
                 call.identify(f"{self.call_ids}_{self._seed}_{number}")
             known.add(call.call().id)
 

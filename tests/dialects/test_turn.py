@@ -19,6 +19,7 @@ from tests.dialects.messages import turns as messages
 from tests.dialects.responses import api as responses_api
 from tests.dialects.responses import turns as responses
 from tests.dialects.turning import receive, run
+from tests.doubling import assert_linear
 
 Json = dict[str, Any]
 
@@ -213,3 +214,24 @@ def test_what_is_said_for_a_silent_model_is_part_of_its_reply(api: Api) -> None:
     assert turn.visible[0].strip() == said
     assert turn.hidden is not None and turn.hidden.instead is not None
     assert turn.hidden.instead.decode().count(said) == 1
+
+
+def test_many_calls_of_one_reply_take_linear_time() -> None:
+    """A weak model repeats the same call until its reply is full."""
+
+    def reply(number: int) -> bytes:
+        [choice] = (said := json.loads(APIS["chat"].whole(call="grep")))["choices"]
+        choice["message"]["tool_calls"] *= number
+        return json.dumps(said).encode()
+
+    def work(number: int) -> None:
+        turn = APIS["chat"].turn()
+        turn.request()
+        turn.receive_whole(replies[number])
+        turn.end()
+        turn.answer(["none"] * number)
+        asked = json.loads(turn.request())["messages"][-number - 1]
+        assert len({call["id"] for call in asked["tool_calls"]}) == number
+
+    replies = {number: reply(number) for number in (3_000, 6_000)}
+    assert_linear(work, *replies)
