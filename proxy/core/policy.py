@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Annotated
 
 import msgspec
@@ -314,7 +315,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tools: Tools
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """One tenant's valid policy. `retention` is in seconds; None keeps records forever."""
 
     tenant: str = "default"
@@ -349,7 +350,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The policy for one request, which may bring tools of its own: `inject` is never `AGENTS` in it."""
         if self.tools.inject is not Inject.AGENTS:
             return self
-        inject = Inject.ALWAYS if has_tools else Inject.WHEN_OFFLOADING
+        return self._with_tools if has_tools else self._without_tools
+
+    @cached_property
+    def _with_tools(self) -> Policy:
+        return self._injecting(Inject.ALWAYS)
+
+    @cached_property
+    def _without_tools(self) -> Policy:
+        return self._injecting(Inject.WHEN_OFFLOADING)
+
+    def _injecting(self, inject: Inject) -> Policy:
         return msgspec.structs.replace(self, tools=msgspec.structs.replace(self.tools, inject=inject))
 
     def for_api(self, name: str) -> Policy:

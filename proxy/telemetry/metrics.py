@@ -139,7 +139,7 @@ class Metrics:
             "policies_current", "1 while the policies in force are those in the directory.", "livemin"
         )()
         self._policies.set(1)
-        self._in_flight = self._gauge("requests_in_flight", "Requests under way.", "livesum")
+        self._in_flight = self._gauge("requests_in_flight", "Requests under way.", "livesum")().track_inprogress()
         self._entries = self._gauge("cache_entries", "Entries of in-process caches.", "livesum", "cache")
         self._bytes = self._gauge("cache_bytes", "Bytes of in-process caches.", "livesum", "cache")
 
@@ -183,7 +183,7 @@ class Metrics:
 
     def in_flight(self) -> AbstractContextManager[object]:
         """Return a context manager that counts a request as under way; leave it when the reply has ended."""
-        return self._in_flight().track_inprogress()
+        return self._in_flight
 
     def watch_cache(self, name: str, size: Callable[[], tuple[int, int]]) -> None:
         """Show a cache's entries and bytes, which `size` returns."""

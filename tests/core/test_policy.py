@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from proxy.core.policy import Limits, Mode, Offload, Policy, Rule, Tools, Upstream
+from proxy.core.policy import Inject, Limits, Mode, Offload, Policy, Rule, Tools, Upstream
 
 CHEAP = Rule(
     model="*-mini",
@@ -110,3 +110,12 @@ def test_store_directory_names_that_are_refused(name: str) -> None:
 def test_upstream_keys_that_no_header_can_carry_are_refused(key: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"api_key": key}, Upstream)
+
+
+@pytest.mark.parametrize(("has_tools", "inject"), [(True, Inject.ALWAYS), (False, Inject.WHEN_OFFLOADING)])
+def test_policy_for_one_request_injects_as_its_tools_say(has_tools: bool, inject: Inject) -> None:
+    policy = Policy()
+    chosen = policy.for_request(has_tools=has_tools)
+    assert chosen == msgspec.structs.replace(policy, tools=msgspec.structs.replace(policy.tools, inject=inject))
+    assert policy.for_request(has_tools=has_tools) is chosen, "made once"
+    assert chosen.for_request(has_tools=not has_tools) is chosen, "a mode that is named stays"
