@@ -133,7 +133,8 @@ def homes(told: Texts, paths: Iterable[str], whole: Callable[[str], str]) -> Tex
             home = path
             if path in groups and text not in whole(path):
                 others = [*groups, *(named for group in groups for named in _ELSEWHERE.findall(whole(group)))]
-                home = next((other for other in others if text in whole(other)), path)
+                having = (one for one in others if text == whole(one) or (one in groups and text in whole(one)))
+                home = next(having, path)
             texts_of = found.setdefault(home, [])
             if text not in texts_of:
                 texts_of.append(text)

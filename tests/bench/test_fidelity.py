@@ -11,7 +11,7 @@ import pytest
 from proxy.core.policy import Policy
 from proxy.requests.message_cache import MessageCache
 from proxy.tokens import Tokens
-from tests.bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, table, unread, visible
+from tests.bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, homes, table, unread, visible
 from tests.bench.visibility import Sent, replay, synthetic
 
 TOKENS = Tokens()
@@ -99,3 +99,11 @@ def test_canaries_are_facts_and_user_and_system_messages() -> None:
         ("hard_constraint", ["Be."]),
         ("goal_state", ["Go."]),
     ]
+
+
+def test_a_text_is_looked_up_in_its_own_file_where_another_one_contains_it() -> None:
+    group = "/store/compressed_group_1.txt"
+    files = {group: "(the whole text is in /store/a.txt)\n(the whole text is in /store/b.txt)"}
+    files |= {"/store/a.txt": "one two", "/store/b.txt": "one"}
+    assert homes({group: ["one"]}, files, files.__getitem__) == {"/store/b.txt": ["one"]}
+    assert homes({group: ["three"]}, files, files.__getitem__) == {group: ["three"]}
