@@ -115,8 +115,9 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Unseen(msgspec.Struct, frozen=True):
-    """What is held of a request until its row is written, and only then looked at: between requests that would take
-    several times as long. Of one that went as it came, nothing else is held, since to hold and free all of it would."""
+    """What is held of a request until its row is written. Only then is it looked at: between requests, with cold
+    caches, that takes several times as long. Of one that went as it came nothing else is held; the rest is freed at
+    once, and its memory used again while it is warm."""
 
     namespace: str
     dialect: str
