@@ -166,7 +166,7 @@ def test_check_says_what_policies_mean() -> None:
     assert acme.splitlines() == [
         "  callers    2 keys",
         "  upstream   https://api.openai.com/v1 with the policy's key",
-        "  offload    auto, balanced, above 10,000 tokens where it pays, 50,000 in any case; tool results above 500; "
+        "  offload    auto, balanced, above 10,000 tokens where it pays, 100,000 in any case; tool results above 500; "
         "tools agents",
         "  records    kept for 7d, a namespace a key",
         "  relay      also /audio/*",
