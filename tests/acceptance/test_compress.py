@@ -546,7 +546,7 @@ def test_shutting_down_waits_for_a_summary_under_way(
 
 # -- what can go wrong costs nothing ----------------------------------------------------------------------------------
 
-LARGE = "many words " * 150
+LARGE = "many words " * 450
 ECHO = summary.task(100, "/s").partition("<state_snapshot>")[2].partition("</state_snapshot>")[0]
 FAULTS: dict[str, tuple[Reply, int]] = {
     "refused": (error(400), 2),
