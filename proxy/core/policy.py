@@ -212,7 +212,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cached_read: Annotated[Price, Meta(description="price of reading cached input; plain input is 1")] = 0.1
     cache_write: Annotated[Price, Meta(description="price of writing input to the cache; plain input is 1")] = 1.25
     input_price: Annotated[
-        Annotated[float, Meta(ge=0)] | None,
+        Annotated[float, Meta(ge=0, le=1_000_000)] | None,
         Meta(description="money for a million tokens of plain input, for the dashboard; null: it shows tokens only"),
     ] = None
     holdout: Annotated[

@@ -456,6 +456,7 @@ def test_bad_durations(text: str) -> None:
         ("offload: {compact_ratio_threshold: 1.01}", "expected a number <= 1.0"),
         ("offload: {cached_read: .nan}", "offload.cached_read: expected a number >= 0"),
         ("offload: {cache_write: .inf}", "offload.cache_write: expected a number <= 100"),
+        ("offload: {input_price: .inf}", "offload.input_price: expected a number <= 1000000"),
         ("offload: {exclude_tools: load}", "offload.exclude_tools: expected a list, got text"),
         ("offload: {exclude_tools: [no]}", "offload.exclude_tools[0]: expected text, got true or false"),
         ("offload: {mode: atuo}", "offload.mode: expected one of auto, compact, compress, observe, off"),
