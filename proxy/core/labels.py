@@ -48,6 +48,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _odd = re.compile(r"[^A-Za-z0-9._-]+")
 _SECRET = re.compile(r"(?:[A-Za-z_+/=-]*[0-9]){4}[A-Za-z0-9_+/=-]*")
 _SECRET_CHARS = 20
+_DIGEST = re.compile(r"-([0-9a-f]{8}|[0-9a-f]{12}|[0-9a-f]{32})\.txt\Z")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|$)", re.I)
 
 
@@ -100,6 +101,12 @@ def of_kind(kind: str, count: Callable[[str], int]) -> Label:
 def file_name(label: Label, digest: str, digits: int = DIGITS) -> str:
     """Return the name of the file that holds a text with this digest. Every file system accepts it."""
     return f"{label.stem}-{digest[:digits]}.txt"
+
+
+def digest_in(name: str) -> str:
+    """Return the digest's beginning that `file_name` wrote into a name, or an empty string for any other name."""
+    match = _DIGEST.search(name)
+    return match[1] if match else ""
 
 
 def paths(text: str) -> list[str]:

@@ -1,6 +1,9 @@
 """The files that `/context_offload` wrote for one caller. The store has them under `NAMESPACE/files/NAME`.
 
 A caller can also read, by its exact path, an original that the proxy moved for the same key.
+
+A damaged file counts as absent (`seals`). It stays where it is, as its caller may have no other copy and people may
+still make something of it, until the same file is written again.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ import msgspec
 
 from proxy.core.policy import Policy
 from proxy.core.retrieval import names
-from proxy.errors import StoreFault
+from proxy.errors import NotThere, StoreFault
+from proxy.operations.seals import is_intact, is_seal, needs_seal, seal_of
 from proxy.stores.base import Entry
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.keys import is_part
@@ -21,7 +25,7 @@ from proxy.stores.memory import Missing
 from proxy.telemetry.outcome import StoreError
 from proxy.threads import Threads
 
-KIND, ORIGINALS = "files", "originals"
+KIND, SEALS, ORIGINALS = "files", "seals", "originals"
 
 AT_ONCE = 16
 """The most files that one call writes concurrently."""
@@ -42,6 +46,8 @@ class CallerFiles:
         self._threads = threads
         self._namespace = namespace
         offloads = [policy.offload, *(rule.offload for rule in policy.rules)]
+        self.damaged: dict[str, None] = {}
+        """The names of the damaged files that were met, in order."""
         self._store_dirs = {names.canonical(offload.store_dir) for offload in offloads}
 
     @property
@@ -73,21 +79,55 @@ class CallerFiles:
     async def read(self, name: str) -> bytes | None:
         """Return the content of the file or the original with this path, or None if there is neither."""
         keys = [key for key in (self._key(names.key_part(name)), self._original(name)) if key]
-        found = await self._read(keys)
+        found = await self._read([(key, name) for key in keys])
         return next((content for content in found if content is not None), None)
 
     async def read_many(self, wanted: Sequence[str]) -> Sequence[bytes | None]:
         """Return the contents in the order of the names, with None for each missing file."""
-        return await self._read([self._key(names.key_part(name)) for name in wanted]) if wanted else []
+        return await self._read([(self._key(names.key_part(name)), name) for name in wanted]) if wanted else []
+
+    def missing(self, name: str, path: str) -> NotThere:
+        """Return the error for a file that could not be read. `path` is how the caller spells its name."""
+        if name in self.damaged:
+            return NotThere(
+                f"The file {path!r} is damaged in the store: its content is not what was written. So it counts as "
+                "missing; what is left of it is kept for this server's operators"
+            )
+        return NotThere(f"There is no file {path!r} among your files")
 
     async def _put(self, name: str, content: bytes) -> None:
-        if not await self._put_if_free(name, content):
-            [existing] = await self.read_many([name])
-            if existing != content:
-                raise StoreFault(f"The store already has other content as {name}")
+        key = self._key(names.key_part(name))
+        for _ in range(2):  # a damaged file, and one that is deleted meanwhile, gives way
+            if await self._put_if_free(name, content):
+                return
+            [existing] = await self._stored([key])
+            if existing == content:
+                return
+            if existing is not None:
+                if await self._read([(key, name)]) != [None]:
+                    break
+                await self._visit.discard(key, existing)
+        raise StoreFault(f"The store already has other content as {name}")
 
     async def _put_if_free(self, name: str, content: bytes) -> bool:
-        done = await self._visit.put(self._key(names.key_part(name)), content, keep=False, sure=True)
+        key = self._key(names.key_part(name))
+        if not await self._put_record(key, content):
+            return False
+        if needs_seal(name):
+            await self._put_seal(_seal_key(key), content)
+        return True
+
+    async def _put_seal(self, key: str, content: bytes) -> None:
+        """Write the seal of a file that was written before it, so that another writer's file never gets this one."""
+        seal = await self._threads.reading.run(self._namespace, lambda: seal_of(content))
+        if not await self._put_record(key, seal):
+            [existing] = await self._stored([key])
+            if existing is not None and existing != seal:  # of a file of this name that no longer exists, or damaged
+                await self._visit.discard(key, existing)
+            await self._put_record(key, seal)
+
+    async def _put_record(self, key: str, value: bytes) -> bool:
+        done = await self._visit.put(key, value, keep=False, sure=True)
         if done is Put.FAILED:
             _failed("keep a file")
         return done is Put.WRITTEN
@@ -104,7 +144,24 @@ class CallerFiles:
             _failed("list files")
         return await self._threads.reading.run(self._namespace, lambda: _beginning(text, found))
 
-    async def _read(self, keys: Sequence[str]) -> Sequence[bytes | None]:
+    async def _read(self, wanted: Sequence[tuple[str, str]]) -> Sequence[bytes | None]:
+        """Return the contents of these keys and names, with None where there is none or where it is damaged."""
+        seals = {key: _seal_key(key) for key, name in wanted if needs_seal(name) and f"/{KIND}/" in key}
+        found = await self._stored([*(key for key, _ in wanted), *seals.values()])
+        contents = found[: len(wanted)]
+        sealed = dict(zip(seals, found[len(wanted) :], strict=True))
+        for key, seal in sealed.items():
+            if seal is not None and not is_seal(seal):
+                self._visit.damaged(seals[key])
+                sealed[key] = None
+        intact = await self._threads.reading.run(self._namespace, lambda: _intact(wanted, contents, sealed))
+        for (key, name), whole in zip(wanted, intact, strict=True):
+            if not whole:
+                self._visit.damaged(key)
+                self.damaged[name] = None
+        return [content if whole else None for content, whole in zip(contents, intact, strict=True)]
+
+    async def _stored(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         found = await self._visit.read(keys)
         if found is Missing.FAILED:
             _failed("read a file")
@@ -116,6 +173,18 @@ class CallerFiles:
     def _original(self, name: str) -> str | None:
         directory, _, file = name.rpartition("/")
         return f"{self._namespace}/{ORIGINALS}/{file}" if directory in self._store_dirs and is_part(file) else None
+
+
+def _seal_key(key: str) -> str:
+    namespace, _, part = key.split("/")
+    return f"{namespace}/{SEALS}/{part}"
+
+
+def _intact(
+    wanted: Sequence[tuple[str, str]], contents: Sequence[bytes | None], seals: Mapping[str, bytes | None]
+) -> list[bool]:
+    pairs = zip(wanted, contents, strict=True)
+    return [content is None or is_intact(name, content, seals.get(key)) for (key, name), content in pairs]
 
 
 def _beginning(text: str, entries: Sequence[Entry]) -> list[File]:

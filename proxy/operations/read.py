@@ -30,9 +30,13 @@ async def _found(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
     content = await shelf.read(name) if name else None
     if content is not None:
         return path, content
+    if name in shelf.damaged:
+        raise shelf.missing(name, path)
     ending = [file.name for file in await shelf.below("") if name and file.name.endswith(f"/{name}")]
-    if len(ending) == 1 and (content := await shelf.read(ending[0])) is not None:
-        return ending[0], content
+    if len(ending) == 1:
+        if (content := await shelf.read(ending[0])) is not None:
+            return ending[0], content
+        raise shelf.missing(ending[0], ending[0])
     several = ": " + ", ".join(ending[:5]) if ending else ""
     raise NotThere(
         f"There is no file {path!r} among your files{several and '; there are several that end so' + several}"

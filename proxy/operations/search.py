@@ -41,6 +41,9 @@ MATCHES = 100_000
 CHARACTERS = 16 << 20
 """The most matches and characters in one answer, whatever the limit."""
 
+NAMED = 20
+"""The most damaged files that an answer names. Its metadata has them all."""
+
 
 Steps = Generator[None, None, list[LineMatch]]
 
@@ -77,14 +80,16 @@ async def _below(call: OperationCall, given: parameters.Search, budget: Budget) 
         return await sliced(call.services.threads.searching, call.tenant.namespace, steps, budget)
 
     matches = await searched(call.shelf, wanted, find, given.limit, run)
-    return await call.read(_shown_below, given, directory, matches)
+    damaged = [search.relative(name, directory) for name in call.shelf.damaged]
+    return await call.read(_shown_below, given, directory, matches, damaged)
 
 
 async def _in_one(call: OperationCall, given: parameters.Find, budget: Budget) -> OperationReply:
     find = await _matcher(call, regex.literal, given.pattern, budget)
-    [content] = await call.shelf.read_many([names.canonical(given.file_path)])
+    name = names.canonical(given.file_path)
+    [content] = await call.shelf.read_many([name])
     if content is None:
-        raise NotThere(f"There is no file {given.file_path!r} among your files")
+        raise call.shelf.missing(name, given.file_path)
     steps = _in_files([(given.file_path, content)], find, _most(given.limit))
     matches = await sliced(call.services.threads.searching, call.tenant.namespace, steps, budget)
     return await call.read(_shown_of_one, given, matches)
@@ -204,8 +209,10 @@ def _fitting(glob: str, files: Sequence[File], directory: str) -> list[File]:
     return [file for file in files if file.name in fitting]
 
 
-def _shown_below(given: parameters.Search, directory: str, matches: Sequence[LineMatch]) -> OperationReply:
-    """Show a block for each file, between lines of dashes."""
+def _shown_below(
+    given: parameters.Search, directory: str, matches: Sequence[LineMatch], damaged: Sequence[str]
+) -> OperationReply:
+    """Show a block for each file, between lines of dashes, and below them what was not searched."""
     found = _bounded(matches, _most(given.limit))
     path = given.path or "."
     about = f'pattern "{given.pattern}" in path "{path}"' + (f' (filter: "{given.glob}")' if given.glob else "")
@@ -217,7 +224,12 @@ def _shown_below(given: parameters.Search, directory: str, matches: Sequence[Lin
         lines += ["---", f"File: {relative}", *shown]
         paths += [names.joined(path, relative)] * len(shown)
     answer = "\n".join([*lines, "---"]) if paths else f"No matches found for {about}"
-    return OperationReply(answer, metadata=_metadata(found, paths))
+    metadata = _metadata(found, paths)
+    if damaged:
+        more = f" and {len(damaged) - NAMED} more" if len(damaged) > NAMED else ""
+        answer += f"\nNot searched, because damaged in the store: {', '.join(damaged[:NAMED])}{more}"
+        metadata["damaged"] = [names.joined(path, name) for name in damaged]
+    return OperationReply(answer, metadata=metadata)
 
 
 def _shown_of_one(given: parameters.Find, matches: Sequence[LineMatch]) -> OperationReply:
@@ -229,7 +241,10 @@ def _shown_of_one(given: parameters.Find, matches: Sequence[LineMatch]) -> Opera
 
 
 def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
-    """Return the metadata: `column` counts characters from 0; `truncated` means that there are more matches."""
+    """Return the metadata: `column` counts characters from 0; `truncated` means that there are more matches.
+
+    A search that met damaged files adds their paths as `damaged`.
+    """
     matches = [
         {"path": path, "line": match.line, "column": match.column, "text": match.text}
         for path, match in zip(paths, found.matches, strict=True)

@@ -181,6 +181,22 @@ class Visit:
         """Return the engine's current records, None where absent, without putting them in memory."""
         return await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
 
+    def damaged(self, key: str) -> None:
+        """Count and log a damaged record, which the caller treats as absent."""
+        self._guarded.damaged(key)
+
+    async def discard(self, key: str, value: bytes) -> bool:
+        """Delete a record with wrong content, unless a second read returns other bytes than `value`. Returns whether
+        it was the same.
+
+        Different bytes mean that the damage happened in transit, or that a good record has been put since.
+        """
+        self._memory.forget(key)
+        same = await self._ask(StoreOperation.GET, lambda: self._store.get(key)) == value
+        if same:
+            await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
+        return same
+
     async def list(self, prefix: str) -> Sequence[Entry] | Literal[Missing.FAILED]:
         """Return every record whose key begins with `prefix`, in the engine's order."""
 
@@ -204,20 +220,13 @@ class Visit:
             found[key] = Missing.ABSENT if value is None or key in damaged else value
             if found[key] is not Missing.ABSENT or final:
                 self._memory.keep(key, found[key])
-        await asyncio.gather(*(self._discard(key, value, final) for key, value in damaged.items()))
+        await asyncio.gather(*(self._drop(key, value, final) for key, value in damaged.items()))
         return found
 
-    async def _discard(self, key: str, value: bytes, final: bool) -> None:
-        """Delete a damaged record if a second read returns the same bytes.
-
-        Different bytes mean that the damage happened in transit, or that a good record has been put since.
-        """
-        self._guarded.damaged(key)
-        self._memory.forget(key)
-        if await self._ask(StoreOperation.GET, lambda: self._store.get(key)) == value:
-            await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
-            if final:
-                self._memory.keep(key, Missing.ABSENT)
+    async def _drop(self, key: str, value: bytes, final: bool) -> None:
+        self.damaged(key)
+        if await self.discard(key, value) and final:
+            self._memory.keep(key, Missing.ABSENT)
 
     async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | Literal[Missing.FAILED]:
         """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this."""

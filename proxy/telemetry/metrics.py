@@ -51,7 +51,7 @@ NONE = "none"
 OTHER = "other"
 TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
-RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "beliefs"})
+RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "seals", "beliefs"})
 BREAKER_STATES = ("closed", "half-open", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxy.core.retrieval.names import canonical, key_part
 from tests.acceptance.operations import (
     MODEL,
     REFERENCE,
@@ -27,6 +29,7 @@ from tests.acceptance.operations import (
     user,
     words,
 )
+from tests.acceptance.test_damage import found as counted
 from tests.fake_upstream import StrictUpstream
 from tests.serving import served, spawned
 from tests.stores.engines import redis_server
@@ -177,6 +180,37 @@ def test_fault_untouched_messages_lost_their_bytes(caller: Caller) -> None:
     reply = caller.post("/context_compact", body + odd + b"," + moved + b"," + odd + b"]}")
     assert len(reply.files) == 1
     assert reply.raw.count(odd) == 2
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [lambda raw: raw[: len(raw) // 2], lambda raw: raw[:-1], lambda raw: raw[:40] + bytes([raw[40] ^ 4]) + raw[41:]],
+    ids=["half", "one byte less", "a flipped bit"],
+)
+def test_a_damaged_file_is_named_and_never_served(caller: Caller, damaged: Callable[[bytes], bytes]) -> None:
+    earlier = set(caller.proxy.stored())
+    [moved] = caller.compact([user(), *step("c", TEXT), user()]).references
+    [group] = caller.compress([user(page("group", 300)), assistant(), user(), assistant()]).groups
+    files = {one.name: one for one in caller.proxy.stored() if one.parent.name == "files" and one not in earlier}
+    for path in (moved, group):
+        other = group if path == moved else moved
+        file = files[key_part(canonical(path))]
+        whole, text = file.read_bytes(), caller.text(path)
+        file.write_bytes(damaged(whole))
+        before = counted(caller.proxy, "files")
+        read, found = caller.read(path), caller.post("/grep", {"pattern": "line", "file_path": path})
+        assert (read.status, found.status) == (404, 404)
+        assert path in read.answer and "is damaged in the store" in read.answer
+        below = caller.grep("line 7", path=STORE)
+        assert {match["path"] for match in below.metadata["matches"]} == {other}
+        assert below.metadata["damaged"] == [path]
+        assert below.answer.endswith(f"\nNot searched, because damaged in the store: {path.removeprefix(STORE + '/')}")
+        assert counted(caller.proxy, "files") == before + 3
+        file.write_bytes(whole)
+        assert caller.text(path) == text and "damaged" not in caller.grep("line 7", path=STORE).metadata
 
 
 # -- references that are none ------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,121 @@ async def test_a_failed_store_raises_store_faults(tmp_path: Path) -> None:
         with pytest.raises(StoreFault, match="The store did not"):
             await work
     assert shelf.errors
+
+
+# Damage.
+
+MOVED = f"s/log-{hashlib.sha256(b'moved text').hexdigest()[:12]}.txt"
+GROUP = "s/compressed_group_chat_0.json"
+
+
+def halved(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def flipped(content: bytes) -> bytes:
+    return bytes([content[0] ^ 1]) + content[1:]
+
+
+@dataclass
+class Found:
+    """A store with one file whose name tells its digest and one that has a seal, and what was counted there."""
+
+    folder: Path
+    counted: list[str]
+    guarded: Guarded
+
+    def shelf(self) -> CallerFiles:
+        return of(self.guarded, "acme")
+
+    def file(self, name: str, kind: str = "files") -> Path:
+        return self.folder / "acme" / kind / key_part(name)
+
+    def damage(self, name: str, damaged: Callable[[bytes], bytes], kind: str = "files") -> None:
+        self.file(name, kind).write_bytes(damaged(self.file(name, kind).read_bytes()))
+
+
+@pytest.fixture
+async def found(root: Path) -> Found:
+    counted: list[str] = []
+    store = open_store(str(root))
+    found = Found(root, counted, Guarded(store, warn=lambda kind, message: None, count_damaged=counted.append))
+    await found.shelf().put_all({MOVED: b"moved text"})
+    assert await found.shelf().put_next("s/compressed_group_chat_", ".json", b"[\n{}\n]\n") == GROUP
+    return found
+
+
+async def test_files_are_stored_as_they_are_and_only_those_without_a_digest_in_the_name_get_a_seal(
+    found: Found,
+) -> None:
+    assert (found.file(MOVED).read_bytes(), found.file(GROUP).read_bytes()) == (b"moved text", b"[\n{}\n]\n")
+    assert [path.name for path in (found.folder / "acme" / "seals").iterdir()] == [key_part(GROUP)]
+    assert await found.shelf().below("s") == [File(GROUP, 7), File(MOVED, 10)]
+    assert list(await found.shelf().read_many([MOVED, GROUP])) == [b"moved text", b"[\n{}\n]\n"]
+    assert not found.counted
+
+
+@pytest.mark.parametrize("damaged", [halved, flipped, lambda content: b"", lambda content: content + b"\n"])
+@pytest.mark.parametrize("name", [MOVED, GROUP])
+async def test_a_damaged_file_counts_as_absent(found: Found, name: str, damaged: Callable[[bytes], bytes]) -> None:
+    found.damage(name, damaged)
+    left = found.file(name).read_bytes()
+    shelf = found.shelf()
+    assert await shelf.read(name) is None
+    assert [content is None for content in await shelf.read_many([MOVED, GROUP, "none"])] == [
+        name == MOVED,
+        name == GROUP,
+        True,
+    ]
+    assert found.counted == ["files", "files"] and list(shelf.damaged) == [name]
+    assert "is damaged in the store" in shelf.missing(name, name).message
+    assert shelf.missing("none", "./none").message == "There is no file './none' among your files"
+    assert found.file(name).read_bytes() == left  # something of it may be worth keeping
+
+
+async def test_a_damaged_file_gives_way_to_the_same_text(found: Found) -> None:
+    found.damage(MOVED, flipped)
+    await asyncio.gather(*(found.shelf().put_all({MOVED: b"moved text"}) for _ in range(4)))
+    assert await found.shelf().read(MOVED) == b"moved text"
+
+
+async def test_a_damaged_group_keeps_its_number(found: Found) -> None:
+    found.damage(GROUP, halved)
+    assert await found.shelf().put_next("s/compressed_group_chat_", ".json", b"[]") == GROUP.replace("0", "1")
+
+
+async def test_an_intact_original_replaces_a_damaged_file(found: Found) -> None:
+    name = f"context_store/{MOVED.removeprefix('s/')}"
+    await found.shelf().put_all({name: b"moved text"})
+    found.damage(name, flipped)
+    original = found.folder / "acme" / "originals" / MOVED.removeprefix("s/")
+    original.parent.mkdir()
+    original.write_bytes(b"moved text")
+    assert await found.shelf().read(name) == b"moved text"
+    original.write_bytes(b"moved test")
+    assert await found.shelf().read(name) is None
+    assert found.counted == ["files", "files", "originals"]
+
+
+async def test_files_of_older_versions_are_read_as_they_are(found: Found) -> None:
+    older = f"s/tool_call_1_{'0' * 32}.txt"
+    for name in (older, GROUP):
+        found.file(name).write_bytes(b"as it is")
+    found.file(GROUP, "seals").unlink()
+    assert list(await found.shelf().read_many([older, GROUP])) == [b"as it is", b"as it is"]
+    assert not found.counted
+
+
+@pytest.mark.parametrize("damaged", [halved, flipped, lambda seal: seal.replace(b'":"', b'":"0', 1)[:-1]])
+async def test_a_damaged_seal_proves_nothing(found: Found, damaged: Callable[[bytes], bytes]) -> None:
+    found.damage(GROUP, damaged, "seals")
+    assert await found.shelf().read(GROUP) == b"[\n{}\n]\n"
+    assert found.counted == ["seals"]
+
+
+async def test_the_seal_of_a_deleted_file_does_not_outlive_the_next_one_of_its_name(found: Found) -> None:
+    found.file(GROUP).unlink()
+    assert await found.shelf().put_next("s/compressed_group_chat_", ".json", b"[]") == GROUP
+    assert await found.shelf().read(GROUP) == b"[]"
+    found.damage(GROUP, flipped)
+    assert await found.shelf().read(GROUP) is None
