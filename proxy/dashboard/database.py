@@ -170,6 +170,8 @@ class Database:
             if deleted >= LEAVING:
                 break
         run("DELETE FROM forgotten WHERE time < ?", (now - FORGETTING,))
+        if run("UPDATE forgotten SET time = ? WHERE time > ?", (now, now)).rowcount:
+            self._version = -1  # the clock was set back: rows from now on are new ones
         self._limit_sums()
         self._within(self._drop_namespaces)
         run("PRAGMA incremental_vacuum(1000)").fetchall()

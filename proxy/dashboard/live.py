@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -11,6 +12,8 @@ import msgspec
 from proxy.dashboard.access import Viewer
 from proxy.dashboard.reader import Row
 from proxy.errors import DashboardFault
+
+logger = logging.getLogger(__name__)
 
 EVERY = 1.0
 """Seconds between two looks at the file, while somebody watches."""
@@ -108,6 +111,9 @@ class Live:
                     last = row["id"]
             except DashboardFault:
                 rows = []  # the page about health says so
+            except Exception:
+                rows = []
+                logger.exception("a bug, in looking for rows to stream")
             quiet = 0.0 if rows else quiet + EVERY
             if rows or quiet >= SILENCE:
                 quiet = 0.0

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from proxy.dashboard.file import moved
-from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, SUMS, decoded
+from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, SUMS, Damaged, decoded, unpacked
 from proxy.dashboard.sessions import SentTokens, detail, listed
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind
@@ -137,9 +136,8 @@ class Reader:
     def session(self, session: int, namespace: str | None = None) -> list[Row]:
         """Return the newest requests of a session, the oldest of them first."""
         own, values = _own("name", namespace)
-        return [
-            _shown(row)
-            for row in self._rows(
+        return _readable(
+            self._rows(
                 f"""SELECT * FROM requests WHERE id IN (
                     SELECT requests.id FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
                     JOIN {_OF_SESSION} AND requests.id <= last_id
@@ -148,7 +146,7 @@ class Reader:
                 session,
                 *values,
             )
-        ][::-1]
+        )[::-1]
 
     def request(self, id: int, namespace: str | None = None) -> Row | None:
         """Return one request, or None if there is none. Its `detail` is None if nothing is known of its messages."""
@@ -159,11 +157,14 @@ class Reader:
             id,
             *values,
         )
-        if not found:
+        if not (shown := _readable(found)):
             return None
-        [row] = found
-        shown = _shown(row)
-        return {**shown, "detail": detail(row["detail"]) if row["detail"] else self._listed(row, shown)}
+        [row], [one] = found, shown
+        try:
+            messages = detail(row["detail"]) if row["detail"] else self._listed(row, one)
+        except Damaged:
+            messages = None
+        return {**one, "detail": messages}
 
     def _listed(self, row: Row, shown: Row) -> Row | None:
         """Return the messages of a request that went as it came, from what it and earlier ones added to its session."""
@@ -179,17 +180,19 @@ class Reader:
             row["session"],
         )
         earlier = [added for added in (_sent_tokens(one).added for one in rows) if added]
-        messages, omitted = listed([own, *earlier])
+        try:
+            messages, omitted = listed([own, *earlier])
+        except (ValueError, IndexError) as error:
+            raise Damaged(str(error)) from error
         return {"messages": messages, "omitted": omitted, "texts": {}, "snapshot": None}
 
     def _page(self, condition: str, id: int, namespace: str | None) -> list[Row]:
         own, values = _own("requests.namespace", namespace)
-        return [
-            _shown(row)
-            for row in self._rows(
+        return _readable(
+            self._rows(
                 f"SELECT * FROM requests WHERE {condition} {_by_id(own)} ORDER BY id DESC LIMIT {PAGE}", id, *values
             )
-        ]
+        )
 
     def _rows(self, query: str, *values: object) -> list[Row]:
         """Run one query. Raises DashboardFault."""
@@ -210,8 +213,8 @@ def name_of(session: int) -> str:
 
 def _of_session(row: Row) -> Row:
     """Return a session as pages get it. Its `kind` is that of its newest request."""
-    newest = row.pop("outcome")
-    kind = decoded(newest)["kind"] if newest else ""
+    newest = _readable([{"session": None, "sent": None, "outcome": row.pop("outcome") or b""}])
+    kind = newest[0]["kind"] if newest else ""
     return {**row, "kind": kind, "namespace": row.pop("name"), "session": name_of(row["session"])}
 
 
@@ -225,8 +228,17 @@ def _by_id(own: str) -> str:
     return own.replace("= ?", "= (SELECT id FROM namespaces WHERE name = ?)")
 
 
+def _readable(rows: list[Row]) -> list[Row]:
+    """Return requests as pages get them, without those that are damaged."""
+    found = []
+    for row in rows:
+        with suppress(Damaged):
+            found.append(_shown(row))
+    return found
+
+
 def _shown(row: Row) -> Row:
-    """Return a request as pages get it: its outcome with what is known beside it."""
+    """Return a request as pages get it: its outcome with what is known beside it. Raises Damaged."""
     sent = _sent_tokens(row) if row["sent"] else None
     beside = {"kinds": sent.tokens, "came": sent.came} if sent else {}
     kept: Row = {name: row[name] for name in ("id", "time", "worker") if name in row}
@@ -235,4 +247,4 @@ def _shown(row: Row) -> Row:
 
 
 def _sent_tokens(row: Row) -> SentTokens:
-    return msgspec.msgpack.decode(row["sent"], type=SentTokens)
+    return unpacked(row["sent"], SentTokens)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ ADDED = ("cause", "words")
 STORED = (*(name for name in Outcome.__struct_fields__ if name not in ADDED), *ADDED)
 """The fields of an outcome, in the order of a row's values. A row may have fewer of them, or more than we know. It is
 also the order of `Outcome`, which saves sorting them."""
+
+T = TypeVar("T")
 
 KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout")
 """Fields by which sums are kept apart, beside the day and the namespace."""
@@ -145,10 +147,24 @@ def encoded(outcome: Outcome) -> bytes:
 
 
 def decoded(row: bytes) -> dict[str, Any]:
-    """Return the outcome's fields as they are logged. Those that the row lacks have their defaults."""
-    values = msgspec.msgpack.decode(row)
+    """Return the outcome's fields as they are logged. Those that the row lacks have their defaults. Raises Damaged."""
+    values = unpacked(row, list[Any])
     missing = ADDED[len(values) - len(STORED) :] if len(values) < len(STORED) else ()
+    if len(values) + len(missing) < len(STORED):
+        raise Damaged("too few values")
     return dict(zip(STORED, values, strict=False)) | {name: _DEFAULTS[name] for name in missing}
+
+
+class Damaged(ValueError):
+    """A row's bytes are not what we write, because the file is damaged or somebody else wrote to it."""
+
+
+def unpacked(packed: bytes, kind: type[T], *, strict: bool = True) -> T:
+    """Return what a row keeps as bytes. Raises Damaged."""
+    try:
+        return msgspec.msgpack.decode(packed, type=kind, strict=strict)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        raise Damaged(str(error)) from error
 
 
 class Sums(msgspec.Struct):

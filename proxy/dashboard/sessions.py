@@ -16,7 +16,7 @@ from proxy.core.conversation import opening
 from proxy.core.history import BEGINNING, History, extend
 from proxy.core.history import digest as history_digest
 from proxy.core.plan import Room, live
-from proxy.dashboard.rows import LONGEST_NAME, Seen
+from proxy.dashboard.rows import LONGEST_NAME, Damaged, Seen, unpacked
 from proxy.dialects import render
 from proxy.requests.attempt import AsItCame, Observed, Rewritten
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
@@ -161,9 +161,11 @@ def _session(namespace: str, dialect: str, model: str, began: tuple[bytes, ...])
 
 
 def detail(kept: bytes) -> dict[str, Any]:
-    """Return what became of each message, as the file has it."""
-    found: dict[str, Any] = msgspec.msgpack.decode(zlib.decompress(kept), strict=False)
-    return found
+    """Return what became of each message, as the file has it. Raises Damaged."""
+    try:
+        return unpacked(zlib.decompress(kept), dict[str, Any], strict=False)
+    except (zlib.error, TypeError) as error:
+        raise Damaged(str(error)) from error
 
 
 def listed(added: Sequence[AddedMessages]) -> tuple[list[Fate], int]:

@@ -254,7 +254,8 @@ class _Conversation:
                 await self._line.write(early + out)
                 early = b""
                 if self._turn.over:
-                    await _rest(chunks)
+                    if rest := await _rest(chunks):
+                        await self._line.write(await self._received(decoder.feed, rest))
                     return
         out = early + await self._received(lambda _: list(filterfalse(_is_cut, decoder.flush())), b"")
         if self._turn.refusal is not None:
@@ -322,7 +323,7 @@ def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
 
 def _is_cut(event: sse.ServerSentEvent) -> bool:
     """Whether this event, after which the stream ended, is incomplete. Clients discard it, and it may be ours."""
-    if event.data is None or not event.data.lstrip().startswith(b"{"):
+    if event.data is None or event.data.strip() == sse.DONE:
         return False
     try:
         rawjson.members(event.data)

@@ -34,6 +34,9 @@ _HEAD_LIMIT = 256 * 1024
 
 _MAX_HEADERS = 1_000
 
+_INTERIM = 1_000
+"""Most interim heads before a reply. Some upstreams send one each second, so that nobody takes them for dead."""
+
 _KEPT_ALIVE = 15.0
 """Seconds that an idle connection stays in the pool."""
 
@@ -273,7 +276,7 @@ def _broken_off(protocol: ResponseHandler, writing: asyncio.Task[None]) -> None:
 async def _reply(protocol: ResponseHandler) -> tuple[RawResponseMessage, StreamReader]:
     """Return the head, skipping interim ones (RFC 9110, 15.2), and the body."""
     begun = False
-    while True:
+    for _ in range(_INTERIM):
         try:
             message, content = await protocol.read()
         except HttpProcessingError as error:
@@ -285,6 +288,7 @@ async def _reply(protocol: ResponseHandler) -> tuple[RawResponseMessage, StreamR
         if message.code == 101 or not 100 <= message.code < 200:
             return message, content
         begun = True
+    raise aiohttp.ClientPayloadError(f"more than {_INTERIM} interim replies")
 
 
 def _heard(closed: asyncio.Future[None]) -> None:

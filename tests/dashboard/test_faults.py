@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
 import stat
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,11 @@ import pytest
 
 from proxy.dashboard import Dashboard
 from proxy.dashboard import database as database_module
+from proxy.dashboard import live as live_module
 from proxy.dashboard import writer as writer_module
+from proxy.dashboard.access import Viewer
 from proxy.dashboard.database import FORGETTING, Database
+from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
 from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen
 from proxy.dashboard.sessions import Unseen
@@ -314,6 +318,45 @@ def test_a_row_that_cannot_be_written_costs_no_other_row(tmp_path: Path) -> None
     assert (writer.state.written, writer.state.dropped, writer.state.off) == (2, 1, False)
 
 
+DEEP = b"\x91" * 5_000 + b"\1"
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [("requests", "outcome"), ("requests", "sent"), ("details", "detail")], ids=lambda one: one
+)
+@pytest.mark.parametrize("written", [b"", b"\xc1", b"\x90", b"\x05", DEEP, "text"], ids=lambda one: repr(one)[:9])
+def test_a_damaged_row_hides_no_other_row(table: str, column: str, written: object, tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    with closing(Database(path, SIZE)) as database:
+        database.write(rows(3, at=time.time(), detail=9))
+        database.connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = 2", (written,))
+    with closing(Reader(path)) as reader:
+        assert {1, 3} <= {row["id"] for row in reader.after(0)}
+        assert {1, 3} <= {row["id"] for row in reader.before(9)}
+        assert {1, 3} <= {row["id"] for row in reader.session(0)}
+        assert len(reader.sessions()) == 1
+        assert (reader.request(2) or {"detail": None})["detail"] is None
+
+
+async def test_viewers_go_on_after_a_bug_in_looking_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "EVERY", 0.01)
+    found: list[Any] = [ValueError("a bug"), [{"id": 1, "namespace": "acme-1"}]]
+
+    async def newest() -> int:
+        return 0
+
+    async def after(last: int) -> list[Any]:
+        one = found.pop(0) if found else []
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    events = Live(after, newest).events(Viewer(), time.time)
+    async with aclosing(events), asyncio.timeout(10):
+        assert b"data" not in await anext(events)
+        assert b"data" in await anext(events)
+
+
 def test_rows_leave_after_their_retention_and_when_a_namespace_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     database, reader = Database(path, 64 << 20), None
@@ -406,6 +449,17 @@ def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(tmp
         writer.record(outcome(4))
         writer.close()
         assert (database.count("acme-1"), database.count("acme-2")) == (1, 1)
+
+
+def test_a_clock_that_is_set_back_after_a_namespace_was_forgotten_loses_no_new_rows(tmp_path: Path) -> None:
+    with closing(Database(tmp_path / "rows.db", SIZE)) as database:
+        with closing(Database(tmp_path / "rows.db", SIZE)) as other:
+            other.forget("acme-1", 1e9)
+        database.write(rows(1, at=1.0))
+        assert not database.count("acme-1")
+        database.expire(lambda namespace: 1e9, 2.0)
+        database.write(rows(1, at=3.0))
+        assert database.count("acme-1") == 1
 
 
 @pytest.mark.parametrize("first", ["writer", "page"])

@@ -589,6 +589,15 @@ async def test_refusal_of_the_clients_own_request_is_the_last_one() -> None:
     assert events(bench.browser.body)[-1] == json.loads(OVERFLOW)
 
 
+@pytest.mark.parametrize("last", [b"data: [DO", b"data: {", b'data: {"choices":[]', b"data:", b"data: x"])
+async def test_half_an_event_at_the_end_of_a_hidden_round_is_discarded(last: bytes) -> None:
+    """With the next round's first event behind it, it would be one that no client can read."""
+    bench = Bench(ScriptedReply(OURS.removesuffix(b"data: [DONE]\n\n") + last), ScriptedReply(ANSWER))
+    out = await bench.run()
+    assert text(folded(out)) == "Let me look.\n\nIt is 42."
+    assert all(isinstance(event, dict) or event == DONE for event in events(out))
+
+
 # -- the client leaves ------------------------------------------------------------------------------------------------
 
 

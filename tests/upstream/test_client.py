@@ -9,7 +9,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -621,6 +621,19 @@ async def test_what_upstream_began_to_answer_is_not_sent_again(pool: UpstreamCli
             await pool.send(request(wire.url, content=b"costly"))
     assert "begun" in broken.value.detail
     assert len(wire.requests) == 2
+
+
+async def test_interim_replies_without_end_hold_up_nobody(pool: UpstreamClient) -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        with suppress(OSError):
+            while True:
+                await peer.send(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" * 1_000)
+
+    async with upstream(handle) as wire:
+        with pytest.raises(UpstreamBroken) as broken:
+            await pool.send(request(wire.url, content=b"x"))
+    assert "interim" in broken.value.detail
 
 
 async def test_a_body_too_large_to_remember_is_not_sent_again(pool: UpstreamClient) -> None:

@@ -165,7 +165,7 @@ class ResponsesRound:
 
     @property
     def over(self) -> bool:
-        return bool(self.end)
+        return self.ended
 
     @property
     def unfinished(self) -> bool:

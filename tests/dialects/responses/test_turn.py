@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core import sse
 from proxy.core.turn import Broken, Continuation, State
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ItemEvent
@@ -65,6 +66,20 @@ def test_unknown_events_comments_and_a_last_done_arrive_as_they_came() -> None:
     odd = b': hi\n\nevent: codex.rate_limits\ndata: {"type":"codex.rate_limits"}\n\ndata: not json\n\n'
     raw = begin + odd + b"event: response.output_item.added" + end + b"data: [DONE]\n\n"
     assert run(turn(), raw)[0] == raw
+
+
+@pytest.mark.parametrize("injected", [False, True])
+@pytest.mark.parametrize("status", ["completed", "incomplete", "failed"])
+def test_a_reply_is_over_with_its_last_event_whatever_upstream_does_then(injected: bool, status: str) -> None:
+    """Else one that breaks off behind it would get an error event after its end."""
+    one = turn(injected=injected)
+    one.request()
+    *before, last = sse.EventDecoder().feed(stream(response(say("x"), status=status)))
+    for event in before:
+        one.receive(event)
+    assert not one.over
+    one.receive(last)
+    assert one.over
 
 
 def test_our_tools_are_left_out_where_upstream_repeats_the_request() -> None:
