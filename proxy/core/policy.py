@@ -66,7 +66,8 @@ class SnapshotRole(StrEnum):
 class Inject(StrEnum):
     WHEN_OFFLOADING = "when_offloading"
     AGENTS = "agents"
-    """From the start for requests that bring tools of their own, `WHEN_OFFLOADING` for the others."""
+    """From the start for requests that bring tools of their own, and where the policy names `results`, as the clients
+    that need this describe their tools in the prompt. `WHEN_OFFLOADING` for the others."""
     ALWAYS = "always"
     NEVER = "never"
 
@@ -350,14 +351,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The policy for one request, which may bring tools of its own: `inject` is never `AGENTS` in it."""
         if self.tools.inject is not Inject.AGENTS:
             return self
-        return self._with_tools if has_tools else self._without_tools
+        return self._for_agents if has_tools or self.offload.results else self._for_others
 
     @cached_property
-    def _with_tools(self) -> Policy:
+    def _for_agents(self) -> Policy:
         return self._injecting(Inject.ALWAYS)
 
     @cached_property
-    def _without_tools(self) -> Policy:
+    def _for_others(self) -> Policy:
         return self._injecting(Inject.WHEN_OFFLOADING)
 
     def _injecting(self, inject: Inject) -> Policy:

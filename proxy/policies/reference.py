@@ -74,6 +74,10 @@ policy sets it. `offload-proxy check` warns of keys without an effect.
 Clients that mark their caches (`cache_control`) and leave no room for two marks of the proxy have fewer events, as
 each one costs more there. That holds where `cache_write` is above 1.0, as only such caches need marks.
 
+With `tools.inject: agents`, requests that bring tools have the proxy's from the start, and so have all requests that a
+policy with `results` is for: clients that need this key describe their tools in the prompt
+([clients](clients.md#results-in-other-roles)). Other requests have them once something has moved.
+
 `offload.plan: 1` keeps the older rules and their defaults for this release; profiles belong to plan 2. A change of
 `plan`, of `profile` or of their keys rewrites each conversation under way once. While replicas with different plans
 serve the same conversations, every change of replica rewrites them again. So give a new version `plan: 1` in its

@@ -23,6 +23,7 @@ from proxy.core.recognition import Reply, Visible
 from proxy.core.refusals import Addition
 from proxy.core.request import Request
 from proxy.core.retrieval import tools
+from proxy.core.retrieval.definitions import OTHER_NAMES
 from proxy.core.turn import HiddenRound
 from proxy.dialects import Dialect, Entry, cache_marks, render
 from proxy.dialects.files import EntryTexts, Files, moved_files
@@ -34,7 +35,7 @@ from proxy.telemetry.outcome import Holdout
 if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache
 
-OUR_TOOLS_TOKENS = 400
+OUR_TOOLS_TOKENS = 350
 """Approximate tokens of the definitions of our two tools, reserved whenever we may have to send them."""
 
 
@@ -198,6 +199,9 @@ async def plan(
     names = asked.names
     if policy.offload.mode is Mode.OFF or names is None or asked.obstacle:
         return None
+    if policy.offload.results and not asked.has_tools:
+        names = OTHER_NAMES  # the client's own tools stand in its prompt, where their names cannot be seen
+        asked = replace(asked, names=names)
     policy = policy.for_request(has_tools=asked.has_tools)
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
     before = 0 if asked.preamble is rawjson.NULL else await reader.tool_tokens(asked.preamble, asked.model, caller)

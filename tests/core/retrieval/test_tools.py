@@ -474,11 +474,19 @@ def test_tool_definitions_have_this_exact_form(names: tuple[str, str]) -> None:
     ):
         assert list(tool) == ["name", "description", "parameters"]
         assert STORE in tool["description"]
-        assert "nothing to the user or to any other tool" in tool["description"]
         assert tool["parameters"]["type"] == "object"
         assert list(tool["parameters"]["properties"]) == properties
         assert tool["parameters"]["required"] == [required]
         assert {value["type"] for value in tool["parameters"]["properties"].values()} == {"string", "integer"}
+
+
+@pytest.mark.parametrize("names", [NAMES, OTHER_NAMES])
+def test_the_definitions_say_once_whose_paths_these_are_and_which_other_names_they_have(names: tuple[str, str]) -> None:
+    said = b"".join(definitions(names, STORE)).decode()
+    assert said.count(f"for {names[0]} and {names[1]} only: they mean nothing to the user or to any other tool") == 1
+    assert said.count("the path, address or command of the call whose result was moved") == 2
+    assert said.count("counted from 0") == 2
+    assert f"numbered like {names[1]}'s offset" in said
 
 
 def test_a_pattern_that_takes_too_long_is_refused() -> None:
