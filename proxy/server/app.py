@@ -95,7 +95,7 @@ class App:
         self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
         self._dashboard = Dashboard(settings, lambda: self._book.current, is_local_page, self._state)
         shown = (self._dashboard.record,) if settings.dashboard else ()
-        self._ledger = Recorder(self._metrics.record, logs.request, *shown)
+        self._ledger = Recorder(logs.requests, self._metrics.record, *shown)
         self._record = self._ledger.record
         self._store_url = settings.store
         store = open_store(settings.store, self._retention, lambda key: self._store.damaged(key))

@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal, TextIO
@@ -24,11 +24,21 @@ Format = Literal["json", "text"]
 LONGEST = 200
 """The most characters that are logged of a field whose value clients choose, such as the model's name."""
 
+TOGETHER = 4
+"""The most lines that are written at once. A line has some 900 bytes, and so many arrive in one piece (PIPE_BUF), even
+in a pipe that several processes write to."""
+
 _log = logging.getLogger("proxy.request")
 _REQUEST = vars(logging.LogRecord(_log.name, logging.INFO, "", 0, "request", None, None))
 """What the records of all requests have in common."""
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 """Matches text that needs no quotes: printable ASCII without spaces, quotes, equals signs and backslashes."""
+
+
+class Requests(tuple[Outcome, ...]):
+    """The fields of a record that stands for several requests, each with a line of its own."""
+
+    __slots__ = ()
 
 
 def configure(form: Format, stream: TextIO | None = None) -> None:
@@ -43,14 +53,17 @@ def configure(form: Format, stream: TextIO | None = None) -> None:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
-def request(outcome: Outcome) -> None:
-    """Log the one line of a request."""
-    if _log.isEnabledFor(logging.INFO):
+def requests(outcomes: Sequence[Outcome]) -> None:
+    """Log one line for each request."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    for at in range(0, len(outcomes), TOGETHER):
         # Not `_log.info`, which searches the stack for its caller, nor a new record, which looks for file and thread.
         now = time.time()
         record = logging.LogRecord.__new__(logging.LogRecord)
         record.__dict__ |= _REQUEST
-        record.__dict__ |= {"created": now, "msecs": now % 1 * 1000, "fields": bounded(outcome)}
+        fields = Requests(map(bounded, outcomes[at : at + TOGETHER]))
+        record.__dict__ |= {"created": now, "msecs": now % 1 * 1000, "fields": fields}
         _log.handle(record)
 
 
@@ -103,7 +116,7 @@ class JsonLines(logging.Formatter):
         self._encode = msgspec.json.Encoder(enc_hook=str).encode
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line. Values without a JSON form are written as text."""
+        """Return the line, or the lines. Values without a JSON form are written as text."""
         head = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -111,9 +124,10 @@ class JsonLines(logging.Formatter):
             "message": _valid(record.getMessage()),
         }
         fields = _fields(record)
-        if isinstance(fields, Outcome):
+        if isinstance(fields, Requests):
             # Every request is logged here, and encoding the struct is five times as fast as encoding a mapping.
-            return (self._encode(head)[:-1] + b"," + self._encode(fields)[1:]).decode()
+            start = self._encode(head)[:-1] + b","
+            return b"\n".join([start + self._encode(outcome)[1:] for outcome in fields]).decode()
         error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
         return self._encode({**head, **fields, **head, **error}).decode()
 
@@ -122,17 +136,17 @@ class TextLines(logging.Formatter):
     """Writes each record as a line for people, without fields that are empty or zero."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, followed by the traceback if there is one."""
-        words = [_time(record), record.levelname.lower(), record.name, _printable(record.getMessage())]
+        """Return the line, followed by the traceback if there is one, or the lines."""
+        start = [_time(record), record.levelname.lower(), record.name, _printable(record.getMessage())]
         fields = _fields(record)
-        named = msgspec.structs.asdict(fields) if isinstance(fields, Outcome) else fields
-        words += [f"{name}={_word(value)}" for name, value in named.items() if value]
-        line = " ".join(words)
+        if isinstance(fields, Requests):
+            return "\n".join([" ".join([*start, *_words(msgspec.structs.asdict(outcome))]) for outcome in fields])
+        line = " ".join([*start, *_words(fields)])
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def _fields(record: logging.LogRecord) -> Mapping[str, object] | Outcome:
-    fields: Mapping[str, object] | Outcome = getattr(record, "fields", {})
+def _fields(record: logging.LogRecord) -> Mapping[str, object] | Requests:
+    fields: Mapping[str, object] | Requests = getattr(record, "fields", {})
     return fields
 
 
@@ -159,6 +173,10 @@ def _valid(text: str) -> str:
 def _printable(message: str) -> str:
     """Escape control characters, so that no client can forge a line."""
     return message if message.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+
+
+def _words(fields: Mapping[str, object]) -> list[str]:
+    return [f"{name}={_word(value)}" for name, value in fields.items() if value]
 
 
 def _word(value: object) -> str:

@@ -30,7 +30,7 @@ def logged() -> Iterator[list[Outcome]]:
 
     class Collects(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.__dict__["fields"])
+            found.extend(record.__dict__["fields"])
 
     logger, handler = logging.getLogger("proxy.request"), Collects()
     level = logger.level

@@ -3,9 +3,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import select
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -51,7 +52,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_request_is_one_json_line_with_every_field_of_its_outcome(stream: io.StringIO) -> None:
     logs.configure("json", stream)
-    logs.request(OUTCOME)
+    logs.requests([OUTCOME])
     [line] = lines(stream)
     assert {"time", "level", "logger", "message", *msgspec.structs.asdict(OUTCOME)} == set(line)
     assert (line["level"], line["logger"], line["message"]) == ("info", "proxy.request", "request")
@@ -63,7 +64,7 @@ def test_request_is_one_json_line_with_every_field_of_its_outcome(stream: io.Str
 
 def test_request_is_one_text_line_without_empty_fields(stream: io.StringIO) -> None:
     logs.configure("text", stream)
-    logs.request(OUTCOME)
+    logs.requests([OUTCOME])
     [line] = stream.getvalue().splitlines()
     head, _, rest = line.partition(" ")
     assert abs(datetime.fromisoformat(head) - datetime.now(UTC)).total_seconds() < 5
@@ -79,16 +80,40 @@ def test_request_is_one_text_line_without_empty_fields(stream: io.StringIO) -> N
 def test_clients_can_put_neither_keys_nor_line_breaks_into_a_log_line(stream: io.StringIO, form: logs.Format) -> None:
     logs.configure(form, stream)
     forged = 'x\n2030-01-01 info proxy.request request status=200 "\u2028\x1b[2J\ud800'
-    logs.request(msgspec.structs.replace(OUTCOME, model=forged, path=f"/v1/{forged}"))
+    logs.requests([msgspec.structs.replace(OUTCOME, model=forged, path=f"/v1/{forged}")])
     logging.getLogger("uvicorn.error").warning("bad request %s", forged)
     assert "sk-secret" not in stream.getvalue()
     assert len(stream.getvalue().split("\n")) == 3
     assert "\x1b" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_requests_that_are_logged_together_have_a_line_each(stream: io.StringIO, form: logs.Format) -> None:
+    logs.configure(form, stream)
+    logs.requests([msgspec.structs.replace(OUTCOME, request_id=f"req-{number}") for number in range(10)])
+    written = stream.getvalue().splitlines()
+    assert [line.count("req-") for line in written] == [1] * 10
+    assert all(f"req-{number}" in line for number, line in enumerate(written))
+    assert all("proxy.request" in line for line in written)
+
+
+def test_so_many_lines_are_written_together_that_a_pipe_takes_them_in_one_piece() -> None:
+    class Writes(io.StringIO):
+        sizes: ClassVar[list[int]] = []
+
+        def write(self, text: str) -> int:
+            self.sizes.append(len(text))
+            return super().write(text)
+
+    logs.configure("json", Writes())
+    logs.requests([OUTCOME] * 9)
+    assert len(Writes.sizes) == 3
+    assert max(Writes.sizes) <= select.PIPE_BUF
+
+
 def test_fields_that_clients_choose_are_cut_in_the_log(stream: io.StringIO) -> None:
     logs.configure("json", stream)
-    logs.request(msgspec.structs.replace(OUTCOME, model="m" * 1_000_000, path="/" + "é" * 1_000_000))
+    logs.requests([msgspec.structs.replace(OUTCOME, model="m" * 1_000_000, path="/" + "é" * 1_000_000)])
     [line] = lines(stream)
     assert len(line["model"]) == len(line["path"]) == logs.LONGEST
 
@@ -137,7 +162,7 @@ def test_other_libraries_log_from_warnings_on(stream: io.StringIO) -> None:
 def test_configuring_the_log_twice_writes_each_line_once(stream: io.StringIO) -> None:
     logs.configure("text", io.StringIO())
     logs.configure("json", stream)
-    logs.request(OUTCOME)
+    logs.requests([OUTCOME])
     assert len(lines(stream)) == 1
 
 

@@ -15,7 +15,9 @@ def outcome(number: int) -> Outcome:
 async def test_outcomes_are_recorded_in_order_and_soon() -> None:
     one: list[str] = []
     other: list[str] = []
-    ledger = Recorder(lambda each: one.append(each.request_id), lambda each: other.append(each.request_id))
+    ledger = Recorder(
+        lambda batch: one.extend(each.request_id for each in batch), lambda each: other.append(each.request_id)
+    )
     for number in range(MOST + 2):
         ledger.record(outcome(number))
     assert len(one) == MOST, "a full batch does not wait"
@@ -25,7 +27,7 @@ async def test_outcomes_are_recorded_in_order_and_soon() -> None:
 
 async def test_flush_records_all_that_wait_once() -> None:
     written: list[Outcome] = []
-    ledger = Recorder(written.append)
+    ledger = Recorder(written.extend)
     ledger.record(outcome(0))
     ledger.flush()
     ledger.flush()
