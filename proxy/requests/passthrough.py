@@ -116,13 +116,12 @@ async def pass_on(
     await client.start(reply.status, reply_headers(reply.headers, ours))
     if read:
         await client.write(read)
-    async with aclosing(reply.chunks()) as chunks:
-        async for chunk in chunks:
-            watch(chunk)
-            if reply.ended:
-                await client.finish(chunk)
-                return
-            await client.write(chunk)
+    async for chunk in reply:
+        watch(chunk)
+        if reply.ended:
+            await client.finish(chunk)
+            return
+        await client.write(chunk)
     await client.finish()
 
 

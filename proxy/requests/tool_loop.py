@@ -351,12 +351,12 @@ async def body(reply: UpstreamReply) -> bytes:
 
 
 async def refusal(reply: UpstreamReply) -> Refusal:
-    """Read a reply whose status is not 200, as it came and as far as that is possible within our bounds. `reply.chunks`
-    then goes on where we stopped."""
+    """Read a reply whose status is not 200, as it came and as far as that is possible within our bounds. Reading
+    `reply` then goes on where we stopped."""
     read, whole = bytearray(), False
     with suppress(TimeoutError, UpstreamFault):
-        async with asyncio.timeout(REFUSAL_SECONDS), aclosing(reply.chunks()) as chunks:
-            async for chunk in chunks:
+        async with asyncio.timeout(REFUSAL_SECONDS):
+            async for chunk in reply:
                 read += chunk
                 if len(read) > WHOLE_LIMIT:
                     break

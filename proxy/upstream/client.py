@@ -68,8 +68,12 @@ class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
         return _origin(self.url)
 
 
-class UpstreamReply:
-    """A reply whose body has not been read yet. Close it even if you read it to the end."""
+class UpstreamReply(AsyncIterator[bytes]):
+    """A reply whose body has not been read yet. Close it even if you read it to the end.
+
+    Iterate over it for the body's chunks as they arrive, not decoded and never empty. That raises UpstreamSilent or
+    UpstreamBroken.
+    """
 
     def __init__(self, answer: UpstreamResponse, idle_timeout: float, url: str) -> None:
         self.status = answer.status
@@ -85,18 +89,15 @@ class UpstreamReply:
         """Whether the body is known to have ended."""
         return self._answer.content.at_eof()
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body's chunks as they arrive, not decoded and never empty.
-
-        Raises UpstreamSilent or UpstreamBroken.
-        """
+    async def __anext__(self) -> bytes:
         content = self._answer.content
         try:
             while not content.at_eof():
                 if chunk := content.read_nowait() or await self._next():
-                    yield chunk
+                    return chunk
         except aiohttp.ClientError as error:
             raise _translated(error, self._url) from error
+        raise StopAsyncIteration
 
     async def _next(self) -> bytes:
         try:
@@ -119,7 +120,7 @@ async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
     try:
         decoder = ContentDecoder(codings)
         clock = asyncio.get_running_loop().time
-        async for chunk in reply.chunks():
+        async for chunk in reply:
             rested = clock()
             for piece in decoder.feed(chunk):
                 for start in range(0, len(piece), _PIECE):

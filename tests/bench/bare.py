@@ -39,7 +39,7 @@ async def relay(request: Request) -> StreamingResponse:
         idle_timeout=60,
     )
     reply = await request.app.state.upstream.send(asked)
-    response = StreamingResponse(reply.chunks(), reply.status)
+    response = StreamingResponse(reply, reply.status)
     response.raw_headers = reply.headers
     return response
 

@@ -32,7 +32,7 @@ class ScriptedReply:
     def ended(self) -> bool:
         return False
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
+    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
         for step in self.steps:
             if isinstance(step, Exception):
                 raise step

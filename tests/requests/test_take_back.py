@@ -209,7 +209,7 @@ class Resumed(ScriptedReply):
         super().__init__(*steps, status=status, headers=[JSON])
         self._left = iter(steps)
 
-    async def chunks(self) -> Any:
+    async def __aiter__(self) -> Any:
         for step in self._left:
             if isinstance(step, Exception):
                 raise step

@@ -41,7 +41,7 @@ class Reply:
         self.headers = Headers([(b"content-type", b"application/json")])
         self._body = body
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
+    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
         yield self._body
 
     async def aclose(self) -> None:

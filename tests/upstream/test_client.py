@@ -52,7 +52,7 @@ async def sent(pool: UpstreamClient, url: str, **changes: Any) -> AsyncIterator[
 
 async def body(pool: UpstreamClient, url: str, **changes: Any) -> bytes:
     async with sent(pool, url, **changes) as reply:
-        return b"".join([piece async for piece in reply.chunks()])
+        return b"".join([piece async for piece in reply])
 
 
 async def stream(*pieces: bytes) -> AsyncIterator[bytes]:
@@ -243,7 +243,7 @@ async def test_reply_is_as_it_came(pool: UpstreamClient) -> None:
             (b"Content-Encoding", b"gzip"),
             (b"Content-Length", b"%d" % len(packed)),
         ]
-        assert b"".join([piece async for piece in reply.chunks()]) == packed
+        assert b"".join([piece async for piece in reply]) == packed
 
 
 async def test_nothing_is_kept_but_the_connection(pool: UpstreamClient) -> None:
@@ -267,7 +267,7 @@ async def test_chunks_come_as_they_arrive(pool: UpstreamClient) -> None:
         await peer.send(chunk(b"data: 2\n\n"), chunk(b""))
 
     async with upstream(handle) as wire, sent(pool, wire.url) as reply:
-        pieces = reply.chunks()
+        pieces = reply
         assert await anext(pieces) == b"data: 1\n\n"
         read.set()
         assert [piece async for piece in pieces] == [b"data: 2\n\n"]
@@ -289,7 +289,7 @@ async def test_replies_without_the_usual(pool: UpstreamClient, method: str, repl
             async with sent(pool, wire.url, method=method) as got:
                 assert got.status == status
                 assert not any(name.lower() == b"link" for name, _ in got.headers)
-                assert b"".join([piece async for piece in got.chunks()]) in (b"", b"ok")
+                assert b"".join([piece async for piece in got]) in (b"", b"ok")
     assert wire.connections == 1
 
 
@@ -340,7 +340,7 @@ async def test_a_slow_reader_slows_upstream(pool: UpstreamClient) -> None:
             written += 64 * 1024
 
     async with upstream(handle) as wire, sent(pool, wire.url) as reply:
-        await anext(reply.chunks())
+        await anext(reply)
         await asyncio.sleep(0.5)
     # What the kernel's buffers hold on loopback, and little more.
     assert written < 16 << 20
@@ -422,7 +422,7 @@ async def test_idle_in_the_middle(pool: UpstreamClient) -> None:
         await peer.gone()
 
     async with upstream(stall) as wire, sent(pool, wire.url, idle_timeout=0.1) as reply:
-        pieces = reply.chunks()
+        pieces = reply
         assert await anext(pieces) == b"data: 1\n\n"
         with pytest.raises(UpstreamSilent, match=r"nothing for 0\.1 s"):
             await anext(pieces)
@@ -486,7 +486,7 @@ async def test_cut_off(pool: UpstreamClient, start: bytes, reset: bool) -> None:
             peer.reset()
 
     async with upstream(handle) as wire, sent(pool, wire.url) as reply:
-        pieces = reply.chunks()
+        pieces = reply
         assert await anext(pieces) == b"abc"
         with pytest.raises(UpstreamBroken):
             await anext(pieces)
@@ -518,7 +518,7 @@ async def test_a_broken_chunk_behind_whole_ones(pool: UpstreamClient, broken: by
         peer.upstream.left.set()
 
     async with upstream(breaks) as wire, sent(pool, wire.url, idle_timeout=60.0) as reply:
-        chunks = reply.chunks()
+        chunks = reply
         assert await anext(chunks) == b"whole"
         taken.set()
         if reads == "later":
@@ -532,7 +532,7 @@ async def test_a_broken_chunk_behind_whole_ones(pool: UpstreamClient, broken: by
 async def test_closing_the_reply_closes_upstream(pool: UpstreamClient) -> None:
     async with upstream(hang) as wire:
         async with sent(pool, wire.url) as reply:
-            await anext(reply.chunks())
+            await anext(reply)
         await asyncio.wait_for(wire.left.wait(), 1)
 
 
