@@ -150,9 +150,10 @@ class _Request:
         chosen = tenant.policy.for_model(chat.model)
         reason, policy = held_back(client, chosen), chosen.planning
         tenant = tenant if policy is tenant.policy else replace(tenant, policy=policy)
-        if not reason and observes(client, chosen):
-            return ParsedRequest(body, tenant, chat, observed=True)
-        self._services.seen(tenant, client.headers)
+        if not reason:
+            if observes(client, chosen):
+                return ParsedRequest(body, tenant, chat, observed=True)
+            self._services.seen(tenant, client.headers)
         going_on = await self._records.continuation(chat.continues) if chat.continues else None
         continued = self._dialect.continued(chat, going_on) if going_on else None
         return ParsedRequest(body, tenant, chat, reason, continued)

@@ -23,7 +23,7 @@ from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Outcome
 from tests.dialects.chat.turns import ANSWER, whole
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
-from tests.requests.test_handler import LONG, OVERFLOW, POLICY, World, chat, refused, reply_headers
+from tests.requests.test_handler import LONG, OFF, OVERFLOW, POLICY, World, chat, refused, reply_headers
 from tests.telemetry.test_metrics import samples
 
 CHUNKED = (b"transfer-encoding", b"chunked")
@@ -163,6 +163,8 @@ async def test_nothing_is_asked_for_in_the_background(world: World) -> None:
     asked: list[Any] = []
     services = dataclasses.replace(world.services, seen=lambda tenant, headers: asked.append(tenant))
     world.chat = Chat(services, CHAT)
+    await world.ask(LONG, ScriptedReply(REPLY))
+    world.policy = OFF
     await world.ask(LONG, ScriptedReply(REPLY))
     assert not asked
     world.policy = POLICY
