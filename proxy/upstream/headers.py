@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 
 Header = tuple[bytes, bytes]
@@ -57,7 +58,7 @@ class Headers(list[Header]):
 
     def has_control_characters(self) -> bool:
         """Whether a name or value has a character that is forbidden in headers (RFC 9110, 5.5)."""
-        joined = b"".join(map(b"".join, self))
+        joined = b"".join(chain.from_iterable(self))
         return len(joined.translate(None, _CONTROL)) != len(joined)
 
 
