@@ -30,10 +30,6 @@ from tests.bench.systems import POLICIES, Launcher, System, bare, nginx, proxy, 
 
 WARM_UP = 0.2
 """Seconds."""
-SETTLING = 10.0
-"""Seconds to wait for a system's background work to end. It is measured after that in any case."""
-QUIET = 0.1
-"""The share of one processor below which a process counts as idle."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,7 +114,7 @@ class Bench:
                 self._runner.run(wire.ask(one.port, bodies.request(body, one.headers)))
             except wire.Failed as fault:
                 self._out[one.name] = one.ended or str(fault)
-            _settle(one)
+            one.settle()
         return self.memory()
 
     def memory(self) -> dict[str, float]:
@@ -158,24 +154,15 @@ class Bench:
         if not whole:
             raise wire.Failed(reply.partition(b"\r\n")[0].decode("latin-1"))
         self._run(one, request, point.connections, min(WARM_UP, self._seconds))
-        _settle(one)
+        one.settle()
 
     def _run(self, one: System, request: bytes, connections: int, seconds: float) -> Figures:
         before = one.cpu()
         load = self._runner.run(wire.load(one.port, request, connections, seconds))
         cpu = (one.cpu() - before) / load.count
         if load.cut:
-            _settle(one)
+            one.settle()
         return Figures(load.rate, load.p50, load.p99, load.first, cpu)
-
-
-def _settle(one: System) -> None:
-    deadline = time.monotonic() + SETTLING
-    while time.monotonic() < deadline:
-        before = one.cpu()
-        time.sleep(0.1)
-        if one.cpu() - before <= QUIET * 0.1:
-            return
 
 
 if __name__ == "__main__":

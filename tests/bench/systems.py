@@ -47,6 +47,10 @@ http {{
 
 STARTING = 60.0
 """Seconds until a system must listen."""
+SETTLING = 10.0
+"""Seconds to wait for a system's background work to end. It is measured after that in any case."""
+QUIET = 0.1
+"""The share of one processor below which a process counts as idle."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,20 @@ class System:
         """Seconds of processor time that its processes have used, ended ones included."""
         ticks = sum(sum(_numbers(pid, "stat")[10:14]) for pid in _tree(self.process.pid))
         return ticks / os.sysconf("SC_CLK_TCK")
+
+    def busy(self) -> float:
+        """Seconds of processor time of the threads that its first process has now, to the nanosecond."""
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+    def settle(self) -> None:
+        """Wait until its background work has ended."""
+        deadline = time.monotonic() + SETTLING
+        while time.monotonic() < deadline:
+            before = self.cpu()
+            time.sleep(0.1)
+            if self.cpu() - before <= QUIET * 0.1:
+                return
 
 
 def start(running: ExitStack, folder: Path, launchers: Mapping[str, Launcher]) -> list[System]:

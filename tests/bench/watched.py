@@ -71,14 +71,14 @@ async def _run(systems: Sequence[System], rate: float, seconds: float, viewers: 
     async with asyncio.TaskGroup() as group:
         looking = [group.create_task(_view(shown)) for _ in range(viewers)]
         looking += [group.create_task(_turn_pages(shown, A_PAGE / viewers))] if viewers else []
-        before = [_cpu(system) for system in systems]
+        before = [system.busy() for system in systems]
         asking = [
             group.create_task(_ask(system.port, rate / CONNECTIONS, seconds))
             for system in systems
             for _ in range(CONNECTIONS)
         ]
         counts = [await one for one in asking]
-        after = [_cpu(system) for system in systems]
+        after = [system.busy() for system in systems]
         for one in looking:
             one.cancel()
     asked = [sum(counts[at : at + CONNECTIONS]) for at in range(0, len(counts), CONNECTIONS)]
@@ -119,12 +119,6 @@ async def _turn_pages(port: int, seconds: float) -> None:
             message = wire.Message()
             while not message.feed(await reader.read(1 << 16)):
                 pass
-
-
-def _cpu(system: System) -> float:
-    """Return the seconds of processor time of the process, to the nanosecond."""
-    threads = Path(f"/proc/{system.process.pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 if __name__ == "__main__":
