@@ -44,6 +44,11 @@ class EventDecoder:
         self._searched = 0
         self._begun = False
 
+    @property
+    def held(self) -> int:
+        """How many bytes of an unfinished event are held."""
+        return len(self._rest)
+
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """Return the events that these bytes complete. Raises TooLarge."""
         if not self._rest and chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:

@@ -80,6 +80,10 @@ class Round(Protocol[EventT, PartT]):
     def end(self) -> Sequence[PartT]:
         """The parts at the reply's end, if they are kept back."""
 
+    @property
+    def pieces(self) -> int:
+        """How many calls, blocks or items it has so far: going through them takes so much time."""
+
     def read(self, event: EventT) -> list[PartT]:
         """Return the parts to show now, of this event and of earlier ones that were kept back. Raises Broken."""
 

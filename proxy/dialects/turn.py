@@ -18,8 +18,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from msgspec import Raw
-
 from proxy.core import sse
 from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
@@ -112,7 +110,8 @@ class Turn(ABC):
             return self._asked.own
         if not self.rounds:
             return self._asked.first()
-        return self._asked.later(self._sent, last=self._last, bare=self._pressed)
+        sent = [*self._asked.entries, *self._before]
+        return self._asked.later(sent, last=self._last, bare=self._pressed)
 
     def receive(self, event: sse.ServerSentEvent) -> bytes:
         """Take one event of a stream; returns the bytes for the client. Raises Broken."""
@@ -145,6 +144,11 @@ class Turn(ABC):
     def streams(self) -> bool:
         """Whether the client asked for a stream."""
         return self._asked.streams
+
+    @property
+    def pieces(self) -> int:
+        """About how many entries, calls, blocks and items all rounds have so far. Ending a round goes through them."""
+        return len(self._before) + self._round.pieces
 
     @property
     def over(self) -> bool:
@@ -319,11 +323,6 @@ class Turn(ABC):
     # -- the end of a round --
 
     @property
-    def _sent(self) -> list[bytes | Raw]:
-        """The entries of the newest request."""
-        return [*self._asked.entries, *self._before]
-
-    @property
     def _last(self) -> bool:
         return self.rounds >= self._asked.max_rounds or self._circles >= MAX_CIRCLES
 
@@ -344,8 +343,7 @@ class Turn(ABC):
         ending = self._round
         if self._bare or ending.failed or ending.unfinished or not (ending.ended or self._done):
             return False
-        only_ours = bool(ending.ours) and not ending.theirs
-        return only_ours or (self.rounds > 0 and self._silent)
+        return (bool(ending.ours) and not ending.theirs) or (self.rounds > 0 and self._silent)
 
     @property
     def _silent(self) -> bool:
@@ -396,5 +394,6 @@ class Turn(ABC):
 
     @property
     def _seed(self) -> str:
-        sent = self._sent
-        return hashlib.sha256(b"%d %b" % (len(sent), bytes(sent[-1]) if sent else b"")).hexdigest()[:16]
+        newest = (self._before or self._asked.entries or [b""])[-1]
+        number = len(self._asked.entries) + len(self._before)
+        return hashlib.sha256(b"%d %b" % (number, newest)).hexdigest()[:16]

@@ -15,7 +15,7 @@ import hashlib
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -31,6 +31,18 @@ from proxy.stores.memory import Missing
 from proxy.telemetry.outcome import StoreError
 
 T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Runs work where it holds up nobody, and returns its result."""
+
+    async def __call__(self, work: Callable[[], T]) -> T: ...
+
+
+async def at_once(work: Callable[[], T]) -> T:
+    """A `Run` for little work."""
+    return work()
+
 
 LOOKUPS, MOST_LOOKUPS = 16, 1_024
 """The number of replies in the first lookup, which takes the newest ones. Each further lookup takes four times as many,
@@ -150,40 +162,31 @@ class Records:
         earlier: Sequence[tuple[bytes, str]],
         befores: Collection[bytes] = (),
         visible: Visible | None = None,
+        run: Run = at_once,
     ) -> None:
         """Store the hidden rounds of a reply.
 
         The record's name is the digest of the history that ends with the reply as the client saw it. For clients that
         rewrite the reply, it is also kept by the digests `befores` of the history before it. `earlier` are the earlier
-        replies with hidden rounds: the digest of the history that ends with each, and the name of its record.
+        replies with hidden rounds: the digest of the history that ends with each, and the name of its record. `run`
+        makes the record, which takes long for one of many calls.
         """
-        record = _Hidden(
-            before=[Raw(raw) for raw in hidden.before],
-            instead=Raw(hidden.instead or b"null"),
-            after=[Raw(raw) for raw in hidden.after],
-            tokens=hidden.tokens,
-            earlier=[one.hex() for one, _ in earlier],
-            sizes=list(hidden.sizes),
-            names=[name or one.hex() for one, name in earlier] if any(name for _, name in earlier) else [],
-            name=link.hex(),
-            visible=visible,
-        )
+        record, value = await run(partial(_record, link, hidden, earlier, visible))
         [key] = self._round_keys([link.hex()], model)
-        value = sealed(msgspec.json.encode(record))
         placed = [self._place(before, record, value, model) for before in befores]
         await asyncio.gather(self._visit.put(key, value), *placed)
         for before in befores:
             if self._visit.was_put(self._hid_nothing(before, model)):
                 await self._contested(before, model, None)
 
-    async def contest(self, before: bytes, model: str, visible: Callable[[], Visible]) -> None:
+    async def contest(self, before: bytes, model: str, visible: Callable[[], Awaitable[Visible]]) -> None:
         """Record a reply that hid nothing, if another one to the same history did, before it or after it.
 
         Only this process's memory is asked, because nearly every reply hides nothing.
         """
         [first, *_] = self._round_keys(_places(before), model)
         if self._visit.was_put(first):
-            await self._contested(before, model, visible())
+            await self._contested(before, model, await visible())
         else:
             self._visit.note_put(self._hid_nothing(before, model))
 
@@ -281,6 +284,24 @@ class Records:
         """Return the keys of rounds. They depend on the model, because other models refuse its signatures."""
         variant = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         return [self.key("rounds", f"{name}-{variant}") for name in names]
+
+
+def _record(
+    link: bytes, hidden: HiddenRound, earlier: Sequence[tuple[bytes, str]], visible: Visible | None
+) -> tuple[_Hidden, bytes]:
+    """Return a hidden round's record, and as it is stored."""
+    record = _Hidden(
+        before=[Raw(raw) for raw in hidden.before],
+        instead=Raw(hidden.instead or b"null"),
+        after=[Raw(raw) for raw in hidden.after],
+        tokens=hidden.tokens,
+        earlier=[one.hex() for one, _ in earlier],
+        sizes=list(hidden.sizes),
+        names=[name or one.hex() for one, name in earlier] if any(name for _, name in earlier) else [],
+        name=link.hex(),
+        visible=visible,
+    )
+    return record, sealed(msgspec.json.encode(record))
 
 
 def _encoded(text: Callable[[], str]) -> bytes:

@@ -8,11 +8,9 @@ import contextlib
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import filterfalse
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from proxy.core import rawjson, sse
 from proxy.core.history import ToolCall
@@ -24,15 +22,13 @@ from proxy.errors import BadEncoding, OffloadError, ProxyError, UpstreamBroken, 
 from proxy.requests import passthrough
 from proxy.requests.client_line import HEARTBEAT, ClientLine
 from proxy.requests.exchange import Exchange
+from proxy.requests.retries import RETRIES, is_passing, pause
 from proxy.upstream import content_encoding
 from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
-RETRIES = 2
-LONGEST_RETRY = 30.0
-"""Most seconds of a `Retry-After` that we wait, because the client's reply stays open meanwhile."""
-FIRST_RETRY = 0.5
-"""Seconds before the first retry if upstream does not say. They double for each further retry."""
+T = TypeVar("T")
+
 WHOLE_LIMIT = 32 << 20
 """Most bytes of a reply that is not a stream."""
 REFUSAL_SECONDS = 15.0
@@ -43,6 +39,9 @@ INLINE_BYTES = 32 << 10
 """Most bytes of a reply that we parse on the event loop. More would hold it up, so a thread parses them."""
 INLINE_LINES = 1_000
 """Most lines of a stream, at once, that we parse on the event loop: some 500 events. A few bytes can be an event."""
+LARGE_BYTES, MANY_PIECES = 128 << 10, 200
+"""Bytes of all replies of a turn, and pieces of them, above which a thread ends a round, takes the answers and builds
+the next request. This takes 10 to 30 microseconds for each call, and there may be thousands."""
 LAST_BYTES = 0.2
 """Seconds that a stream has to end after its last event. Its connection is reused only if we read it to its end."""
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
@@ -98,7 +97,7 @@ class TurnIO(Protocol):
     def headers(self, turn: Turn) -> Sequence[Header]:
         """Return our headers for the client's reply."""
 
-    async def aside(self, work: Callable[[], bytes]) -> bytes:
+    async def aside(self, work: Callable[[], T]) -> T:
         """Run work that would hold up the event loop in a thread, and return its result."""
 
 
@@ -157,18 +156,20 @@ class _Conversation:
         self._large = large
         self._headers = Headers()
         self._begun = False  # whether any event with data has come
-        self._whole = 0  # bytes of a reply that is not a stream
+        self._heard = 0  # bytes of all replies
+        self._decoder = sse.EventDecoder()
         self._refused: Refusal | None = None  # after which the client's own request was sent
 
     async def run(self) -> Refusal | None:
         await self._round(self._ask_first)
         while self._turn.state is not State.DONE:
             if self._turn.state is State.CALLING:
-                self._turn.answer(await self._io.resolve(self._turn.calls))
+                answers = await self._io.resolve(await self._taken(lambda: self._turn.calls))
+                await self._taken(partial(self._turn.answer, answers))
             if self._turn.state is State.READY:
                 await self._round(self._ask_again)
         await self._io.remember(self._turn)
-        await self._end(await self._taken(self._turn.close, self._whole))
+        await self._end(await self._taken(self._turn.close))
         return self._refused
 
     async def _round(self, ask: Callable[[], Awaitable[UpstreamReply]]) -> None:
@@ -192,7 +193,7 @@ class _Conversation:
 
     async def _request(self) -> bytes:
         """Return the body of the next round's request."""
-        return await self._io.aside(self._turn.request) if self._large else self._turn.request()
+        return await self._taken(self._turn.request)
 
     async def _ask(self, body: bytes) -> UpstreamReply:
         """Return the reply to one request. Raises Refusal if upstream does not answer 200."""
@@ -214,12 +215,12 @@ class _Conversation:
                     reworded = True
                     self._turn.reword(TOO_LONG)
                     body = await self._request()
-                elif _is_passing(refusal.status):
-                    await asyncio.sleep(_pause(refusal.headers, attempt))
+                elif is_passing(refusal.status):
+                    await asyncio.sleep(pause(refusal.headers, attempt))
                 else:
                     raise
             except (UpstreamUnreachable, UpstreamBroken):
-                await asyncio.sleep(_pause(Headers(), attempt))
+                await asyncio.sleep(pause(Headers(), attempt))
         return await self._ask(body)
 
     # -- reading --
@@ -229,22 +230,21 @@ class _Conversation:
             await self._read_stream(reply)
         else:
             whole = await body(reply)
-            self._whole = len(whole)
+            self._heard += len(whole)
             out = await self._taken(partial(self._turn.receive_whole, whole), len(whole))
             if self._turn.refusal is not None:
                 raise _refused(reply, whole, self._turn.refusal)
             await self._line.write(out)
-        with _usable():
-            out = self._turn.end()
-        await self._line.write(out)
+        await self._line.write(await self._taken(self._turn.end))
 
     async def _read_stream(self, reply: UpstreamReply) -> None:
         if not self._line.open:
             self._line.prepare(reply.status, self._reply_headers([]))
-        decoder = sse.EventDecoder()
+        decoder = self._decoder = sse.EventDecoder()
         early = raw = b""  # what came before the first event with data, for the client and as it came
         async with aclosing(decoded(reply)) as chunks:
             async for chunk in chunks:
+                self._heard += len(chunk)
                 out = await self._received(decoder.feed, chunk)
                 if self._turn.refusal is not None:
                     raise _refused(reply, raw + chunk + await _rest(chunks), self._turn.refusal)
@@ -264,8 +264,8 @@ class _Conversation:
 
     async def _received(self, events_of: Callable[[bytes], list[sse.ServerSentEvent]], chunk: bytes) -> bytes:
         """Feed the events that this chunk completes to the turn, and return the bytes for the client."""
-        if chunk.count(b"\n") + chunk.count(b"\r") > INLINE_LINES:
-            return await self._taken(lambda: self._turned(events_of(chunk)))
+        if self._decoder.held > INLINE_BYTES or chunk.count(b"\n") + chunk.count(b"\r") > INLINE_LINES:
+            return await self._taken(lambda: self._turned(events_of(chunk)), math.inf)
         with _usable():
             events = events_of(chunk)
         return await self._taken(partial(self._turned, events), sum(len(event.raw) for event in events))
@@ -274,10 +274,17 @@ class _Conversation:
         self._begun = self._begun or any(event.data is not None for event in events)
         return b"".join(map(self._turn.receive, events))
 
-    async def _taken(self, work: Callable[[], bytes], size: float = math.inf) -> bytes:
-        """Return the result of `work` on `size` bytes of upstream's reply. Raises UpstreamBroken if that fails."""
+    async def _taken(self, work: Callable[[], T], size: float | None = None) -> T:
+        """Return the result of `work` on `size` bytes of upstream's reply, or on all that the turn holds. Raises
+        UpstreamBroken if that fails."""
         with _usable():
-            return work() if size <= INLINE_BYTES else await self._io.aside(work)
+            aside = self._heavy if size is None else size > INLINE_BYTES
+            return await self._io.aside(work) if aside else work()
+
+    @property
+    def _heavy(self) -> bool:
+        """Whether going through all that the turn holds takes noticeable time."""
+        return self._large or self._heard > LARGE_BYTES or (self._heard > 0 and self._turn.pieces > MANY_PIECES)
 
     # -- writing --
 
@@ -373,24 +380,3 @@ async def _gathered(chunks: AsyncGenerator[bytes, None]) -> bytes:
             if len(whole) > WHOLE_LIMIT:
                 raise UpstreamBroken(f"Upstream's reply is larger than {WHOLE_LIMIT} bytes")
     return bytes(whole)
-
-
-def _is_passing(status: int) -> bool:
-    return status == 429 or status >= 500
-
-
-def _pause(headers: Headers, attempt: int) -> float:
-    """Return the seconds until the next try: as upstream says, or else doubled each time."""
-    said = headers.get(b"retry-after").decode("latin-1")
-    seconds = _retry_after(said)
-    return FIRST_RETRY * 2**attempt if seconds is None else min(max(seconds, 0.0), LONGEST_RETRY)
-
-
-def _retry_after(said: str) -> float | None:
-    """Return the seconds of a `Retry-After`, which may be a date (RFC 9110, 10.2.3), or None if it is invalid."""
-    if said.replace(".", "", 1).isdecimal():
-        return float(said)
-    try:
-        return (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds()
-    except (ValueError, TypeError, OverflowError):
-        return None

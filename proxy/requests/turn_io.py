@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ from proxy.core.recognition import Visible
 from proxy.core.refusals import Addition, Verdict
 from proxy.core.retrieval import tools
 from proxy.core.summary import SummaryAnswer
+from proxy.core.turn import HiddenRound
 from proxy.dialects import Dialect
 from proxy.dialects.files import Files
 from proxy.dialects.turn import Turn
@@ -27,6 +29,8 @@ from proxy.requests.records import Records
 from proxy.telemetry.outcome import ToolUse
 from proxy.upstream.headers import Header, Headers
 from proxy.upstream.traffic import Idle
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
@@ -95,7 +99,7 @@ class RequestTurnIO:
         whole = not self._history.request.stream
         return [*self._ours(), (b"x-offload-rounds", b"%d" % turn.rounds)] if whole else self._ours()
 
-    async def aside(self, work: Callable[[], bytes]) -> bytes:
+    async def aside(self, work: Callable[[], T]) -> T:
         """Run work on upstream's reply in a thread, so that it does not block the event loop."""
         return await self._services.threads.reading.run(self._tenant.namespace, work, begun=True)
 
@@ -113,11 +117,13 @@ class RequestTurnIO:
             answers = [await self._answer(call, self._files, share) for call in first]
         finally:
             self._files.forget()
-        if len(calls) > len(first):
+        self.uses += answers_used(first, answers, self._history.names)
+        texts = [answer.text for answer in answers]
+        if rest := calls[limits.max_calls :]:
             too_many = tools.too_many(limits.max_calls, self._count)
-            answers += [too_many] * (len(calls) - len(first))
-        self.uses += answers_used(calls, answers, self._history.names)
-        return [answer.text for answer in answers]
+            self.uses += refused_uses(rest, too_many, self._history.names)
+            texts += [too_many.text] * len(rest)
+        return texts
 
     def _budget(self) -> int:
         read = sum(use.tokens for use in self.uses)
@@ -164,20 +170,24 @@ class RequestTurnIO:
         """Store the hidden rounds under the digest of the history that ends with the visible reply."""
         hidden, model = turn.hidden, self._history.request.model
         if hidden is None:
-            await self._records.contest(self._history.chain[-1], model, lambda: _visible(turn))
+            await self._records.contest(self._history.chain[-1], model, lambda: self.aside(partial(_visible, turn)))
             return
-        link = extend(self._history.chain[-1], self._history.dialect.reply_meaning(*turn.visible))
-        raws = [*hidden.before, *hidden.after]
-        count = self._services.reader.count
-        sizes = await self._services.threads.reading.run(
-            self._tenant.namespace, lambda: tuple(count(raw.decode("utf-8", "replace"), model) for raw in raws)
-        )
+        link, visible, sizes = await self.aside(partial(self._measured, turn, hidden))
         found, chain = self._ready.found, self._history.chain
         earlier = [(chain[index + 1], found[index].name) for index in sorted(found)]
         if continuation := turn.continuation:
             await self._records.keep_continuation(continuation)
         counted = msgspec.structs.replace(hidden, tokens=sum(sizes), sizes=sizes)
-        await self._records.remember(link, model, counted, earlier, self._history.befores(), _visible(turn))
+        befores = self._history.befores()
+        await self._records.remember(link, model, counted, earlier, befores, visible, self.aside)
+
+    def _measured(self, turn: Turn, hidden: HiddenRound) -> tuple[bytes, Visible, tuple[int, ...]]:
+        """Return the digest of the history that ends with the reply, the reply, and the tokens of what it hid."""
+        visible = turn.visible
+        count, model = self._services.reader.count, self._history.request.model
+        sizes = tuple(count(raw.decode("utf-8", "replace"), model) for raw in (*hidden.before, *hidden.after))
+        link = extend(self._history.chain[-1], self._history.dialect.reply_meaning(*visible))
+        return link, Visible.of(*visible), sizes
 
     # -- summaries --
 
@@ -234,6 +244,12 @@ def answers_used(
     return [
         ToolUse(_tool(call, names), answer.result, answer.tokens) for call, answer in zip(calls, answers, strict=True)
     ]
+
+
+def refused_uses(calls: Sequence[ToolCall], answer: tools.ToolAnswer, names: tuple[str, str]) -> list[ToolUse]:
+    """Return the calls that all got this one answer, as the outcome reports them."""
+    numbers = Counter(_tool(call, names) for call in calls)
+    return [ToolUse(tool, answer.result, number * answer.tokens, number) for tool, number in numbers.items()]
 
 
 def _tool(call: ToolCall, names: tuple[str, str]) -> tools.Tool:

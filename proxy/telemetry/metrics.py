@@ -249,7 +249,7 @@ class Metrics:
 
     def _used(self, tenant: str, use: ToolUse) -> None:
         tool = _one_of(TOOLS, use.tool)
-        self._calls(tenant, tool, _one_of(RESULTS, use.result)).inc()
+        self._calls(tenant, tool, _one_of(RESULTS, use.result)).inc(use.calls)
         self._retrieved(tenant, tool).inc(use.tokens)
 
     def _timed(self, outcome: Outcome) -> None:

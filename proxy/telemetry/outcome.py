@@ -117,12 +117,17 @@ class StoreError(StrEnum):
         return cls[f"{operation.name}_{miss.name}"]
 
 
-class ToolUse(msgspec.Struct, frozen=True):
-    """One internal tool call: `tool` is grep or read_file, `result` one of ok, empty, refused, budget."""
+class ToolUse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An internal tool call: `tool` is grep or read_file, `result` one of ok, empty, refused, budget.
+
+    A model in a loop makes thousands of calls in a round. All those that were refused for their number are one of this.
+    """
 
     tool: str
     result: str
     tokens: int
+    """The tokens of all its answers."""
+    calls: int = 1
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

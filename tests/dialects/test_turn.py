@@ -45,6 +45,9 @@ class Api:
         """`split`: the most characters of an event."""
         return self._stream(self._says(text, call, arguments, number), split)
 
+    def encoded(self, reply: Json) -> bytes:
+        return self._stream(reply, 8)
+
 
 def _chat(text: str, call: str, arguments: str, number: int) -> Json:
     said = {"content": text} if text else {}
@@ -216,22 +219,48 @@ def test_what_is_said_for_a_silent_model_is_part_of_its_reply(api: Api) -> None:
     assert turn.hidden.instead.decode().count(said) == 1
 
 
-def test_many_calls_of_one_reply_take_linear_time() -> None:
+def many(api: Api, tool: str, number: int, *, stream: bool) -> bytes:
+    """A reply with as many calls of a tool, all the same."""
+    reply = json.loads(api.whole(call=tool, arguments='{"pattern": "x"}'))
+    if "choices" in reply:
+        message = reply["choices"][0]["message"]
+        [called] = message["tool_calls"]
+        message["tool_calls"] = [
+            called | {"index": index} | ({"id": f"c{index}"} if stream else {}) for index in range(number)
+        ]
+    else:
+        reply["output" if "output" in reply else "content"] *= number
+    return api.encoded(reply) if stream else json.dumps(reply).encode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tool", ["grep", "theirs"])
+def test_many_calls_of_one_reply_take_linear_time(api: Api, tool: str, stream: bool) -> None:
     """A weak model repeats the same call until its reply is full."""
 
-    def reply(number: int) -> bytes:
-        [choice] = (said := json.loads(APIS["chat"].whole(call="grep")))["choices"]
-        choice["message"]["tool_calls"] *= number
-        return json.dumps(said).encode()
-
     def work(number: int) -> None:
-        turn = APIS["chat"].turn()
+        turn = api.turn(stream=stream)
         turn.request()
-        turn.receive_whole(replies[number])
+        receive(turn, replies[number])
+        assert turn.pieces == number
         turn.end()
-        turn.answer(["none"] * number)
-        asked = json.loads(turn.request())["messages"][-number - 1]
-        assert len({call["id"] for call in asked["tool_calls"]}) == number
+        if tool == "grep":
+            turn.answer(["none"] * number)
+            assert turn.request().count(b'"none"') == number
+            assert turn.pieces > number
+        else:
+            turn.close()
+            assert len(turn.visible[1]) == number
 
-    replies = {number: reply(number) for number in (3_000, 6_000)}
+    replies = {number: many(api, tool, number, stream=stream) for number in (700, 1_400)}
     assert_linear(work, *replies)
+
+
+def test_calls_with_the_same_id_get_different_ones() -> None:
+    turn = APIS["chat"].turn()
+    turn.request()
+    receive(turn, many(APIS["chat"], "grep", 300, stream=False))
+    turn.end()
+    turn.answer(["none"] * 300)
+    asked = json.loads(turn.request())["messages"][-301]
+    assert len({call["id"] for call in asked["tool_calls"]}) == 300

@@ -190,16 +190,20 @@ async def test_with_more_samples_than_places_none_is_taken_for_another(records: 
     assert await records.rounds(sent(seen("", ("call_0", '{"a":1}'))), "m") == {}
 
 
+async def second() -> Visible:
+    return SECOND
+
+
 async def test_a_sample_that_hid_nothing_is_no_reason_to_give_it_the_rounds_of_another(records: Records) -> None:
     await keep(records, 2, FIRST)
-    await records.contest(BEFORE, "m", lambda: SECOND)
+    await records.contest(BEFORE, "m", second)
     assert await records.rounds(sent(DROPPED), "m") == {}
     assert await records.rounds(sent(SECOND), "m") == {}
     assert len(await records.rounds(sent(FIRST), "m")) == 1
 
 
 async def test_a_sample_that_hid_nothing_and_came_first_is_not_forgotten(records: Records) -> None:
-    await records.contest(BEFORE, "m", lambda: SECOND)
+    await records.contest(BEFORE, "m", second)
     await keep(records, 2, FIRST)
     assert await records.rounds(sent(DROPPED), "m") == {}
     assert await records.rounds(sent(DROPPED, bytes([2]) * 16), "m") == {2: hidden(2)}, "as it was"

@@ -163,6 +163,51 @@ async def test_very_many_small_events_are_decoded_off_the_loop(unit: bytes, monk
     assert crowd in out and out == run(ChatTurn(asked()), first + crowd + ANSWER)[0]
 
 
+async def test_a_very_long_event_is_decoded_off_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    aside: list[bool] = []
+    held: list[int] = []
+
+    class Noting(sse.EventDecoder):
+        def feed(self, chunk: bytes) -> list[sse.ServerSentEvent]:
+            aside.append(threading.get_ident() != loop)
+            held.append(self.held)
+            return super().feed(chunk)
+
+    loop = threading.get_ident()
+    monkeypatch.setattr(sse, "EventDecoder", Noting)
+    long = stream(chunk({"content": "word " * 20_000}))
+    pieces = [long[at : at + 10_000] for at in range(0, len(long), 10_000)]
+    out = await Bench(ScriptedReply(stream(ROLE), *pieces, ANSWER)).run()
+    assert aside == [size > tool_loop.INLINE_BYTES for size in held]
+    assert max(held) > 90_000 and long in out
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("number", "aside"), [(3, False), (300, True)])
+async def test_a_round_of_many_calls_is_ended_and_answered_off_the_loop(
+    number: int, aside: bool, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = threading.get_ident()
+    seen: dict[str, bool] = {}
+
+    def noting(name: str, done: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any) -> Any:
+            seen[name] = threading.get_ident() != loop
+            return done(*args)
+
+        return noted
+
+    for name in ("end", "answer", "request"):
+        monkeypatch.setattr(ChatTurn, name, noting(name, getattr(ChatTurn, name)))
+    many = [called("grep", f'{{"pattern": "{one}"}}', f"call_{one}", index=one) for one in range(number)]
+    ended = [*(chunk(calls(one)) for one in many), chunk({}, "tool_calls"), DONE]
+    first = stream(ROLE, *ended) if streamed else whole(calls(*many), "tool_calls")
+    bench = Bench(ScriptedReply(first), ScriptedReply(ANSWER), stream=streamed)
+    await bench.run()
+    assert len(bench.partner.sent[1]["messages"]) == 2 + number
+    assert seen == {"end": aside, "answer": aside, "request": aside}
+
+
 async def test_turn_whose_reply_is_not_a_stream() -> None:
     first, second = whole(calls(called("grep")), "tool_calls"), whole({"content": "It is 42."})
     bench = Bench(ScriptedReply(first), ScriptedReply(second[:20], second[20:]), stream=False)

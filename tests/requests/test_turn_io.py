@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,7 +69,9 @@ async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -
         return Reply(reply)
 
     async def remember(*noted: Any) -> None:
-        notes["remembered"].append(noted)
+        *values, run = noted
+        assert await run(lambda: threading.current_thread() is not threading.main_thread())
+        notes["remembered"].append(tuple(values))
 
     def request(client: Any, tenant: Any, body: bytes) -> UpstreamRequest:
         return _request(body)
@@ -79,8 +82,8 @@ async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -
     client: Any = SimpleNamespace(sent=None)
     tenant: Any = SimpleNamespace(namespace="ns", name="t")
 
-    async def contest(before: bytes, model: str, visible: Callable[[], Visible]) -> None:
-        notes["remembered"].append((before, model, visible()))
+    async def contest(before: bytes, model: str, visible: Callable[[], Awaitable[Visible]]) -> None:
+        notes["remembered"].append((before, model, await visible()))
 
     records: Any = SimpleNamespace(remember=remember, contest=contest)
     io = RequestTurnIO(services, client, tenant, ready, records, lambda: [(b"x-ours", b"1")], Budget(10))
@@ -161,6 +164,20 @@ async def test_a_turn_reads_no_more_than_its_policy_allows() -> None:
     assert len(first) <= 1_000 and "call_1_0" not in second
     await one.io.resolve([reading(path)])
     assert sum(use.tokens for use in one.io.uses if use.result == "ok") <= 1_000
+
+
+async def test_calls_beyond_those_of_a_round_are_counted_together() -> None:
+    one = await world(Policy(offload=OFFLOAD, tools=Tools(max_calls=2)))
+    calls = [ToolCall(f"id{number}", ("grep", "read_file")[number % 2], "{}") for number in range(5_001)]
+    answers = await one.io.resolve(calls)
+    assert len(answers) == 5_001 and len(set(answers[2:])) == 1
+    first, second, *rest = one.io.uses
+    assert (first.calls, second.calls) == (1, 1)
+    assert [(use.tool, use.result, use.calls) for use in rest] == [
+        ("grep", "refused", 2_500),
+        ("read_file", "refused", 2_499),
+    ]
+    assert [use.tokens for use in rest] == [use.calls * len(answers[-1]) for use in rest]
 
 
 async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() -> None:

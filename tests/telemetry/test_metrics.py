@@ -38,7 +38,12 @@ OUTCOME = Outcome(
     new_event=True,
     reinserted=5,
     rounds=6,
-    tool_uses=(ToolUse("grep", "ok", 70), ToolUse("grep", "empty", 8), ToolUse("read_file", "budget", 9)),
+    tool_uses=(
+        ToolUse("grep", "ok", 70),
+        ToolUse("grep", "empty", 8),
+        ToolUse("grep", "refused", 600, 40),
+        ToolUse("read_file", "budget", 9),
+    ),
     prompt_tokens=1000,
     completion_tokens=11,
     cached_tokens=800,
@@ -99,8 +104,9 @@ def test_outcome_is_counted_by_its_labels(metrics: Metrics) -> None:
     assert value(found, "messages_left_alone_total", tenant="acme", reason="no_call") == 4
     assert value(found, "tool_calls_total", tenant="acme", tool="grep", result="ok") == 2
     assert value(found, "tool_calls_total", tenant="acme", tool="grep", result="empty") == 2
+    assert value(found, "tool_calls_total", tenant="acme", tool="grep", result="refused") == 80
     assert value(found, "tool_calls_total", tenant="acme", tool="read_file", result="budget") == 2
-    assert value(found, "retrieved_tokens_total", tenant="acme", tool="grep") == 156
+    assert value(found, "retrieved_tokens_total", tenant="acme", tool="grep") == 1_356
     assert value(found, "store_errors_total", operation="get", fault="timeout") == 4
     assert value(found, "store_errors_total", operation="put", fault="failed") == 2
     assert value(found, "request_seconds_sum", kind="offloaded") == 4

@@ -65,6 +65,10 @@ class ChatRound:
         return self.calls.theirs
 
     @property
+    def pieces(self) -> int:
+        return len(self.calls.all)
+
+    @property
     def ended(self) -> bool:
         return bool(self._finish)
 

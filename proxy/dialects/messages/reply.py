@@ -140,6 +140,7 @@ class MessagesRound:
         self._names = ToolNames(names, theirs)
         self._later = later
         self._holds_text = holds_text and bool(names)
+        self._has_ours = False
         self._by_index: dict[int, Block] = {}
         self._size = 0
 
@@ -150,6 +151,10 @@ class MessagesRound:
     @property
     def theirs(self) -> list[Block]:
         return [block for block in self.blocks if block.type == CALLED and not block.ours]
+
+    @property
+    def pieces(self) -> int:
+        return len(self.blocks)
 
     @property
     def usage(self) -> Raw:
@@ -166,7 +171,7 @@ class MessagesRound:
     @property
     def hides(self) -> bool:
         """Whether this turn has anything that the client does not see."""
-        return self._later or any(block.ours for block in self.blocks)
+        return self._later or self._has_ours
 
     @property
     def empty(self) -> bool:
@@ -210,8 +215,9 @@ class MessagesRound:
         if event.index is None:
             return None
         if event.type == START:
-            self._by_index[event.index] = Block(event.block, self._names)
-            self.blocks.append(self._by_index[event.index])
+            block = self._by_index[event.index] = Block(event.block, self._names)
+            self.blocks.append(block)
+            self._has_ours |= block.ours
         return self._by_index.get(event.index)
 
     def _about(self, block: Block, event: ReplyEvent) -> list[Part]:

@@ -160,6 +160,10 @@ class ResponsesRound:
         return [item for item in self.items if item.ours is False and item.type in ANSWERED]
 
     @property
+    def pieces(self) -> int:
+        return len(self.items)
+
+    @property
     def ended(self) -> bool:
         return bool(self._status)
 
