@@ -9,6 +9,7 @@ the expensive part is making an object for each element. So elements are counted
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -71,6 +72,18 @@ class NotJson(ValueError):
 
 class TooManyElements(NotJson):
     """The JSON has more elements in one array or object than we make objects of."""
+
+
+def check_utf8(body: bytes) -> None:
+    """Raises NotJson unless all of `body` is UTF-8: msgspec checks only the strings that it decodes (RFC 8259, 8.1)."""
+    if body.isascii():
+        return
+    view, decoder = memoryview(body), codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(view), _PIECE):
+            decoder.decode(view[start : start + _PIECE], final=start + _PIECE >= len(view))
+    except UnicodeDecodeError as error:
+        raise NotJson(str(error)) from error
 
 
 def members(raw: bytes | Raw) -> dict[str, Raw]:

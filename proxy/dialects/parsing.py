@@ -31,6 +31,7 @@ MAX_TOOLS = 128
 
 def known(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode the known members of a body or an event, without creating objects for what is Raw. Raises NotJson."""
+    rawjson.check_utf8(body)
     found, masked = rawjson.decode(decoder, body)
     if not masked:
         return found

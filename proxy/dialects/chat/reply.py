@@ -140,10 +140,7 @@ class Chunk:
 
 def parse(data: bytes) -> Chunk:
     """Parse an event's data or a whole reply. Raises NotJson for any unknown shape, which must be left unchanged."""
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise NotJson("not UTF-8") from error
+    rawjson.check_utf8(data)
     members = rawjson.members(data)
     choices = [] if rawjson.is_null(members.get("choices")) else rawjson.elements(members["choices"])
     if len(choices) > 1:

@@ -117,8 +117,3 @@ def test_every_round_gets_the_clients_own_limits() -> None:
 )
 def test_who_wants_json(format: Any, json_wanted: bool) -> None:
     assert asked(response_format=format).wants_json is json_wanted
-
-
-def test_what_is_no_text_is_no_wish() -> None:
-    request = parse(b'{"messages":[],"response_format":{"type":"\xff"}}')
-    assert not ChatRoundRequest(request, [], [], 8).wants_json
