@@ -1,4 +1,7 @@
-"""New rows as a stream of events, for all viewers from one look at the file every second."""
+"""New rows as a stream of events, for all viewers from one look at the file.
+
+Each look costs a transaction, and each viewer a write. So many viewers get the rows less often, and get only what the
+live page shows."""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import islice
 
 import msgspec
 
@@ -15,8 +19,12 @@ from proxy.errors import DashboardFault
 
 logger = logging.getLogger(__name__)
 
-EVERY = 1.0
-"""Seconds between two looks at the file, while somebody watches."""
+EVERY, SLOWEST = 1.0, 4.0
+"""Seconds between two looks at the file while somebody watches, at least and at most. It is less than the seconds for
+which other processes write at once."""
+
+WRITES = 10.0
+"""Writes to viewers a second above which the looks become rarer."""
 
 KEPT = 1_000
 """Most rows that a slow viewer may be behind. It does not get the others."""
@@ -29,9 +37,8 @@ VIEWERS = 100
 
 
 class LiveEvent(msgspec.Struct, frozen=True):
-    """A row, as viewers get it, with its place among all that came."""
+    """A row, as viewers get it."""
 
-    number: int
     id: int
     namespace: str
     data: bytes
@@ -71,7 +78,7 @@ class Live:
                     await self._came.wait()
                 text = self._text(seen, None if viewer.operator else viewer.namespace)
                 seen = self._count
-                if text or time() - spoken >= SILENCE - EVERY:
+                if text or time() - spoken >= SILENCE - self.pace:
                     spoken = time()
                     yield text or b": still here\n\n"
         finally:
@@ -85,10 +92,15 @@ class Live:
         if (seen, namespace) not in self._texts:
             self._texts[seen, namespace] = b"".join(
                 b"id: %d\ndata: %b\n\n" % (event.id, event.data)
-                for event in self._events
-                if event.number > seen and namespace in (None, event.namespace)
+                for event in islice(self._events, max(len(self._events) - (self._count - seen), 0), None)
+                if namespace in (None, event.namespace)
             )
         return self._texts[seen, namespace]
+
+    @property
+    def pace(self) -> float:
+        """Return the seconds between two looks."""
+        return min(max(EVERY, self.viewers / WRITES), SLOWEST)
 
     def _wake(self) -> None:
         """Let all viewers look at what came."""
@@ -107,15 +119,15 @@ class Live:
                     last = top  # rows were deleted, and their ids are given again
                 for row in rows:
                     self._count += 1
-                    self._events.append(LiveEvent(self._count, row["id"], row["namespace"], msgspec.json.encode(row)))
+                    self._events.append(LiveEvent(row["id"], row.get("namespace", ""), msgspec.json.encode(row)))
                     last = row["id"]
             except DashboardFault:
                 rows = []  # the page about health says so
             except Exception:
                 rows = []
                 logger.exception("a bug, in looking for rows to stream")
-            quiet = 0.0 if rows else quiet + EVERY
+            quiet = 0.0 if rows else quiet + self.pace
             if rows or quiet >= SILENCE:
                 quiet = 0.0
                 self._wake()
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(self.pace)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from proxy.dashboard.file import moved
-from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, SUMS, Damaged, decoded, unpacked
+from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, SUMS, Damaged, decoded, shown_live, unpacked
 from proxy.dashboard.sessions import SentTokens, detail, listed
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind
@@ -66,13 +67,20 @@ class Reader:
         )
         return [row["name"] for row in found]
 
-    def after(self, id: int, namespace: str | None = None) -> list[Row]:
-        """Return up to `PAGE` rows that are newer than this one, the newest of them, in their order."""
-        return self._page("id > ?", id, namespace)[::-1]
+    def after(self, id: int) -> list[Row]:
+        """Return what the live page shows of up to `PAGE` rows that are newer than this one, the newest of them, in
+        their order."""
+        found = self._rows(
+            f"SELECT id, time, worker, session, outcome FROM requests WHERE id > ? ORDER BY id DESC LIMIT {PAGE}", id
+        )
+        return _readable(found, _shown_live)[::-1]
 
     def before(self, id: int, namespace: str | None = None) -> list[Row]:
         """Return up to `PAGE` rows that are older than this one, the newest first."""
-        return self._page("id < ?", id, namespace)
+        own, values = _own("requests.namespace", namespace)
+        return _readable(
+            self._rows(f"SELECT * FROM requests WHERE id < ? {_by_id(own)} ORDER BY id DESC LIMIT {PAGE}", id, *values)
+        )
 
     def sums(self, since: float, namespace: str | None = None) -> list[Row]:
         """Return the sums since the beginning of that day (UTC), by `KEYS`."""
@@ -186,14 +194,6 @@ class Reader:
             raise Damaged(str(error)) from error
         return {"messages": messages, "omitted": omitted, "texts": {}, "snapshot": None}
 
-    def _page(self, condition: str, id: int, namespace: str | None) -> list[Row]:
-        own, values = _own("requests.namespace", namespace)
-        return _readable(
-            self._rows(
-                f"SELECT * FROM requests WHERE {condition} {_by_id(own)} ORDER BY id DESC LIMIT {PAGE}", id, *values
-            )
-        )
-
     def _rows(self, query: str, *values: object) -> list[Row]:
         """Run one query. Raises DashboardFault."""
         self._until = time.monotonic() + SECONDS
@@ -228,12 +228,12 @@ def _by_id(own: str) -> str:
     return own.replace("= ?", "= (SELECT id FROM namespaces WHERE name = ?)")
 
 
-def _readable(rows: list[Row]) -> list[Row]:
+def _readable(rows: list[Row], shown: Callable[[Row], Row] | None = None) -> list[Row]:
     """Return requests as pages get them, without those that are damaged."""
     found = []
     for row in rows:
         with suppress(Damaged):
-            found.append(_shown(row))
+            found.append((shown or _shown)(row))
     return found
 
 
@@ -244,6 +244,18 @@ def _shown(row: Row) -> Row:
     kept: Row = {name: row[name] for name in ("id", "time", "worker") if name in row}
     session = None if row["session"] is None else name_of(row["session"])
     return {**decoded(row["outcome"]), **kept, **beside, "session": session}
+
+
+def _shown_live(row: Row) -> Row:
+    """Return a request as the live page gets it. Raises Damaged."""
+    session = row["session"]
+    return {
+        "id": row["id"],
+        "time": row["time"],
+        "worker": row["worker"],
+        **shown_live(row["outcome"]),
+        "session": None if session is None else name_of(session),
+    }
 
 
 def _sent_tokens(row: Row) -> SentTokens:

@@ -51,6 +51,11 @@ SUMS = ("requests", "faults", "losses", "retrieved_tokens", *SUMMED)
 """The columns of the sums: requests, those that went wrong, those that cost more than as they came, tokens that our
 tools read back, and the sums of fields."""
 
+LIVE = ("namespace", "tenant", "kind", "method", "path", "dialect", "model", "status", "fault", "detail", "reason",
+        "obstacle", "tokens_before", "tokens_after", "prompt_tokens", "cached_tokens", "compacted", "compressed",
+        "reinserted", "rounds", "events", "new_event", "holdout")  # fmt: skip
+"""Fields of an outcome that the live page shows of a request."""
+
 TEXTS = ("method", "path", "model", "obstacle", "detail")
 """Fields of an outcome that the client or upstream worded."""
 
@@ -165,6 +170,12 @@ def unpacked(packed: bytes, kind: type[T], *, strict: bool = True) -> T:
         return msgspec.msgpack.decode(packed, type=kind, strict=strict)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
         raise Damaged(str(error)) from error
+
+
+def shown_live(row: bytes) -> dict[str, Any]:
+    """Return the fields that the live page shows, without those that are empty or 0. Raises Damaged."""
+    fields = decoded(row)
+    return {name: fields[name] for name in LIVE if fields[name]}
 
 
 class Sums(msgspec.Struct):

@@ -1,7 +1,7 @@
 """Writes rows in a thread of its own. A request only appends to a queue that is bounded, and waits for nothing.
 
-A transaction costs as much as some dozens of rows. So rows are gathered for `LATEST` seconds while nobody looks, and
-for `SOON` while somebody does, in this process or another.
+A transaction costs as much as some dozens of rows. So rows are gathered for `LATEST` seconds, until somebody looks, or
+for `SOON` while somebody looks in another process.
 
 What goes wrong here ends in a warning and, if it lasts, in lost rows: a disk that is full, a file that another process
 has locked, removed or replaced, or a bug.
@@ -40,11 +40,11 @@ HELD = 64 << 20
 BATCH = 500
 """Most rows of one transaction. So many are written at once, as are a quarter of `HELD`."""
 
-LATEST, SOON = 10.0, 0.5
-"""Seconds for which the rows of a batch are gathered while nobody looks, and while somebody does."""
+LATEST, SOON = 10.0, 1.0
+"""Seconds for which the rows of a batch are gathered while nobody looks, and while somebody does in another process."""
 
 LOOKING = 5.0
-"""Seconds for which somebody looks who has asked for a page."""
+"""Seconds for which somebody looks who has asked another process for a page."""
 
 EVERY = 2.5
 """Seconds between two looks for somebody who looks in another process."""
@@ -59,7 +59,7 @@ LONGEST_AGE = 30 * 86_400.0
 """Seconds that a row is kept at most, whatever its tenant's retention."""
 
 FRESH = 0.5
-"""Seconds that the first page waits for the rows so far."""
+"""Seconds that a page waits for the rows so far."""
 
 CLOSING = 0.75
 """Seconds that the last rows may take when the process ends."""
@@ -159,17 +159,17 @@ class Writer:
         return unseen
 
     def look(self) -> None:
-        """Somebody looks: write soon, here and in other processes. Who looks first waits for the rows of this one."""
+        """Somebody looks: have written what waits here, and soon what waits in other processes."""
         now = time.monotonic()
         if self._mark is not None and now - self._looked > EVERY / 2:
+            self._looked = now
             with suppress(OSError):
                 os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
                 os.utime(self._mark)
-        first, self._looked = now - self._looked >= LOOKING, now
-        if first:
+        if self._queue and not self.state.off:
             self._none.clear()
             self._now.set()
-            if self._queue and not self.state.off and not self.state.fault:
+            if not self.state.fault:
                 self._none.wait(FRESH)
 
     def leave(self) -> None:
@@ -225,19 +225,15 @@ class Writer:
         if not self._queue:
             self._some.wait()
         self._asleep = False
-        if self._somebody_looks():
-            self._now.wait(SOON)
-        else:
-            until = time.monotonic() + LATEST
-            pause = EVERY if self._mark else LATEST
-            while time.monotonic() < until and not self._now.wait(pause) and not self._somebody_looks():
-                pass
+        until = time.monotonic() + (SOON if self._watched() else LATEST)
+        while (left := until - time.monotonic()) > 0 and not self._now.wait(min(left, EVERY) if self._mark else left):
+            if self._watched():
+                break
         self._some.clear()
         self._now.clear()
 
-    def _somebody_looks(self) -> bool:
-        if time.monotonic() - self._looked < LOOKING:
-            return True
+    def _watched(self) -> bool:
+        """Whether somebody looks, in whichever process."""
         try:
             return self._mark is not None and abs(time.time() - self._mark.stat().st_mtime) < LOOKING
         except OSError:

@@ -1,8 +1,10 @@
 """What the dashboard costs the process that serves requests: `python -m tests.bench.watched [--viewers 20]`.
 
-Two proxies get the same small requests at the same time, so that other load on the machine affects both: one with a
-dashboard and one without. Each run lasts as long as rows are gathered while nobody looks. The table shows the median of
-what the dashboard adds to the processor time of a request, all threads and the viewers' streams included.
+Two proxies get the same small requests, one with a dashboard and one without: at each rate both at the same time, so
+that other load on the machine affects both, and then as many requests as they take, by turns. The viewers stay: their
+streams are open before a measurement begins. The table shows the median of what the dashboard adds to the processor
+time of a request, all threads included, and what that is in a second: a transaction and a write to each viewer cost the
+same however many requests come. What a page costs is shown below it.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import median
 
 import uvloop
 
+from proxy.dashboard.live import SLOWEST
 from proxy.dashboard.writer import LATEST
 from tests.bench import bodies, wire
 from tests.bench.systems import Launch, Launcher, Site, System, proxy, start
@@ -25,12 +28,20 @@ from tests.bench.systems import Launch, Launcher, Site, System, proxy, start
 RATES = (18.0, 44.0, 200.0)
 """Requests per second."""
 CONNECTIONS = 4
+SECONDS = 4.0
+"""Seconds of a run without a rate."""
 PAGES = ("requests", "sessions", "savings?days=30")
-"""What viewers ask for in turn, beside the stream that each of them has."""
+"""What viewers ask for beside the stream that each of them has."""
 A_PAGE = 60.0
-"""Seconds after which a viewer asks for one more page."""
+"""Seconds after which a viewer turns a page."""
+TURNS = 10
+"""Turns of each page that are measured."""
 STREAM = b"GET /_offload/api/live HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
 PAGE = b"GET /_offload/api/%b HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
+REQUEST = bodies.request(bodies.body(bodies.SIZES[0], stream=False))
+
+Times = tuple[float, float, float]
+"""Of one run: the processor time of a request without and with a dashboard, in microseconds, and requests a second."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -44,17 +55,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policy = proxy({"mode": "auto", "max_total_tokens": 1_000_000_000})
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
-        runner = running.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        _, plain, shown = start(running, folder, {"without": policy, "with": _with_dashboard(policy)})
-        runner.run(_run((plain, shown), 100.0, 2.0, 0))
-        for rate in options.rates:
-            found = [runner.run(_run((plain, shown), rate, LATEST, options.viewers)) for _ in range(options.runs)]
-            times = [median(one) for one in zip(*found, strict=True)]
-            added = median(after / before - 1 for before, after in found)
-            print(
-                f"{rate:4.0f}/s, {options.viewers:2} viewers: {times[0]:5.0f} µs, {times[1]:5.0f} µs, {added:+.1%}",
-                flush=True,
-            )
+        _, *systems = start(running, folder, {"without": policy, "with": _with_dashboard(policy)})
+        uvloop.run(_measure(systems, options.rates, options.runs, options.viewers))
+
+
+async def _measure(systems: Sequence[System], rates: Sequence[float], runs: int, viewers: int) -> None:
+    await _at(systems, 100.0, 2.0)
+    print(f"{viewers} viewers   without      with   added   a second")
+    for rate in (*rates, None):
+        async with _watching(systems[-1].port, viewers):
+            if rate is None:
+                found = [await _by_turns(systems, number, SLOWEST if viewers else LATEST) for number in range(runs)]
+            else:
+                found = [await _at(systems, rate, LATEST) for _ in range(runs)]
+        before, after, a_second = (median(one) for one in zip(*found, strict=True))
+        added = median(after / before - 1 for before, after, _ in found)
+        spent = median((after - before) * count for before, after, count in found) / 1000
+        print(f"{a_second:7.0f}/s {before:7.0f} µs {after:7.0f} µs {added:+7.1%} {spent:+7.2f} ms", flush=True)
+    taken = [await _turn(systems[-1], page) for page in PAGES]
+    print("a page:", ", ".join(f"{page} {one:.1f} ms" for page, one in zip(PAGES, taken, strict=True)))
+    if viewers:
+        share = sum(taken) / len(taken) * viewers / A_PAGE
+        print(f"{viewers} viewers who turn a page every {A_PAGE:.0f} s: {share:+.2f} ms a second")
 
 
 def _with_dashboard(policy: Launcher) -> Launcher:
@@ -65,34 +87,36 @@ def _with_dashboard(policy: Launcher) -> Launcher:
     return launch
 
 
-async def _run(systems: Sequence[System], rate: float, seconds: float, viewers: int) -> list[float]:
-    """Return the processor time of a request to each system, in microseconds."""
-    shown = systems[-1].port
-    async with asyncio.TaskGroup() as group:
-        looking = [group.create_task(_view(shown)) for _ in range(viewers)]
-        looking += [group.create_task(_turn_pages(shown, A_PAGE / viewers))] if viewers else []
-        before = [system.busy() for system in systems]
-        asking = [
-            group.create_task(_ask(system.port, rate / CONNECTIONS, seconds))
-            for system in systems
-            for _ in range(CONNECTIONS)
-        ]
-        counts = [await one for one in asking]
-        after = [system.busy() for system in systems]
-        for one in looking:
-            one.cancel()
+async def _at(systems: Sequence[System], rate: float, seconds: float) -> Times:
+    """Ask both systems so many times a second for so long."""
+    before = [system.busy() for system in systems]
+    asking = [_ask(system.port, rate / CONNECTIONS, seconds) for system in systems for _ in range(CONNECTIONS)]
+    counts = await asyncio.gather(*asking)
+    after = [system.busy() for system in systems]
     asked = [sum(counts[at : at + CONNECTIONS]) for at in range(0, len(counts), CONNECTIONS)]
-    return [1e6 * (last - first) / count for first, last, count in zip(before, after, asked, strict=True)]
+    plain, shown = (1e6 * (last - first) / count for first, last, count in zip(before, after, asked, strict=True))
+    return plain, shown, asked[0] / seconds
+
+
+async def _by_turns(systems: Sequence[System], number: int, wait: float) -> Times:
+    """Ask each system as often as it replies, and wait until its rows are written."""
+    found = {}
+    for system in systems if number % 2 else reversed(systems):
+        before = system.busy()
+        load = await wire.load(system.port, REQUEST, CONNECTIONS, SECONDS)
+        await asyncio.sleep(wait)
+        found[system.name] = 1e6 * (system.busy() - before) / load.count, load.rate
+    (plain, _), (shown, rate) = (found[system.name] for system in systems)
+    return plain, shown, rate
 
 
 async def _ask(port: int, rate: float, seconds: float) -> int:
     """Ask on one connection so many times a second, and return how often."""
-    request = bodies.request(bodies.body(bodies.SIZES[0], stream=False))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     begun, count = time.monotonic(), 0
     while (due := begun + count / rate) < begun + seconds:
         await asyncio.sleep(max(due - time.monotonic(), 0.0))
-        writer.write(request)
+        writer.write(REQUEST)
         message = wire.Message()
         while not message.feed(await reader.read(1 << 16)):
             pass
@@ -101,24 +125,38 @@ async def _ask(port: int, rate: float, seconds: float) -> int:
     return count
 
 
-async def _view(port: int) -> None:
+@asynccontextmanager
+async def _watching(port: int, viewers: int) -> AsyncIterator[None]:
+    """Keep so many streams open, each of which has begun."""
+    begun = asyncio.Barrier(viewers + 1)
+    async with asyncio.TaskGroup() as group:
+        looking = [group.create_task(_view(port, begun)) for _ in range(viewers)]
+        await begun.wait()
+        await asyncio.sleep(1.0)
+        yield
+        for one in looking:
+            one.cancel()
+
+
+async def _view(port: int, begun: asyncio.Barrier) -> None:
     """Read the stream of new rows until cancelled."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(STREAM % port)
-    while await reader.read(1 << 16):
-        pass
+    try:
+        writer.write(STREAM % port)
+        await reader.readuntil(b"\n\n")
+        await begun.wait()
+        while await reader.read(1 << 16):
+            pass
+    finally:
+        writer.close()
 
 
-async def _turn_pages(port: int, seconds: float) -> None:
-    """Ask for a page every so many seconds until cancelled."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    while True:
-        for page in PAGES:
-            await asyncio.sleep(seconds)
-            writer.write(PAGE % (page.encode(), port))
-            message = wire.Message()
-            while not message.feed(await reader.read(1 << 16)):
-                pass
+async def _turn(system: System, page: str) -> float:
+    """Return the processor time of a page, in milliseconds."""
+    before = system.busy()
+    for _ in range(TURNS):
+        await wire.ask(system.port, PAGE % (page.encode(), system.port))
+    return 1e3 * (system.busy() - before) / TURNS
 
 
 if __name__ == "__main__":

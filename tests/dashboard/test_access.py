@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from http.cookies import SimpleCookie
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ from proxy.dashboard.database import Database
 from proxy.dashboard.live import Live
 from proxy.dashboard.pages import savings_page
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import Recorded, Seen
+from proxy.dashboard.rows import LIVE, Recorded, Seen
+from proxy.dashboard.writer import LOOKING
+from proxy.errors import Fault
 from proxy.telemetry.outcome import Holdout
 from tests.dashboard.test_faults import outcome
 from tests.dashboard.traffic import begin, dashboard, recorded, session, turn
@@ -209,6 +214,34 @@ async def test_a_viewers_stream_has_its_own_rows() -> None:
         await anext(stream)
         assert [line for line in (await anext(stream)).split(b"\n") if line.startswith(b"id")] == ids
         await stream.aclose()
+
+
+def test_many_viewers_get_the_rows_less_often() -> None:
+    async def never(*_: object) -> Any:
+        raise AssertionError
+
+    live, paces = Live(never, never), []
+    for live.viewers in (1, 10, 20, 100):
+        paces.append(live.pace)
+    assert paces == [1.0, 1.0, 2.0, 4.0]
+    assert live_module.SLOWEST < LOOKING, "other processes notice that somebody watches, and write at once"
+
+
+def test_the_stream_has_what_the_live_page_shows(tmp_path: Path) -> None:
+    database = Database(tmp_path / "rows.db", 16 << 20)
+    moved = outcome(1, "acme-1", tokens_before=30, tokens_after=20, compacted=2, new_event=True, events=1)
+    failed = outcome(2, "acme-2", fault=Fault.BROKEN, detail="broken")
+    database.write([Recorded(5.0, moved, Seen(7)), Recorded(6.0, failed, Seen())])
+    with closing(Reader(tmp_path / "rows.db")) as reader:
+        whole, live = reader.before(9)[::-1], reader.after(0)
+        assert reader.after(1) == live[1:]
+    database.close()
+    kept = ("id", "time", "worker", "session")
+    assert live == [{name: one[name] for name in (*kept, *LIVE) if name in kept or one[name]} for one in whole]
+    script = (files("proxy.dashboard") / "static" / "live.js").read_text()
+    shown = (files("proxy.dashboard") / "static" / "common.js").read_text()
+    words = shown[shown.index("export function happened") :]
+    assert set(re.findall(r"\brow\.(\w+)", script + words)) <= {*kept, *LIVE}
 
 
 def test_a_key_that_nobody_listed_does_not_open_a_shared_namespace(proxy: Proxy) -> None:

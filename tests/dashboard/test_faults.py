@@ -196,8 +196,11 @@ def test_rows_are_written_at_once_when_somebody_looks(tmp_path: Path, monkeypatc
     assert (ours.state.written, theirs.state.written) == (0, 0)
     monkeypatch.setattr(writer_module, "FRESH", 600.0)
     ours.look()
-    assert ours.state.written == 1, "who looks first sees this process's rows at once"
-    until(lambda: ours.state.written == theirs.state.written == 1)
+    assert ours.state.written == 1, "who looks sees this process's rows at once"
+    ours.record(outcome(2))
+    ours.look()
+    assert ours.state.written == 2, "and who looks again"
+    until(lambda: theirs.state.written == 1)
     for writer in (ours, theirs):
         writer.close()
 

@@ -2,15 +2,16 @@ import { ask, cached, clock, element, happened, line, name, number, table } from
 
 const MOST = 500; // rows on the page
 
+// The stream leaves out values that are empty or 0.
 const COLUMNS = [
   ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, element("time", { datetime: new Date(row.time * 1000).toISOString() }, clock(row.time))), "time"],
   ["Tenant", (row) => row.tenant],
   ["Model", (row) => name(row.model)],
   ["API", (row) => row.dialect],
-  ["Tokens as they came", (row) => number(row.tokens_before), true],
-  ["Tokens sent", (row) => number(row.kind === "observed" ? row.tokens_before : row.tokens_after), true],
+  ["Tokens as they came", (row) => number(row.tokens_before ?? 0), true],
+  ["Tokens sent", (row) => number((row.kind === "observed" ? row.tokens_before : row.tokens_after) ?? 0), true],
   ["Cached share of the prompt", cached, true],
-  ["Hidden rounds", (row) => number(row.rounds), true],
+  ["Hidden rounds", (row) => number(row.rounds ?? 0), true],
   ["What happened", (row) => (row.session ? element("a", { href: `#session/${row.session}` }, happened(row)) : happened(row)), "wide"],
   ["Worker", (row) => row.worker, true],
 ];
