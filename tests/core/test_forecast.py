@@ -10,11 +10,12 @@ from proxy.core.plan import Item, Plan, Role, Room
 from proxy.core.planner import fold
 from proxy.core.policy import Compress, Inject, Mode, Offload, Policy, Tools, Wait
 from proxy.core.rental import SkiRental
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from tests import written
 from tests.bench.caches import Prefix
 from tests.bench.replay import Proxied, Recorded, cost, plainly
 
-HEAD, OURS = 700, 400
+HEAD, OURS = 700, OUR_TOOLS_TOKENS
 COMPACT = written.offload(mode=Mode.COMPACT, max_total_tokens=4_000, min_saved_tokens=1_000, cache_write=1.0)
 COMPRESS = written.offload(
     mode=Mode.COMPRESS,
