@@ -19,6 +19,7 @@ from proxy.core.request import Request
 from proxy.core.results import carried
 from proxy.dialects import attachments, cache_marks
 from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
+from proxy.dialects.values import text_of
 
 ROLES = {
     "system": Role.SYSTEM,
@@ -46,7 +47,7 @@ def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
 
 def _unreadable(raw: bytes | Raw, members: dict[str, Raw], count: Count) -> Message:
     """Measure a message as a whole, whose role or content we do not know. It counts as a result of its step."""
-    return unreadable(raw, ROLES.get(_text(members.get("role")), Role.TOOL), _unreadable_meaning, count)
+    return unreadable(raw, ROLES.get(text_of(members.get("role")), Role.TOOL), _unreadable_meaning, count)
 
 
 def _unreadable_meaning(text: str) -> bytes:
