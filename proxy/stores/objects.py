@@ -10,13 +10,17 @@ The store creates records with `If-None-Match: *` or its equivalent. Do not use 
 two puts at once, because the last writer would win there. Some imitations of S3 do, such as SeaweedFS before its pull
 request 8801. Objects have no time of last use, so a record's age counts from its first put. Prefer a lifecycle rule on
 the prefix to the sweep.
+
+Objects are dated by the store's clock, and records' ages are told by ours. So a listing of whole namespaces, as the
+sweep makes it, first compares the two: it writes the object `.clock`, which is no record, and looks when that was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,6 +43,12 @@ T = TypeVar("T")
 CONCURRENCY = 32
 """Most operations at once in one process."""
 
+CLOCK = ".clock"
+"""The object that tells the store's time. It is no record, because no part of a key begins with a dot."""
+
+AGES = 2
+"""Slashes in a prefix, below which a listing is of whole namespaces, and so about the records' ages."""
+
 CLIENT: ClientConfig = {
     "allow_http": True,  # endpoints use https unless the operator configured another
     "connect_timeout": timedelta(seconds=2),
@@ -56,8 +66,9 @@ class ObjectStore:
     and `RETRY` let an operation take.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
         self._engine = engine
+        self._clock = clock
         self._under_way: set[asyncio.Task[Any]] = set()
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
@@ -79,12 +90,13 @@ class ObjectStore:
 
         The engine lists only whole folders, so this method compares the rest of the prefix itself.
         """
+        ahead = await self._ahead() if prefix.count("/") < AGES else 0.0
         folder = checked_prefix(prefix).rpartition("/")[0]
         pages = obstore.list(self._engine, folder or None, chunk_size=1000)
         while page := await self._run(_next(pages)):
             for found in page:
                 if found["path"].startswith(prefix) and is_key(found["path"]):
-                    yield Entry(found["path"], found["size"], found["last_modified"].timestamp())
+                    yield Entry(found["path"], found["size"], found["last_modified"].timestamp() + ahead)
 
     async def delete(self, key: str) -> None:
         """Delete the record."""
@@ -93,6 +105,19 @@ class ObjectStore:
     async def close(self) -> None:
         """Wait for running operations."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    async def _ahead(self) -> float:
+        """Return how many seconds our clock is ahead of the store's; zero where we may not write, so cannot tell."""
+        try:
+            written = await self._run(self._time())
+        except StoreFault:
+            return 0.0
+        return self._clock() - written
+
+    async def _time(self) -> float:
+        await obstore.put_async(self._engine, CLOCK, b"", use_multipart=False)
+        found = await obstore.head_async(self._engine, CLOCK)
+        return found["last_modified"].timestamp()
 
     async def _put(self, key: str, value: bytes) -> bool:
         try:
