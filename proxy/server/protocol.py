@@ -86,7 +86,6 @@ class ExactProtocol(HttpToolsProtocol):
         """Bytes received since the head began, or since the last piece of the body."""
         self._segment = self._most = 0
         """Bytes of the last read, and the most bytes that the head can have."""
-        self._trailers = 0
         self._resumes = False
         """Whether the parser is reading a head that we made; see `_read_on`."""
         self._lingers = False
@@ -285,15 +284,9 @@ class ExactProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         headers = self.raw_headers
-        if self._reading is BODY:
-            # A trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1). `_read_on` feeds headers, too.
-            self._trailers += 1
-            if self._trailers > HEAD_FIELDS:
-                raise _too_large()
-        elif len(headers) < HEAD_FIELDS:
-            headers.append((name, value))
-        else:
+        if len(headers) >= HEAD_FIELDS:
             raise _too_large()
+        headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._resumes:
@@ -329,7 +322,9 @@ class ExactProtocol(HttpToolsProtocol):
             "body": cycle,
         }
         scope["extensions"] = {RAW: raw}
-        self._reading, self._since, self._trailers = BODY, 0, 0
+        # A trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1). `_read_on` feeds headers, too.
+        self.raw_headers = Headers()
+        self._reading, self._since = BODY, 0
         self._queue(cycle, self.app)
 
     def on_body(self, body: bytes) -> None:
