@@ -201,6 +201,18 @@ def test_the_size_of_a_message_says_nothing_of_the_room(dialect: Dialect, body: 
             assert cache_marks.crowded(dialect.parse(json.dumps(request).encode())) is tools
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize(("dialect", "body"), [(CHAT, chat), (MESSAGES, anthropic)])
+def test_nulls_are_no_marks(dialect: Dialect, body: Any, separators: tuple[str, str]) -> None:
+    """Clients that write all fields of a block have one in each."""
+    request = json.loads(json.dumps(body([300] * 4) | {"tools": [tool(False)] * 9}))
+    plain = dialect.parse(json.dumps(request, separators=separators).encode())
+    for one in request["tools"]:
+        one["cache_control"] = None
+    asked = dialect.parse(json.dumps(request, separators=separators).encode())
+    assert (cache_marks.room(asked), cache_marks.crowded(asked)) == (cache_marks.room(plain), False)
+
+
 @pytest.mark.parametrize(("write", "marks"), [(1.25, False), (1.0, True)])
 async def test_only_a_cache_that_charges_for_writing_needs_marks(write: float, marks: bool) -> None:
     offload = written.offload(mode=Mode.COMPACT, cache_write=write)
