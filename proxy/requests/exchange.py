@@ -44,6 +44,10 @@ class Raw(TypedDict):
     body: BodyAccount | None
 
 
+LARGE_BYTES = 4 << 20
+"""A larger body is copied in a thread, because new memory for it costs tens of milliseconds. The copy leaves the
+interpreter to others."""
+
 RAW = "offload_proxy.raw"
 """The ASGI extension in which our server passes on what ASGI loses: the request target as written (ASGI cannot tell
 `/x?` from `/x`), the header names in the client's case, the end of the connection (ASGI reports it only to a task that
@@ -162,6 +166,8 @@ class Exchange:
         if self._more:
             await self.gather(limit)
         _check_size(self._size, limit)
+        if self._size > LARGE_BYTES and len(self._pieces) > 1:
+            self._pieces = [await asyncio.to_thread(b"".join, self._pieces)]
         return self._joined()
 
     def _joined(self) -> bytes:

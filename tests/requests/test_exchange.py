@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded
-from proxy.requests.exchange import RAW, ClientGone
+from proxy.requests.exchange import LARGE_BYTES, RAW, ClientGone
 from proxy.upstream.headers import Headers
 from tests.asgi import ScriptedClient
 
@@ -42,6 +42,25 @@ class Connection:
     def watch(self, left: Any) -> Any:
         self.watching.append(left)
         return lambda: self.watching.remove(left)
+
+
+@pytest.mark.parametrize(("size", "aside"), [(LARGE_BYTES, False), (LARGE_BYTES + 1, True)])
+async def test_a_large_body_is_put_together_off_the_loop(
+    size: int, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[Any] = []
+    to_thread = asyncio.to_thread
+
+    async def noting(*work: Any) -> Any:
+        threads.append(work)
+        return await to_thread(*work)
+
+    monkeypatch.setattr(asyncio, "to_thread", noting)
+    whole = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    client = ScriptedClient(whole[: size // 3], whole[size // 3 :]).client()
+    assert await client.read(size) == whole
+    assert await client.read(size) is await client.read(size), "once"
+    assert len(threads) == aside
 
 
 @pytest.mark.parametrize(
