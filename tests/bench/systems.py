@@ -111,9 +111,8 @@ class System:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def busy(self) -> float:
-        """Seconds of processor time of the threads that its first process has now, to the nanosecond."""
-        threads = Path(f"/proc/{self.process.pid}/task").iterdir()
-        return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+        """Seconds of processor time that its first process has used, ended threads included, to the nanosecond."""
+        return time.clock_gettime(~self.process.pid << 3 | 2)  # Linux's clock of a process: clock_getcpuclockid(3)
 
     def settle(self) -> None:
         """Wait until its background work has ended."""
