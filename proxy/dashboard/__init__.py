@@ -80,12 +80,11 @@ class Dashboard:
 
     def watch(self, request_id: str, attempt: Attempt) -> None:
         """Keep what a request shows until its outcome follows."""
-        if attempt.planned is None or not self.recording or len(self._ended) >= ENDED:
+        writer = self._writer
+        if attempt.planned is None or writer is None or writer.state.off or len(self._ended) >= ENDED:
             return
-        tenant = attempt.parsed.tenant
-        content = self._content and tenant.policy.dashboard.content
         try:
-            held = unseen(attempt, tenant.namespace, content=content)
+            held = unseen(attempt, self._content)
         except Exception:
             logger.exception("a bug, in describing a request for the dashboard")
             return

@@ -144,14 +144,16 @@ class Unseen(msgspec.Struct, frozen=True):
         return Seen(self.session, _encode(_sent(self, fates)), _detail(attempt, attempt.planned, fates, self.content))
 
 
-def unseen(attempt: Attempt, namespace: str, *, content: bool = False) -> Unseen | None:
-    """Return what to hold of a request; None if it was not planned."""
-    planned = attempt.planned
+def unseen(attempt: Attempt, content: bool = False) -> Unseen | None:
+    """Return what to hold of a request; None if it was not planned. `content` says whether any texts are kept."""
+    planned, parsed = attempt.planned, attempt.parsed
     if planned is None or planned.dialect.counts:
         return None
-    rest = () if isinstance(attempt, AsItCame) else (attempt, content)
-    weight = len(attempt.parsed.body)
-    return Unseen(namespace, planned.dialect.name, planned.request.model, planned.past, planned.room, weight, *rest)
+    tenant, dialect, model = parsed.tenant, planned.dialect.name, planned.request.model
+    held = tenant.namespace, dialect, model, planned.past, planned.room, len(parsed.body)
+    if isinstance(attempt, AsItCame):
+        return Unseen(*held)
+    return Unseen(*held, attempt, content and tenant.policy.dashboard.content)
 
 
 @lru_cache(SESSIONS)
