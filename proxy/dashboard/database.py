@@ -120,31 +120,35 @@ class Database:
         self.connection.close()
 
     def leave(self) -> None:
-        """Leave nothing beside the file that has taken the place of this one, if any has."""
+        """Leave nothing beside the file that has taken the place of this one, if any has. What is there later is not
+        ours, even if its number is."""
         if self.gone():
             with suppress(OSError):
                 drop(self._logs)
+            self._logs = {}
 
     def secret(self) -> bytes:
         """Return random bytes that all processes with this file share."""
         [value] = self.connection.execute("SELECT value FROM secret").fetchone()
         return bytes(value)
 
-    def write(self, batch: Sequence[Recorded]) -> None:
-        """Add these rows, and make room for the next ones."""
+    def write(self, batch: Sequence[Recorded]) -> int:
+        """Add these rows but those that were to be forgotten, make room for the next ones, and return how many were
+        added."""
         batch = [storable(one) for one in batch]
         try:
-            self._within(lambda: self._add(batch))
+            added = self._within(lambda: self._add(batch))
         except sqlite3.OperationalError:
             if self.used() < FULL * self._pages:
                 raise
             self.trim()
             self._limit_sums()
-            self._within(lambda: self._add(batch))
+            added = self._within(lambda: self._add(batch))
         self.trim()
         self._batches += 1
         if self._batches % COUNTED_AGAIN == 0:
             self._limit_sums()
+        return added
 
     def trim(self) -> None:
         """Delete the oldest rows while the file is nearly full."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from proxy.errors import DashboardFault
@@ -37,10 +39,23 @@ def logs(path: Path) -> dict[Path, object]:
 
 def drop(logs: Mapping[Path, object]) -> None:
     """Delete these files, unless others have taken their names. SQLite would take what a file that was replaced has
-    left in them for a part of the one in its place."""
+    left in them for a part of the one in its place. One process does so at a time: between the look and the deletion,
+    another could open the new file."""
     for path, identity in logs.items():
-        if identity is not None and _identity(path) == identity:
-            path.unlink(missing_ok=True)
+        with _alone(path.parent):
+            if identity is not None and _identity(path) == identity:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait for other processes that do the same in this folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

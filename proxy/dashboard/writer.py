@@ -264,8 +264,7 @@ class Writer:
     def _write(self, database: Database, batch: list[Recorded]) -> None:
         """Write a batch. A bug with one of its rows costs no other row."""
         try:
-            database.write(batch)
-            self.state.written += len(batch)
+            self.state.written += database.write(batch)
         except Exception as error:
             if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:
                 raise  # something is wrong with the file

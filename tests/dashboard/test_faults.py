@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing, closing
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -21,6 +22,7 @@ import pytest
 
 from proxy.dashboard import Dashboard
 from proxy.dashboard import database as database_module
+from proxy.dashboard import file as file_module
 from proxy.dashboard import live as live_module
 from proxy.dashboard import writer as writer_module
 from proxy.dashboard.access import Viewer
@@ -242,10 +244,10 @@ def test_a_full_disk_loses_rows_and_then_records_again(tmp_path: Path, monkeypat
     full = [True]
     real = Database.write
 
-    def write(self: Database, batch: list[Recorded]) -> None:
+    def write(self: Database, batch: list[Recorded]) -> int:
         if full[0]:
             raise sqlite3.OperationalError("database or disk is full")
-        real(self, batch)
+        return real(self, batch)
 
     monkeypatch.setattr(Database, "write", write)
     writer = Writer(tmp_path / "rows.db", SIZE)
@@ -451,7 +453,7 @@ def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(tmp
         until(lambda: writer.state.written)
         writer.record(outcome(4))
         writer.close()
-        assert (database.count("acme-1"), database.count("acme-2")) == (1, 1)
+        assert (database.count("acme-1"), database.count("acme-2"), writer.state.written) == (1, 1, 2)
 
 
 def test_a_clock_that_is_set_back_after_a_namespace_was_forgotten_loses_no_new_rows(tmp_path: Path) -> None:
@@ -488,6 +490,46 @@ def test_nothing_that_a_replaced_file_had_comes_into_the_one_in_its_place(first:
         assert [row["namespace"] for row in reader.before(1 << 62)] == ["later", *["theirs"] * 3]
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_two_that_notice_a_replaced_file_at_once_keep_what_is_written_to_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.db"
+    ours, theirs = Database(path, SIZE), Database(path, SIZE)
+    ours.write(rows(3))
+    with closing(Database(tmp_path / "other.db", SIZE)):
+        pass
+    (tmp_path / "other.db").rename(path)
+    opened, real = [], file_module._identity
+
+    def go_on() -> None:
+        theirs.leave()
+        opened.append(Database(path, SIZE))
+        opened[0].write(rows(1, 7))
+
+    other = Thread(target=go_on)
+
+    def looked(file: Path) -> tuple[int, int] | None:
+        found = real(file)
+        if file.name.endswith("-wal") and not other.ident:
+            other.start()
+            other.join(0.3)  # it must wait for us, who have looked and not yet deleted
+        return found
+
+    monkeypatch.setattr(file_module, "_identity", looked)
+    ours.leave()
+    other.join()
+    monkeypatch.setattr(database_module, "drop", lambda logs: drops.append(dict(logs)))
+    drops: list[dict[Path, object]] = []
+    ours.leave()
+    assert drops in ([], [{}]), "a log with the number of a deleted one is not ours"
+    with closing(Reader(path)) as reader:
+        assert [row["request_id"] for row in reader.before(1 << 62)] == [outcome(7).request_id]
+    for database in (ours, theirs, *opened):
+        database.close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM requests").fetchall() == [(1,)]
 
 
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
