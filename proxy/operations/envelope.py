@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -10,6 +11,9 @@ from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.errors import ProxyError
+
+PIECE = 1 << 20
+"""Characters that are encoded at a time, because encoding holds the interpreter: a millisecond each."""
 
 
 class OperationReply(msgspec.Struct, frozen=True):
@@ -36,9 +40,26 @@ def refusal(messages: Iterable[bytes | Raw] = ()) -> Callable[[ProxyError], byte
 def _envelope(success: bool, answer: str, messages: Iterable[bytes | Raw], metadata: Mapping[str, Any]) -> bytes:
     """Encode each member separately, because some are raw JSON and others are text that must be escaped."""
     members = (
-        b'"success":' + rawjson.encode(success),
-        b'"answer":' + rawjson.encode(answer),
-        b'"messages":' + rawjson.array(messages),
-        b'"metadata":' + rawjson.encode(metadata),
+        (b'{"success":', rawjson.encode(success), b',"answer":'),
+        _encoded(answer),
+        (b',"messages":', rawjson.array(messages), b',"metadata":'),
+        _encoded(metadata),
+        (b"}",),
     )
-    return b"{" + b",".join(members) + b"}"
+    return b"".join(chain.from_iterable(members))
+
+
+def _encoded(value: Any) -> Iterator[bytes]:
+    """Yield the JSON of a value. Long texts stand alone or in mappings, and come in pieces."""
+    if isinstance(value, str):
+        yield b'"'
+        for at in range(0, len(value), PIECE):
+            yield rawjson.encode(value[at : at + PIECE])[1:-1]
+        yield b'"'
+    elif isinstance(value, Mapping):
+        for place, (key, item) in enumerate(value.items()):
+            yield (b"," if place else b"{") + rawjson.encode(key) + b":"
+            yield from _encoded(item)
+        yield b"}" if value else b"{}"
+    else:
+        yield rawjson.encode(value)
