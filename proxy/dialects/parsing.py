@@ -47,16 +47,11 @@ def model(raw: Raw) -> str:
 
 
 def check_others(body: bytes, *large: Raw) -> None:
-    """Raises Unplannable if there is too much besides these `large` members, and NotJson if a member's name is no text.
-
-    msgspec passes over the members that a struct does not name without looking whether their names are UTF-8.
-    """
+    """Raises Unplannable if there is too much besides these `large` members."""
     if len(body) - sum([len(memoryview(raw)) for raw in large]) > MAX_OTHERS:
         others = rawjson.commas(body) - sum(map(rawjson.commas, large))
         if others > MAX_OTHERS:
             raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
-    if not body.isascii():
-        rawjson.members(body)
 
 
 def elements(raw: Raw, reason: Reason) -> list[Raw]:
