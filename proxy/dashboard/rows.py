@@ -129,6 +129,7 @@ _values = msgspec.structs.astuple if Outcome.__struct_fields__ == STORED else at
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outcome)}
 _texts = attrgetter(*TEXTS)
 _key = itemgetter(*map(STORED.index, ("namespace", *KEYS)))
+_live = itemgetter(*map(STORED.index, LIVE))
 _summed = itemgetter(*map(STORED.index, SUMMED))
 _KIND, _STATUS, _FAULT, _USES = map(STORED.index, ("kind", "status", "fault", "tool_uses"))
 _BEFORE, _AFTER = map(STORED.index, ("cost_before", "cost_after"))
@@ -174,8 +175,10 @@ def unpacked(packed: bytes, kind: type[T], *, strict: bool = True) -> T:
 
 def shown_live(row: bytes) -> dict[str, Any]:
     """Return the fields that the live page shows, without those that are empty or 0. Raises Damaged."""
-    fields = decoded(row)
-    return {name: fields[name] for name in LIVE if fields[name]}
+    values = unpacked(row, list[Any])
+    if len(values) < len(STORED) - len(ADDED):
+        raise Damaged("too few values")
+    return {name: value for name, value in zip(LIVE, _live(values), strict=True) if value}
 
 
 class Sums(msgspec.Struct):

@@ -28,14 +28,14 @@ from tests.bench.systems import Launch, Launcher, Site, System, proxy, start
 RATES = (18.0, 44.0, 200.0)
 """Requests per second."""
 CONNECTIONS = 4
-SECONDS = 4.0
-"""Seconds of a run without a rate."""
+A_TURN, TURNS = 0.5, 8
+"""Seconds of a turn, and turns of each system, in a run without a rate."""
 PAGES = ("requests", "sessions", "savings?days=30")
 """What viewers ask for beside the stream that each of them has."""
 A_PAGE = 60.0
 """Seconds after which a viewer turns a page."""
-TURNS = 10
-"""Turns of each page that are measured."""
+PAGES_TURNED = 10
+"""How often each page is asked for."""
 STREAM = b"GET /_offload/api/live HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
 PAGE = b"GET /_offload/api/%b HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
 REQUEST = bodies.request(bodies.body(bodies.SIZES[0], stream=False))
@@ -65,7 +65,7 @@ async def _measure(systems: Sequence[System], rates: Sequence[float], runs: int,
     for rate in (*rates, None):
         async with _watching(systems[-1].port, viewers):
             if rate is None:
-                found = [await _by_turns(systems, number, SLOWEST if viewers else LATEST) for number in range(runs)]
+                found = [await _by_turns(systems, SLOWEST if viewers else LATEST) for _ in range(runs)]
             else:
                 found = [await _at(systems, rate, LATEST) for _ in range(runs)]
         before, after, a_second = (median(one) for one in zip(*found, strict=True))
@@ -94,20 +94,23 @@ async def _at(systems: Sequence[System], rate: float, seconds: float) -> Times:
     counts = await asyncio.gather(*asking)
     after = [system.busy() for system in systems]
     asked = [sum(counts[at : at + CONNECTIONS]) for at in range(0, len(counts), CONNECTIONS)]
-    plain, shown = (1e6 * (last - first) / count for first, last, count in zip(before, after, asked, strict=True))
-    return plain, shown, asked[0] / seconds
+    return _times(before, after, asked, seconds)
 
 
-async def _by_turns(systems: Sequence[System], number: int, wait: float) -> Times:
-    """Ask each system as often as it replies, and wait until its rows are written."""
-    found = {}
-    for system in systems if number % 2 else reversed(systems):
-        before = system.busy()
-        load = await wire.load(system.port, REQUEST, CONNECTIONS, SECONDS)
-        await asyncio.sleep(wait)
-        found[system.name] = 1e6 * (system.busy() - before) / load.count, load.rate
-    (plain, _), (shown, rate) = (found[system.name] for system in systems)
-    return plain, shown, rate
+async def _by_turns(systems: Sequence[System], wait: float) -> Times:
+    """Ask each system by turns as often as it replies, and wait until all rows are written."""
+    before, counts = [system.busy() for system in systems], [0] * len(systems)
+    for _ in range(TURNS):
+        for at, system in enumerate(systems):
+            counts[at] += (await wire.load(system.port, REQUEST, CONNECTIONS, A_TURN)).count
+    await asyncio.sleep(wait)
+    after = [system.busy() for system in systems]
+    return _times(before, after, counts, TURNS * A_TURN)
+
+
+def _times(before: Sequence[float], after: Sequence[float], counts: Sequence[int], seconds: float) -> Times:
+    plain, shown = (1e6 * (last - first) / count for first, last, count in zip(before, after, counts, strict=True))
+    return plain, shown, counts[-1] / seconds
 
 
 async def _ask(port: int, rate: float, seconds: float) -> int:
@@ -154,9 +157,9 @@ async def _view(port: int, begun: asyncio.Barrier) -> None:
 async def _turn(system: System, page: str) -> float:
     """Return the processor time of a page, in milliseconds."""
     before = system.busy()
-    for _ in range(TURNS):
+    for _ in range(PAGES_TURNED):
         await wire.ask(system.port, PAGE % (page.encode(), system.port))
-    return 1e3 * (system.busy() - before) / TURNS
+    return 1e3 * (system.busy() - before) / PAGES_TURNED
 
 
 if __name__ == "__main__":
