@@ -112,6 +112,11 @@ class Seen(msgspec.Struct, frozen=True):
     detail: bytes | None = None
     """What became of each message, if anything did."""
 
+    @property
+    def weight(self) -> int:
+        """Its bytes."""
+        return len(self.sent or b"") + len(self.detail or b"")
+
 
 NOTHING_SEEN = Seen()
 

@@ -1,7 +1,8 @@
 """Writes rows in a thread of its own. A request only appends to a queue that is bounded, and waits for nothing.
 
 A transaction costs as much as some dozens of rows. So rows are gathered for `LATEST` seconds, until somebody looks, or
-for `SOON` while somebody looks in another process.
+for `SOON` while somebody looks in another process. Meanwhile they are described, `AHEAD` at a time, which frees what is
+held of their requests: the next requests use its memory again while the processor has it at hand.
 
 What goes wrong here ends in a warning and, if it lasts, in lost rows: a disk that is full, a file that another process
 has locked, removed or replaced, or a bug.
@@ -15,7 +16,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -35,7 +36,10 @@ WAITING = 20_000
 """Most rows that wait to be written. More are dropped, and counted."""
 
 HELD = 64 << 20
-"""Bytes of requests that may wait with the rows. More rows get no description."""
+"""Bytes that may wait with the rows, of requests and of their descriptions. More rows get no description."""
+
+AHEAD = 32
+"""Rows that are described together."""
 
 BATCH = 500
 """Most rows of one transaction. So many are written at once, as are a quarter of `HELD`."""
@@ -100,12 +104,14 @@ class Writer:
         self._retention = retention
         self._clock = clock
         self._queue: deque[Queued] = deque()
+        self._described: deque[Recorded] = deque()
+        """Rows that can be written, which came before those of the queue."""
         self._asleep = False
         """Whether the thread waits for a first row."""
+        self._due = False
+        """Whether rows have waited long enough."""
         self._some = threading.Event()
-        """Set to wake it."""
-        self._now = threading.Event()
-        """Set when they have waited long enough."""
+        """Set to wake the thread."""
         self._none = threading.Event()
         """Set once no row waits."""
         self._ended = threading.Event()
@@ -138,21 +144,19 @@ class Writer:
     def record(self, outcome: Outcome, seen: Unseen | None = None) -> None:
         """Queue a row, or drop it if too many wait. It is looked at in the thread that writes."""
         queue = self._queue
-        if self.state.off or len(queue) >= WAITING:
+        if self.state.off or len(queue) + len(self._described) >= WAITING:
             self.state.dropped += 1
             return
         queue.append((self._clock(), outcome, seen and self._held(seen)))
-        if self._asleep:  # after the row was added: the thread looks for rows after it has said so
+        if self._asleep or len(queue) == AHEAD:  # after the row was added: the thread looks for rows after it said so
             self._asleep = False
             self._some.set()
-        if len(queue) == BATCH:
-            self._now.set()
 
     def _held(self, unseen: Unseen) -> Seen | Unseen:
         """Hold a request until its row is written, if there is room; else return its session alone."""
         held = self._came - self._left + unseen.weight
         if held > HELD // 4:
-            self._now.set()
+            self._some.set()
         if held > HELD:
             return Seen(unseen.session)
         self._came += unseen.weight
@@ -166,9 +170,9 @@ class Writer:
             with suppress(OSError):
                 os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
                 os.utime(self._mark)
-        if self._queue and not self.state.off:
+        if (self._queue or self._described) and not self.state.off:
             self._none.clear()
-            self._now.set()
+            self._write_soon()
             if not self.state.fault:
                 self._none.wait(FRESH)
 
@@ -181,10 +185,13 @@ class Writer:
     def close(self) -> None:
         """Write what waits, for `CLOSING` seconds at most."""
         self._ended.set()
-        self._some.set()
-        self._now.set()
+        self._write_soon()
         if self._thread.is_alive():
             self._thread.join(CLOSING)
+
+    def _write_soon(self) -> None:
+        self._due = True
+        self._some.set()
 
     # -- in the thread --
 
@@ -213,7 +220,7 @@ class Writer:
         """Write what comes, until the process ends or the file is no longer there. Raises `sqlite3.Error`."""
         while not database.gone():
             self._gather()
-            while self._queue and not database.gone():
+            while self._described and not database.gone():
                 self._write_some(database)
             self._none.set()
             if self._ended.is_set():
@@ -222,15 +229,27 @@ class Writer:
     def _gather(self) -> None:
         """Wait for rows, and for more of them."""
         self._asleep = True
-        if not self._queue:
+        if not (self._queue or self._described):
             self._some.wait()
         self._asleep = False
-        until = time.monotonic() + (SOON if self._watched() else LATEST)
-        while (left := until - time.monotonic()) > 0 and not self._now.wait(min(left, EVERY) if self._mark else left):
-            if self._watched():
+        begun = time.monotonic()
+        while not self._due and len(self._described) < BATCH and self._came - self._left < HELD // 4:
+            left = begun + (SOON if self._watched() else LATEST) - time.monotonic()
+            if left <= 0:
                 break
-        self._some.clear()
-        self._now.clear()
+            self._some.wait(min(left, EVERY) if self._mark else left)
+            self._some.clear()
+            self._describe()
+        self._due = False
+        self._describe()
+
+    def _describe(self) -> None:
+        """Describe the rows of the queue, and hold nothing else of their requests."""
+        while self._queue:
+            ended, outcome, seen = self._queue.popleft()
+            shown = _shown(seen)
+            self._described.append(Recorded(ended, outcome, shown))
+            self._left += (seen.weight if isinstance(seen, Unseen) else 0) - shown.weight
 
     def _watched(self) -> bool:
         """Whether somebody looks, in whichever process."""
@@ -242,24 +261,21 @@ class Writer:
     def _write_some(self, database: Database) -> None:
         """Write the oldest of the rows that wait. After a failure they go on waiting, and fewer are tried next; one
         that fails alone is lost. Raises `sqlite3.Error`."""
-        taken = [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
+        taken = [self._described.popleft() for _ in range(min(len(self._described), self._most))]
         try:
-            self._write(database, [Recorded(time, outcome, _shown(seen)) for time, outcome, seen in taken])
+            self._write(database, taken)
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
                 self._most = max(len(taken) // 4, 1)
             if len(taken) > 1:
-                self._queue.extendleft(reversed(taken))
+                self._described.extendleft(reversed(taken))
             else:
-                self._took(taken)
+                self._left += taken[0].seen.weight
                 self.state.dropped += 1
             raise
-        self._took(taken)
+        self._left += sum([one.seen.weight for one in taken])
         self._most, self.state.fault = BATCH, ""
         self._expire(database)
-
-    def _took(self, taken: Sequence[Queued]) -> None:
-        self._left += sum([seen.weight for _, _, seen in taken if isinstance(seen, Unseen)])
 
     def _write(self, database: Database, batch: list[Recorded]) -> None:
         """Write a batch. A bug with one of its rows costs no other row."""
@@ -294,6 +310,7 @@ class Writer:
         self.state.off, self.state.fault = True, reason
         logger.warning("%s", reason)
         self._queue.clear()
+        self._described.clear()
 
 
 def _shown(seen: Unseen | Seen | None) -> Seen:

@@ -51,11 +51,11 @@ budget. The reply's header `x-offload-max-tokens` then says the lower limit.
 
 The context window is `upstream.context_window`. Where that is null, the proxy asks the upstream's `/models` in the
 background, once for each key, and uses the window that vLLM, SGLang, OpenRouter, Groq, llama.cpp or Anthropic name
-there (`ask_models: false` turns this off). A refusal of a too long request that names a smaller window counts in
-addition, for the caller's namespace alone, if the number is at least 1,024 and not below a prompt that upstream took
-before. If it names none, 80 % of the refused request is assumed, unless that has images, audio or files. A larger
-accepted prompt supersedes what was learned. Conversations that are under way change their plan once when a window
-becomes known: set it, if you know it.
+there (`ask_models: false` turns this off, and so does `mode: off`). A refusal of a too long request that names a
+smaller window counts in addition, for the caller's namespace alone, if the number is at least 1,024 and not below a
+prompt that upstream took before. If it names none, 80 % of the refused request is assumed, unless that has images,
+audio or files. A larger accepted prompt supersedes what was learned. Conversations that are under way change their plan
+once when a window becomes known: set it, if you know it.
 
 ## Profiles and plans
 

@@ -20,6 +20,7 @@ import httpx
 import msgspec
 import pytest
 
+from proxy.core.plan import Room
 from proxy.dashboard import Dashboard
 from proxy.dashboard import database as database_module
 from proxy.dashboard import file as file_module
@@ -31,7 +32,7 @@ from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
 from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen
 from proxy.dashboard.sessions import Unseen
-from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
+from proxy.dashboard.writer import AHEAD, BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Kind, Outcome
@@ -42,8 +43,8 @@ from tests.serving import PLAIN, served, spawned, tight
 SIZE = 1 << 20
 
 
-HISTORY: Any = SimpleNamespace(measured=[])
-NO_ROOM: Any = SimpleNamespace(preamble=0)
+HISTORY: Any = SimpleNamespace(measured=[], sent_tokens=7)
+NO_ROOM = Room()
 NO_POLICIES: Any = None
 NO_HEALTH: Any = None
 BROKEN: Any = SimpleNamespace(planned="nothing that was planned", parsed=MagicMock())
@@ -277,6 +278,31 @@ def test_waiting_requests_do_not_fill_the_memory(tmp_path: Path) -> None:
         writer.record(outcome(number), held("gpt-4.1-mini", HELD // 2))
     kept = [(seen.session, isinstance(seen, Unseen)) for _, _, seen in writer._queue if seen]
     assert kept == [(session, whole) for session in {kept[0][0]} for whole in (True, True, False, False)]
+
+
+def test_requests_are_let_go_long_before_their_rows_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "LATEST", 600.0)
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    writer.start()
+    for number in range(2 * AHEAD):
+        writer.record(outcome(number), held("gpt-4.1-mini", 100_000))
+    until(lambda: len(writer._described) > AHEAD)
+    assert writer.state.written == 0
+    assert writer._came - writer._left < 100_000 * AHEAD
+    writer.look()
+    assert (writer.state.written, writer._came - writer._left) == (2 * AHEAD, 0)
+    writer.close()
+
+
+def test_descriptions_that_cannot_be_written_do_not_fill_the_memory(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "rows.db", SIZE)  # not started: as if the disk hung
+    for number in range(4):
+        writer.record(outcome(number), held("gpt-4.1-mini", HELD // 2))
+    writer._describe()
+    assert [bool(one.seen.sent) for one in writer._described] == [True, True, False, False]
+    assert writer._came - writer._left == sum(one.seen.weight for one in writer._described) > 0
 
 
 def test_a_bug_in_describing_a_request_costs_no_row(tmp_path: Path) -> None:
