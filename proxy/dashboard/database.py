@@ -274,11 +274,10 @@ class Database:
         return [one for one in batch if one.time > times[one.outcome.namespace]]
 
     def _insert(self, rows: Sequence[tuple[object, ...]]) -> None:
-        """Add rows, several with each call, which takes two thirds of the time."""
-        several = len(rows) - len(rows) % statements.AT_ONCE
-        for at in range(0, several, statements.AT_ONCE):
-            self.connection.execute(statements.ADD_SEVERAL, [*chain.from_iterable(rows[at : at + statements.AT_ONCE])])
-        self.connection.executemany(statements.ADD, rows[several:])
+        """Add rows, many with each call."""
+        for at in range(0, len(rows), statements.AT_ONCE):
+            several = rows[at : at + statements.AT_ONCE]
+            self.connection.execute(statements.add_several(len(several)), [*chain.from_iterable(several)])
 
     def _namespace(self, name: str) -> int:
         if name not in self._known:

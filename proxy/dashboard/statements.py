@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from proxy.dashboard.rows import HOURLY, KEYS, SUMS
 
-AT_ONCE = 32
-"""Rows that one statement adds. SQLite allows at least 999 values."""
+AT_ONCE = 142
+"""Most rows that one statement adds, as SQLite allows at least 999 values. At each statement the interpreter passes to
+another thread and back, which costs more than to add ten rows."""
 
 SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last", "first_id", "last_id")
 COUNTED = ("requests", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
@@ -26,7 +28,6 @@ ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for na
 
 
 ADD = _inserting("requests", ("id", "time", "namespace", "session", "worker", "outcome", "sent"))
-ADD_SEVERAL = f"{ADD}{', (?, ?, ?, ?, ?, ?, ?)' * (AT_ONCE - 1)}"
 ADD_DAY = _adding("days", ("day", "namespace", *KEYS), SUMS)
 ADD_HOUR = _adding("hours", ("hour", "namespace"), HOURLY)
 ADD_SESSION = f"""
@@ -36,3 +37,9 @@ ON CONFLICT DO UPDATE SET last = max(last, excluded.last), last_id = excluded.la
 tokens_before = excluded.tokens_before, tokens_after = excluded.tokens_after
 """
 """A session shows the tokens of its newest request: those of all requests would count the same messages many times."""
+
+
+@lru_cache(AT_ONCE)
+def add_several(rows: int) -> str:
+    """Return the statement that adds so many rows."""
+    return ADD + ", (?, ?, ?, ?, ?, ?, ?)" * (rows - 1)

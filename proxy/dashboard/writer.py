@@ -41,7 +41,7 @@ HELD = 64 << 20
 AHEAD = 32
 """Rows that are described together."""
 
-BATCH = 500
+BATCH = 2_000
 """Most rows of one transaction. So many are written at once, as are a quarter of `HELD`."""
 
 LATEST, SOON = 10.0, 1.0
