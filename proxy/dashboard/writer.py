@@ -222,6 +222,9 @@ class Writer:
             self._gather()
             while self._described and not database.gone():
                 self._write_some(database)
+                if self._due:  # somebody looks, or the process ends: write what came meanwhile, too
+                    self._due = False
+                    self._describe()
             self._none.set()
             if self._ended.is_set():
                 return

@@ -296,6 +296,23 @@ def test_requests_are_let_go_long_before_their_rows_are_written(
     writer.close()
 
 
+def test_rows_that_come_during_the_last_write_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, write = Writer(tmp_path / "rows.db", SIZE), Database.write
+
+    def closing_meanwhile(database: Database, batch: Any) -> int:
+        if not writer._ended.is_set():
+            writer.record(outcome(1))
+            writer._ended.set()
+            writer._write_soon()
+        return write(database, batch)
+
+    monkeypatch.setattr(Database, "write", closing_meanwhile)
+    writer.record(outcome(0))
+    writer.start()
+    until(lambda: not writer._thread.is_alive())
+    assert writer.state.written == 2
+
+
 def test_descriptions_that_cannot_be_written_do_not_fill_the_memory(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)  # not started: as if the disk hung
     for number in range(4):
