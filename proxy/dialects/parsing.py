@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 import msgspec
@@ -62,17 +62,18 @@ def elements(raw: Raw, reason: Reason) -> list[Raw]:
         raise Unplannable(str(error), reason) from error
 
 
-def our_names(tools: Raw, name: Callable[[Raw], str]) -> Names | None:
+def our_names(tools: Raw, name: Callable[[Raw], str], others: Collection[str] = ()) -> Names | None:
     """Return what our tools are called beside the client's, or None if there is no room for them.
 
-    `name` returns the name of one of the client's definitions. Raises Unplannable if there are too many.
+    `name` returns the name of one of the client's definitions, and `others` are the names of tools that are not among
+    them. Raises Unplannable if there are too many.
     """
-    if rawjson.is_null(tools):
+    if rawjson.is_null(tools) and not others:
         return NAMES
-    defined = elements(tools, Reason.TOO_MANY_TOOLS)
+    defined = [] if rawjson.is_null(tools) else elements(tools, Reason.TOO_MANY_TOOLS)
     if len(defined) > MAX_DEFINITIONS:
         raise Unplannable(f"more than {MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
-    taken = set(map(name, defined))
+    taken = {*map(name, defined), *others}
     if len(defined) > MAX_TOOLS - len(NAMES):
         return None
     return next((names for names in (NAMES, OTHER_NAMES) if not taken.intersection(names)), None)

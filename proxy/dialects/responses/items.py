@@ -16,8 +16,21 @@ from proxy.core.results import carried
 from proxy.dialects import attachments, measuring
 from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
-from proxy.dialects.responses.request import COMPACTIONS, OUTPUTS, ItemKind, items_of, kind, members_of
+from proxy.dialects.responses.request import (
+    CLIENT,
+    COMPACTIONS,
+    FOUND,
+    OUTPUTS,
+    SEARCH,
+    ItemKind,
+    items_of,
+    kind,
+    members_of,
+)
 from proxy.dialects.values import Members, object_of, text_of
+
+APPROVAL = "mcp_approval_request"
+"""A question whether upstream may call a tool. It has no `call_id`, and the answer names its id."""
 
 ANSWERED = frozenset(
     (
@@ -27,6 +40,7 @@ ANSWERED = frozenset(
         "shell_call",
         "apply_patch_call",
         "computer_call",
+        APPROVAL,
     )
 )
 """Calls that the client answers. All others are upstream's own business."""
@@ -39,6 +53,10 @@ ENCRYPTED_BYTES = 6
 
 _ARGUMENTS = {"function_call": "arguments", "custom_tool_call": "input"}
 _ROLES = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM, "assistant": Role.ASSISTANT}
+_ANSWERS = ("call_id", "approval_request_id", "id")
+"""Members of a result with the call's id."""
+_UNSAID = frozenset((FOUND, "mcp_approval_response"))
+"""Results without a text that could move."""
 _SERVED = frozenset(("id", "status", "type", "call_id"))
 """Members that do not belong to what a call asks for."""
 
@@ -97,9 +115,20 @@ def output(call_id: str, text: str) -> bytes:
     return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": text})
 
 
+def is_answered(type: str, members: Members) -> bool:
+    """Whether the client answers this item of a reply."""
+    return type in ANSWERED or (type == SEARCH and text_of(members.get("execution")) == CLIENT)
+
+
+def without_id(members: Members) -> Members:
+    """Return an item of a reply without its id, which upstream does not know. Only an answer may name it."""
+    kept = text_of(members.get("type")) == APPROVAL
+    return members if kept else {key: raw for key, raw in members.items() if key != "id"}
+
+
 def call_of(members: Members, type: str) -> ToolCall:
     """Return a call of whatever tool. One of upstream's own tools has no id: clients do not always send it back."""
-    id = (text_of(members.get("call_id")) or text_of(members.get("id"))) if type in ANSWERED else ""
+    id = (text_of(members.get("call_id")) or text_of(members.get("id"))) if is_answered(type, members) else ""
     if type in _ARGUMENTS:
         return ToolCall(id, text_of(members.get("name")), _argument(members.get(_ARGUMENTS[type])))
     asked = {key: members[key] for key in sorted(members) if key not in _SERVED}
@@ -187,14 +216,17 @@ def _item(members: Members, kind: ItemKind, digest: bytes, reading: Reading, cou
     """Measure an item of the client's."""
     if kind.type in COMPACTIONS:
         return _compaction(members, digest)
-    role = Role.TOOL if kind.type in OUTPUTS else _ROLES.get(kind.role)
+    role = Role.TOOL if kind.answers else _ROLES.get(kind.role)
     if role is None or (role is not Role.TOOL and kind.type != "message"):
         raise NotJson(f"unknown item {kind.type[:40]!r} of {kind.role[:40]!r}")
-    answers = (text_of(members.get("call_id")) or text_of(members.get("id"))) if role is Role.TOOL else ""
+    answers = next((id for key in _ANSWERS if (id := text_of(members.get(key)))), "") if role is Role.TOOL else ""
     texts = _texts(members)
     others = _others(members, members.get("output" if role is Role.TOOL else "content"))
     sizes = [count(text) for _, text in texts]
     fixed = sum(map(attachments.tokens, others))
+    if kind.type in _UNSAID:
+        others = [rawjson.encode({key: members[key] for key in sorted(members) if key not in _SERVED})]
+        fixed = count(others[0].decode("utf-8", "replace"))
     tokens = sum(sizes) + fixed + MESSAGE_TOKENS
     carries, kept = carried(role.name.lower(), [text for _, text in texts], reading.results)
     moved = pieces(texts, sizes, TextSource(role, carries, kept), reading, count)
@@ -242,7 +274,7 @@ def _reply(items: Sequence[Raw], digest: bytes, count: Count) -> Message:
         type, members = kind(raw).type, rawjson.members(raw)
         tokens += _tokens(type, members, count)
         fixed += _fixed(type, members)
-        if type in ANSWERED:
+        if is_answered(type, members):
             answered.append(call_of(members, type))
     text, calls = said(items)
     return Message(

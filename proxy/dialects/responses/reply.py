@@ -21,7 +21,8 @@ from proxy.core.history import ToolCall
 from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
 from proxy.dialects import parsing
-from proxy.dialects.responses.items import ANSWERED, call_of, said
+from proxy.dialects.responses.items import call_of, is_answered, said, without_id
+from proxy.dialects.responses.request import NAMESPACE
 from proxy.dialects.rounds import MAX_REPLY, check_arguments
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import NULL, Members, object_of, place, string, text_of
@@ -90,6 +91,10 @@ class OutputItem:
     def id(self) -> str:
         return text_of(self.members.get("id"))
 
+    @property
+    def call_id(self) -> str:
+        return text_of(self.members.get("call_id"))
+
     def complete(self, raw: Raw) -> None:
         """Take the item as it is at its end."""
         self.final, self.members = raw, object_of(raw)
@@ -98,7 +103,8 @@ class OutputItem:
         """Decide whether it is a call of our tools. `sure`: its name is complete."""
         name = text_of(self.members.get("name"))
         if name or sure or self.type != "function_call":
-            self._name = names.recognised(name) if self.type == "function_call" else ""
+            single = self.type == "function_call" and not text_of(self.members.get(NAMESPACE))
+            self._name = names.recognised(name) if single else ""
             self.ours = bool(self._name)
 
     @property
@@ -157,7 +163,13 @@ class ResponsesRound:
 
     @property
     def theirs(self) -> list[OutputItem]:
-        return [item for item in self.items if item.ours is False and item.type in ANSWERED]
+        """The calls that the client answers. What upstream executes itself has its result in the reply."""
+        results = {item.call_id for item in self.items if item.type.endswith("_output")} - {""}
+        return [
+            item
+            for item in self.items
+            if item.ours is False and is_answered(item.type, item.members) and item.call_id not in results
+        ]
 
     @property
     def pieces(self) -> int:
@@ -238,7 +250,7 @@ class ResponsesRound:
         if self._stored:
             return raws
         return [
-            rawjson.encode({key: raw for key, raw in members.items() if key != "id"})
+            rawjson.encode(without_id(members))
             for members in map(rawjson.members, raws)
             if text_of(members.get("type")) != "reasoning" or text_of(members.get("encrypted_content"))
         ]

@@ -20,8 +20,8 @@ from proxy.core.reasons import Reason
 from proxy.core.request import Request
 from proxy.core.turn import Continuation
 from proxy.dialects import parsing
-from proxy.dialects.tools import tool_name
-from proxy.dialects.values import NULL, Members, text_of
+from proxy.dialects.tools import elements, tool_name
+from proxy.dialects.values import NULL, Members, object_of, text_of
 
 OUTPUTS = frozenset(
     (
@@ -31,9 +31,20 @@ OUTPUTS = frozenset(
         "shell_call_output",
         "apply_patch_call_output",
         "computer_call_output",
+        "mcp_approval_response",
     )
 )
 """Results of calls that the client answers. Every other item with such a name belongs to the model's reply."""
+
+SEARCH, FOUND = "tool_search_call", "tool_search_output"
+"""A search for tools, and the tools that it found. Upstream searches itself, or has the client do it (Codex)."""
+CLIENT = "client"
+
+DEFINING = frozenset((FOUND, "additional_tools"))
+"""Items with definitions of tools."""
+
+NAMESPACE = "namespace"
+"""A group of tools in one definition, as Codex defines each MCP server, and the member of a call that names it."""
 
 COMPACTIONS = frozenset(("compaction", "compaction_summary"))
 """Upstream's own encrypted summaries, which nobody else can read."""
@@ -66,6 +77,12 @@ class ItemKind(msgspec.Struct, frozen=True, gc=False):
 
     type: str = "message"
     role: str = ""
+    execution: str | None = None
+
+    @property
+    def answers(self) -> bool:
+        """Whether the item is the client's result of a call."""
+        return self.type in OUTPUTS or (self.type == FOUND and self.execution == CLIENT)
 
     @property
     def replies(self) -> bool:
@@ -73,7 +90,7 @@ class ItemKind(msgspec.Struct, frozen=True, gc=False):
         a role is the client's: Codex defines its tools in an item of the developer's."""
         if self.type == "message" or self.role:
             return self.role == "assistant"
-        return self.type not in OUTPUTS and self.type not in COMPACTIONS
+        return not self.answers and self.type not in COMPACTIONS
 
 
 _decoder = msgspec.json.Decoder(ResponsesMembers)
@@ -87,9 +104,9 @@ def parse(body: bytes) -> Request:
         known = parsing.known(_decoder, body)
         model = parsing.model(known.model)
         parsing.check_others(body, known.input, known.tools, known.instructions)
-        names = parsing.our_names(known.tools, tool_name)
         items = _items(known.input)
         kinds = _kinds_of(known.input, items)
+        names = parsing.our_names(known.tools, tool_name, _further_names(known.tools, items, kinds))
         return Request(
             body=body,
             entries=list(_entries(items, kinds)),
@@ -187,6 +204,26 @@ def _object(entry: bytes | Raw) -> bytes | Raw:
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def grouped_names(tools: Raw | None) -> set[str]:
+    """Return the names of the tools in the groups of an array of tools."""
+    if tools is None or not rawjson.is_array(tools) or NAMESPACE.encode() not in bytes(tools):
+        return set()
+    groups = [members for members in map(object_of, elements(tools)) if text_of(members.get("type")) == NAMESPACE]
+    inner = [group["tools"] for group in groups if "tools" in group and rawjson.is_array(group["tools"])]
+    return {tool_name(tool) for array in inner for tool in elements(array)}
+
+
+def _further_names(tools: Raw, items: Sequence[Raw], kinds: Sequence[ItemKind]) -> set[str]:
+    """Return the names of tools that are defined elsewhere: in groups, and in items, from which on they are known."""
+    names = grouped_names(tools)
+    for item, kind in zip(items, kinds, strict=True):
+        if kind.type in DEFINING:
+            defined = object_of(item).get("tools")
+            names |= grouped_names(defined)
+            names |= {tool_name(tool) for tool in elements(defined)}
+    return names
 
 
 def function_tool(definition: bytes) -> bytes:

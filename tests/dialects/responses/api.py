@@ -40,8 +40,14 @@ ITEM_FIELDS = {
     "item_reference": {"type", "id"},
     "additional_tools": {"type", "id", "role", "tools"},
     "web_search_call": {"type", "id", "status", "action"},
+    "tool_search_call": {"type", "id", "call_id", "execution", "status", "arguments"},
+    "tool_search_output": {"type", "id", "call_id", "execution", "status", "tools"},
 }
-OPENERS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+OPENERS = {
+    "function_call": "function_call_output",
+    "custom_tool_call": "custom_tool_call_output",
+    "tool_search_call": "tool_search_output",
+}
 LEAST_OUTPUT = 16
 
 

@@ -12,6 +12,7 @@ from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
 from proxy.core.preview import MARK, Shape
 from proxy.core.rawjson import MAX_ELEMENTS
+from proxy.core.retrieval.tools import NAMES, OTHER_NAMES
 from proxy.core.turn import Continuation
 from proxy.dialects.chat import CHAT
 from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_OTHERS
@@ -116,6 +117,60 @@ def test_our_names_give_way_to_the_clients() -> None:
     assert parsed("hi").names == ("grep", "read_file")
     assert parsed("hi", tools=[{"type": "custom", "name": "grep"}]).names == ("offload_grep", "offload_read_file")
     assert parsed("hi", tools=[{"type": "web_search"}]).names == ("grep", "read_file")
+
+
+def named(*names: str) -> list[Json]:
+    return [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in names]
+
+
+def test_our_names_give_way_to_tools_in_groups_and_in_items() -> None:
+    """Codex defines each MCP server as a group, and others once it has searched for them."""
+    group = {"type": "namespace", "name": "mcp__files__", "tools": named("read_file")}
+    for tools in ([group], named("read_file")):
+        assert parsed([USER], tools=[group]).names == OTHER_NAMES
+        for found in (
+            {"type": "additional_tools", "role": "developer", "tools": tools},
+            {"type": "tool_search_output", "execution": "client", "call_id": "c1", "tools": tools},
+            {"type": "tool_search_output", "execution": "server", "call_id": None, "tools": tools},
+        ):
+            assert parsed([USER, found]).names == OTHER_NAMES
+            assert parsed([USER, found], tools=named("fetch")).names == OTHER_NAMES
+    others = [{**group, "tools": named("write")}, *named("namespace")]
+    assert parsed([USER], tools=others).names == NAMES
+
+
+SEARCH = {"type": "tool_search_call", "id": "ts", "call_id": "c1", "status": "completed", "arguments": {"query": "x"}}
+FOUND = {"type": "tool_search_output", "call_id": "c1", "status": "completed", "tools": named("fetch")}
+ASKS = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "drop", "server_label": "db", "arguments": "{}"}
+ALLOWS = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [({**SEARCH, "execution": "client"}, {**FOUND, "execution": "client"}), (ASKS, ALLOWS)],
+)
+def test_what_the_client_answers_ends_a_reply(asked: Json, answered: Json) -> None:
+    entries = parsed(
+        [USER, reasoning("Hm."), asked, answered, call("fetch", call_id="c2"), result(call_id="c2")]
+    ).entries
+    messages = [read(*json.loads(b"[%b]" % bytes(entry))) for entry in entries]
+    assert [message.role for message in messages] == [Role.USER, *(Role.ASSISTANT, Role.TOOL) * 2]
+    assert [id for id, _ in messages[1].calls] == [messages[2].answers]
+    assert messages[2].pieces == ()
+
+
+def test_found_tools_weigh_what_they_say_and_mean_it() -> None:
+    few = read({**FOUND, "execution": "client"})
+    more = read({**FOUND, "execution": "client", "tools": named("fetch", "x" * 500)})
+    assert more.tokens - few.tokens > 500
+    assert more.meaning != few.meaning
+
+
+def test_what_upstream_finds_itself_belongs_to_its_reply() -> None:
+    search, found = ({**item, "execution": "server", "call_id": None} for item in (SEARCH, FOUND))
+    entries = parsed([USER, search, found, call("fetch", call_id="c2"), result(call_id="c2")]).entries
+    assert [len(json.loads(b"[%b]" % bytes(entry))) for entry in entries] == [1, 3, 1]
+    assert read(search, found, call("fetch", call_id="c2")).calls == (("c2", "fetch"),)
 
 
 def test_a_request_goes_on_from_the_last_round() -> None:

@@ -189,6 +189,47 @@ def test_a_mixed_turn_shows_the_clients_calls_and_keeps_ours(data: st.DataObject
     assert one.continuation == Continuation("resp_1", "resp_1", one.hidden.after)
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_a_call_of_a_tool_in_a_group_is_the_clients(streamed: bool) -> None:
+    """Codex defines each MCP server as a group: `read_file` of a server for files is not ours."""
+    reads = response(call("read_file", {"path": "a"}, call_id="c1", namespace="mcp__files__"))
+    one = turn(stream=streamed)
+    one.request()
+    out = feed(one, stream(reads)) if streamed else one.receive_whole(json.dumps(reads).encode()) + one.end()
+    assert one.state is State.DONE
+    final = accumulated(out + one.close()) if streamed else json.loads(out + one.close())
+    assert [item["name"] for item in final["output"]] == ["read_file"]
+    assert one.hidden is None
+
+
+SEARCH = {"type": "tool_search_call", "call_id": "s1", "status": "completed", "arguments": {"query": "x"}}
+ASKS = {"type": "mcp_approval_request", "name": "drop", "server_label": "db", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("item", [{**SEARCH, "execution": "client"}, ASKS])
+def test_what_the_client_answers_beside_our_calls_ends_the_turn(item: Json) -> None:
+    """Upstream refuses a request that goes on without the client's answer."""
+    one = turn(store=False)
+    out, _ = run(one, stream(response(reasoning("Hm."), item, call("grep", {"pattern": "x"}))))
+    assert one.mixed
+    assert item["type"] in [shown["type"] for shown in accumulated(out)["output"]]
+    assert one.hidden is not None
+    kept = {item["type"]: item for item in json.loads(one.hidden.instead or b"")}
+    assert ("id" in kept[item["type"]]) == (item is ASKS)  # nothing else names the question
+
+
+@pytest.mark.parametrize("kind", ["tool_search", "shell_call"])
+def test_what_upstream_executes_itself_does_not_end_the_turn(kind: str) -> None:
+    if kind == "tool_search":
+        items = [{**SEARCH, "call_id": None, "execution": "server"}, {"type": "tool_search_output", "tools": []}]
+    else:
+        items = [{"type": kind, "call_id": "s1"}, {"type": f"{kind}_output", "call_id": "s1", "output": []}]
+    one = turn()
+    out, _ = run(one, stream(response(*items, call("grep", {"pattern": "x"}))), stream(ANSWERS))
+    assert not one.mixed
+    assert accumulated(out)["output"][-1]["type"] == "message"
+
+
 def test_what_is_put_back_is_what_the_model_wrote() -> None:
     one = turn()
     run(one, stream(LOOKS), stream(ANSWERS))
