@@ -17,6 +17,8 @@ from proxy.dialects.values import Members, object_of, text_of
 
 WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 """Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
+ALLOWED = "allowed_tools"
+"""The type of a `tool_choice` with a list of tools, and in chat the member of it that holds them."""
 
 
 class RoundRequest(ABC):
@@ -59,6 +61,11 @@ class RoundRequest(ABC):
     def tool(definition: bytes) -> bytes:
         """Return one of our tools in the form that this API expects."""
 
+    @staticmethod
+    def chosen(name: str) -> bytes:
+        """Return a tool's entry in a list of allowed ones."""
+        return rawjson.encode({"type": "function", "name": name})
+
     @property
     @abstractmethod
     def wants_json(self) -> bool:
@@ -98,12 +105,28 @@ class RoundRequest(ABC):
     def _members(self, entries: Sequence[bytes | Raw], ours: Sequence[bytes]) -> Members:
         limits = lowered(self.members, self.limits, self._left, entries[len(self.entries) :])
         tools = with_tools(self.members.get("tools"), ours)
-        return self.members | limits | self._assembled(entries) | ({} if tools is None else {"tools": tools})
+        defined = {} if tools is None else {"tools": tools}
+        return self.members | limits | self._assembled(entries) | defined | (self._allowed() if ours else {})
+
+    def _allowed(self) -> Members:
+        """Return the choice of tools with ours among those that the client allows, if it names some. Without them, the
+        model could not follow a reference."""
+        choice = object_of(self.members.get("tool_choice"))
+        if text_of(choice.get("type")) != ALLOWED:
+            return {}
+        nested = ALLOWED in choice
+        listing = object_of(choice[ALLOWED]) if nested else choice
+        if not rawjson.is_array(listing.get("tools")) or not has_tools(listing["tools"]):
+            return {}  # it allows no call at all
+        ours = [self.chosen(name) for name in self.names]
+        listing = listing | {"tools": Raw(rawjson.array([*elements(listing["tools"]), *ours]))}
+        choice = choice | {ALLOWED: Raw(rawjson.encode(listing))} if nested else listing
+        return {"tool_choice": Raw(rawjson.encode(choice))}
 
     def _unforced(self, members: Members) -> Members:
         """Return the members without a choice of one tool."""
         choice = text_of(object_of(members.get("tool_choice")).get("type"))
-        return members if choice in ("", "allowed_tools") else _without(members, ("tool_choice",))
+        return members if choice in ("", ALLOWED) else _without(members, ("tool_choice",))
 
     def _without_calls(self, members: Members, *, bare: bool) -> Members:
         """Return the members of a request with no tools but ours so that none is called.

@@ -182,6 +182,7 @@ def test_allowed_tools_gain_our_tools(up: StrictUpstream, ask: Ask) -> None:
     allowed["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "fetch"}}]  # type: ignore[index]
     up.script(calls(GREP), text("Yes."))
     ask(tool_choice=allowed)
+    allowed["allowed_tools"]["tools"] += [{"type": "function", "function": {"name": name}} for name in OURS]  # type: ignore[index]
     assert [request.json["tool_choice"] for request in up.chats] == [allowed, allowed]
     assert [request.tool_names for request in up.chats] == [["fetch", *OURS]] * 2
     assert len(references(up.chats[0])) == 3

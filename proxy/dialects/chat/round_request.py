@@ -21,6 +21,10 @@ class ChatRoundRequest(RoundRequest):
     tool = staticmethod(function_tool)
     tool_name = staticmethod(tool_name)
 
+    @staticmethod
+    def chosen(name: str) -> bytes:
+        return rawjson.encode({"type": "function", "function": {"name": name}})
+
     @property
     def wants_json(self) -> bool:
         kind = text_of(object_of(self.members.get("response_format")).get("type"))

@@ -114,8 +114,15 @@ class ResponsesClientReply:
         return changed
 
     def _without_ours(self, response: Members) -> Members:
-        """Return the list of tools, which upstream repeats, without ours."""
-        tools = response.get("tools")
+        """Return the lists of tools that upstream repeats without ours: all tools, and those to choose from."""
+        choice = object_of(response.get("tool_choice"))
+        allowed = self._others(choice)
+        chosen = {"tool_choice": Raw(rawjson.encode(choice | allowed))} if allowed else {}
+        return self._others(response) | chosen
+
+    def _others(self, members: Members) -> Members:
+        """Return the member `tools` without ours, if they are in it."""
+        tools = members.get("tools")
         if not self._names or tools is None or not rawjson.is_array(tools):
             return {}
         listed = rawjson.elements(tools)

@@ -345,9 +345,17 @@ def test_a_forced_call_is_forced_once() -> None:
     _, asked = run(turn(tool_choice=forced), stream(LOOKS), stream(ANSWERS))
     assert asked[0]["tool_choice"] == forced
     assert "tool_choice" not in asked[1]
-    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [forced]}
-    _, asked = run(turn(tool_choice=allowed), stream(LOOKS), stream(ANSWERS))
-    assert asked[1]["tool_choice"] == allowed
+
+
+def test_our_tools_are_among_those_that_the_client_allows_and_it_does_not_see_them() -> None:
+    names = [{"type": "function", "name": name} for name in ("fetch", "grep", "read_file")]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": names[:1]}
+    sent = {**allowed, "tools": names}
+    replies = [{**reply, "tool_choice": sent} for reply in (LOOKS, ANSWERS)]
+    out, asked = run(turn(tool_choice=allowed), *map(stream, replies))
+    assert [request["tool_choice"] for request in asked] == [sent, sent]
+    assert accumulated(out)["tool_choice"] == allowed
+    assert b"read_file" not in out
 
 
 def test_json_is_held_until_the_round_is_visible() -> None:
