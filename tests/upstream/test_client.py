@@ -346,6 +346,23 @@ async def test_a_slow_reader_slows_upstream(pool: UpstreamClient) -> None:
     assert written < 16 << 20
 
 
+async def test_few_of_many_small_chunks_wait_for_a_slow_reader(pool: UpstreamClient) -> None:
+    number = 200_000
+
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(EVENTS, chunk(b"x") * number, chunk(b""))
+
+    async with upstream(handle) as wire, sent(pool, wire.url) as reply:
+        await asyncio.sleep(0.2)
+        sizes = []
+        async for piece in reply:
+            sizes.append(len(piece))
+            await asyncio.sleep(0.01)
+    assert sum(sizes) == number
+    assert max(sizes) < number / 10
+
+
 # What goes wrong
 
 
