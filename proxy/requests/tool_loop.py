@@ -330,7 +330,9 @@ def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
 
 def _is_cut(event: sse.ServerSentEvent) -> bool:
     """Whether this event, after which the stream ended, is incomplete. Clients discard it, and it may be ours."""
-    if event.data is None or event.data.strip() == sse.DONE:
+    if event.data is None:
+        return event.name is not None
+    if event.data.strip() == sse.DONE:
         return False
     try:
         rawjson.members(event.data)

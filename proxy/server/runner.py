@@ -226,7 +226,9 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # uvicorn would remember the signals and raise them again at the end; we choose the exit code ourselves.
-        self.force_exit = self.should_exit
+        if self.should_exit:  # what ends in the middle from here on does so as it was told, and is no error
+            self.force_exit = True
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self.should_exit = True
 
 

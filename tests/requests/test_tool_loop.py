@@ -643,6 +643,15 @@ async def test_half_an_event_at_the_end_of_a_hidden_round_is_discarded(last: byt
     assert all(isinstance(event, dict) or event == DONE for event in events(out))
 
 
+async def test_an_events_name_without_its_data_is_discarded() -> None:
+    """SDKs read the data of each event that has a name, and there is none."""
+    bench = Bench(ScriptedReply(OURS), ScriptedReply(ROLE_ONLY + b"event: done\n"))
+    with contextlib.suppress(UpstreamBroken):
+        await bench.run()
+    assert b"event: done" not in bench.browser.body
+    assert bench.browser.complete and b'"error"' in bench.browser.body
+
+
 # -- the client leaves ------------------------------------------------------------------------------------------------
 
 

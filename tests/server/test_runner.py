@@ -267,6 +267,7 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path, flags: tuple[str, ..
         await refused(served.port)
         served.process.send_signal(again)
         assert await served.ends() == 1
+        assert b"Traceback" not in await served.rest
 
 
 @WORKERS
