@@ -179,6 +179,25 @@ def encode(value: Any) -> bytes:
         return b"".join(_escaped(value))
 
 
+def encoded(values: list[Any]) -> list[bytes]:
+    """Encode a list as `encode` does, in parts to be joined, so that no long text in it is encoded in one step."""
+    if not any([isinstance(value, str) and len(value) > _PIECE for value in values]):
+        return [encode(values)]
+    found = [b"["]
+    try:
+        for place, value in enumerate(values):
+            found.append(b"," if place else b"")
+            found += _quoted(value) if isinstance(value, str) else [msgspec.json.encode(value)]
+    except UnicodeEncodeError:
+        return list(_escaped(values))
+    return [*found, b"]"]
+
+
+def _quoted(text: str) -> list[bytes]:
+    inner = [msgspec.json.encode(text[at : at + _PIECE])[1:-1] for at in range(0, len(text), _PIECE)]
+    return [b'"', *inner, b'"']
+
+
 def _escaped(value: Any) -> Iterator[bytes]:
     """Encode like `json`, but long texts in pieces."""
     if isinstance(value, str) and len(value) > _PIECE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 
@@ -52,8 +52,18 @@ def meaning(
     """Return an entry's `Message.meaning`. The dialect's name is part of it, so that no record of another API is ever
     found."""
     called = [(call.id, call.name, canonical(call.arguments)) for call in calls]
-    meant = rawjson.encode([dialect, int(role), text.strip(), called, answers])
-    return hashlib.sha256(b"\n".join([meant, *others])).digest()[:16]
+    return hashed([dialect, int(role), text.strip(), called, answers], others)
+
+
+def hashed(meant: list[Any], others: Iterable[bytes]) -> bytes:
+    """The first 16 bytes of the hash of these values as JSON and of the `others`, one in each line."""
+    seen = hashlib.sha256()
+    for piece in rawjson.encoded(meant):
+        seen.update(piece)
+    for other in others:
+        seen.update(b"\n")
+        seen.update(other)
+    return seen.digest()[:16]
 
 
 def unreadable(entry: bytes | Raw, role: Role, meaning: Callable[[str], bytes], count: Count) -> Message:

@@ -22,6 +22,7 @@ from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.core.history import extend
+from proxy.core.preview import STEP
 from proxy.core.recognition import Reply, Visible, resembles
 from proxy.core.turn import Continuation, HiddenRound
 from proxy.dialects.chat import CHAT
@@ -305,7 +306,8 @@ def _record(
 
 
 def _encoded(text: Callable[[], str]) -> bytes:
-    return text().encode("utf-8", "surrogatepass")
+    whole = text()
+    return b"".join([whole[at : at + STEP].encode("utf-8", "surrogatepass") for at in range(0, len(whole), STEP)])
 
 
 def _places(before: bytes) -> list[str]:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from proxy.core.preview import line_feeds
+
 OURS = "[lines"
 """The beginning of our line."""
 
@@ -34,7 +36,7 @@ class Span(msgspec.Struct, frozen=True):
 
 def line_count(text: str) -> int:
     """Count the lines of `text`, including a last one without a newline."""
-    return text.count("\n") + (text[-1:] not in ("", "\n"))
+    return line_feeds(text) + (text[-1:] not in ("", "\n"))
 
 
 def line_start(text: str, number: int, start: int = 0) -> int:
@@ -45,7 +47,7 @@ def line_start(text: str, number: int, start: int = 0) -> int:
     low, high = start, len(text)
     while high - low > 1:
         middle = (low + high) // 2
-        lines = text.count("\n", low, middle)
+        lines = line_feeds(text, low, middle)
         if lines >= number:
             high = middle
         else:

@@ -18,7 +18,7 @@ from proxy.core.rawjson import NotJson
 from proxy.core.request import Request
 from proxy.core.results import carried
 from proxy.dialects import attachments, cache_marks
-from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
+from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, hashed, item, pieces, spaces, unreadable
 from proxy.dialects.values import text_of
 
 ROLES = {
@@ -203,8 +203,7 @@ class _Reader:
 
     def _meaning(self) -> bytes:
         text = "".join(text for _, text in self._texts).strip()
-        meant = rawjson.encode([int(self._role), text, self._calls, self._answers])
-        return hashlib.sha256(b"\n".join([meant, *self._others])).digest()[:16]
+        return hashed([int(self._role), text, self._calls, self._answers], self._others)
 
 
 # -- the history ------------------------------------------------------------------------------------------------------
