@@ -10,6 +10,10 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+ENTRY_BYTES = 230
+"""Bytes of an entry beside its key and value: a link of the order, its places in two tables, and the pair with its
+weight. Measured as the growth of the process over 60,000 entries."""
+
 
 class Lru(Generic[K, V]):
     """Thread-safe. An item above an eighth of the limit is not kept, because it would push out too many others."""

@@ -84,6 +84,15 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 480, 300, 180
+"""Bytes that a message, each of its pieces, and each of its calls take, without the texts of names, ids and labels."""
+COPY_BYTES = 420
+"""Bytes of a message's copy in which a piece has its name."""
+PLACE_BYTES, FOLD_BYTES = 330, 7_000
+"""Bytes that a history takes for each message beside the message, and for its plan. `tests/core/test_sizes.py` compares
+all of these with what the objects take."""
+
+
 class Message(msgspec.Struct, frozen=True):
     """Everything that the plan needs of one message, without its text."""
 
@@ -108,12 +117,15 @@ class Message(msgspec.Struct, frozen=True):
     spaces: int = 0
     """Tokens that its calls take beyond `tokens` as they are sent. The plan counts arguments in canonical form."""
 
-    def extra(self) -> int:
-        """Bytes that it takes beside those of a message with a call or a text or two, about."""
-        if not self.calls and len(self.pieces) < 2:
-            return max(len(self.answers) - 300, 0)
-        called = sum(100 + len(id) + len(name) for id, name in self.calls) + sum(map(Label.size, self.labels))
-        return max(called + len(self.answers) + sum(250 + len(piece.name) for piece in self.pieces) - 300, 0)
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        size = MESSAGE_BYTES + len(self.answers)
+        if self.pieces:
+            size += sum([PIECE_BYTES + len(piece.name) for piece in self.pieces])
+        if self.calls:
+            size += sum([CALL_BYTES + len(id) + len(name) for id, name in self.calls])
+            size += sum(map(Label.size, self.labels))
+        return size
 
     def item_at(self, place: Place, part: Role, movable: bool) -> Item:
         """The item for the plan, in which the message plays this part."""
@@ -310,7 +322,7 @@ class History:
         read: list[Message],
         tokens: int = 0,
         sent_tokens: int = 0,
-        extra: int = 0,
+        held: int = 0,
         fold: Fold | None = None,
         parts: Parts | None = None,
     ) -> None:
@@ -320,7 +332,7 @@ class History:
         """The tokens of the history as it is sent, spaces in arguments included."""
         self.fold = fold
         self._read = read
-        self._extra = extra  # see `Message.extra`
+        self._held = held  # bytes of the messages, and of their copies
         self._parts = parts
 
     @classmethod
@@ -338,14 +350,14 @@ class History:
         read = [*self._read, *messages]
         tokens = self.tokens + sum([message.tokens for message in messages])
         sent = self.sent_tokens + sum([message.tokens + message.spaces for message in messages])
-        extra = self._extra + sum([message.extra() for message in messages])
+        held = self._held + sum([message.size() + COPY_BYTES * len(message.pieces) for message in messages])
         if self.fold is None and self.terms.leave_alone(tokens, _leading_tokens(read)):
-            return History(self.terms, read, tokens, sent, extra)
+            return History(self.terms, read, tokens, sent, held)
         terms, parts = self.terms, self.parts.extended(messages, self.terms.offload)
         fold = self.fold.copy() if self.fold else begun(terms.offload, terms.room, terms.tool_definition_tokens)
         for item in parts.items[len(self) if self.fold else 0 :]:
             fold.add(item)
-        return History(terms, read, tokens, sent, extra, fold, parts)
+        return History(terms, read, tokens, sent, held, fold, parts)
 
     @property
     def parts(self) -> Parts:
@@ -384,10 +396,11 @@ class History:
         return found | {Irregular.NO_RESULT: found.get(Irregular.NO_RESULT, 0) + 1} if pairing.open else found
 
     def size(self) -> int:
-        """About how many bytes it takes. It keeps messages that their own cache has evicted."""
+        """About how many bytes it takes, with its messages, as their own cache may have evicted them, and its parts,
+        which may be computed later."""
         naming = self._parts.naming if self._parts else Naming()
-        own = 350 * len(self) + (64 * self.fold.pins if self.fold else 0)
-        return 4_000 + own + 100 * (len(naming.calls) + len(naming.taken)) + self._extra
+        fold = FOLD_BYTES + 64 * self.fold.pins if self.fold else 0
+        return 1_000 + fold + PLACE_BYTES * len(self) + 100 * (len(naming.calls) + len(naming.taken)) + self._held
 
     def plan(self) -> Plan:
         """The plan for a request that ends here."""

@@ -15,7 +15,7 @@ from proxy.core.preview import Shape
 from proxy.core.request import LARGE_BYTES, LARGE_ENTRIES
 from proxy.dialects import Dialect
 from proxy.dialects.render import Compacted, compact
-from proxy.lru import Lru
+from proxy.lru import ENTRY_BYTES, Lru
 from proxy.threads import READING, WorkPool
 
 T = TypeVar("T")
@@ -24,12 +24,14 @@ INLINE_BYTES = 16_384
 """Reading this much takes about a millisecond. More is read in a thread, so that no other request has to wait."""
 BATCH_BYTES = 512 << 10
 """Bytes of messages that a thread reads at a time, which takes about 50 milliseconds."""
-MESSAGES = 100_000
-MESSAGE_BYTES = 700
-"""Approximate bytes of a cached message, without the ids and names of its calls and the parts of its content."""
-COMPACTED_BYTES = 32 << 20
+MESSAGE = 700
+"""Bytes that reading a small message counts as towards a batch: it takes time even if it is empty."""
+MESSAGES_BYTES, COMPACTED_BYTES = 64 << 20, 32 << 20
+KEY_BYTES, TEXT_BYTES = ENTRY_BYTES + 112, 40
+"""Bytes of an entry and its key, and of a text beside its characters."""
 
-PAST_BYTES = 32 << 20
+PAST_BYTES = 64 << 20
+"""Bytes of histories, the messages in them included, which are often in their own cache as well."""
 LONG = 4
 """A history is found by this many messages at its beginning, which include a reply. Shorter histories are not kept."""
 
@@ -55,7 +57,7 @@ class MessageCache:
         self._tokens = tokens
         self._pool = pool or WorkPool("reading", READING)
         self._large = large or self._pool
-        self._messages: Lru[Key, Message] = Lru(MESSAGES * MESSAGE_BYTES)
+        self._messages: Lru[Key, Message] = Lru(MESSAGES_BYTES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
         self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, History]] = Lru(PAST_BYTES)
@@ -85,7 +87,7 @@ class MessageCache:
         else:
             past = past.extended(messages)
         if key:
-            self._pasts.put((key, terms), (seen, past), past.size())
+            self._pasts.put((key, terms), (seen, past), ENTRY_BYTES + past.size())
         return past
 
     def _begun(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, bytes]:
@@ -141,7 +143,7 @@ class MessageCache:
     def _read(self, read: Callable[[Raw], Message], batch: Sequence[tuple[Key, Raw]]) -> dict[Key, Message]:
         fresh = {key: read(raw) for key, raw in batch}
         for key, message in fresh.items():
-            self._messages.put(key, message, MESSAGE_BYTES + message.extra())
+            self._messages.put(key, message, KEY_BYTES + message.size())
         return fresh
 
     async def run(self, work: Callable[[], T], large: bool, caller: str) -> T:
@@ -158,7 +160,7 @@ class MessageCache:
             found = self._compacted.get(key)
             if found is None:
                 found = compact(dialect, transcript.raws[index], message, shape, first_preview)
-                self._compacted.put(key, found, len(found))
+                self._compacted.put(key, found, KEY_BYTES + TEXT_BYTES + len(found))
             return found
 
         return make
@@ -200,7 +202,7 @@ def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
     size = 0
     for key, raw in unread.items():
         batch.append((key, raw))
-        size += len(memoryview(raw)) + MESSAGE_BYTES
+        size += len(memoryview(raw)) + MESSAGE
         if size > BATCH_BYTES:
             yield batch
             batch, size = [], 0

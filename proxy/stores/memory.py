@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Literal
 
-from proxy.lru import Lru
+from proxy.lru import ENTRY_BYTES, Lru
 
-ENTRY_WEIGHT = 300
-"""Bytes that a remembered record takes in addition to its value."""
+ENTRY_WEIGHT = ENTRY_BYTES + 100
+"""Bytes that a remembered record takes beside its key and value: their heads, and what alignment adds."""
 
-PUTS = 50_000
-"""Most keys remembered as recently put."""
+PUTS_BYTES = 20 << 20
+"""Bytes of keys remembered as recently put: some 50,000 of them."""
 
 
 class Missing(Enum):
@@ -33,12 +33,12 @@ class Memory:
         self._refresh = refresh_seconds
         self._clock = clock
         self._records: Lru[str, bytes | Absent] = Lru(limit_bytes)
-        self._puts: Lru[str, float] = Lru(PUTS)
+        self._puts: Lru[str, float] = Lru(PUTS_BYTES)
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of remembered records, and the bytes that they take."""
-        return len(self._records), self._records.weight
+        """The number of remembered records, and the bytes that they and the keys of recent puts take."""
+        return len(self._records), self._records.weight + self._puts.weight
 
     def recall(self, keys: Iterable[str]) -> Mapping[str, bytes | Absent]:
         """Return the remembered values of these keys."""
@@ -48,12 +48,12 @@ class Memory:
     def keep(self, key: str, value: bytes | Absent) -> None:
         """Remember a record, or that there will never be one."""
         size = len(value) if isinstance(value, bytes) else 0
-        self._records.put(key, value, size + ENTRY_WEIGHT)
+        self._records.put(key, value, size + len(key) + ENTRY_WEIGHT)
 
     def note_put(self, key: str, retention: float | None = None) -> None:
         """Note that the record exists, whoever wrote it. Its store deletes it after `retention` seconds."""
         fresh = self._refresh if retention is None else min(self._refresh, retention / 3)
-        self._puts.put(key, self._clock() + fresh)
+        self._puts.put(key, self._clock() + fresh, len(key) + ENTRY_WEIGHT)
         if self._records.get(key) is Missing.ABSENT:
             self._records.discard(key)
 

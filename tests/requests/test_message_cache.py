@@ -19,7 +19,7 @@ from proxy.core.preview import Shape
 from proxy.core.request import LARGE_ENTRIES
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
-from proxy.requests.message_cache import BATCH_BYTES, INLINE_BYTES, MessageCache
+from proxy.requests.message_cache import BATCH_BYTES, INLINE_BYTES, KEY_BYTES, TEXT_BYTES, MessageCache
 from proxy.threads import WorkPool
 from tests import written
 
@@ -203,7 +203,7 @@ async def test_a_compacted_message_is_made_once() -> None:
     made = make(1, False)
     assert json.loads(made)["content"].startswith("01234... (detailed result is stored in /s/f-")
     assert make(1, False) is made
-    assert reader.caches()["compacted"]() == (1, len(made))
+    assert reader.caches()["compacted"]() == (1, KEY_BYTES + TEXT_BYTES + len(made))
     assert make(1, True) != made
 
 

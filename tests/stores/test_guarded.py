@@ -184,7 +184,7 @@ async def test_lists_and_reads_say_that_they_failed(guarded: Guarded, store: Scr
 
 async def test_originals_do_not_fill_the_memory(guarded: Guarded) -> None:
     assert await guarded.visit().put(KEY, b"1", keep=False) is Put.WRITTEN
-    assert guarded.memory.size == (0, 0)
+    assert guarded.memory.size[0] == 0
 
 
 async def test_the_winners_bytes_are_the_record(guarded: Guarded, store: Scripted) -> None:

@@ -1,14 +1,25 @@
 from __future__ import annotations
 
-from proxy.stores.memory import ENTRY_WEIGHT, Memory, Missing
+from proxy.stores.memory import ENTRY_WEIGHT, PUTS_BYTES, Memory, Missing
 
 
 def test_memory_is_bounded_in_bytes() -> None:
     memory = Memory(100_000, 60)
     for number in range(1000):
-        memory.keep(f"a/b/{number}", b"x" * 1000)
-    assert memory.size == (76, 76 * (1000 + ENTRY_WEIGHT))
-    assert memory.recall(["a/b/999", "a/b/0"]) == {"a/b/999": b"x" * 1000}
+        memory.keep(f"a/b/{number:03}", b"x" * 1000)
+    each = len("a/b/000") + 1000 + ENTRY_WEIGHT
+    assert memory.size == (100_000 // each, 100_000 // each * each)
+    assert memory.recall(["a/b/999", "a/b/000"]) == {"a/b/999": b"x" * 1000}
+
+
+def test_the_keys_of_recent_puts_are_bounded_and_count() -> None:
+    memory = Memory(100_000, 60)
+    for number in range(100):
+        memory.note_put(f"a/b/{number:03}")
+    assert memory.size == (0, 100 * (len("a/b/000") + ENTRY_WEIGHT))
+    assert memory.was_put("a/b/099")
+    memory.note_put("a/b/" + "x" * PUTS_BYTES)
+    assert memory.size == (0, 100 * (len("a/b/000") + ENTRY_WEIGHT))
 
 
 def test_an_empty_record_is_a_record() -> None:
