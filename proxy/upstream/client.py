@@ -93,18 +93,13 @@ class UpstreamReply(AsyncIterator[bytes]):
         content = self._answer.content
         try:
             while not content.at_eof():
-                if chunk := content.read_nowait() or await self._next():
+                if chunk := content.read_nowait() or await self._answer.next(self._idle_timeout):
                     return chunk
+        except TimeoutError as error:
+            raise _silent(f"Upstream sent nothing for {self._idle_timeout:g} s", self._url) from error
         except aiohttp.ClientError as error:
             raise _translated(error, self._url) from error
         raise StopAsyncIteration
-
-    async def _next(self) -> bytes:
-        try:
-            async with asyncio.timeout(self._idle_timeout):
-                return await self._answer.next()
-        except TimeoutError as error:
-            raise _silent(f"Upstream sent nothing for {self._idle_timeout:g} s", self._url) from error
 
     async def aclose(self) -> None:
         """Release the connection: it goes back to the pool if the whole reply was read, and is closed otherwise."""

@@ -103,11 +103,14 @@ class UpstreamResponse:
         self._protocol = protocol
         self._writing = writing
         self._watched: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._waits = False
+        self._since = 0.0
         content.on_eof(self._ended)
 
-    async def next(self) -> bytes:
-        """Wait for more of the body, after reading all that came before. Raises ClientError.
+    async def next(self, seconds: float) -> bytes:
+        """Wait up to `seconds` for more of the body, after reading all that came before. Raises ClientError, and
+        TimeoutError. One timer serves the whole reply: a stream waits hundreds of times.
 
         If aiohttp's parser finds a broken chunk, it closes the connection without informing the body. A reader that
         already waits would then wait until it is cancelled, and a later one would get a RuntimeError.
@@ -117,11 +120,24 @@ class UpstreamResponse:
             closed.add_done_callback(self._lost)
         if self._watched is None or self._watched.done():
             raise _not_whole()
-        self._waits = True
+        loop = asyncio.get_running_loop()
+        self._waits, self._since = True, loop.time()
+        if self._timer is None:
+            self._timer = loop.call_at(self._since + seconds, self._expire, seconds)
         try:
             return await self.content.readany()
         finally:
             self._waits = False
+
+    def _expire(self, seconds: float) -> None:
+        self._timer, deadline = None, self._since + seconds
+        if not self._waits:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < deadline:
+            self._timer = loop.call_at(deadline, self._expire, seconds)
+        else:
+            self.content.set_exception(aiohttp.SocketTimeoutError("idle"))
 
     def _lost(self, _: object) -> None:
         if self._waits and not self.content.is_eof() and self.content.exception() is None:
@@ -135,6 +151,8 @@ class UpstreamResponse:
         self._connection.close()
 
     def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if self._watched is not None:
             self._watched.remove_done_callback(self._lost)
 

@@ -445,6 +445,29 @@ async def test_idle_in_the_middle(pool: UpstreamClient) -> None:
             await anext(pieces)
 
 
+async def test_only_silence_while_somebody_waits_is_idle(pool: UpstreamClient) -> None:
+    resumed = asyncio.Event()
+
+    async def steady(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(EVENTS)
+        for _ in range(6):
+            await peer.send(chunk(b"x"))
+            await asyncio.sleep(0.1)
+        await resumed.wait()
+        await asyncio.sleep(0.1)
+        await peer.send(chunk(b"y"))
+        await peer.gone()
+
+    async with upstream(steady) as wire, sent(pool, wire.url, idle_timeout=0.4) as reply:
+        assert [await anext(reply) for _ in range(6)] == [b"x"] * 6
+        await asyncio.sleep(0.9)
+        resumed.set()
+        assert await anext(reply) == b"y"
+        with pytest.raises(UpstreamSilent, match=r"nothing for 0\.4 s"):
+            await anext(reply)
+
+
 async def test_upstream_takes_none_of_the_body(pool: UpstreamClient) -> None:
     async def deaf(peer: Peer) -> None:
         peer.reader._transport.pause_reading()  # type: ignore[attr-defined]
