@@ -18,18 +18,9 @@ from itertools import chain, count
 from pathlib import Path
 
 from proxy.dashboard import statements
+from proxy.dashboard.batch import Batch, Packed
 from proxy.dashboard.file import create, drop, logs, moved
-from proxy.dashboard.rows import (
-    DAY,
-    HOUR,
-    KEYS,
-    MOST,
-    SCHEMA,
-    Recorded,
-    Sums,
-    encoded,
-    storable,
-)
+from proxy.dashboard.rows import DAY, HOUR, KEYS, SCHEMA
 from proxy.dashboard.versions import READABLE, VERSION, set_aside, upgraded
 from proxy.errors import DashboardFault
 from proxy.policies.tenants import tenant_of
@@ -132,10 +123,9 @@ class Database:
         [value] = self.connection.execute("SELECT value FROM secret").fetchone()
         return bytes(value)
 
-    def write(self, batch: Sequence[Recorded]) -> int:
+    def write(self, batch: Batch) -> int:
         """Add these rows but those that were to be forgotten, make room for the next ones, and return how many were
         added."""
-        batch = [storable(one) for one in batch]
         try:
             added = self._within(lambda: self._add(batch))
         except sqlite3.OperationalError:
@@ -249,29 +239,28 @@ class Database:
             raise
         return done
 
-    def _add(self, batch: Sequence[Recorded]) -> int:
+    def _add(self, batch: Batch) -> int:
         run, many = self.connection.execute, self.connection.executemany
         if (version := self._pragma("data_version")) != self._version:
             self._known, self._version = {}, version  # another process may have deleted a namespace
             self._forgotten = dict(run("SELECT digest, time FROM forgotten"))
         batch = self._remembered(batch) if self._forgotten else batch
         first = run("SELECT coalesce(max(id), 0) + 1 FROM requests").fetchone()[0]
-        worker, ids = os.getpid(), {name: self._namespace(name) for name in {one.outcome.namespace for one in batch}}
-        self._insert([_row(id, ids, worker, one) for id, one in zip(count(first), batch, strict=False)])
-        details = [(first + n, one.seen.detail) for n, one in enumerate(batch) if one.seen.detail]
+        worker, ids = os.getpid(), {name: self._namespace(name) for name in batch.namespaces()}
+        self._insert([_row(id, ids, worker, one) for id, one in zip(count(first), batch.rows, strict=False)])
+        details = [(first + n, detail) for n, one in enumerate(batch.rows) if (detail := one.describe().detail)]
         if details:
             many("INSERT INTO details (id, detail) VALUES (?, ?)", details)
             run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))
-        sums = Sums.of(batch)
-        many(statements.ADD_DAY, sums.days)
-        many(statements.ADD_HOUR, sums.hours)
-        many(statements.ADD_SESSION, self._sessions(first, batch))
+        many(statements.ADD_DAY, batch.days())
+        many(statements.ADD_HOUR, batch.hours())
+        many(statements.ADD_SESSION, batch.sessions(first, self._namespace))
         return len(batch)
 
-    def _remembered(self, batch: Sequence[Recorded]) -> list[Recorded]:
+    def _remembered(self, batch: Batch) -> Batch:
         """Return the rows of a batch but those that were to be forgotten before they were written."""
-        times = {name: self._forgotten.get(_digest(name), 0.0) for name in {one.outcome.namespace for one in batch}}
-        return [one for one in batch if one.time > times[one.outcome.namespace]]
+        times = {name: self._forgotten.get(_digest(name), 0.0) for name in batch.namespaces()}
+        return batch.only(lambda row: row.time > times[row.namespace])
 
     def _insert(self, rows: Sequence[tuple[object, ...]]) -> None:
         """Add rows, many with each call."""
@@ -288,38 +277,6 @@ class Database:
                 "SELECT id FROM namespaces WHERE name = ?", (name,)
             ).fetchone()
         return self._known[name]
-
-    def _sessions(self, first: int, batch: Sequence[Recorded]) -> list[tuple[object, ...]]:
-        """Return what a batch, whose first row has this id, adds to its sessions."""
-        found: dict[int, list[int]] = {}
-        for place, one in enumerate(batch):
-            if one.seen.session is not None:
-                found.setdefault(one.seen.session, []).append(place)
-        return [
-            self._session(session, (first + places[0], first + places[-1]), [batch[place] for place in places])
-            for session, places in found.items()
-        ]
-
-    def _session(self, session: int, ids: tuple[int, int], requests: Sequence[Recorded]) -> tuple[object, ...]:
-        """Return what these requests add to their session."""
-        last = requests[-1].outcome
-        return (
-            session,
-            self._namespace(last.namespace),
-            last.tenant,
-            last.model,
-            last.dialect,
-            str(last.holdout),
-            requests[0].time,
-            requests[-1].time,
-            *ids,
-            len(requests),
-            sum([one.outcome.new_event for one in requests]),
-            last.tokens_before,
-            last.tokens_after,
-            sum([min(one.outcome.cost_before, MOST) for one in requests]),
-            sum([min(one.outcome.cost_after, MOST) for one in requests]),
-        )
 
     def _shrink(self) -> int:
         [first, last] = self.connection.execute("SELECT min(id), max(id) FROM requests").fetchone()
@@ -380,9 +337,9 @@ def _digest(namespace: str) -> bytes:
     return sha256(namespace.encode()).digest()
 
 
-def _row(id: int, namespaces: Mapping[str, int], worker: int, one: Recorded) -> tuple[object, ...]:
+def _row(id: int, namespaces: Mapping[str, int], worker: int, one: Packed) -> tuple[object, ...]:
     """Return the values of a row. SQLite's module takes an array of bytes as it is, and looks for what to do with
     bytes."""
-    seen, outcome = one.seen, one.outcome
-    sent = None if seen.sent is None else bytearray(seen.sent)
-    return id, one.time, namespaces[outcome.namespace], seen.session, worker, bytearray(encoded(outcome)), sent
+    sent = one.describe().sent
+    described = None if sent is None else bytearray(sent)
+    return id, one.time, namespaces[one.namespace], one.session, worker, bytearray(one.outcome), described

@@ -5,14 +5,13 @@ An outcome is stored as the list of its fields' values, in the order of `STORED`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 import msgspec
 
-from proxy.errors import Fault
-from proxy.telemetry.outcome import Kind, Outcome
+from proxy.telemetry.outcome import Outcome
 
 ADDED = ("cause", "words")
 """Fields that rows of the first version lack, in the order in which they came."""
@@ -102,7 +101,7 @@ CREATE TABLE days (
 """
 
 
-class Seen(msgspec.Struct, frozen=True):
+class Seen(msgspec.Struct, frozen=True, gc=False):
     """What a chat request shows beside its outcome."""
 
     session: int | None = None
@@ -121,40 +120,22 @@ class Seen(msgspec.Struct, frozen=True):
 NOTHING_SEEN = Seen()
 
 
-class Recorded(msgspec.Struct, frozen=True):
-    """An outcome with the time of its end, in seconds since the epoch."""
-
-    time: float
-    outcome: Outcome
-    seen: Seen
-
-
-_values: Callable[[Outcome], tuple[Any, ...]]
-_values = msgspec.structs.astuple if Outcome.__struct_fields__ == STORED else attrgetter(*STORED)  # it is faster
+values_of: Callable[[Outcome], tuple[Any, ...]]
+values_of = msgspec.structs.astuple if Outcome.__struct_fields__ == STORED else attrgetter(*STORED)  # it is faster
+"""Returns an outcome's values, in the order of `STORED`."""
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outcome)}
 _texts = attrgetter(*TEXTS)
-_key = itemgetter(*map(STORED.index, ("namespace", *KEYS)))
 _live = itemgetter(*map(STORED.index, LIVE))
-_summed = itemgetter(*map(STORED.index, SUMMED))
-_KIND, _STATUS, _FAULT, _USES = map(STORED.index, ("kind", "status", "fault", "tool_uses"))
-_BEFORE, _AFTER = map(STORED.index, ("cost_before", "cost_after"))
-_encode = msgspec.msgpack.Encoder().encode
 
 
-def storable(one: Recorded) -> Recorded:
-    """Return a row whose texts the file can hold: short, and without lone surrogates, which JSON may name."""
-    found = _texts(one.outcome)
+def storable(outcome: Outcome) -> Outcome:
+    """Return an outcome whose texts the file can hold: short, and without lone surrogates, which JSON may name."""
+    found = _texts(outcome)
     together = "".join(found)
     if len(together) <= LONGEST_NAME and together.isascii():
-        return one
+        return outcome
     short = [text[:LONGEST_NAME].encode("utf-8", "replace").decode() for text in found]
-    outcome = msgspec.structs.replace(one.outcome, **dict(zip(TEXTS, short, strict=True)))
-    return msgspec.structs.replace(one, outcome=outcome)
-
-
-def encoded(outcome: Outcome) -> bytes:
-    """Return the outcome's values."""
-    return _encode(_values(outcome))
+    return msgspec.structs.replace(outcome, **dict(zip(TEXTS, short, strict=True)))
 
 
 def decoded(row: bytes) -> dict[str, Any]:
@@ -184,58 +165,3 @@ def shown_live(row: bytes) -> dict[str, Any]:
     if len(values) < len(STORED) - len(ADDED):
         raise Damaged("too few values")
     return {name: value for name, value in zip(LIVE, _live(values), strict=True) if value}
-
-
-class Sums(msgspec.Struct):
-    """What a batch adds to the sums: those of days with all keys, and those of hours."""
-
-    days: list[tuple[object, ...]]
-    hours: list[tuple[object, ...]]
-
-    @classmethod
-    def of(cls, batch: Iterable[Recorded]) -> Sums:
-        """Add up a batch."""
-        grouped: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
-        for one in batch:
-            values = _values(one.outcome)
-            grouped.setdefault((one.time // HOUR, _key(values)), []).append(values)
-        days: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        hours: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
-        for (hour, (namespace, *keys)), outcomes in grouped.items():
-            total, kind = _total(outcomes), outcomes[0][_KIND]
-            days.setdefault((int(hour * HOUR // DAY), namespace, *map(str, keys)), []).append(total)
-            if kind is not Kind.OBSERVED:
-                spent = total if kind is not Kind.UNTOUCHED else _without_costs(total)
-                hours.setdefault((int(hour), namespace), []).append(_of_hour(spent))
-        return cls(_rows(days), _rows(hours))
-
-
-_of_hour = itemgetter(*(SUMS.index(name) for name in HOURLY))
-
-
-def _total(outcomes: Sequence[tuple[Any, ...]]) -> tuple[int, ...]:
-    """Return what requests with the same keys, each as its values, add to `SUMS`."""
-    requests, kind = len(outcomes), outcomes[0][_KIND]
-    faults = requests - [one[_FAULT] for one in outcomes].count(Fault.NONE)
-    if kind is Kind.OBSERVED:  # as in the metrics: nothing was planned for another reply
-        outcomes = [one for one in outcomes if one[_STATUS] == OK]
-    if not outcomes:
-        return requests, faults, *[0] * (len(SUMS) - 2)
-    losses = sum([one[_AFTER] > one[_BEFORE] for one in outcomes]) if kind is not Kind.SUMMARY else 0
-    retrieved = sum([use.tokens for one in outcomes for use in one[_USES]])
-    columns = zip(*map(_summed, outcomes), strict=True)
-    sums = [sum(column) if max(column) <= MOST else sum([min(one, MOST) for one in column]) for column in columns]
-    return requests, faults, losses, min(retrieved, MOST), *sums
-
-
-def _without_costs(total: tuple[int, ...]) -> tuple[int, ...]:
-    """Return sums without costs: those of untouched requests are only compared with those of a holdout."""
-    return tuple([0 if name.startswith("cost") else value for name, value in zip(SUMS, total, strict=True)])
-
-
-def _added(amounts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(*amounts, strict=True)))
-
-
-def _rows(sums: Mapping[tuple[object, ...], Sequence[tuple[int, ...]]]) -> list[tuple[object, ...]]:
-    return [(*key, *_added(amounts)) for key, amounts in sums.items()]

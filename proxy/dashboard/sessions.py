@@ -42,6 +42,9 @@ MESSAGES = 2_000
 SHORT = 8
 """A history of so few messages is kept with each of its requests."""
 
+BRIEF = 64
+"""Messages of a request that is described when it ends. One with more is described later, in another thread."""
+
 SESSIONS = 4_096
 """Sessions whose numbers are remembered."""
 
@@ -115,9 +118,8 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Unseen(msgspec.Struct, frozen=True):
-    """What is held of a request until its row is written. Only then is it looked at: between requests, with cold
-    caches, that takes several times as long. Of one that went as it came nothing else is held; the rest is freed at
-    once, and its memory used again while it is warm."""
+    """What is held of a request until it is described. Of one that went as it came nothing else is held; the rest is
+    freed at once, and its memory used again while it is warm."""
 
     namespace: str
     dialect: str
@@ -129,6 +131,11 @@ class Unseen(msgspec.Struct, frozen=True):
     attempt: Rewritten | Observed | None = None
     content: bool = False
     """Whether the texts of its messages are kept."""
+
+    @property
+    def brief(self) -> bool:
+        """Whether it is described at once, as that takes a few microseconds."""
+        return self.attempt is None and len(self.past.measured) <= BRIEF
 
     @property
     def session(self) -> int:

@@ -1,8 +1,8 @@
-"""Writes rows in a thread of its own. A request only appends to a queue that is bounded, and waits for nothing.
+"""Writes rows in a thread of its own. A request only adds its row to a batch that is bounded, and waits for nothing.
 
 A transaction costs as much as some dozens of rows. So rows are gathered for `LATEST` seconds, until somebody looks, or
-for `SOON` while somebody looks in another process. Meanwhile they are described, `AHEAD` at a time, which frees what is
-held of their requests: the next requests use its memory again while the processor has it at hand.
+for `SOON` while somebody looks in another process. Meanwhile long requests are described, `AHEAD` at a time, which
+frees what is held of them: the next requests use its memory again while the processor has it at hand.
 
 What goes wrong here ends in a warning and, if it lasts, in lost rows: a disk that is full, a file that another process
 has locked, removed or replaced, or a bug.
@@ -23,8 +23,9 @@ from pathlib import Path
 import msgspec
 
 from proxy.dashboard import versions
+from proxy.dashboard.batch import Batch, Packed, shown
 from proxy.dashboard.database import LEAVING, Database, opened
-from proxy.dashboard.rows import NOTHING_SEEN, Recorded, Seen
+from proxy.dashboard.rows import NOTHING_SEEN, Seen
 from proxy.dashboard.sessions import Unseen
 from proxy.errors import DashboardFault
 from proxy.telemetry import logs
@@ -39,10 +40,10 @@ HELD = 64 << 20
 """Bytes that may wait with the rows, of requests and of their descriptions. More rows get no description."""
 
 AHEAD = 32
-"""Rows that are described together."""
+"""Long requests that are described together."""
 
-BATCH = 2_000
-"""Most rows of one transaction. So many are written at once, as are a quarter of `HELD`."""
+BATCH = 5_000
+"""So many rows are written at once, as are a quarter of `HELD`."""
 
 LATEST, SOON = 10.0, 1.0
 """Seconds for which the rows of a batch are gathered while nobody looks, and while somebody does in another process."""
@@ -80,10 +81,6 @@ class Writing(msgspec.Struct):
     """Whether it has been given up until the process is started again."""
 
 
-Queued = tuple[float, Outcome, Unseen | Seen | None]
-"""A row to be: when its request ended, its outcome, and what it shows."""
-
-
 class Writer:
     """Queues rows and writes them. `record` never blocks and never raises.
 
@@ -103,9 +100,16 @@ class Writer:
         self._size = size
         self._retention = retention
         self._clock = clock
-        self._queue: deque[Queued] = deque()
-        self._described: deque[Recorded] = deque()
-        """Rows that can be written, which came before those of the queue."""
+        self._open = Batch()
+        """Where rows are added."""
+        self._adding = threading.Lock()
+        """Held while a row is added, and while another batch takes the place of the open one."""
+        self._closed: deque[Batch] = deque()
+        """Batches to be written, the oldest first."""
+        self._behind = 0
+        """Rows of those."""
+        self._long: deque[Packed] = deque()
+        """Rows to be described."""
         self._asleep = False
         """Whether the thread waits for a first row."""
         self._due = False
@@ -120,7 +124,8 @@ class Writer:
         self._next_expiry = 0.0
         self._came = self._left = 0
         """Bytes that were ever held, and those that are no longer. Each is changed in one thread only."""
-        self._most = BATCH
+        self._most = WAITING
+        """Rows that a transaction may add: fewer after a failure."""
         self._warn = logs.Limited(logger)
         self._database: Database | None = None
         self._leaving = threading.Lock()
@@ -142,25 +147,35 @@ class Writer:
         self._thread.start()
 
     def record(self, outcome: Outcome, seen: Unseen | None = None) -> None:
-        """Queue a row, or drop it if too many wait. It is looked at in the thread that writes."""
-        queue = self._queue
-        if self.state.off or len(queue) + len(self._described) >= WAITING:
+        """Add a row, or drop it if too many wait. A long request is described in the thread that writes."""
+        if self.state.off or len(self._open) + self._behind >= WAITING:
             self.state.dropped += 1
             return
-        queue.append((self._clock(), outcome, seen and self._held(seen)))
-        if self._asleep or len(queue) == AHEAD:  # after the row was added: the thread looks for rows after it said so
-            self._asleep = False
+        try:
+            held = self._held(seen) if seen else NOTHING_SEEN
+            with self._adding:
+                batch = self._open
+                row = batch.add(self._clock(), outcome, held)
+                if held is seen:
+                    self._long.append(row)
+        except Exception:
+            self.state.dropped += 1
+            logger.exception("a bug, in adding a row of the dashboard")
+            return
+        if self._asleep or len(batch) == BATCH or len(self._long) == AHEAD:
+            self._asleep = False  # the thread looks for rows after it has said that it sleeps
             self._some.set()
 
     def _held(self, unseen: Unseen) -> Seen | Unseen:
-        """Hold a request until its row is written, if there is room; else return its session alone."""
-        held = self._came - self._left + unseen.weight
+        """Hold a long request until it is described, or describe it, if there is room; else return its session."""
+        seen = shown(unseen) if unseen.brief else unseen
+        held = self._came - self._left + seen.weight
         if held > HELD // 4:
             self._some.set()
         if held > HELD:
             return Seen(unseen.session)
-        self._came += unseen.weight
-        return unseen
+        self._came += seen.weight
+        return seen
 
     def look(self) -> None:
         """Somebody looks: have written what waits here, and soon what waits in other processes."""
@@ -170,7 +185,7 @@ class Writer:
             with suppress(OSError):
                 os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
                 os.utime(self._mark)
-        if (self._queue or self._described) and not self.state.off:
+        if (len(self._open) or self._behind) and not self.state.off:
             self._none.clear()
             self._write_soon()
             if not self.state.fault:
@@ -220,11 +235,10 @@ class Writer:
         """Write what comes, until the process ends or the file is no longer there. Raises `sqlite3.Error`."""
         while not database.gone():
             self._gather()
-            while self._described and not database.gone():
+            while self._closed and not database.gone():
                 self._write_some(database)
-                if self._due:  # somebody looks, or the process ends: write what came meanwhile, too
-                    self._due = False
-                    self._describe()
+                if self._due:
+                    self._close()
             self._none.set()
             if self._ended.is_set():
                 return
@@ -232,27 +246,35 @@ class Writer:
     def _gather(self) -> None:
         """Wait for rows, and for more of them."""
         self._asleep = True
-        if not (self._queue or self._described):
+        if not (len(self._open) or self._behind):
             self._some.wait()
         self._asleep = False
         begun = time.monotonic()
-        while not self._due and len(self._described) < BATCH and self._came - self._left < HELD // 4:
+        while not self._due and len(self._open) + self._behind < BATCH and self._came - self._left < HELD // 4:
             left = begun + (SOON if self._watched() else LATEST) - time.monotonic()
             if left <= 0:
                 break
             self._some.wait(min(left, EVERY) if self._mark else left)
             self._some.clear()
             self._describe()
+        self._close()
+
+    def _close(self) -> None:
+        """Close the open batch, so that it is written."""
         self._due = False
+        with self._adding:
+            batch, self._open = self._open, Batch()
+            self._behind += len(batch)
         self._describe()
+        if len(batch):
+            self._closed.append(batch)
 
     def _describe(self) -> None:
-        """Describe the rows of the queue, and hold nothing else of their requests."""
-        while self._queue:
-            ended, outcome, seen = self._queue.popleft()
-            shown = _shown(seen)
-            self._described.append(Recorded(ended, outcome, shown))
-            self._left += (seen.weight if isinstance(seen, Unseen) else 0) - shown.weight
+        """Describe long requests, and hold nothing else of them."""
+        while self._long:
+            row = self._long.popleft()
+            held = row.seen.weight
+            self._left += held - row.describe().weight
 
     def _watched(self) -> bool:
         """Whether somebody looks, in whichever process."""
@@ -264,23 +286,30 @@ class Writer:
     def _write_some(self, database: Database) -> None:
         """Write the oldest of the rows that wait. After a failure they go on waiting, and fewer are tried next; one
         that fails alone is lost. Raises `sqlite3.Error`."""
-        taken = [self._described.popleft() for _ in range(min(len(self._described), self._most))]
+        batch = self._closed.popleft()
+        if len(batch) > self._most:
+            batch, others = batch.split(self._most)
+            self._closed.appendleft(others)
         try:
-            self._write(database, taken)
+            self._write(database, batch)
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
-                self._most = max(len(taken) // 4, 1)
-            if len(taken) > 1:
-                self._described.extendleft(reversed(taken))
+                self._most = max(len(batch) // 4, 1)
+            if len(batch) > 1:
+                self._closed.appendleft(batch)
             else:
-                self._left += taken[0].seen.weight
+                self._done(batch)
                 self.state.dropped += 1
             raise
-        self._left += sum([one.seen.weight for one in taken])
-        self._most, self.state.fault = BATCH, ""
+        self._done(batch)
+        self._most, self.state.fault = WAITING, ""
         self._expire(database)
 
-    def _write(self, database: Database, batch: list[Recorded]) -> None:
+    def _done(self, batch: Batch) -> None:
+        self._behind -= len(batch)
+        self._left += sum([row.seen.weight for row in batch.rows])
+
+    def _write(self, database: Database, batch: Batch) -> None:
         """Write a batch. A bug with one of its rows costs no other row."""
         try:
             self.state.written += database.write(batch)
@@ -288,8 +317,8 @@ class Writer:
             if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:
                 raise  # something is wrong with the file
             if len(batch) > 1:
-                for one in batch:
-                    self._write(database, [one])
+                for half in batch.split(len(batch) // 2):
+                    self._write(database, half)
             else:
                 self.state.dropped += 1
                 logger.exception("a bug, in writing a row of the dashboard")
@@ -312,16 +341,5 @@ class Writer:
     def _give_up(self, reason: str) -> None:
         self.state.off, self.state.fault = True, reason
         logger.warning("%s", reason)
-        self._queue.clear()
-        self._described.clear()
-
-
-def _shown(seen: Unseen | Seen | None) -> Seen:
-    """Return what a request shows. A bug there costs no row."""
-    if not isinstance(seen, Unseen):
-        return seen or NOTHING_SEEN
-    try:
-        return seen.seen()
-    except Exception:
-        logger.exception("a bug, in describing a request for the dashboard")
-        return NOTHING_SEEN
+        self._close()
+        self._closed.clear()

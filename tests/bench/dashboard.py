@@ -9,17 +9,18 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
+from proxy.dashboard.batch import Batch
 from proxy.dashboard.database import Database
 from proxy.dashboard.pages import savings_page
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import Recorded, Seen
+from proxy.dashboard.rows import Seen
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome
 
@@ -30,6 +31,21 @@ REQUESTS = 20
 """Requests of one session."""
 PERIOD = 30 * 86_400.0
 TRIES = 5
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """An outcome with the time of its end, in seconds since the epoch, and what its request showed."""
+
+    time: float
+    outcome: Outcome
+    seen: Seen
+
+
+def batch_of(recorded: Iterable[Recorded]) -> Batch:
+    batch = Batch()
+    for one in recorded:
+        batch.add(one.time, one.outcome, one.seen)
+    return batch
 
 
 def recorded(number: int, since: float, rows: int) -> Recorded:
@@ -71,7 +87,7 @@ def main(rows: int) -> None:
         database, seconds = Database(path, Settings().dashboard_limit), 0.0
         for start in range(0, rows, BATCH):
             batch = [recorded(number, since, rows) for number in range(start, min(start + BATCH, rows))]
-            seconds += _timed(partial(database.write, batch))
+            seconds += _timed(partial(database.write, batch_of(batch)))
         print(f"{rows:,} rows, {1e6 * seconds / rows:.0f} µs each, in batches of {BATCH}")
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
         print(f"{size / (1 << 20):.0f} MiB, of {Settings().dashboard_limit / (1 << 20):.0f} MiB allowed")

@@ -13,6 +13,7 @@ import pytest
 from proxy.cli import FAILED, MISTAKE, OK, forget, main
 from proxy.dashboard.database import Database
 from proxy.stores import open_store
+from tests.bench.dashboard import batch_of
 from tests.dashboard.test_faults import rows
 from tests.stores.engines import redis_server
 
@@ -121,7 +122,7 @@ def test_rows_of_the_dashboard_go_too(store: str, tmp_path: Path, capsys: pytest
     path = tmp_path / "rows.db"
     with closing(Database(path, 16 << 20)) as database:
         for namespace in (CALLER, OTHER):
-            database.write(rows(3, namespace=namespace))
+            database.write(batch_of(rows(3, namespace=namespace)))
         assert main(["store", "forget", CALLER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
         assert "deleted 3 rows of the dashboard" in capsys.readouterr().out
         assert (database.count(CALLER), database.count(OTHER)) == (None, 3)
@@ -129,7 +130,7 @@ def test_rows_of_the_dashboard_go_too(store: str, tmp_path: Path, capsys: pytest
         assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
         assert database.connection.execute("SELECT count(*) FROM hours").fetchone() == (0,)
         assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == FAILED
-        database.write(rows(1, at=time.time() - 1, namespace=OTHER))
+        database.write(batch_of(rows(1, at=time.time() - 1, namespace=OTHER)))
         assert database.count(OTHER) is None, "nor comes what a proxy had yet to write when nothing was kept"
     assert OTHER.encode() not in path.read_bytes()
     assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(tmp_path / "none"), "--yes"]) == MISTAKE

@@ -19,10 +19,11 @@ from proxy.dashboard.database import Database
 from proxy.dashboard.live import Live
 from proxy.dashboard.pages import savings_page
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import LIVE, Recorded, Seen
+from proxy.dashboard.rows import LIVE, Seen
 from proxy.dashboard.writer import LOOKING
 from proxy.errors import Fault
 from proxy.telemetry.outcome import Holdout
+from tests.bench.dashboard import Recorded, batch_of
 from tests.dashboard.test_faults import outcome
 from tests.dashboard.traffic import begin, dashboard, recorded, session, turn
 from tests.fake_upstream import StrictUpstream, text
@@ -192,7 +193,7 @@ def test_savings_are_those_of_the_own_namespace(tmp_path: Path) -> None:
     database = Database(tmp_path / "rows.db", 16 << 20)
     for number, namespace in enumerate(("acme-1", "acme-2")):
         found = outcome(number, namespace, holdout=Holdout.PLANNED, cost_before=10, cost_after=20, tokens_before=30)
-        database.write([Recorded(5.0, found, Seen(number))])
+        database.write(batch_of([Recorded(5.0, found, Seen(number))]))
     reader = Reader(tmp_path / "rows.db")
     everything, own = (savings_page(0.0, name, lambda tenant, model: None, reader) for name in (None, "acme-1"))
     for seen, count in ((everything, 2), (own, 1)):
@@ -231,7 +232,7 @@ def test_the_stream_has_what_the_live_page_shows(tmp_path: Path) -> None:
     database = Database(tmp_path / "rows.db", 16 << 20)
     moved = outcome(1, "acme-1", tokens_before=30, tokens_after=20, compacted=2, new_event=True, events=1)
     failed = outcome(2, "acme-2", fault=Fault.BROKEN, detail="broken")
-    database.write([Recorded(5.0, moved, Seen(7)), Recorded(6.0, failed, Seen())])
+    database.write(batch_of([Recorded(5.0, moved, Seen(7)), Recorded(6.0, failed, Seen())]))
     with closing(Reader(tmp_path / "rows.db")) as reader:
         whole, live = reader.before(9)[::-1], reader.after(0)
         assert reader.after(1) == live[1:]

@@ -20,6 +20,7 @@ import httpx
 import msgspec
 import pytest
 
+from proxy.core.history import Role
 from proxy.core.plan import Room
 from proxy.dashboard import Dashboard
 from proxy.dashboard import database as database_module
@@ -30,12 +31,13 @@ from proxy.dashboard.access import Viewer
 from proxy.dashboard.database import FORGETTING, Database
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import LONGEST_NAME, Recorded, Seen
-from proxy.dashboard.sessions import Unseen
+from proxy.dashboard.rows import LONGEST_NAME, Seen
+from proxy.dashboard.sessions import BRIEF, Unseen
 from proxy.dashboard.writer import AHEAD, BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Kind, Outcome
+from tests.bench.dashboard import Recorded, batch_of
 from tests.dashboard.traffic import begin, dashboard, recorded, turn, until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, served, spawned, tight
@@ -43,7 +45,9 @@ from tests.serving import PLAIN, served, spawned, tight
 SIZE = 1 << 20
 
 
-HISTORY: Any = SimpleNamespace(measured=[], sent_tokens=7)
+MESSAGE = SimpleNamespace(role=Role.USER, tokens=1, meaning=b"m" * 32, digest=b"d" * 32)
+HISTORY: Any = SimpleNamespace(measured=[MESSAGE], sent_tokens=7)
+LONG: Any = SimpleNamespace(measured=[MESSAGE] * (BRIEF + 1), sent_tokens=7)
 NO_ROOM = Room()
 NO_POLICIES: Any = None
 NO_HEALTH: Any = None
@@ -75,8 +79,8 @@ def rows(count: int, start: int = 0, at: float = 0.0, namespace: str = "acme-1",
     ]
 
 
-def held(model: str, weight: int = 0) -> Unseen:
-    return Unseen("acme-1", "chat", model, HISTORY, NO_ROOM, weight)
+def held(model: str, weight: int = 0, history: Any = LONG) -> Unseen:
+    return Unseen("acme-1", "chat", model, history, NO_ROOM, weight)
 
 
 def damage(path: Path) -> None:
@@ -226,7 +230,7 @@ def test_a_full_file_loses_its_oldest_rows(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     database = Database(path, SIZE)
     for start in range(0, 12_000, 100):
-        database.write(rows(100, start))
+        database.write(batch_of(rows(100, start)))
         written = sum(file.stat().st_size for file in tmp_path.iterdir() if "wal" not in file.name)
         assert written <= SIZE + (64 << 10)
     reader = Reader(path)
@@ -276,7 +280,7 @@ def test_waiting_requests_do_not_fill_the_memory(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)
     for number in range(4):
         writer.record(outcome(number), held("gpt-4.1-mini", HELD // 2))
-    kept = [(seen.session, isinstance(seen, Unseen)) for _, _, seen in writer._queue if seen]
+    kept = [(row.session, isinstance(row.seen, Unseen)) for row in writer._open.rows]
     assert kept == [(session, whole) for session in {kept[0][0]} for whole in (True, True, False, False)]
 
 
@@ -288,7 +292,7 @@ def test_requests_are_let_go_long_before_their_rows_are_written(
     writer.start()
     for number in range(2 * AHEAD):
         writer.record(outcome(number), held("gpt-4.1-mini", 100_000))
-    until(lambda: len(writer._described) > AHEAD)
+    until(lambda: len(writer._long) < AHEAD)
     assert writer.state.written == 0
     assert writer._came - writer._left < 100_000 * AHEAD
     writer.look()
@@ -313,18 +317,40 @@ def test_rows_that_come_during_the_last_write_are_written(tmp_path: Path, monkey
     assert writer.state.written == 2
 
 
+def test_each_row_is_written_and_added_up_once_whenever_batches_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "LATEST", 0.0)
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    writer.start()
+    for number in range(3_000):
+        writer.record(outcome(number), held("gpt-4.1-mini", 100, LONG if number % 3 else HISTORY))
+    writer.look()
+    until(lambda: writer.state.written == 3_000)
+    writer.close()
+    with closing(Reader(tmp_path / "rows.db")) as reader:
+        assert [row["requests"] for row in reader.sums(0.0)] == [3_000]
+        assert [row["requests"] for row in reader.sessions()] == [3_000]
+        assert [row["request_id"] for row in reader.before(3_001)[::-1]] == [
+            outcome(number).request_id for number in range(3_000 - len(reader.before(3_001)), 3_000)
+        ]
+    assert writer._came == writer._left
+
+
 def test_descriptions_that_cannot_be_written_do_not_fill_the_memory(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)  # not started: as if the disk hung
     for number in range(4):
         writer.record(outcome(number), held("gpt-4.1-mini", HELD // 2))
     writer._describe()
-    assert [bool(one.seen.sent) for one in writer._described] == [True, True, False, False]
-    assert writer._came - writer._left == sum(one.seen.weight for one in writer._described) > 0
+    shown = [row.describe() for row in writer._open.rows]
+    assert [bool(one.sent) for one in shown] == [True, True, False, False]
+    assert writer._came - writer._left == sum(one.weight for one in shown) > 0
 
 
-def test_a_bug_in_describing_a_request_costs_no_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize("history", [HISTORY, LONG], ids=["brief", "long"])
+def test_a_bug_in_describing_a_request_costs_no_row(history: Any, tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)
-    writer.record(outcome(), msgspec.structs.replace(held("gpt-4.1-mini"), room=None))
+    writer.record(outcome(), msgspec.structs.replace(held("gpt-4.1-mini", 0, history), room=None))
     writer.start()
     until(lambda: writer.state.written == 1)
     writer.close()
@@ -346,7 +372,7 @@ def test_a_bug_in_describing_a_request_at_once_neither(tmp_path: Path, caplog: p
 def test_a_name_that_a_client_chose_costs_no_row(name: str, tmp_path: Path) -> None:
     database = Database(tmp_path / "rows.db", SIZE)
     hostile = msgspec.structs.replace(outcome(), model=name, path="/" + name, detail=name)
-    database.write([Recorded(0.0, one, Seen(1)) for one in (outcome(), hostile, outcome())])
+    database.write(batch_of([Recorded(0.0, one, Seen(1)) for one in (outcome(), hostile, outcome())]))
     reader = Reader(tmp_path / "rows.db")
     shown = [row["model"] for row in reader.before(9)]
     assert [len(shown), shown[0], len(reader.session(1))] == [3, "gpt-4.1-mini", 3]
@@ -376,7 +402,7 @@ DEEP = b"\x91" * 5_000 + b"\1"
 def test_a_damaged_row_hides_no_other_row(table: str, column: str, written: object, tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     with closing(Database(path, SIZE)) as database:
-        database.write(rows(3, at=time.time(), detail=9))
+        database.write(batch_of(rows(3, at=time.time(), detail=9)))
         database.connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = 2", (written,))
     with closing(Reader(path)) as reader:
         assert {1, 3} <= {row["id"] for row in reader.after(0)}
@@ -410,7 +436,7 @@ def test_rows_leave_after_their_retention_and_when_a_namespace_is_forgotten(tmp_
     database, reader = Database(path, 64 << 20), None
     now = 40 * 86_400.0
     for number, (namespace, at) in enumerate((("old", 0.0), ("new", now - 300), ("gone", now - 300))):
-        database.write(rows(20, 20 * number, at, namespace, detail=100))
+        database.write(batch_of(rows(20, 20 * number, at, namespace, detail=100)))
     assert database.expire(lambda namespace: 30 * 86_400.0, now) == 20
     assert database.forget("gone", now) == 20
     assert database.forget("never-seen", now) == 0
@@ -444,7 +470,7 @@ def test_sums_and_details_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(database_module, "DETAILED", 5)
     database = Database(tmp_path / "rows.db", 64 << 20)
     for day in range(4):
-        database.write(rows(10, at=day * 86_400.0, detail=10))
+        database.write(batch_of(rows(10, at=day * 86_400.0, detail=10)))
     database.expire(lambda namespace: 1e9, 4 * 86_400.0)
     run = database.connection.execute
     assert [run(f"SELECT count(*) FROM {table}").fetchone() for table in ("days", "hours")] == [(2,), (2,)]
@@ -455,10 +481,10 @@ def test_sums_and_details_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_tenant_that_names_ever_new_models_and_keys_costs_the_others_nothing(tmp_path: Path) -> None:
     database = Database(tmp_path / "rows.db", SIZE)
-    database.write([Recorded(0.0, outcome(0, "acme-1"), Seen(1))])
+    database.write(batch_of([Recorded(0.0, outcome(0, "acme-1"), Seen(1))]))
     for start in range(1, 2_000, 50):
         names = [(number, f"bulk-{number:016x}", f"model-{number}") for number in range(start, start + 50)]
-        database.write([Recorded(1.0, outcome(n, name, model=model), Seen(n)) for n, name, model in names])
+        database.write(batch_of([Recorded(1.0, outcome(n, name, model=model), Seen(n)) for n, name, model in names]))
     run = database.connection.execute
     for table in ("days", "hours"):
         assert run(f"SELECT requests FROM {table} WHERE namespace = 'acme-1'").fetchone() == (1,)
@@ -471,9 +497,9 @@ def test_a_tenant_that_names_ever_new_models_and_keys_costs_the_others_nothing(t
 
 def test_a_namespace_that_another_process_forgot_begins_anew(tmp_path: Path) -> None:
     ours, theirs = (Database(tmp_path / "rows.db", SIZE) for _ in range(2))
-    ours.write(rows(3))
+    ours.write(batch_of(rows(3)))
     assert theirs.forget("acme-1", 5.0) == 3
-    ours.write([*rows(4, at=2.0), *rows(4, at=2.0, namespace="acme-2"), *rows(2, 10)])
+    ours.write(batch_of([*rows(4, at=2.0), *rows(4, at=2.0, namespace="acme-2"), *rows(2, 10)]))
     reader = Reader(tmp_path / "rows.db")
     times = {name: [row["time"] for row in reader.before(1 << 62, name)] for name in ("acme-1", "acme-2")}
     assert times == {"acme-1": [11.0, 10.0], "acme-2": [5.0, 4.0, 3.0, 2.0]}, "rows from before never come"
@@ -503,10 +529,10 @@ def test_a_clock_that_is_set_back_after_a_namespace_was_forgotten_loses_no_new_r
     with closing(Database(tmp_path / "rows.db", SIZE)) as database:
         with closing(Database(tmp_path / "rows.db", SIZE)) as other:
             other.forget("acme-1", 1e9)
-        database.write(rows(1, at=1.0))
+        database.write(batch_of(rows(1, at=1.0)))
         assert not database.count("acme-1")
         database.expire(lambda namespace: 1e9, 2.0)
-        database.write(rows(1, at=3.0))
+        database.write(batch_of(rows(1, at=3.0)))
         assert database.count("acme-1") == 1
 
 
@@ -514,7 +540,7 @@ def test_a_clock_that_is_set_back_after_a_namespace_was_forgotten_loses_no_new_r
 def test_nothing_that_a_replaced_file_had_comes_into_the_one_in_its_place(first: str, tmp_path: Path) -> None:
     path, other = tmp_path / "rows.db", tmp_path / "other.db"
     with closing(Database(other, SIZE)) as database:
-        database.write(rows(3, namespace="theirs"))
+        database.write(batch_of(rows(3, namespace="theirs")))
     writer = Writer(path, SIZE)
     writer.start()
     for number in range(40):
@@ -540,7 +566,7 @@ def test_two_that_notice_a_replaced_file_at_once_keep_what_is_written_to_the_new
 ) -> None:
     path = tmp_path / "rows.db"
     ours, theirs = Database(path, SIZE), Database(path, SIZE)
-    ours.write(rows(3))
+    ours.write(batch_of(rows(3)))
     with closing(Database(tmp_path / "other.db", SIZE)):
         pass
     (tmp_path / "other.db").rename(path)
@@ -549,7 +575,7 @@ def test_two_that_notice_a_replaced_file_at_once_keep_what_is_written_to_the_new
     def go_on() -> None:
         theirs.leave()
         opened.append(Database(path, SIZE))
-        opened[0].write(rows(1, 7))
+        opened[0].write(batch_of(rows(1, 7)))
 
     other = Thread(target=go_on)
 
@@ -579,7 +605,7 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     path.touch(0o644)
     database = Database(path, SIZE)
-    database.write(rows(1))
+    database.write(batch_of(rows(1)))
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
     database.close()
 

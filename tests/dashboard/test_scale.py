@@ -7,8 +7,7 @@ from pathlib import Path
 
 from proxy.dashboard.database import Database
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import Recorded
-from tests.bench.dashboard import pages, recorded
+from tests.bench.dashboard import Recorded, batch_of, pages, recorded
 
 FEW, MANY = 4_200, 8_400
 EVERY = 100
@@ -24,7 +23,7 @@ def instructions(path: Path, rows: list[Recorded]) -> dict[str, int]:
     """Write rows, and return how many instructions each page takes, in hundreds."""
     database = Database(path, 64 << 20)
     for start in range(0, len(rows), 500):
-        database.write(rows[start : start + 500])
+        database.write(batch_of(rows[start : start + 500]))
     reader, count = Reader(path), [0]
 
     def counts() -> bool:

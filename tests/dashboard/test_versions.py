@@ -17,6 +17,7 @@ from proxy.dashboard.rows import ADDED, STORED
 from proxy.dashboard.versions import VERSION, aside
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Outcome
+from tests.bench.dashboard import batch_of
 from tests.dashboard.test_faults import SIZE, rows
 
 OLDER = Path(__file__).with_name("older.sql")
@@ -40,7 +41,7 @@ def test_a_file_of_the_first_version_keeps_its_rows_and_gets_new_ones(tmp_path: 
         assert [row["kinds"] for row in reader.session(int(session["session"], 16))]
         shown = reader.request(4)
         assert shown and len(shown["detail"]["messages"]) == 8
-        database.write(rows(3, start=4, at=before[0]["time"]))
+        database.write(batch_of(rows(3, start=4, at=before[0]["time"])))
         assert len(reader.before(1 << 62)) == 7
         assert sum(row["requests"] for row in reader.sums(0.0)) == 7
         assert database.secret() == bytes(32), "logins stay valid"
@@ -63,7 +64,7 @@ def test_what_a_file_lacks_is_added(change: str, tmp_path: Path) -> None:
     older(path, change)
     for start in (4, 7):
         with closing(opened(path, SIZE)) as database, closing(Reader(path)) as reader:
-            database.write(rows(3, start=start))
+            database.write(batch_of(rows(3, start=start)))
             assert sum(row["requests"] for row in reader.sums(0.0)) == start + 3
             assert len(reader.before(1 << 62)) == start + 3
     assert not aside(path).exists()
@@ -92,7 +93,7 @@ def test_a_file_that_cannot_be_continued_is_set_aside(
     assert str(aside(path)) in caplog.text
     with closing(opened(path, SIZE)) as database, closing(Reader(path)) as reader:
         assert reader.before(1 << 62) == []
-        database.write(rows(3))
+        database.write(batch_of(rows(3)))
         assert len(reader.before(1 << 62)) == 3
     with closing(sqlite3.connect(aside(path))) as kept:
         assert kept.execute("SELECT count(*) FROM requests").fetchone() == (4,)
