@@ -20,8 +20,8 @@ from proxy.core.reasons import Reason
 from proxy.core.request import Request
 from proxy.core.turn import Continuation
 from proxy.dialects import parsing
-from proxy.dialects.tools import elements, tool_name
-from proxy.dialects.values import NULL, Members, object_of, text_of
+from proxy.dialects.tools import tool_name
+from proxy.dialects.values import NULL, Members, text_of
 
 OUTPUTS = frozenset(
     (
@@ -206,24 +206,62 @@ def _object(entry: bytes | Raw) -> bytes | Raw:
 # -- tools ------------------------------------------------------------------------------------------------------------
 
 
+class _Definition(msgspec.Struct, frozen=True, gc=False):
+    """What we read of a tool, of a group of tools, and of an item with tools."""
+
+    type: Raw = NULL
+    name: Raw = NULL
+    tools: Raw = NULL
+
+
+_definition = msgspec.json.Decoder(_Definition)
+_definitions = msgspec.json.Decoder(list[_Definition])
+
+
 def grouped_names(tools: Raw | None) -> set[str]:
-    """Return the names of the tools in the groups of an array of tools."""
-    if tools is None or not rawjson.is_array(tools) or NAMESPACE.encode() not in bytes(tools):
-        return set()
-    groups = [members for members in map(object_of, elements(tools)) if text_of(members.get("type")) == NAMESPACE]
-    inner = [group["tools"] for group in groups if "tools" in group and rawjson.is_array(group["tools"])]
-    return {tool_name(tool) for array in inner for tool in elements(array)}
+    """Return the names of the tools in the groups of an array of tools. Raises Unplannable if there are too many."""
+    return {text_of(one.name) for one in _grouped(tools)}
+
+
+def _grouped(tools: Raw | None) -> list[_Definition]:
+    if tools is None or NAMESPACE.encode() not in bytes(tools):
+        return []
+    found: list[_Definition] = []
+    for one in _defined(tools):
+        if text_of(one.type) == NAMESPACE:
+            found += _defined(one.tools)
+            _check_number(len(found))
+    return found
 
 
 def _further_names(tools: Raw, items: Sequence[Raw], kinds: Sequence[ItemKind]) -> set[str]:
-    """Return the names of tools that are defined elsewhere: in groups, and in items, from which on they are known."""
-    names = grouped_names(tools)
-    for item, kind in zip(items, kinds, strict=True):
-        if kind.type in DEFINING:
-            defined = object_of(item).get("tools")
-            names |= grouped_names(defined)
-            names |= {tool_name(tool) for tool in elements(defined)}
-    return names
+    """Return the names of tools that are defined elsewhere: in groups, and in items, from which on they are known.
+    Raises Unplannable if there are too many."""
+    found = _grouped(tools)
+    defining = [item for item, kind in zip(items, kinds, strict=True) if kind.type in DEFINING]
+    _check_number(len(defining))
+    for item in defining:
+        one, masked = rawjson.decode(_definition, item)
+        array = rawjson.unmasked(one.tools) if masked else one.tools
+        found += [*_defined(array), *_grouped(array)]
+        _check_number(len(found))
+    return {text_of(one.name) for one in found}
+
+
+def _defined(tools: Raw) -> list[_Definition]:
+    """Return the definitions in an array; none if it is something else."""
+    if not rawjson.is_array(tools):
+        return []
+    found, masked = rawjson.decode(_definitions, tools)
+    _check_number(len(found))
+    if not masked:
+        return found
+    return [_Definition(*map(rawjson.unmasked, msgspec.structs.astuple(one))) for one in found]
+
+
+def _check_number(definitions: int) -> None:
+    if definitions > parsing.MAX_DEFINITIONS:
+        raise Unplannable(f"more than {parsing.MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
 
 
 def function_tool(definition: bytes) -> bytes:

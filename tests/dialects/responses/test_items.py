@@ -135,6 +135,8 @@ def test_our_names_give_way_to_tools_in_groups_and_in_items() -> None:
         ):
             assert parsed([USER, found]).names == OTHER_NAMES
             assert parsed([USER, found], tools=named("fetch")).names == OTHER_NAMES
+    escaped = json.dumps({"model": "m", "input": [USER], "tools": [group]}).replace('"read_file"', '"\\ud800"')
+    assert RESPONSES.parse(escaped.encode()).names == NAMES
     others = [{**group, "tools": named("write")}, *named("namespace")]
     assert parsed([USER], tools=others).names == NAMES
 
@@ -143,6 +145,24 @@ SEARCH = {"type": "tool_search_call", "id": "ts", "call_id": "c1", "status": "co
 FOUND = {"type": "tool_search_output", "call_id": "c1", "status": "completed", "tools": named("fetch")}
 ASKS = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "drop", "server_label": "db", "arguments": "{}"}
 ALLOWS = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+
+
+GROUP = {"type": "namespace", "name": "n", "tools": named("fetch") * (MAX_DEFINITIONS // 2)}
+
+
+@pytest.mark.parametrize(
+    ("tools", "items"),
+    [
+        ([{"type": "namespace"}] * (MAX_DEFINITIONS + 1), []),
+        ([GROUP] * 3, []),
+        ([], [{"type": "tool_search_output", "tools": GROUP["tools"]}] * 3),
+        ([], [{"type": "tool_search_output", "tools": [GROUP] * 3}]),
+        ([], [{"type": "tool_search_output", "tools": []}] * (MAX_DEFINITIONS + 1)),
+    ],
+)
+def test_more_definitions_than_we_read_are_left_to_upstream(tools: list[Json], items: list[Json]) -> None:
+    with pytest.raises(Unplannable, match="more than 2000 tools"):
+        parsed([USER, *items], tools=tools)
 
 
 @pytest.mark.parametrize(
