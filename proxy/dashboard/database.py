@@ -248,7 +248,7 @@ class Database:
         first = run("SELECT coalesce(max(id), 0) + 1 FROM requests").fetchone()[0]
         worker, ids = os.getpid(), {name: self._namespace(name) for name in batch.namespaces()}
         self._insert([_row(id, ids, worker, one) for id, one in zip(count(first), batch.rows, strict=False)])
-        details = [(first + n, detail) for n, one in enumerate(batch.rows) if (detail := one.describe().detail)]
+        details = [(id, detail) for id, one in enumerate(batch.rows, first) if (detail := one.describe().detail)]
         if details:
             many("INSERT INTO details (id, detail) VALUES (?, ?)", details)
             run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))

@@ -23,7 +23,7 @@ EVERY, SLOWEST = 1.0, 4.0
 """Seconds between two looks at the file while somebody watches, at least and at most. It is less than the seconds for
 which other processes write at once."""
 
-WRITES = 10.0
+WRITES = 5.0
 """Writes to viewers a second above which the looks become rarer."""
 
 KEPT = 1_000
