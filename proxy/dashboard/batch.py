@@ -1,7 +1,7 @@
 """The rows of one transaction, with what they add to the sums and to their sessions.
 
-Rows are encoded and added up one by one as their requests end. Everything about a request is at hand for the processor
-then; for the same work on a thousand rows at once it has to fetch them from memory, which takes several times as long.
+Rows are encoded and added up soon after their requests end. Much about a request is at hand for the processor then; for
+the same work on a thousand rows at once it has to fetch them from memory, which takes several times as long.
 """
 
 from __future__ import annotations

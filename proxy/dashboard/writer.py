@@ -1,8 +1,9 @@
-"""Writes rows in a thread of its own. A request only adds its row to a batch that is bounded, and waits for nothing.
+"""Writes rows in a thread of its own. A request only appends to a queue that is bounded, and waits for nothing.
 
 A transaction costs as much as some dozens of rows. So rows are gathered for `LATEST` seconds, until somebody looks, or
-for `SOON` while somebody looks in another process. Meanwhile long requests are described, `AHEAD` at a time, which
-frees what is held of them: the next requests use its memory again while the processor has it at hand.
+for `SOON` while somebody looks in another process. They are packed before, a few at a time, which frees what is held
+of their requests: the next requests use its memory again while the processor has it at hand. Only what takes long is
+left to the thread, as each change of threads costs more than a row.
 
 What goes wrong here ends in a warning and, if it lasts, in lost rows: a disk that is full, a file that another process
 has locked, removed or replaced, or a bug.
@@ -38,6 +39,10 @@ WAITING = 20_000
 
 HELD = 64 << 20
 """Bytes that may wait with the rows, of requests and of their descriptions. More rows get no description."""
+
+TOGETHER = 32
+"""Rows that are packed together, while much of them is still at hand for the processor, which takes a fraction of a
+millisecond."""
 
 AHEAD = 32
 """Long requests that are described together."""
@@ -81,6 +86,10 @@ class Writing(msgspec.Struct):
     """Whether it has been given up until the process is started again."""
 
 
+Queued = tuple[float, Outcome, Unseen | None]
+"""A row to be: when its request ended, its outcome, and what shows the rest."""
+
+
 class Writer:
     """Queues rows and writes them. `record` never blocks and never raises.
 
@@ -100,10 +109,12 @@ class Writer:
         self._size = size
         self._retention = retention
         self._clock = clock
+        self._queue: deque[Queued] = deque()
+        """The newest rows."""
         self._open = Batch()
-        """Where rows are added."""
-        self._adding = threading.Lock()
-        """Held while a row is added, and while another batch takes the place of the open one."""
+        """Where they are packed."""
+        self._packing = threading.Lock()
+        """Held while rows are packed, and while another batch takes the place of the open one."""
         self._closed: deque[Batch] = deque()
         """Batches to be written, the oldest first."""
         self._behind = 0
@@ -123,7 +134,8 @@ class Writer:
         self._looked = -LOOKING
         self._next_expiry = 0.0
         self._came = self._left = 0
-        """Bytes that were ever held, and those that are no longer. Each is changed in one thread only."""
+        """Bytes that were ever held, and those that are no longer. The first is changed while packing, the other in the
+        thread."""
         self._most = WAITING
         """Rows that a transaction may add: fewer after a failure."""
         self._warn = logs.Limited(logger)
@@ -147,23 +159,34 @@ class Writer:
         self._thread.start()
 
     def record(self, outcome: Outcome, seen: Unseen | None = None) -> None:
-        """Add a row, or drop it if too many wait. A long request is described in the thread that writes."""
-        if self.state.off or len(self._open) + self._behind >= WAITING:
+        """Queue a row, or drop it if too many wait. A long request is described in the thread that writes."""
+        queue = self._queue
+        if self.state.off or len(queue) + len(self._open.rows) + self._behind >= WAITING:
             self.state.dropped += 1
             return
-        try:
-            held = self._held(seen) if seen else NOTHING_SEEN
-            with self._adding:
-                batch = self._open
-                row = batch.add(self._clock(), outcome, held)
+        queue.append((self._clock(), outcome, seen))
+        if len(queue) >= TOGETHER or (seen is not None and not seen.brief):
+            self._pack()
+        if self._asleep:  # after the row was queued: the thread looks for rows after it said so
+            self._asleep = False
+            self._some.set()
+
+    def _pack(self) -> None:
+        """Add the rows of the queue to the open batch."""
+        with self._packing:
+            batch = self._open
+            while self._queue:
+                ended, outcome, seen = self._queue.popleft()
+                try:
+                    held = self._held(seen) if seen else NOTHING_SEEN
+                    row = batch.add(ended, outcome, held)
+                except Exception:
+                    self.state.dropped += 1
+                    logger.exception("a bug, in adding a row of the dashboard")
+                    continue
                 if held is seen:
                     self._long.append(row)
-        except Exception:
-            self.state.dropped += 1
-            logger.exception("a bug, in adding a row of the dashboard")
-            return
-        if self._asleep or len(batch) == BATCH or len(self._long) == AHEAD:
-            self._asleep = False  # the thread looks for rows after it has said that it sleeps
+        if len(batch.rows) >= BATCH or len(self._long) >= AHEAD:
             self._some.set()
 
     def _held(self, unseen: Unseen) -> Seen | Unseen:
@@ -185,7 +208,7 @@ class Writer:
             with suppress(OSError):
                 os.close(os.open(self._mark, os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600))
                 os.utime(self._mark)
-        if (len(self._open) or self._behind) and not self.state.off:
+        if self._waiting() and not self.state.off:
             self._none.clear()
             self._write_soon()
             if not self.state.fault:
@@ -203,6 +226,9 @@ class Writer:
         self._write_soon()
         if self._thread.is_alive():
             self._thread.join(CLOSING)
+
+    def _waiting(self) -> int:
+        return len(self._queue) + len(self._open) + self._behind
 
     def _write_soon(self) -> None:
         self._due = True
@@ -246,11 +272,11 @@ class Writer:
     def _gather(self) -> None:
         """Wait for rows, and for more of them."""
         self._asleep = True
-        if not (len(self._open) or self._behind):
+        if not self._waiting():
             self._some.wait()
         self._asleep = False
         begun = time.monotonic()
-        while not self._due and len(self._open) + self._behind < BATCH and self._came - self._left < HELD // 4:
+        while not self._due and self._waiting() < BATCH and self._came - self._left < HELD // 4:
             left = begun + (SOON if self._watched() else LATEST) - time.monotonic()
             if left <= 0:
                 break
@@ -262,7 +288,8 @@ class Writer:
     def _close(self) -> None:
         """Close the open batch, so that it is written."""
         self._due = False
-        with self._adding:
+        self._pack()
+        with self._packing:
             batch, self._open = self._open, Batch()
             self._behind += len(batch)
         self._describe()
