@@ -56,11 +56,14 @@ class Packed(msgspec.Struct, gc=False):
     session: int | None
     seen: Seen | Unseen
     """What it shows, which may have to be described first."""
+    weight: int = 0
+    """Bytes of a long request that are held for it, or of its description."""
 
     def describe(self) -> Seen:
         """Return what it shows, and hold nothing else of its request."""
         if isinstance(self.seen, Unseen):
             self.seen = shown(self.seen)
+            self.weight = self.seen.weight
         return self.seen
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,8 +32,11 @@ KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapsho
 
 SYSTEM, TOOLS, USER, ASSISTANT, RESULTS, PREVIEWS, SNAPSHOT, HIDDEN = range(len(KINDS))
 
-_KIND = (SYSTEM, USER, ASSISTANT, RESULTS, ASSISTANT)
+_KIND = bytes((SYSTEM, USER, ASSISTANT, RESULTS, ASSISTANT))
 """By `Role`."""
+
+_KINDS = _KIND.ljust(256, b"\0")
+"""The table that translates roles to kinds."""
 
 _SYSTEM, _REPLY = bytes([SYSTEM]), bytes([ASSISTANT])
 
@@ -61,6 +65,11 @@ _DIGEST = 8
 """Bytes of a digest that are kept."""
 
 _encode = msgspec.msgpack.Encoder().encode
+_roles = partial(map, attrgetter("role"))
+_tokens = partial(map, attrgetter("tokens"))
+_meanings = partial(map, attrgetter("meaning"))
+_digests = partial(map, attrgetter("digest"))
+_beginnings = partial(map, itemgetter(slice(_DIGEST)))
 
 
 class AddedMessages(msgspec.Struct, array_like=True, frozen=True):
@@ -196,10 +205,10 @@ def _sent(one: Unseen, fates: Sequence[Fate] = ()) -> SentTokens:
     messages, room, tokens = one.past.measured, one.room, [0] * len(KINDS)
     rewritten = one.attempt if isinstance(one.attempt, Rewritten) else None
     definitions = room.aside - room.reply - OUR_TOOLS_TOKENS
-    kinds = bytes([_KIND[message.role] for message in messages])
+    kinds = bytes(_roles(messages)).translate(_KINDS)
     if rewritten is None:
-        for kind, message in zip(kinds, messages):  # noqa: B905 - it would take longer
-            tokens[kind] += message.tokens
+        for kind, size in zip(kinds, _tokens(messages)):  # noqa: B905 - it would take longer
+            tokens[kind] += size
     else:
         _add_rewritten(tokens, rewritten, fates)
     tokens[TOOLS] = definitions + (OUR_TOOLS_TOKENS if rewritten and rewritten.rendered.injecting else 0)
@@ -214,13 +223,13 @@ def _added(messages: Sequence[Message], kinds: bytes) -> AddedMessages:
     before, first = 0, leading
     if end > SHORT and (reply := kinds.rfind(_REPLY)) >= 0:
         first = max(len(kinds[: reply + 1].rstrip(_REPLY)), leading)
-        before = zlib.crc32(b"".join([message.meaning for message in messages[leading:first]]))
-    after = zlib.crc32(b"".join([message.meaning for message in messages[first:]]), before)
+        before = zlib.crc32(b"".join(_meanings(messages[leading:first])))
+    after = zlib.crc32(b"".join(_meanings(messages[first:])), before)
     listed = max(first, end - MESSAGES)
     if listed > leading:
         messages, kinds = [*messages[:leading], *messages[listed:]], kinds[:leading] + kinds[listed:]
-    sizes, digests = [one.tokens for one in messages], b"".join([one.digest[:_DIGEST] for one in messages])
-    return AddedMessages(before, after, listed, leading, kinds, sizes, digests)
+    digests = b"".join(_beginnings(_digests(messages)))
+    return AddedMessages(before, after, listed, leading, kinds, list(_tokens(messages)), digests)
 
 
 def _add_rewritten(tokens: list[int], attempt: Rewritten, fates: Sequence[Fate]) -> None:

@@ -38,7 +38,7 @@ WAITING = 20_000
 """Most rows that wait to be written. More are dropped, and counted."""
 
 HELD = 64 << 20
-"""Bytes that may wait with the rows, of requests and of their descriptions. More rows get no description."""
+"""Bytes that may wait with the rows of long requests: of these, and of their descriptions. More get no description."""
 
 TOGETHER = 32
 """Rows that are packed together, while much of them is still at hand for the processor, which takes a fraction of a
@@ -178,27 +178,30 @@ class Writer:
             while self._queue:
                 ended, outcome, seen = self._queue.popleft()
                 try:
-                    held = self._held(seen) if seen else NOTHING_SEEN
-                    row = batch.add(ended, outcome, held)
+                    if seen is None:
+                        batch.add(ended, outcome, NOTHING_SEEN)
+                    elif seen.brief:
+                        batch.add(ended, outcome, shown(seen))
+                    else:
+                        self._add_long(batch, ended, outcome, seen)
                 except Exception:
                     self.state.dropped += 1
                     logger.exception("a bug, in adding a row of the dashboard")
-                    continue
-                if held is seen:
-                    self._long.append(row)
         if len(batch.rows) >= BATCH or len(self._long) >= AHEAD:
             self._some.set()
 
-    def _held(self, unseen: Unseen) -> Seen | Unseen:
-        """Hold a long request until it is described, or describe it, if there is room; else return its session."""
-        seen = shown(unseen) if unseen.brief else unseen
-        held = self._came - self._left + seen.weight
+    def _add_long(self, batch: Batch, ended: float, outcome: Outcome, unseen: Unseen) -> None:
+        """Add a row and hold its request until it is described, if there is room; else add its session alone."""
+        held = self._came - self._left + unseen.weight
         if held > HELD // 4:
             self._some.set()
         if held > HELD:
-            return Seen(unseen.session)
-        self._came += seen.weight
-        return seen
+            batch.add(ended, outcome, Seen(unseen.session))
+            return
+        row = batch.add(ended, outcome, unseen)
+        row.weight = unseen.weight
+        self._came += row.weight
+        self._long.append(row)
 
     def look(self) -> None:
         """Somebody looks: have written what waits here, and soon what waits in other processes."""
@@ -300,8 +303,9 @@ class Writer:
         """Describe long requests, and hold nothing else of them."""
         while self._long:
             row = self._long.popleft()
-            held = row.seen.weight
-            self._left += held - row.describe().weight
+            held = row.weight
+            row.describe()
+            self._left += held - row.weight
 
     def _watched(self) -> bool:
         """Whether somebody looks, in whichever process."""
@@ -334,7 +338,7 @@ class Writer:
 
     def _done(self, batch: Batch) -> None:
         self._behind -= len(batch)
-        self._left += sum([row.seen.weight for row in batch.rows])
+        self._left += sum([row.weight for row in batch.rows])
 
     def _write(self, database: Database, batch: Batch) -> None:
         """Write a batch. A bug with one of its rows costs no other row."""
