@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,10 +91,11 @@ class Dashboard:
         if held is not None:
             self._ended[request_id] = held
 
-    def record(self, outcome: Outcome) -> None:
-        """Queue a row for the request. Takes a few microseconds, and never fails."""
+    def record(self, outcomes: Iterable[Outcome]) -> None:
+        """Queue a row for each request. Takes a few microseconds, and never fails."""
         if self._writer is not None:
-            self._writer.record(outcome, self._ended.pop(outcome.request_id, None))
+            for outcome in outcomes:
+                self._writer.record(outcome, self._ended.pop(outcome.request_id, None))
 
     # -- its life --
 

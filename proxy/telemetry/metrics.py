@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, lru_cache
 from http import HTTPStatus
@@ -29,10 +30,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from proxy.telemetry.outcome import Kind, Outcome, ToolUse
+from proxy.telemetry.outcome import Kind, Outcome
 
 Mode = Literal["livesum", "livemin"]
 """How the gauges of several workers are combined. Only live workers count: a dead one has no requests and no caches."""
+
+Growth = dict[Counter, int]
+"""The amount by which to increase each series."""
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -143,30 +147,39 @@ class Metrics:
         self._entries = self._gauge("cache_entries", "Entries of in-process caches.", "livesum", "cache")
         self._bytes = self._gauge("cache_bytes", "Bytes of in-process caches.", "livesum", "cache")
 
-    def record(self, outcome: Outcome) -> None:
-        """Count one request."""
+    def record(self, outcomes: Iterable[Outcome]) -> None:
+        """Count requests. Their amounts are added up first, because increasing a series takes its lock."""
+        growth: Growth = defaultdict(int)
+        for outcome in outcomes:
+            self._count(outcome, growth)
+        for series, amount in growth.items():
+            series.inc(amount)
+        if self._clock() >= self._next_sample:
+            self._sample()
+
+    def _count(self, outcome: Outcome, growth: Growth) -> None:
         tenant = self._known(outcome.tenant)
-        self._requests(tenant, _status(outcome.status), outcome.kind, outcome.dialect).inc()
+        growth[self._requests(tenant, _status(outcome.status), outcome.kind, outcome.dialect)] += 1
         if outcome.fault:
-            self._errors(tenant, outcome.fault).inc()
+            growth[self._errors(tenant, outcome.fault)] += 1
         if outcome.reason:
-            self._unplanned(tenant, outcome.reason, outcome.obstacle, outcome.dialect).inc()
-        outcome = self._as_it_went(tenant, outcome)
+            growth[self._unplanned(tenant, outcome.reason, outcome.obstacle, outcome.dialect)] += 1
+        outcome = self._as_it_went(tenant, outcome, growth)
         amounts = _summed(outcome)
         for series, amount in compress(zip(self._sums_of(tenant), amounts, strict=True), amounts):
             if amount > 0:
-                series.inc(min(amount, MOST))
+                growth[series] += min(amount, MOST)
         for irregular, times in outcome.left_alone.items():
-            self._left_alone(tenant, irregular).inc(times)
+            growth[self._left_alone(tenant, irregular)] += times
         for addition in outcome.refused:
-            self._refused(tenant, addition).inc()
+            growth[self._refused(tenant, addition)] += 1
         for use in outcome.tool_uses:
-            self._used(tenant, use)
+            tool = _one_of(TOOLS, use.tool)
+            growth[self._calls(tenant, tool, _one_of(RESULTS, use.result))] += use.calls
+            growth[self._retrieved(tenant, tool)] += use.tokens
         for error, times in outcome.store_errors.items():
-            self._store(error.operation, error.miss).inc(times)
+            growth[self._store(error.operation, error.miss)] += times
         self._timed(outcome)
-        if self._clock() >= self._next_sample:
-            self._sample()
 
     def damaged(self, kind: str) -> None:
         """Count a damaged record. Thread-safe."""
@@ -224,7 +237,7 @@ class Metrics:
             self._tenants.add(tenant)
         return tenant or NONE
 
-    def _as_it_went(self, tenant: str, outcome: Outcome) -> Outcome:
+    def _as_it_went(self, tenant: str, outcome: Outcome, growth: Growth) -> Outcome:
         """Return the outcome without what an observed plan only would have done, which is counted apart.
 
         An untouched request has costs only to be compared with those of a holdout.
@@ -234,9 +247,9 @@ class Metrics:
         if outcome.kind is not Kind.OBSERVED:
             return outcome
         if outcome.status == OK:
-            self._observed(tenant, outcome.usage).inc()
+            growth[self._observed(tenant, outcome.usage)] += 1
             for field, series in self._foreseen:
-                series(tenant, outcome.usage).inc(min(getattr(outcome, field), MOST))
+                growth[series(tenant, outcome.usage)] += min(getattr(outcome, field), MOST)
         return replace(
             outcome,
             tokens_after=outcome.tokens_before,
@@ -246,11 +259,6 @@ class Metrics:
             cost_before=0,
             cost_after=0,
         )
-
-    def _used(self, tenant: str, use: ToolUse) -> None:
-        tool = _one_of(TOOLS, use.tool)
-        self._calls(tenant, tool, _one_of(RESULTS, use.result)).inc(use.calls)
-        self._retrieved(tenant, tool).inc(use.tokens)
 
     def _timed(self, outcome: Outcome) -> None:
         kind = outcome.kind

@@ -1,7 +1,7 @@
 """Passes outcomes to the log and the metrics, in small batches.
 
 Batching keeps the processor's caches warm: recording outcomes one by one between requests took several times as long.
-The log writes the lines of a batch together.
+The log writes the lines of a batch together, and the metrics add up what it counts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ LATEST = 0.005
 
 
 class Recorder:
-    """Passes every outcome to the log and each of the `sinks`, in order.
+    """Passes every outcome to each of the `sinks`, in order.
 
     `record` needs a running event loop; `flush` does not.
     """
 
-    def __init__(self, log: Callable[[Sequence[Outcome]], None], *sinks: Callable[[Outcome], None]) -> None:
-        self._log = log
+    def __init__(self, *sinks: Callable[[Sequence[Outcome]], None]) -> None:
         self._sinks = sinks
         self._waiting: list[Outcome] = []
 
@@ -40,7 +39,5 @@ class Recorder:
     def flush(self) -> None:
         """Record all waiting outcomes. Call it before the metrics are read, and at the end."""
         waiting, self._waiting = self._waiting, []
-        self._log(waiting)
         for sink in self._sinks:
-            for outcome in waiting:
-                sink(outcome)
+            sink(waiting)

@@ -359,7 +359,7 @@ def test_a_bug_in_describing_a_request_costs_no_row(history: Any, tmp_path: Path
 def test_a_bug_in_describing_a_request_at_once_neither(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shown = Dashboard(Settings(dashboard=tmp_path / "rows.db"), lambda: NO_POLICIES, lambda request: True, NO_HEALTH)
     shown.watch(outcome().request_id, BROKEN)
-    shown.record(outcome())
+    shown.record([outcome()])
     assert "a bug, in describing" in caplog.text
     shown.start()
     shown.close()

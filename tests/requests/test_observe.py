@@ -268,7 +268,7 @@ async def test_metrics_log_and_headers_agree_and_what_was_sent_is_counted_as_sen
     for reply in (ScriptedReply(REPLY), ScriptedReply(ANSWER), refused(OVERFLOW)):
         _, outcome = await world.ask(LONG, reply)
         outcomes.append(outcome)
-        metrics.record(outcome)
+        metrics.record([outcome])
     found = samples(metrics)
 
     def total(name: str, **labels: str) -> float:

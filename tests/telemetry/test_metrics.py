@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -13,9 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.pairing import Irregular
 from proxy.core.reasons import Reason
+from proxy.core.refusals import Addition
 from proxy.errors import Fault
-from proxy.telemetry.metrics import STATUSES, TENANTS, Metrics, prepare_multiprocess
-from proxy.telemetry.outcome import Kind, Outcome, StoreError, StoreMiss, StoreOperation, ToolUse
+from proxy.telemetry.metrics import OBSERVED, STATUSES, SUMS, TENANTS, Metrics, prepare_multiprocess
+from proxy.telemetry.outcome import Basis, Kind, Outcome, StoreError, StoreMiss, StoreOperation, ToolUse
 from tests.doubling import cpu
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -81,8 +83,8 @@ def metrics() -> Metrics:
 
 
 def test_outcome_is_counted_by_its_labels(metrics: Metrics) -> None:
-    metrics.record(OUTCOME)
-    metrics.record(OUTCOME)
+    metrics.record([OUTCOME])
+    metrics.record([OUTCOME])
     found = samples(metrics)
     assert value(found, "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") == 2
     by_tenant = {
@@ -116,13 +118,13 @@ def test_outcome_is_counted_by_its_labels(metrics: Metrics) -> None:
 
 
 def test_offload_event_of_an_earlier_request_is_not_counted_again(metrics: Metrics) -> None:
-    metrics.record(replaced(new_event=False))
+    metrics.record([replaced(new_event=False)])
     assert value(samples(metrics), "events_total", tenant="acme") == 0
 
 
 def test_request_errors_are_counted_by_fault(metrics: Metrics) -> None:
-    metrics.record(replaced(fault=Fault.TIMEOUT, status=504))
-    metrics.record(replaced(fault=Fault.CLIENT_GONE, status=0, first_byte_seconds=None))
+    metrics.record([replaced(fault=Fault.TIMEOUT, status=504)])
+    metrics.record([replaced(fault=Fault.CLIENT_GONE, status=0, first_byte_seconds=None)])
     found = samples(metrics)
     assert value(found, "request_errors_total", tenant="acme", fault="timeout") == 1
     assert value(found, "requests_total", tenant="acme", status="504", kind="offloaded", dialect="") == 1
@@ -132,16 +134,15 @@ def test_request_errors_are_counted_by_fault(metrics: Metrics) -> None:
 
 def test_labels_that_clients_choose_are_bounded(metrics: Metrics) -> None:
     for number in range(TENANTS + 500):
-        metrics.record(
-            replaced(
-                tenant=f"tenant-{number}",
-                status=number,
-                method=f"M{number}",
-                path=f"/{number}",
-                model=f"model-{number}",
-                tool_uses=(ToolUse(f"tool-{number}", f"result-{number}", 1),),
-            )
+        one = replaced(
+            tenant=f"tenant-{number}",
+            status=number,
+            method=f"M{number}",
+            path=f"/{number}",
+            model=f"model-{number}",
+            tool_uses=(ToolUse(f"tool-{number}", f"result-{number}", 1),),
         )
+        metrics.record([one])
     found = samples(metrics)
     labels: dict[str, set[str]] = {}
     for _, pairs in found:
@@ -155,7 +156,7 @@ def test_labels_that_clients_choose_are_bounded(metrics: Metrics) -> None:
 
 def test_unplanned_requests_by_reason(metrics: Metrics) -> None:
     for reason in Reason:
-        metrics.record(replaced(kind=Kind.UNTOUCHED, reason=reason))
+        metrics.record([replaced(kind=Kind.UNTOUCHED, reason=reason)])
     found = samples(metrics)
     counted = {
         dict(labels)["reason"]: times
@@ -167,7 +168,7 @@ def test_unplanned_requests_by_reason(metrics: Metrics) -> None:
 
 @pytest.mark.parametrize("error", StoreError)
 def test_store_errors_by_operation_and_fault(metrics: Metrics, error: StoreError) -> None:
-    metrics.record(replaced(store_errors={error: 3}))
+    metrics.record([replaced(store_errors={error: 3})])
     operation, fault = error.split(":")
     assert value(samples(metrics), "store_errors_total", operation=operation, fault=fault) == 3
 
@@ -178,12 +179,12 @@ def test_every_store_operation_and_miss_is_a_store_error() -> None:
 
 
 def test_request_without_a_tenant_is_counted_under_none(metrics: Metrics) -> None:
-    metrics.record(replaced(tenant="", status=401, kind=Kind.REFUSED))
+    metrics.record([replaced(tenant="", status=401, kind=Kind.REFUSED)])
     assert value(samples(metrics), "requests_total", tenant="none", status="401", kind="refused", dialect="") == 1
 
 
 def test_impossible_token_counts_of_upstream_break_no_counter(metrics: Metrics) -> None:
-    metrics.record(replaced(prompt_tokens=-5, completion_tokens=10**400, cached_tokens=1))
+    metrics.record([replaced(prompt_tokens=-5, completion_tokens=10**400, cached_tokens=1)])
     found = samples(metrics)
     assert value(found, "upstream_prompt_tokens_total", tenant="acme") == 0
     assert value(found, "upstream_completion_tokens_total", tenant="acme") == 1e12
@@ -191,7 +192,7 @@ def test_impossible_token_counts_of_upstream_break_no_counter(metrics: Metrics) 
 
 
 def test_metric_names_follow_prometheus_conventions(metrics: Metrics) -> None:
-    metrics.record(OUTCOME)
+    metrics.record([OUTCOME])
     metrics.watch_cache("store", lambda: (1, 2))
     metrics.watch_store(lambda: "closed")
     text = metrics.render()[1].decode()
@@ -226,18 +227,64 @@ def test_watched_caches_and_store_show_their_current_state(metrics: Metrics) -> 
 
 def test_two_registries_in_one_process_do_not_share_series() -> None:
     one, other = Metrics(), Metrics()
-    one.record(OUTCOME)
+    one.record([OUTCOME])
     assert value(samples(other), "requests_total", tenant="acme", status="200", kind="offloaded", dialect="") is None
+
+
+def odd(random: Random) -> Outcome:
+    """Return any outcome. Its times are binary fractions, whose sum does not depend on the order."""
+
+    def number() -> int:
+        return random.choice((0, 0, 1, 7, random.randrange(10**6), -3, 10**15))
+
+    def seconds() -> float:
+        return random.choice((0.0, 0.5, 1.0, 512.0, random.randrange(2**20) / 2**14))
+
+    def some(*choices: object) -> object:
+        return random.choice(choices)
+
+    return replaced(
+        tenant=some("acme", "globex", ""),
+        status=some(0, 200, 404, 799),
+        kind=some(*Kind),
+        dialect=some("chat", "responses", ""),
+        fault=some(Fault.NONE, *Fault),
+        reason=some(Reason.NONE, *Reason),
+        obstacle=some("", "n"),
+        usage=some(*Basis),
+        left_alone=some({}, {Irregular.NO_CALL: 2}, {Irregular.NO_CALL: 1, Irregular.NO_RESULT: 5}),
+        refused=some((), (Addition.TOOLS,), tuple(Addition)),
+        tool_uses=some((), (ToolUse("grep", "ok", 70), ToolUse("grep", "ok", 0, 3), ToolUse("rm", "maybe", 1))),
+        store_errors=some({}, {StoreError.GET_TIMEOUT: 2}, dict.fromkeys(StoreError, 1)),
+        **{field: number() for field in SUMS if field not in OBSERVED},
+        **{field: abs(number()) for field in OBSERVED},
+        seconds=seconds(),
+        added_seconds=seconds(),
+        first_byte_seconds=some(None, seconds()),
+    )
+
+
+@pytest.mark.parametrize("most", [2, 32])
+def test_outcomes_in_batches_are_counted_as_one_by_one(metrics: Metrics, most: int) -> None:
+    random, together = Random(most), Metrics()
+    outcomes = [odd(random) for _ in range(300)]
+    for outcome in outcomes:
+        metrics.record([outcome])
+    while outcomes:
+        size = random.randint(0, most)
+        together.record(outcomes[:size])
+        del outcomes[:size]
+    assert together.render() == metrics.render()
 
 
 def test_recording_an_outcome_costs_at_most_200_counter_increases(metrics: Metrics) -> None:
     """Held against a counter's increase: there are some thirty of them in it."""
-    metrics.record(OUTCOME)
+    metrics.record([OUTCOME])
     counter = Counter("some_total", "Some.", ["tenant"], registry=None)
 
     def recorded(times: int) -> None:
         for _ in range(times):
-            metrics.record(OUTCOME)
+            metrics.record([OUTCOME])
 
     def counted(times: int) -> None:
         for _ in range(times):
@@ -254,7 +301,7 @@ metrics = Metrics()
 metrics.watch_cache("store", lambda: (1, 100))
 metrics.watch_store(lambda: "closed" if sys.argv[1] == "up" else "open")
 with metrics.in_flight():
-    metrics.record(OUTCOME)
+    metrics.record([OUTCOME])
     for line in sys.stdin:
         kind, body = metrics.render()
         print(body.decode().replace("\\n", "\\x00"), flush=True)

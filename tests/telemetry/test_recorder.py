@@ -16,7 +16,8 @@ async def test_outcomes_are_recorded_in_order_and_soon() -> None:
     one: list[str] = []
     other: list[str] = []
     ledger = Recorder(
-        lambda batch: one.extend(each.request_id for each in batch), lambda each: other.append(each.request_id)
+        lambda batch: one.extend(each.request_id for each in batch),
+        lambda batch: other.extend(each.request_id for each in batch),
     )
     for number in range(MOST + 2):
         ledger.record(outcome(number))
