@@ -186,11 +186,10 @@ class UpstreamClient:
         """Send once. Raises Stale, untranslated, if a pooled connection turns out to be closed."""
         try:
             if body is None:
-                async with asyncio.timeout(request.connect_timeout + request.first_byte_timeout):
-                    answer = await self._exchange(request, origin, request.content)
+                answer = await self._exchange(request, origin, request.content, request.first_byte_timeout)
             else:
                 async with asyncio.timeout(None) as deadline:
-                    answer = await self._exchange(request, origin, body.attempt(deadline))
+                    answer = await self._exchange(request, origin, body.attempt(deadline), None)
                     body.settle()
         except Stale:
             raise
@@ -211,12 +210,15 @@ class UpstreamClient:
             raise UpstreamBroken("Upstream's reply has a header with a control character")
         return reply
 
-    async def _exchange(self, request: UpstreamRequest, origin: str, content: Content) -> UpstreamResponse:
+    async def _exchange(
+        self, request: UpstreamRequest, origin: str, content: Content, first_byte_timeout: float | None
+    ) -> UpstreamResponse:
         target = request.url.removeprefix(origin)
         if not target.startswith("/"):
             target = "/" + target  # a query may directly follow the authority (RFC 3986, 3)
         route = self._routes.to(origin)
-        return await self._pool.ask(route, request.method, target, request.headers, content, request.connect_timeout)
+        method, headers, connect_timeout = request.method, request.headers, request.connect_timeout
+        return await self._pool.ask(route, method, target, headers, content, connect_timeout, first_byte_timeout)
 
 
 class _StreamedBody:

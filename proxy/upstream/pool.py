@@ -190,11 +190,19 @@ class ConnectionPool:
                 await self._connector.close()
 
     async def ask(
-        self, route: Route, method: str, target: str, headers: Headers, content: Content, connect_timeout: float
+        self,
+        route: Route,
+        method: str,
+        target: str,
+        headers: Headers,
+        content: Content,
+        connect_timeout: float,
+        first_byte_timeout: float | None,
     ) -> UpstreamResponse:
         """Send a request and return the reply as soon as its head arrives. Target and headers are sent byte for byte.
 
-        Raises Stale, and ValueError for characters that are forbidden in a head.
+        Raises Stale, ValueError for characters that are forbidden in a head, and TimeoutError. The first byte's timeout
+        counts from the connection; None waits forever.
         """
         way = self._way(route)
         start = _head(way, method, target, headers, content)
@@ -204,7 +212,9 @@ class ConnectionPool:
             self._used.add(protocol)
             if closed := protocol.closed:
                 closed.add_done_callback(_heard)
-        writing = None
+        writing = timer = None
+        if first_byte_timeout is not None:
+            timer = asyncio.get_running_loop().call_later(first_byte_timeout, _no_first_byte, protocol)
         try:
             protocol.set_response_params(
                 skip_payload=method == "HEAD",
@@ -223,6 +233,9 @@ class ConnectionPool:
             if reused and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
                 raise Stale(str(error)) from error
             raise
+        finally:
+            if timer is not None:
+                timer.cancel()
         return UpstreamResponse(connection, protocol, message, body, writing)
 
     async def _connected(self, way: _Way, seconds: float) -> tuple[Connection, ResponseHandler]:
@@ -335,6 +348,10 @@ async def _reply(protocol: ResponseHandler) -> tuple[RawResponseMessage, StreamR
             return message, content
         begun = True
     raise aiohttp.ClientPayloadError(f"more than {_INTERIM} interim replies")
+
+
+def _no_first_byte(protocol: ResponseHandler) -> None:
+    protocol.set_exception(TimeoutError())
 
 
 def _heard(closed: asyncio.Future[None]) -> None:

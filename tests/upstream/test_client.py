@@ -432,6 +432,32 @@ async def test_no_first_byte(pool: UpstreamClient) -> None:
                 await pool.send(request(wire.url, content=content, connect_timeout=0.5, first_byte_timeout=0.6))
 
 
+async def test_silence_after_an_interim_reply_is_no_first_byte(pool: UpstreamClient) -> None:
+    async def starting(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+        await peer.gone()
+
+    async with upstream(starting) as wire:
+        with pytest.raises(UpstreamSilent, match=r"no byte within 0\.3 s"):
+            await pool.send(request(wire.url, content=b"{}", first_byte_timeout=0.3))
+
+
+async def test_first_byte_timeout_ends_with_the_head(pool: UpstreamClient) -> None:
+    async def slow(peer: Peer) -> None:
+        for _ in range(2):
+            await peer.request()
+            await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+            await asyncio.sleep(0.5)
+            await peer.send(b"ok")
+        await peer.gone()
+
+    async with upstream(slow) as wire:
+        for _ in range(2):
+            assert await body(pool, wire.url, content=b"{}", first_byte_timeout=0.2) == b"ok"
+        assert wire.connections == 1, "the connection stays usable"
+
+
 async def test_idle_in_the_middle(pool: UpstreamClient) -> None:
     async def stall(peer: Peer) -> None:
         await peer.request()
