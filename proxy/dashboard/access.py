@@ -23,10 +23,12 @@ VALID = 12 * 3600
 """Seconds for which a cookie is valid."""
 
 TRIES, WITHIN = 10, 60.0
-"""Wrong admin tokens that one address may try, and the seconds after which it may try as many again."""
+"""Different wrong admin tokens that one address may try, and the seconds after which it may try as many again."""
 
 ADDRESSES = 10_000
 """Addresses whose tries are remembered."""
+
+NONE: frozenset[bytes] = frozenset()
 
 LONGEST = 1_000
 """Most characters of a cookie."""
@@ -55,7 +57,8 @@ class Access:
         self._token = admin_token
         self._secret = secret
         self._clock = clock
-        self._tries: Lru[str, tuple[float, int]] = Lru(ADDRESSES)
+        self._tries: Lru[str, tuple[float, frozenset[bytes]]] = Lru(ADDRESSES)
+        """By address: until when they count, and digests of what was wrong."""
 
     @property
     def has_token(self) -> bool:
@@ -63,16 +66,19 @@ class Access:
         return bool(self._token)
 
     def is_admin(self, token: str, address: str) -> bool | None:
-        """Return whether this is the admin token; None if this address has tried too many wrong ones."""
+        """Return whether this is the admin token; None if this address has tried too many wrong ones.
+
+        The same one again is no other try: a program sends its caller's key with each of its calls.
+        """
         now = self._clock()
-        until, wrong = self._tries.get(address) or (now + WITHIN, 0)
+        until, wrong = self._tries.get(address) or (now + WITHIN, NONE)
         if not until - WITHIN <= now < until:
-            until, wrong = now + WITHIN, 0
-        if wrong >= TRIES:
+            until, wrong = now + WITHIN, NONE
+        if len(wrong) >= TRIES:
             return None
         right = bool(self._token) and hmac.compare_digest(token.encode(), (self._token or "").encode())
         if not right:
-            self._tries.put(address, (until, wrong + 1))
+            self._tries.put(address, (until, wrong | {sha256(token.encode()).digest()}))
         return right
 
     def cookie(self, namespace: str | None) -> str | None:

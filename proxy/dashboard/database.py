@@ -20,7 +20,7 @@ from pathlib import Path
 from proxy.dashboard import statements
 from proxy.dashboard.batch import Batch, Packed
 from proxy.dashboard.file import create, drop, logs, moved
-from proxy.dashboard.rows import DAY, HOUR, KEYS, SCHEMA
+from proxy.dashboard.rows import DAY, HOUR, KEYS, NO_ROW, SCHEMA
 from proxy.dashboard.versions import READABLE, VERSION, set_aside, upgraded
 from proxy.errors import DashboardFault
 from proxy.policies.tenants import tenant_of
@@ -134,10 +134,11 @@ class Database:
             self.trim()
             self._limit_sums()
             added = self._within(lambda: self._add(batch))
-        self.trim()
-        self._batches += 1
-        if self._batches % COUNTED_AGAIN == 0:
-            self._limit_sums()
+        with suppress(sqlite3.OperationalError):  # these rows are written, and the next batch makes room again
+            self.trim()
+            self._batches += 1
+            if self._batches % COUNTED_AGAIN == 0:
+                self._limit_sums()
         return added
 
     def trim(self) -> None:
@@ -245,7 +246,7 @@ class Database:
             self._known, self._version = {}, version  # another process may have deleted a namespace
             self._forgotten = dict(run("SELECT digest, time FROM forgotten"))
         batch = self._remembered(batch) if self._forgotten else batch
-        first = run("SELECT coalesce(max(id), 0) + 1 FROM requests").fetchone()[0]
+        first = run(f"SELECT coalesce(max(id), 0) + 1 FROM requests WHERE id < {NO_ROW}").fetchone()[0]
         worker, ids = os.getpid(), {name: self._namespace(name) for name in batch.namespaces()}
         self._insert([_row(id, ids, worker, one) for id, one in zip(count(first), batch.rows, strict=False)])
         details = [(id, detail) for id, one in enumerate(batch.rows, first) if (detail := one.describe().detail)]

@@ -21,6 +21,7 @@ from proxy import __version__
 from proxy.dashboard.access import COOKIE, VALID, Viewer
 from proxy.dashboard.live import VIEWERS
 from proxy.dashboard.reader import Reader
+from proxy.dashboard.rows import NO_ROW
 from proxy.dashboard.savings import Price, compared, savings
 from proxy.dashboard.sessions import KINDS
 from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, Overloaded, ProxyError, Unauthorized
@@ -180,7 +181,7 @@ class _Pages:
         }
 
     async def requests(self, request: Request, viewer: Viewer) -> Any:
-        before = _number(request, "before", 1 << 62, 1 << 62)
+        before = _number(request, "before", NO_ROW, NO_ROW)
         return await self._dashboard.read(lambda reader: reader.before(before, viewer.namespace))
 
     async def request(self, request: Request, viewer: Viewer) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.dashboard.file import moved
-from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, SUMS, Damaged, decoded, shown_live, unpacked
+from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, NO_ROW, SUMS, Damaged, decoded, shown_live, unpacked
 from proxy.dashboard.sessions import SentTokens, detail, listed
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind
@@ -56,7 +56,7 @@ class Reader:
 
     def newest(self) -> int:
         """Return the id of the newest row; 0 if there is none."""
-        [row] = self._rows("SELECT coalesce(max(id), 0) AS id FROM requests")
+        [row] = self._rows(f"SELECT coalesce(max(id), 0) AS id FROM requests WHERE id < {NO_ROW}")
         return int(row["id"])
 
     def namespaces(self) -> list[str]:

@@ -69,6 +69,9 @@ OK = 200
 MOST = 10**12
 """The most that one request adds to a sum, as in the metrics: upstream may report any number."""
 
+NO_ROW = 1 << 62
+"""Above the ids of all rows that we write. Who else wrote to the file may have used the last that SQLite has."""
+
 SCHEMA = f"""
 CREATE TABLE secret (value BLOB NOT NULL);
 CREATE TABLE namespaces (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);

@@ -269,7 +269,7 @@ class Writer:
                 if self._due:
                     self._close()
             self._none.set()
-            if self._ended.is_set():
+            if self._ended.is_set() and not self._waiting():
                 return
 
     def _gather(self) -> None:
@@ -315,44 +315,47 @@ class Writer:
             return False
 
     def _write_some(self, database: Database) -> None:
-        """Write the oldest of the rows that wait. After a failure they go on waiting, and fewer are tried next; one
-        that fails alone is lost. Raises `sqlite3.Error`."""
+        """Write the oldest of the rows that wait. Raises `sqlite3.Error`."""
         batch = self._closed.popleft()
         if len(batch) > self._most:
             batch, others = batch.split(self._most)
             self._closed.appendleft(others)
         try:
-            self._write(database, batch)
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
-                self._most = max(len(batch) // 4, 1)
-            if len(batch) > 1:
-                self._closed.appendleft(batch)
-            else:
-                self._done(batch)
-                self.state.dropped += 1
-            raise
+            self.state.written += database.write(batch)
+        except Exception as error:
+            if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:
+                self._try_fewer(batch, error)
+                raise  # something is wrong with the file
+            self._halve(batch)
+            return
         self._done(batch)
         self._most, self.state.fault = WAITING, ""
         self._expire(database)
 
+    def _try_fewer(self, batch: Batch, error: sqlite3.Error) -> None:
+        """Have a batch wait on, and fewer rows tried next. One that fails alone is lost."""
+        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+            self._most = max(len(batch) // 4, 1)
+        if len(batch) > 1:
+            self._closed.appendleft(batch)
+        else:
+            self._drop(batch)
+
+    def _halve(self, batch: Batch) -> None:
+        """Have the halves of a batch written next: a bug with one of its rows costs no other row."""
+        if len(batch) > 1:
+            self._closed.extendleft(reversed(batch.split(len(batch) // 2)))
+        else:
+            self._drop(batch)
+            logger.exception("a bug, in writing a row of the dashboard")
+
+    def _drop(self, batch: Batch) -> None:
+        self._done(batch)
+        self.state.dropped += len(batch)
+
     def _done(self, batch: Batch) -> None:
         self._behind -= len(batch)
         self._left += sum([row.weight for row in batch.rows])
-
-    def _write(self, database: Database, batch: Batch) -> None:
-        """Write a batch. A bug with one of its rows costs no other row."""
-        try:
-            self.state.written += database.write(batch)
-        except Exception as error:
-            if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:
-                raise  # something is wrong with the file
-            if len(batch) > 1:
-                for half in batch.split(len(batch) // 2):
-                    self._write(database, half)
-            else:
-                self.state.dropped += 1
-                logger.exception("a bug, in writing a row of the dashboard")
 
     def _expire(self, database: Database) -> None:
         now = self._clock()

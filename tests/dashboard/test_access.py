@@ -71,14 +71,20 @@ def test_any_other_cookie_is_nobodys(clock: Clock, cookie: str) -> None:
 
 def test_an_address_tries_few_tokens_a_minute(clock: Clock) -> None:
     ours = access(clock)
-    assert [ours.is_admin("wrong", "a") for _ in range(TRIES)] == [False] * TRIES
+    assert [ours.is_admin(f"wrong {number}", "a") for number in range(TRIES)] == [False] * TRIES
     assert ours.is_admin("right", "a") is None, "even the right one is not compared any more"
     assert ours.is_admin("right", "b")
     clock.now += WITHIN
     assert ours.is_admin("right", "a")
-    assert [ours.is_admin("wrong", "a") for _ in range(TRIES)] == [False] * TRIES
+    assert [ours.is_admin(f"wrong {number}", "a") for number in range(TRIES)] == [False] * TRIES
     clock.now -= 100 * WITHIN
     assert ours.is_admin("right", "a"), "a clock that is set back locks nobody out"
+
+
+def test_the_same_wrong_token_again_is_no_other_try(clock: Clock) -> None:
+    ours = access(clock)
+    assert [ours.is_admin("a caller's key", "ingress") for _ in range(3 * TRIES)] == [False] * 3 * TRIES
+    assert ours.is_admin("right", "ingress"), "the operator comes from the same address"
 
 
 def test_without_a_token_no_token_is_right(clock: Clock) -> None:

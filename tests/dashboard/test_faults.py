@@ -31,7 +31,7 @@ from proxy.dashboard.access import Viewer
 from proxy.dashboard.database import FORGETTING, Database
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import LONGEST_NAME, Seen
+from proxy.dashboard.rows import LONGEST_NAME, NO_ROW, Seen
 from proxy.dashboard.sessions import BRIEF, Unseen
 from proxy.dashboard.writer import AHEAD, BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
@@ -317,6 +317,26 @@ def test_rows_that_come_during_the_last_write_are_written(tmp_path: Path, monkey
     assert writer.state.written == 2
 
 
+def test_a_row_that_comes_right_after_the_last_write_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    none = MagicMock(wraps=writer._none)
+
+    def closing_meanwhile() -> None:
+        if not writer._ended.is_set():
+            writer.record(outcome(1))
+            writer._ended.set()
+            writer._write_soon()
+
+    none.set.side_effect = closing_meanwhile
+    monkeypatch.setattr(writer, "_none", none)
+    writer.record(outcome(0))
+    writer.start()
+    until(lambda: not writer._thread.is_alive())
+    assert writer.state.written == 2
+
+
 def test_each_row_is_written_and_added_up_once_whenever_batches_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,6 +400,61 @@ def test_a_name_that_a_client_chose_costs_no_row(name: str, tmp_path: Path) -> N
     assert {row["model"] for row in reader.sums(0.0)} == set(shown)
     database.close()
     reader.close()
+
+
+@pytest.mark.parametrize("work", ["trim", "_limit_sums"])
+def test_rows_are_written_once_even_if_no_room_can_be_made_after_them(
+    work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = MagicMock(side_effect=[sqlite3.OperationalError("database is locked"), *[None] * 100])
+    monkeypatch.setattr(Database, work, locked)
+    monkeypatch.setattr(database_module, "COUNTED_AGAIN", 1)
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    writer.record(outcome(0))
+    writer.record(outcome(1))
+    writer.start()
+    until(lambda: locked.called)
+    writer.record(outcome(2))
+    until(lambda: writer.state.written >= 3)
+    writer.close()
+    assert [row["requests"] for row in Reader(tmp_path / "rows.db").sums(0.0)] == [3]
+
+
+def test_a_full_disk_after_a_row_that_cannot_be_written_repeats_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is halved, and only one of its halves is written before the disk is full."""
+    tried: list[int] = []
+    real = Database.write
+
+    def write(self: Database, batch: Any) -> int:
+        tried.append(len(batch))
+        if len(batch) == 4:
+            raise sqlite3.IntegrityError("a bug")
+        if len(tried) == 3:
+            raise sqlite3.OperationalError("database or disk is full")
+        return real(self, batch)
+
+    monkeypatch.setattr(Database, "write", write)
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    for number in range(4):
+        writer.record(outcome(number))
+    writer.start()
+    until(lambda: writer.state.written + writer.state.dropped >= 4)
+    writer.close()
+    assert (writer.state.written, writer.state.dropped, tried) == (4, 0, [4, 2, 2, 1, 1])
+    assert [row["requests"] for row in Reader(tmp_path / "rows.db").sums(0.0)] == [4]
+
+
+def test_a_row_with_the_last_id_that_there_is_costs_no_later_row(tmp_path: Path) -> None:
+    database = Database(tmp_path / "rows.db", SIZE)
+    database.write(batch_of(rows(1)))
+    database.connection.execute(f"UPDATE requests SET id = {2**63 - 1}")
+    for start in (1, 3):
+        assert database.write(batch_of(rows(2, start))) == 2
+    with closing(Reader(tmp_path / "rows.db")) as reader:
+        assert (reader.newest(), [row["id"] for row in reader.before(NO_ROW)]) == (4, [4, 3, 2, 1])
+    database.close()
 
 
 def test_a_row_that_cannot_be_written_costs_no_other_row(tmp_path: Path) -> None:
