@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from http import HTTPStatus
-from itertools import compress
+from itertools import accumulate, compress
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
@@ -35,7 +36,7 @@ from proxy.telemetry.outcome import Kind, Outcome
 Mode = Literal["livesum", "livemin"]
 """How the gauges of several workers are combined. Only live workers count: a dead one has no requests and no caches."""
 
-Growth = dict[Counter, int]
+Growth = dict[Counter | values.MutexValue, float]
 """The amount by which to increase each series."""
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -179,7 +180,11 @@ class Metrics:
             growth[self._retrieved(tenant, tool)] += use.tokens
         for error, times in outcome.store_errors.items():
             growth[self._store(error.operation, error.miss)] += times
-        self._timed(outcome)
+        kind = outcome.kind
+        self._added.observe(kind, outcome.added_seconds, growth)
+        self._whole.observe(kind, outcome.seconds, growth)
+        if outcome.first_byte_seconds is not None:
+            self._first_byte.observe(kind, outcome.first_byte_seconds, growth)
 
     def damaged(self, kind: str) -> None:
         """Count a damaged record. Thread-safe."""
@@ -260,13 +265,6 @@ class Metrics:
             cost_after=0,
         )
 
-    def _timed(self, outcome: Outcome) -> None:
-        kind = outcome.kind
-        self._added(kind).observe(outcome.added_seconds)
-        self._whole(kind).observe(outcome.seconds)
-        if outcome.first_byte_seconds is not None:
-            self._first_byte(kind).observe(outcome.first_byte_seconds)
-
     def _sample(self) -> None:
         self._next_sample = self._clock() + SAMPLE_SECONDS
         for sample in self._watched:
@@ -276,13 +274,46 @@ class Metrics:
         # Cached, because finding a series by prometheus-client's own `labels` costs more than counting in it.
         return cache(Counter(f"offload_{name}", text, labels, registry=self._registry).labels)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Callable[..., Histogram]:
-        histogram = Histogram(f"offload_{name}", text, ("kind",), buckets=buckets, registry=self._registry)
-        return cache(histogram.labels)
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> _Histogram:
+        histogram = _Histogram(f"offload_{name}", text, bounds)
+        self._registry.register(histogram)
+        return histogram
 
     def _gauge(self, name: str, text: str, mode: Mode, *labels: str) -> Callable[..., Gauge]:
         gauge = Gauge(f"offload_{name}", text, labels, multiprocess_mode=mode, registry=self._registry)
         return cache(gauge.labels) if labels else lambda: gauge
+
+
+class _Histogram(Collector):
+    """A histogram of seconds by kind, which can be increased by many observations at once, unlike prometheus-client's.
+
+    It shows the same, also to the collector of several workers.
+    """
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name, self._text, self._bounds = name, text, bounds
+        self._ends = [*map(str, bounds), "+Inf"]
+        self._series: dict[str, tuple[values.MutexValue, list[values.MutexValue]]] = {}
+
+    def observe(self, kind: str, seconds: float, growth: Growth) -> None:
+        """Add one observation to `growth`."""
+        total, buckets = self._series.get(kind) or self._new(kind)
+        growth[total] += seconds
+        growth[buckets[bisect_left(self._bounds, seconds)]] += 1
+
+    def _new(self, kind: str) -> tuple[values.MutexValue, list[values.MutexValue]]:
+        value = partial(values.ValueClass, "histogram", self._name, help_text=self._text)
+        total = value(f"{self._name}_sum", ("kind",), (kind,))
+        buckets = [value(f"{self._name}_bucket", ("kind", "le"), (kind, end)) for end in self._ends]
+        self._series[kind] = total, buckets
+        return total, buckets
+
+    def collect(self) -> Iterator[Metric]:
+        metric = HistogramMetricFamily(self._name, self._text, labels=("kind",))
+        for kind, (total, buckets) in self._series.copy().items():
+            counts = accumulate(bucket.get() for bucket in buckets)  # type: ignore[no-untyped-call]
+            metric.add_metric([kind], [*zip(self._ends, counts, strict=True)], total.get())  # type: ignore[no-untyped-call]
+        yield metric
 
 
 class _Lean:

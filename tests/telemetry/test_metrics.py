@@ -9,14 +9,14 @@ from random import Random
 
 import msgspec
 import pytest
-from prometheus_client import Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.core.pairing import Irregular
 from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition
 from proxy.errors import Fault
-from proxy.telemetry.metrics import OBSERVED, STATUSES, SUMS, TENANTS, Metrics, prepare_multiprocess
+from proxy.telemetry.metrics import OBSERVED, STATUSES, SUMS, TENANTS, WAITED, Metrics, prepare_multiprocess
 from proxy.telemetry.outcome import Basis, Kind, Outcome, StoreError, StoreMiss, StoreOperation, ToolUse
 from tests.doubling import cpu
 
@@ -275,6 +275,23 @@ def test_outcomes_in_batches_are_counted_as_one_by_one(metrics: Metrics, most: i
         together.record(outcomes[:size])
         del outcomes[:size]
     assert together.render() == metrics.render()
+
+
+def test_histogram_shows_what_that_of_prometheus_client_shows(metrics: Metrics) -> None:
+    registry, random = CollectorRegistry(), Random(1)
+    text = "From request to the reply's last byte."
+    theirs = Histogram("offload_request_seconds", text, ["kind"], buckets=WAITED, registry=registry)
+    for seconds in (*WAITED, *(random.randrange(2**19) / 2**10 for _ in range(100))):
+        kind = random.choice((Kind.RELAY, Kind.OFFLOADED))
+        metrics.record([replaced(kind=kind, seconds=seconds)])
+        theirs.labels(kind).observe(seconds)
+
+    def lines(page: bytes) -> list[str]:
+        return [
+            line for line in page.decode().splitlines() if "offload_request_seconds" in line and "_created" not in line
+        ]
+
+    assert lines(metrics.render()[1]) == lines(generate_latest(registry))
 
 
 def test_recording_an_outcome_costs_at_most_200_counter_increases(metrics: Metrics) -> None:
