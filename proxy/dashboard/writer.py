@@ -279,7 +279,7 @@ class Writer:
             self._some.wait()
         self._asleep = False
         begun = time.monotonic()
-        while not self._due and self._waiting() < BATCH and self._came - self._left < HELD // 4:
+        while not self._hurried() and self._waiting() < BATCH and self._came - self._left < HELD // 4:
             left = begun + (SOON if self._watched() else LATEST) - time.monotonic()
             if left <= 0:
                 break
@@ -287,6 +287,9 @@ class Writer:
             self._some.clear()
             self._describe()
         self._close()
+
+    def _hurried(self) -> bool:
+        return self._due or self._ended.is_set()
 
     def _close(self) -> None:
         """Close the open batch, so that it is written."""

@@ -317,22 +317,28 @@ def test_rows_that_come_during_the_last_write_are_written(tmp_path: Path, monkey
     assert writer.state.written == 2
 
 
+@pytest.mark.parametrize("after", ["before the end", "after it"])
 def test_a_row_that_comes_right_after_the_last_write_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(writer_module, "LATEST", 600.0)
     writer = Writer(tmp_path / "rows.db", SIZE)
     none = MagicMock(wraps=writer._none)
 
     def closing_meanwhile() -> None:
         if not writer._ended.is_set():
+            if after == "after it":  # has hurried the thread, which has written what it found
+                writer._ended.set()
             writer.record(outcome(1))
-            writer._ended.set()
-            writer._write_soon()
+            if after == "before the end":
+                writer._ended.set()
+                writer._write_soon()
 
     none.set.side_effect = closing_meanwhile
     monkeypatch.setattr(writer, "_none", none)
     writer.record(outcome(0))
     writer.start()
+    writer._write_soon()
     until(lambda: not writer._thread.is_alive())
     assert writer.state.written == 2
 
