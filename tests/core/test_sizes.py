@@ -32,14 +32,17 @@ HISTORIES = {
 }
 
 
-def taken(root: Any, seen: set[int]) -> int:
-    """The bytes of all objects that are reachable from `root` and not `seen`, as the allocator rounds them."""
+def taken(root: Any, seen: dict[int, Any]) -> int:
+    """The bytes of all objects that are reachable from `root` and not `seen`, as the allocator rounds them.
+
+    `seen` holds the objects by their ids, as the id of one that is gone is soon that of another.
+    """
     found, left = 0, [root]
     while left:
         one = left.pop()
         if id(one) in seen or isinstance(one, SHARED) or (isinstance(one, int) and -6 < one < 257):
             continue
-        seen.add(id(one))
+        seen[id(one)] = one
         found += (sys.getsizeof(one) + 15) // 16 * 16
         if isinstance(one, msgspec.Struct):  # some do not tell the collector what they refer to
             left += [getattr(one, name) for name in one.__struct_fields__]
@@ -48,9 +51,9 @@ def taken(root: Any, seen: set[int]) -> int:
     return found
 
 
-async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, set[int]]:
+async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, dict[int, Any]]:
     """A history, and the objects that it shares with others."""
-    terms, shared = Terms("gpt-4.1", Offload(), Room(), 100), set[int]()
+    terms, shared = Terms("gpt-4.1", Offload(), Room(), 100), dict[int, Any]()
     for known in (terms, await MessageCache(Tokens()).past(dialect, [], terms)):
         taken(known, shared)
     return await MessageCache(Tokens()).past(
