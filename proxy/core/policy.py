@@ -92,7 +92,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="a key of visible ASCII characters; left out: the client's own goes through"),
     ] = None
     connect_timeout: Annotated[Seconds, Meta(description="seconds to connect")] = 5
-    idle_timeout: Annotated[Seconds, Meta(description="seconds without a byte of the reply")] = 300
+    idle_timeout: Annotated[Seconds, Meta(description="seconds without a byte of the reply or of an upload")] = 300
     context_window: Annotated[
         Annotated[int, Meta(gt=0)] | None, Meta(description="tokens that the model takes; null: unknown")
     ] = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -19,6 +18,7 @@ from proxy.errors import (
     UpstreamSilent,
     UpstreamUnreachable,
 )
+from proxy.upstream.connections import Exhausted
 from proxy.upstream.content_encoding import ContentDecoder
 from proxy.upstream.egress import Routes, certificates
 from proxy.upstream.headers import Headers
@@ -27,11 +27,6 @@ from proxy.upstream.traffic import Traffic
 
 if TYPE_CHECKING:
     from proxy.settings import Settings
-
-_STALE_WITHIN = 2.0
-"""If a pooled connection breaks within this many seconds, its request is sent again. A server may close an idle
-connection while a request is on its way, and we learn of that within a round trip. If the connection breaks later, the
-server may have worked on the request."""
 
 _REPLAY_LIMIT = 1024 * 1024
 """Bytes of a streamed request body that are kept in case it has to be sent again."""
@@ -83,6 +78,11 @@ class UpstreamReply(AsyncIterator[bytes]):
         self._url = url
         self.closed: Callable[[], None] | None = None
         """Called once, when the reply is closed."""
+
+    @property
+    def timed_out_idle(self) -> bool:
+        """See `UpstreamResponse.timed_out_idle`."""
+        return self._answer.timed_out_idle
 
     @property
     def ended(self) -> bool:
@@ -169,27 +169,35 @@ class UpstreamClient:
         return reply
 
     async def _send(self, request: UpstreamRequest, origin: str) -> UpstreamReply:
-        body = None if isinstance(request.content, bytes) else _StreamedBody(request, request.content)
-        started = time.monotonic()
-        try:
-            return await self._attempt(request, origin, body)
-        except Stale as stale:
-            spent = body is not None and body.spent
-            if spent or time.monotonic() - started > _STALE_WITHIN:
-                raise _translated(stale, request.url) from stale
-        try:
-            return await self._attempt(request, origin, body)
-        except Stale as stale:
-            raise _translated(stale, request.url) from stale
+        """Send a request, and send it once more, on a new connection, if a pooled one turns out to be closed.
 
-    async def _attempt(self, request: UpstreamRequest, origin: str, body: _StreamedBody | None) -> UpstreamReply:
+        HTTP lets a proxy repeat a POST only if it can tell that the first one was not applied (RFC 9110, 9.2.2). A
+        server that closes an idle connection does not say so, but nearly always it is that, and browsers and curl
+        repeat any method then. To a client that knows nothing of our connections, the error would make no sense; and
+        the SDKs would repeat the request after a 502, whatever had happened to it.
+        """
+        body = None if isinstance(request.content, bytes) else _StreamedBody(request, request.content)
+        try:
+            reply = await self._attempt(request, origin, body)
+            if not reply.timed_out_idle or (body is not None and body.spent):
+                return reply
+            await reply.aclose()
+        except Stale as stale:
+            if body is not None and body.spent:
+                raise _translated(stale, request.url) from stale
+        return await self._attempt(request, origin, body, fresh=True)
+
+    async def _attempt(
+        self, request: UpstreamRequest, origin: str, body: _StreamedBody | None, *, fresh: bool = False
+    ) -> UpstreamReply:
         """Send once. Raises Stale, untranslated, if a pooled connection turns out to be closed."""
         try:
             if body is None:
-                answer = await self._exchange(request, origin, request.content, request.first_byte_timeout)
+                first_byte = request.first_byte_timeout
+                answer = await self._exchange(request, origin, request.content, first_byte, fresh=fresh)
             else:
                 async with asyncio.timeout(None) as deadline:
-                    answer = await self._exchange(request, origin, body.attempt(deadline), None)
+                    answer = await self._exchange(request, origin, body.attempt(deadline), None, fresh=fresh)
                     body.settle()
         except Stale:
             raise
@@ -211,14 +219,14 @@ class UpstreamClient:
         return reply
 
     async def _exchange(
-        self, request: UpstreamRequest, origin: str, content: Content, first_byte_timeout: float | None
+        self, request: UpstreamRequest, origin: str, content: Content, first_byte: float | None, *, fresh: bool
     ) -> UpstreamResponse:
         target = request.url.removeprefix(origin)
         if not target.startswith("/"):
             target = "/" + target  # a query may directly follow the authority (RFC 3986, 3)
         route = self._routes.to(origin)
         method, headers, connect_timeout = request.method, request.headers, request.connect_timeout
-        return await self._pool.ask(route, method, target, headers, content, connect_timeout, first_byte_timeout)
+        return await self._pool.ask(route, method, target, headers, content, connect_timeout, first_byte, fresh=fresh)
 
 
 class _StreamedBody:
@@ -299,6 +307,8 @@ def _translated(error: aiohttp.ClientError, url: str) -> UpstreamFault:
         return UpstreamUnreachable(message, detail=f"{_origin(url)}: the outgoing proxy answered {error.status}")
     said = str(error).partition("\n")[0].partition(": b'")[0]  # without the quotation
     detail = f"{_origin(url)}: {type(error).__name__}: {said}"
+    if isinstance(error, Exhausted):
+        return UpstreamUnreachable(f"Upstream cannot be reached: {error} (--max-connections)", detail=detail)
     if isinstance(error, _UNREACHABLE):
         return UpstreamUnreachable("Upstream cannot be reached", detail=detail)
     if isinstance(error, aiohttp.ClientPayloadError):

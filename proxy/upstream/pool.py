@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Self
-from weakref import WeakSet
 
 import aiohttp
 from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import StreamReader
 
+from proxy.upstream.connections import Connector, Exhausted, KeptConnection
 from proxy.upstream.headers import Headers, head
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ _INTERIM = 1_000
 _KEPT_ALIVE = 15.0
 """Seconds that an idle connection stays in the pool."""
 
+_STALE_WITHIN = 2.0
+"""If a pooled connection breaks within this many seconds of the first byte that we sent, its request may be sent again:
+the server most likely closed an idle connection while the request was on its way, and we learn of that within a round
+trip. If the connection breaks later, the server may have worked on the request."""
+
+_TURNS = 2
+"""Turns of the event loop after which it has read what had arrived before."""
+
 CLOSING = 0.25
 """Seconds at the end for connections to close. One whose upstream reads nothing stays open until all is sent."""
 
@@ -54,7 +62,8 @@ Content = bytes | AsyncIterator[bytes]
 
 
 class Stale(aiohttp.ClientError):
-    """A pooled connection broke before any byte of the reply arrived, as far as can be known."""
+    """A pooled connection broke soon after it was used again, before any byte of the reply arrived, as far as can be
+    known."""
 
 
 class _Body(StreamReader):
@@ -85,6 +94,10 @@ class _Body(StreamReader):
 
 class UpstreamResponse:
     """A reply whose head has arrived. Close it even if you read it to the end."""
+
+    timed_out_idle = False
+    """Whether this is most likely no reply to the request, but a pooled connection's end: some servers send 408 and
+    close when they have heard nothing for a while. It says that they got no request (RFC 9110, 15.5.9)."""
 
     def __init__(
         self,
@@ -177,11 +190,10 @@ class ConnectionPool:
         self._context = context
         self._limit = limit
         self._ways: dict[Route, _Way] = {}
-        self._used: WeakSet[ResponseHandler] = WeakSet()
-        self._connector: aiohttp.TCPConnector
+        self._connector: Connector
 
     async def __aenter__(self) -> Self:
-        self._connector = aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=_KEPT_ALIVE, ssl=self._context)
+        self._connector = Connector(limit=self._limit, keepalive=_KEPT_ALIVE, ssl=self._context)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -198,23 +210,27 @@ class ConnectionPool:
         content: Content,
         connect_timeout: float,
         first_byte_timeout: float | None,
+        *,
+        fresh: bool = False,
     ) -> UpstreamResponse:
         """Send a request and return the reply as soon as its head arrives. Target and headers are sent byte for byte.
 
-        Raises Stale, ValueError for characters that are forbidden in a head, and TimeoutError. The first byte's timeout
-        counts from the connection; None waits forever.
+        Raises Stale, but not on a fresh connection, Exhausted, ValueError for characters that are forbidden in a head,
+        and TimeoutError. The first byte's timeout counts from the connection; None waits forever.
         """
         way = self._way(route)
         start = _head(way, method, target, headers, content)
-        connection, protocol = await self._connected(way, connect_timeout)
-        reused = protocol in self._used
+        connection, protocol = await self._connected(way, connect_timeout, fresh=fresh)
+        reused = protocol.used
         if not reused:
-            self._used.add(protocol)
+            protocol.used = True
             if closed := protocol.closed:
                 closed.add_done_callback(_heard)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         writing = timer = None
         if first_byte_timeout is not None:
-            timer = asyncio.get_running_loop().call_later(first_byte_timeout, _no_first_byte, protocol)
+            timer = loop.call_later(first_byte_timeout, _no_first_byte, protocol)
         try:
             protocol.set_response_params(
                 skip_payload=method == "HEAD",
@@ -230,24 +246,31 @@ class ConnectionPool:
             if writing is not None:
                 writing.cancel()
             connection.close()
-            if reused and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+            gone = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+            if gone and reused and loop.time() - began <= _STALE_WITHIN:
                 raise Stale(str(error)) from error
             raise
         finally:
             if timer is not None:
                 timer.cancel()
-        return UpstreamResponse(connection, protocol, message, body, writing)
+        response = UpstreamResponse(connection, protocol, message, body, writing)
+        if message.code == 408 and reused and message.should_close:
+            response.timed_out_idle = loop.time() - began <= _STALE_WITHIN
+        return response
 
-    async def _connected(self, way: _Way, seconds: float) -> tuple[Connection, ResponseHandler]:
-        """Return a connection without unread data, because stray bytes would be taken for the reply."""
+    async def _connected(self, way: _Way, seconds: float, *, fresh: bool) -> tuple[Connection, KeptConnection]:
+        """Return a connection, new if it has to be `fresh`. Then those that idle are closed: where one is stale, those
+        that have idled for longer are, too."""
         while True:
             try:
                 connection = await self._connector.connect(way.asked, [], _timeout(seconds))
             except TimeoutError as error:
+                if self._connector.exhausted:
+                    raise Exhausted(f"all {self._connector.limit} connections were in use for {seconds:g} s") from error
                 raise aiohttp.ConnectionTimeoutError(f"no connection within {seconds:g} s") from error
             protocol = connection.protocol
-            assert protocol is not None
-            if protocol not in self._used or not protocol.should_close:
+            assert isinstance(protocol, KeptConnection)
+            if not (fresh and protocol.used):
                 return connection, protocol
             connection.close()
 
@@ -297,7 +320,7 @@ def _framing(method: str, headers: Headers, content: Content) -> list[bytes]:
     return [b"Content-Length: %d" % len(content)] if content or method not in _WITHOUT_BODY else []
 
 
-def _write(protocol: ResponseHandler, head: bytes, headers: Headers, content: Content) -> asyncio.Task[None] | None:
+def _write(protocol: KeptConnection, head: bytes, headers: Headers, content: Content) -> asyncio.Task[None] | None:
     """Send head and body. A task sends a streamed body, because the reply may arrive before the body ends."""
     transport = protocol.transport
     if transport is None or transport.is_closing():
@@ -314,11 +337,17 @@ def _write(protocol: ResponseHandler, head: bytes, headers: Headers, content: Co
     return None
 
 
-async def _pour(protocol: ResponseHandler, content: AsyncIterator[bytes], *, chunked: bool) -> None:
+async def _pour(protocol: KeptConnection, content: AsyncIterator[bytes], *, chunked: bool) -> None:
+    """Send a body as it arrives. An upstream that wants none of it replies and closes: read that first, because an
+    attempt to write would end the connection, and the reply would be lost."""
     writer = StreamWriter(protocol, asyncio.get_running_loop())
     if chunked:
         writer.enable_chunking()
     async for chunk in content:
+        for _ in range(_TURNS):
+            if not protocol.unread():
+                break
+            await asyncio.sleep(0)
         await writer.write(chunk)
     await writer.write_eof()
 

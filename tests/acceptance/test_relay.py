@@ -317,6 +317,26 @@ async def test_upstream_refuses_an_upload_before_its_end(shared: Shared) -> None
     assert (reply.status, reply.body) == (413, b"big")
 
 
+@pytest.mark.parametrize("target", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"])
+@pytest.mark.parametrize("reply", [OK, EVENTS + chunk(b"data: 1\n\n") + chunk(b"")], ids=["whole", "stream"])
+async def test_an_upstream_that_closes_idle_connections_without_a_word(
+    shared: Shared, target: str, reply: bytes
+) -> None:
+    """Each of its connections carries one request, and looks as if it could carry another."""
+
+    async def once(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(reply)
+        await peer.reader.read(1)
+
+    async with shared.relay(once) as link:
+        for _ in range(2):
+            asked = [link.ask(post(b"{}", target=target)) for _ in range(20)]
+            assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+            assert (await link.ask(post(b"{}", target=target))).status == 200
+        assert len(link.wire.requests) == 42
+
+
 def resident(pid: int) -> int:
     """Return the most memory that a process has used, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import gzip
 import shutil
+import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -15,7 +17,6 @@ from typing import Any
 
 import pytest
 
-import proxy.upstream.client
 from proxy.errors import ClientFault, UpstreamBroken, UpstreamSilent, UpstreamUnreachable
 from proxy.settings import Settings
 from proxy.upstream import pool as pool_module
@@ -421,6 +422,18 @@ async def test_connecting_takes_too_long(pool: UpstreamClient) -> None:
             await pool.send(request(wire.url.replace("http", "https"), connect_timeout=0.1))
 
 
+async def test_all_connections_are_in_use() -> None:
+    """The wait is bounded, and the error says which limit it was."""
+    async with upstream(hang) as wire, UpstreamClient(Settings(max_connections=1)) as pool:
+        async with sent(pool, wire.url) as reply:
+            await anext(reply)
+            with pytest.raises(UpstreamUnreachable, match=r"all 1 connections .* \(--max-connections\)"):
+                await pool.send(request(wire.url, connect_timeout=0.1))
+            waiting = asyncio.create_task(pool.send(request(wire.url)))
+            await asyncio.sleep(0)
+        await (await waiting).aclose()
+
+
 async def test_no_first_byte(pool: UpstreamClient) -> None:
     async def mute(peer: Peer) -> None:
         await peer.request()
@@ -637,6 +650,140 @@ async def test_a_stale_connection_is_not_the_clients_trouble(pool: UpstreamClien
     assert wire.connections == 4
 
 
+async def test_the_second_try_takes_a_new_connection(pool: UpstreamClient) -> None:
+    """Those that idle beside a stale one are most likely stale, too."""
+    async with upstream(breaks_on_second()) as wire:
+        assert await asyncio.gather(*(body(pool, wire.url, content=b"x") for _ in range(20))) == [b"ok"] * 20
+        assert await body(pool, wire.url, content=b"x") == b"ok"
+    assert (len(wire.requests), wire.connections) == (21, 21)
+
+
+class Manual:
+    """An upstream without tasks: what it does has reached the kernel, but not the client's event loop, which it
+    shares."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.connections: list[socket.socket] = []
+
+    async def accept(self) -> socket.socket:
+        connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+        self.connections.append(connection)
+        return connection
+
+    async def answer(self, connection: socket.socket, reply: bytes = OK) -> None:
+        assert b"POST" in await asyncio.get_running_loop().sock_recv(connection, 65536)
+        connection.sendall(reply)
+
+    def close(self) -> None:
+        for held in (self._listener, *self.connections):
+            held.close()
+
+
+@pytest.fixture
+def manual() -> Iterator[Manual]:
+    made = Manual()
+    yield made
+    made.close()
+
+
+async def opened(pool: UpstreamClient, manual: Manual, number: int = 1) -> list[socket.socket]:
+    """Open connections that then idle, the one that was used last at the end."""
+    asked = [asyncio.create_task(body(pool, manual.url)) for _ in range(number)]
+    connections = [await manual.accept() for _ in asked]
+    for connection in connections:
+        await manual.answer(connection)
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        asked = [task for task in asked if not task.done()]
+    return connections
+
+
+@pytest.mark.parametrize("end", ["close", "reset", "words"])
+async def test_an_end_that_nobody_has_read_yet(pool: UpstreamClient, manual: Manual, end: str) -> None:
+    """Nothing is sent on such a connection, so that even what cannot be sent again is served."""
+    [old] = await opened(pool, manual)
+    if end == "words":
+        old.sendall(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+    else:
+        if end == "reset":
+            old.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        old.close()
+    asked = asyncio.create_task(body(pool, manual.url, content=stream(bytes(2 << 20), b"end")))
+    new = await asyncio.wait_for(manual.accept(), 5)
+    while b"end" not in await asyncio.get_running_loop().sock_recv(new, 1 << 20):
+        pass
+    new.sendall(OK)
+    assert await asked == b"ok"
+
+
+async def test_the_connection_that_was_used_last_is_used_next(pool: UpstreamClient, manual: Manual) -> None:
+    connections = await opened(pool, manual, 3)
+    for _ in range(2):
+        asked = asyncio.create_task(body(pool, manual.url))
+        await manual.answer(connections[-1])
+        assert await asked == b"ok"
+
+
+async def test_the_beginning_of_an_unasked_reply(pool: UpstreamClient, manual: Manual) -> None:
+    """Its end may come when a request has been sent, and must not be taken for the reply."""
+    [old] = await opened(pool, manual)
+    old.sendall(b"HTTP/1.1 200 OK\r\nContent-Le")
+    await asyncio.sleep(0.05)
+    asked = asyncio.create_task(body(pool, manual.url))
+    new = await asyncio.wait_for(manual.accept(), 5)
+    with suppress(OSError):
+        old.sendall(b"ngth: 5\r\n\r\nwrong")
+    await manual.answer(new)
+    assert await asked == b"ok"
+
+
+TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n"
+
+
+@pytest.mark.parametrize("content", [b"x", b"xy"], ids=["whole", "streamed"])
+async def test_a_timeout_that_crosses_the_request_is_not_its_reply(
+    pool: UpstreamClient, manual: Manual, content: bytes
+) -> None:
+    [old] = await opened(pool, manual)
+    sending = stream(b"x", b"y") if content == b"xy" else content
+    asked = asyncio.create_task(body(pool, manual.url, content=sending))
+    await manual.answer(old, TIMED_OUT + b"Connection: close\r\n\r\n")
+    await manual.answer(await asyncio.wait_for(manual.accept(), 5))
+    assert await asked == b"ok"
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+async def test_a_refusal_that_ends_an_upload_is_its_reply(pool: UpstreamClient, manual: Manual, end: str) -> None:
+    """It has arrived, but is not read yet when the next piece is to be sent, which upstream no longer takes."""
+
+    async def upload() -> AsyncIterator[bytes]:
+        yield b"first"
+        connection = await manual.accept()
+        await manual.answer(connection, b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nbig")
+        if end == "reset":
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        for _ in range(100):
+            yield b"more"
+
+    async with sent(pool, manual.url, content=upload()) as reply:
+        assert reply.status == 413
+        assert [piece async for piece in reply] == [b"big"]
+
+
+async def test_other_timeouts_are_the_clients_business(pool: UpstreamClient) -> None:
+    """On a new connection, or where upstream goes on, 408 says something about the request."""
+    for end in (b"Connection: close\r\n\r\n", b"\r\n"):
+        async with upstream(replying(TIMED_OUT + end)) as wire:
+            for _ in range(2):
+                async with sent(pool, wire.url, content=b"x") as reply:
+                    assert reply.status == 408
+                    assert [piece async for piece in reply] == []
+            assert len(wire.requests) == 2
+
+
 async def test_a_streamed_body_is_taken_up_again(pool: UpstreamClient) -> None:
     async def slow() -> AsyncIterator[bytes]:
         for piece in (b"one,", b"two,", b"three"):
@@ -650,7 +797,7 @@ async def test_a_streamed_body_is_taken_up_again(pool: UpstreamClient) -> None:
 
 
 async def test_what_upstream_may_have_worked_on_is_not_sent_again(pool: UpstreamClient, monkeypatch: Any) -> None:
-    monkeypatch.setattr(proxy.upstream.client, "_STALE_WITHIN", 0.1)
+    monkeypatch.setattr(pool_module, "_STALE_WITHIN", 0.1)
     async with upstream(breaks_on_second(late=0.3)) as wire:
         await body(pool, wire.url)
         with pytest.raises(UpstreamBroken):
