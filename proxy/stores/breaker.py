@@ -32,6 +32,10 @@ class Breaker:
         self._probing = False
         self._next_probe = 0.0
 
+    def another(self) -> Breaker:
+        """Return a closed breaker with the same limit, pause and clock."""
+        return Breaker(limit=self._limit, pause_seconds=self._pause, clock=self._clock)
+
     @property
     def state(self) -> State:
         """The current state."""
@@ -39,11 +43,16 @@ class Breaker:
             return "closed"
         return "half-open" if self._probing and self._clock() < self._next_probe else "open"
 
+    @property
+    def ready(self) -> bool:
+        """Whether `admit` would return true."""
+        return self._closed or self._clock() >= self._next_probe
+
     def admit(self) -> bool:
         """Return whether a call may be made now. True while the breaker is open makes it this pause's only probe."""
         if self._closed:
             return True
-        if self._clock() < self._next_probe:
+        if not self.ready:
             return False
         self._probing = True
         self._next_probe = self._clock() + self._pause

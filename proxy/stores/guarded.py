@@ -10,7 +10,7 @@ from contextlib import aclosing, contextmanager
 from enum import Enum
 from typing import Literal, TypeVar
 
-from proxy.errors import StoreFault
+from proxy.errors import NamespaceFault, StoreFault
 from proxy.stores.base import Entry, Retention, Store, lifetime
 from proxy.stores.breaker import Breaker
 from proxy.stores.memory import Absent, Memory, Missing
@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 CLOSING = 1.75
 """Seconds that the store gets to close when the process ends."""
+
+WRITES = (StoreOperation.PUT, StoreOperation.DELETE)
 
 PROBE = "health/probe/none"
 """A key that no record ever has, for checking whether the engine answers."""
@@ -44,6 +46,8 @@ class Guarded:
     wait for the store in total. A repeated put would renew a record's age, but is skipped within `refresh_seconds` of
     the last one, or within less if the namespace's `retention` is short. `count_damaged(kind)` is called for every
     damaged record.
+
+    Writes have one more breaker, because a store that is full or read-only can still be read.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Guarded:
         self.store = store
         self.memory = Memory(cache_bytes, refresh_seconds, clock)
         self.breaker = breaker or Breaker(clock=clock)
+        self.writing = self.breaker.another()
         self.retention = retention
         self._warn = warn
         self._count_damaged = count_damaged
@@ -70,8 +75,9 @@ class Guarded:
 
     @property
     def state(self) -> str:
-        """The breaker's state: closed (the engine works), open or half-open."""
-        return self.breaker.state
+        """The breakers' worse state: closed (the engine works), open or half-open."""
+        state = self.breaker.state
+        return self.writing.state if state == "closed" else state
 
     def visit(self, budget_seconds: float | None = None) -> Visit:
         """Return a visit for one request or background task, with its own time budget."""
@@ -90,9 +96,25 @@ class Guarded:
         self.breaker.succeeded()
         return None
 
+    def admit(self, operation: StoreOperation) -> bool:
+        """Return whether the operation may be sent to the engine now."""
+        asked = (self.breaker, self.writing) if operation in WRITES else (self.breaker,)
+        # Each is asked only if the other agrees, or a probe would be lost.
+        return all(breaker.ready for breaker in asked) and all(breaker.admit() for breaker in asked)
+
+    def succeeded(self, operation: StoreOperation) -> None:
+        """Note that the engine did the operation."""
+        self.breaker.succeeded()
+        if operation in WRITES:
+            self.writing.succeeded()
+
     def failed(self, operation: str, reason: str) -> str:
         """Record a fault of the engine, and return `reason`."""
-        self.breaker.failed()
+        (self.writing if operation in WRITES else self.breaker).failed()
+        return self.told(operation, reason)
+
+    def told(self, operation: str, reason: str) -> str:
+        """Log a fault, and return `reason`."""
         self._warn(f"store {operation}", f"store: {operation}: {reason}")
         return reason
 
@@ -122,7 +144,6 @@ class Visit:
         self._guarded = guarded
         self._store = guarded.store
         self._memory = guarded.memory
-        self._breaker = guarded.breaker
         self._allowance = allowance
         self._answered = False
         self._errors: dict[StoreError, int] = {}
@@ -232,7 +253,7 @@ class Visit:
         """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this."""
         if self._allowance.left <= 0:
             return self._missed(operation, StoreMiss.BUDGET)
-        if not self._breaker.admit():
+        if not self._guarded.admit(operation):
             return self._missed(operation, StoreMiss.OPEN)
         try:
             with self._allowance.spending():
@@ -240,6 +261,9 @@ class Visit:
                     answer = await ask()
         except TimeoutError:
             return self._late(operation)
+        except NamespaceFault as fault:  # which must not keep the others from the engine
+            self._guarded.told(operation, fault.message)
+            return self._missed(operation, StoreMiss.FAILED)
         except StoreFault as fault:
             self._guarded.failed(operation, fault.message)
             return self._missed(operation, StoreMiss.FAILED)
@@ -248,7 +272,7 @@ class Visit:
             self._guarded.failed(operation, "a bug, see the log")
             return self._missed(operation, StoreMiss.FAILED)
         self._answered = True
-        self._breaker.succeeded()
+        self._guarded.succeeded(operation)
         return answer
 
     def _late(self, operation: StoreOperation) -> Literal[Missing.FAILED]:

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import mkstemp
@@ -27,7 +28,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from proxy import regular_files
-from proxy.errors import StoreFault
+from proxy.errors import NamespaceFault, StoreFault
 from proxy.regular_files import NotRegular
 from proxy.stores.base import Damaged, Entry
 from proxy.stores.keys import checked, checked_prefix, is_part
@@ -41,6 +42,9 @@ less than `guarded.CLOSING`, so that the log names what hangs."""
 
 LEFTOVER_SECONDS = 3600.0
 """A temporary file older than this belongs to a process that died, because no put takes that long."""
+
+OF_ONE = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+"""Errors that say something about the folders of one namespace, if the store's own folder can be used."""
 
 ATTEMPTS = 10
 """Attempts to publish a record while deletes keep removing its folders."""
@@ -113,6 +117,10 @@ class Folder:
         with suppress(OSError):
             path.parent.rmdir()
             path.parent.parent.rmdir()
+
+    def can_be_used(self) -> bool:
+        """Whether records can be read and written, as far as this depends on the store's own folders."""
+        return all(os.access(folder, os.R_OK | os.W_OK | os.X_OK) for folder in (self._root, self._temporary / "."))
 
     def _prepare(self) -> None:
         """Make the folder at its first use, and again if it has vanished.
@@ -267,7 +275,11 @@ class LocalStore:
             raise StoreFault(f"the store's folder hangs: {', '.join(hanging)}")
 
     async def _run(self, what: str, work: Callable[[], T]) -> T:
+        return await self._workers.run(what, partial(self._told, work))
+
+    def _told(self, work: Callable[[], T]) -> T:
         try:
-            return await self._workers.run(what, work)
+            return work()
         except OSError as error:
-            raise StoreFault(f"the store's folder failed: {error.strerror or type(error).__name__}") from error
+            kind = NamespaceFault if error.errno in OF_ONE and self._folder.can_be_used() else StoreFault
+            raise kind(f"the store's folder failed: {error.strerror or type(error).__name__}") from error

@@ -49,6 +49,12 @@ CLOCK = ".clock"
 AGES = 2
 """Slashes in a prefix, below which a listing is of whole namespaces, and so about the records' ages."""
 
+UNDECIDED = frozenset(("ConditionalRequestConflict", "OperationAborted"))
+"""S3's codes for a put that met another operation and is to be sent again. obstore takes them for "exists already"."""
+
+NO_STORE = frozenset(("NoSuchBucket", "ContainerNotFound"))
+"""The codes of a missing bucket, which says nothing about its records. obstore takes it for a missing object."""
+
 CLIENT: ClientConfig = {
     "allow_http": True,  # endpoints use https unless the operator configured another
     "connect_timeout": timedelta(seconds=2),
@@ -119,19 +125,25 @@ class ObjectStore:
         found = await obstore.head_async(self._engine, CLOCK)
         return found["last_modified"].timestamp()
 
-    async def _put(self, key: str, value: bytes) -> bool:
+    async def _put(self, key: str, value: bytes, *, again: bool = True) -> bool:
         try:
             await obstore.put_async(self._engine, key, value, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return False
+        except AlreadyExistsError as error:
+            if UNDECIDED.isdisjoint(_codes(error)):
+                return False
+            if not again:
+                raise
+            return await self._put(key, value, again=False)
         return True
 
     async def _get(self, key: str) -> bytes | None:
         try:
             found = await obstore.get_async(self._engine, key)
             return bytes(await found.bytes_async())
-        except FileNotFoundError:
-            return None
+        except FileNotFoundError as error:
+            if NO_STORE.isdisjoint(_codes(error)):
+                return None
+            raise
 
     async def _delete(self, key: str) -> None:
         try:
@@ -142,8 +154,13 @@ class ObjectStore:
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(self._in_turn(work))
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # or asyncio logs it as a bug, if the caller has gone
 
     async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
         async with self._slots:
@@ -164,7 +181,7 @@ async def _next(pages: Any) -> Sequence[Any]:
 def _faults() -> Iterator[None]:
     try:
         yield
-    except (BaseError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  (obstore raises others for a reply that it cannot read)
         # Not `from error`: a traceback would show its text, which can contain signed addresses and the data we sent.
         raise StoreFault(f"the object store failed: {_reason(error)}") from None
 
@@ -175,10 +192,14 @@ _TELLING = re.compile(
 """The parts of an error's text that come from the server or the network and never contain our data."""
 
 
+def _codes(error: Exception) -> list[str]:
+    """Return the safe parts of an error's text, such as `403 Forbidden` and `SignatureDoesNotMatch`."""
+    return [next(filter(None, match)).strip() for match in _TELLING.findall(str(error))]
+
+
 def _reason(error: Exception) -> str:
-    """Return the error's class and the safe parts of its text, such as `403 Forbidden, SignatureDoesNotMatch`."""
-    told = (next(filter(None, match)).strip() for match in _TELLING.findall(str(error)))
-    return ", ".join(dict.fromkeys((type(error).__name__, *told)))
+    """Return the error's class and the safe parts of its text."""
+    return ", ".join(dict.fromkeys((type(error).__name__, *_codes(error))))
 
 
 def _misconfigured(error: Exception) -> str:

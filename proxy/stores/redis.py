@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
+from msgspec import convert
 from redis.asyncio import Redis
 from redis.asyncio.connection import ConnectionPool, parse_url
 from redis.asyncio.retry import Retry
@@ -100,8 +101,8 @@ class RedisStore:
         names = [self._name(key) for key in keys]
         async with self._slots:
             with _faults():
-                values: Sequence[bytes | None] = await self._client.mget(names)
-        return values
+                values = convert(await self._client.mget(names), list[bytes | None])
+                return [value for _, value in zip(names, values, strict=True)]
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
         """Yield every record whose key begins with `prefix`, using SCAN, which does not block other clients."""
@@ -110,15 +111,17 @@ class RedisStore:
         cursor = None
         while cursor != 0:
             with _faults():
-                cursor, names = await self._client.scan(cursor or 0, match=pattern, count=BATCH)
+                page = await self._client.scan(cursor or 0, match=pattern, count=BATCH)
+                cursor, names = convert(page, tuple[int, list[bytes]])
             for entry in await self._entries(set(names) - seen):
                 yield entry
             seen.update(names)
 
     async def delete(self, key: str) -> None:
         """Delete the record."""
+        name = self._name(key)
         with _faults():
-            await self._client.unlink(self._name(key))
+            await self._client.unlink(name)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -144,7 +147,9 @@ class RedisStore:
             for name in wrong:
                 self._damaged(self._key(name))
             rows = [row for row in zip(names, answers[::2], answers[1::2], strict=True) if row[0] not in wrong]
-            return [self._entry(name, *_answered(row)) for name, *row in rows if row[1] != GONE]
+            return [
+                self._entry(name, *convert(_answered(row), tuple[int, int])) for name, *row in rows if row[1] != GONE
+            ]
 
     def _entry(self, name: bytes, size: int, left: int) -> Entry:
         """Return the entry of a record with `left` milliseconds to live.
@@ -175,7 +180,9 @@ def _milliseconds(seconds: float | None) -> int | None:
 def _faults() -> Iterator[None]:
     try:
         yield
-    except (RedisError, OSError, RuntimeError) as error:  # uvloop's, if redis-py writes to a connection that was cut
+    except StoreFault:
+        raise
+    except Exception as error:  # noqa: BLE001  (redis-py's parser can raise any class for a damaged reply)
         # Without the error's text, which can contain the data we sent. `from error` would show it in a traceback.
         raise StoreFault(f"Redis failed: {_reason(error)}") from None
 

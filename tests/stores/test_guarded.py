@@ -271,6 +271,54 @@ async def test_the_breaker_leaves_a_failing_store_alone(guarded: Guarded, store:
     assert guarded.state == "closed"
 
 
+async def test_a_full_store_is_still_read(guarded: Guarded, store: Scripted, clock: Clock) -> None:
+    store.records[OTHER] = b"kept"
+    store.trouble = "full"
+    for _ in range(3):
+        assert await guarded.visit().put(KEY, b"1") is Put.FAILED
+    assert guarded.state == "open"
+    store.trouble = None
+    assert await guarded.visit().get(OTHER) == b"kept"
+    assert guarded.state == "open", "reading says nothing about writing"
+    visit = guarded.visit()
+    assert await visit.put(KEY, b"1") is Put.FAILED
+    assert visit.errors == {"put:open": 1}
+    clock.now += 5
+    assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
+    assert guarded.state == "closed"
+
+
+async def test_a_write_that_reading_holds_up_is_no_probe(guarded: Guarded, store: Scripted, clock: Clock) -> None:
+    store.trouble = "away"
+    for _ in range(3):
+        await guarded.visit().put(KEY, b"1")
+    clock.now += 3
+    for _ in range(3):
+        await guarded.visit().get(KEY)
+    store.trouble = None
+    clock.now += 3
+    assert await guarded.visit().put(KEY, b"1") is Put.FAILED, "reading has failed less than a pause ago"
+    clock.now += 2
+    assert await guarded.visit().put(KEY, b"1") is Put.WRITTEN
+    assert guarded.state == "closed"
+
+
+async def test_a_namespace_whose_folder_fails_keeps_out_no_other(tmp_path: Path) -> None:
+    guarded = Guarded(open_store(str(tmp_path)), warn=lambda *what: None, breaker=Breaker(limit=1))
+    assert await guarded.visit().put("good-1/rounds/k", b"1") is Put.WRITTEN
+    (tmp_path / "bad-1").write_text("no folder")
+    visit = guarded.visit()
+    assert await visit.put("bad-1/rounds/k", b"1") is Put.FAILED
+    assert await visit.get("bad-1/rounds/k") is Missing.FAILED
+    assert visit.errors == {"put:failed": 1, "get:failed": 1}
+    assert guarded.state == "closed"
+    (tmp_path / ".tmp").rmdir()
+    (tmp_path / ".tmp").write_text("no folder")
+    assert await guarded.visit().put("good-1/rounds/l", b"1") is Put.FAILED
+    assert guarded.state == "open", "this concerns all"
+    await guarded.close()
+
+
 async def test_one_probe_at_a_time(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     store.trouble = "away"
     for _ in range(3):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import re
 import time
 import traceback
 from contextlib import suppress
@@ -135,7 +137,74 @@ async def test_no_such_bucket_is_a_fault_and_not_an_absence(s3_process: Process)
     store = open_store(s3_url(s3_process.port).replace(BUCKET, "nobodys-bucket"))
     with pytest.raises(StoreFault):
         await store.put("a-1/round/k", b"1")
+    with pytest.raises(StoreFault, match="NoSuchBucket"):
+        await store.get("a-1/round/k")
     await store.close()
+
+
+async def answered(*replies: tuple[str, str]) -> tuple[asyncio.Server, Store]:
+    """Return a server that gives one reply after the other, and then the last one for ever, and a store in it."""
+    left = list(replies)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            await reader.readexactly(int(length[1]) if length else 0)
+            status, body = left.pop(0) if len(left) > 1 else left[0]
+            headers = f'ETag: "e"\r\nConnection: close\r\nContent-Length: {len(body)}'
+            writer.write(f"HTTP/1.1 {status}\r\n{headers}\r\n\r\n{body}".encode())
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    return server, open_store(s3_url(server.sockets[0].getsockname()[1]))
+
+
+def refusal(code: str) -> str:
+    return f"<Error><Code>{code}</Code></Error>"
+
+
+async def test_a_put_that_met_another_operation_is_sent_again() -> None:
+    """Taken for "exists already", the record would be lost, because nobody would put it again."""
+    conflict = ("409 Conflict", refusal("ConditionalRequestConflict"))
+    exists = ("412 Precondition Failed", refusal("PreconditionFailed"))
+    for after, created in ((("200 OK", ""), True), (exists, False), (conflict, None)):
+        server, store = await answered(conflict, after)
+        async with server:
+            if created is None:
+                with pytest.raises(StoreFault, match="ConditionalRequestConflict"):
+                    await store.put("a-1/round/k", b"1")
+            else:
+                assert await store.put("a-1/round/k", b"1") is created
+            await store.close()
+
+
+async def test_a_reply_that_cannot_be_read_is_a_fault() -> None:
+    far = "<Contents><Key>proxy/records/a-1/round/k</Key><Size>1</Size><LastModified>+262000-11-22T10:00:00Z"
+    page = f"<ListBucketResult>{far}</LastModified><ETag>e</ETag></Contents></ListBucketResult>"
+    server, store = await answered(("200 OK", page))
+    async with server:
+        with pytest.raises(StoreFault, match="object store failed"):
+            await listed(store, "a-1/round/")
+        await store.close()
+
+
+async def test_a_fault_after_its_caller_has_gone_is_no_bug() -> None:
+    class Failing(ObjectStore):
+        async def _get(self, key: str) -> bytes | None:
+            await asyncio.sleep(0.01)
+            raise OSError("no")
+
+    logged: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: logged.append(context["message"]))
+    store = Failing(MemoryStore())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.001):
+            await store.get("a-1/round/k")
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert logged == []
 
 
 async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:

@@ -210,3 +210,40 @@ async def test_the_master_is_found_through_sentinels(tmp_path: Path) -> None:
 def test_a_wrong_url_is_refused_when_it_is_opened(wrong: str, says: str) -> None:
     with pytest.raises(UserMistake, match=says):
         open_store(wrong)
+
+
+ODD = {
+    "an integer": b":1\r\n",
+    "no integer": b":abc\r\n",
+    "a string in place of a list": b"+OK\r\n",
+    "too few values": b"*1\r\n$1\r\nx\r\n",
+    "too many values": b"*4\r\n$1\r\nx\r\n$1\r\nx\r\n$1\r\nx\r\n$1\r\nx\r\n",
+    "errors among the values": b"*2\r\n-ERR x\r\n-ERR y\r\n",
+    "lists among the values": b"*2\r\n*0\r\n*0\r\n",
+    "a negative length": b"$-5\r\nx\r\n",
+    "a redirection to nowhere": b"-MOVED\r\n",
+    "an unknown type": b"\x00\r\n",
+    "a map that no dict can be": b"%1\r\n*0\r\n+x\r\n",
+    "half a value": b"$100\r\nx",
+}
+
+
+async def _odd(reply: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Speak Redis' protocol until the connection is set up, and then answer every command with `reply`."""
+    while (head := await reader.readline()).startswith(b"*"):
+        words = [(await reader.readline(), await reader.readline())[1].strip() for _ in range(int(head[1:]))]
+        greeting = {b"HELLO": b"%1\r\n+proto\r\n:3\r\n", b"CLIENT": b"+OK\r\n", b"SELECT": b"+OK\r\n"}
+        writer.write(greeting.get(words[0], reply))
+        if words[0] not in greeting:
+            break
+    writer.close()
+
+
+@pytest.mark.parametrize("reply", ODD.values(), ids=ODD)
+async def test_odd_replies_are_faults_of_the_store(reply: bytes) -> None:
+    async with await asyncio.start_server(lambda *streams: _odd(reply, *streams), "127.0.0.1", 0) as server:
+        store = open_store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0?socket_timeout=0.5")
+        for work in (store.get_many(["a-1/rounds/k", "a-1/rounds/l"]), listed(store, "a-1/")):
+            with pytest.raises(StoreFault, match="Redis failed"):
+                await work
+        await store.close()
