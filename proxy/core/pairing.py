@@ -5,7 +5,8 @@ id; calls with equal ids, or with none, get their results in order.
 
 A message is *irregular* if it has a call without a result, if it is a result without a call, or if it cannot be read.
 Clients send such messages when a tool call was aborted, for example, and many upstreams take them. Nobody knows what
-they hang on, so the plan leaves them as they are, and a cut leaves their whole step in its place.
+they hang on, so the plan leaves them as they are, and a cut leaves their whole step in its place. A step that defines
+tools for what follows also stays: without it the model could not call them any more.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ class Pairing:
         """Whether the newest step has calls without results, which may still come."""
         return bool(self._open)
 
-    def add(self, role: Role, calls: tuple[tuple[str, str], ...], answers: str, readable: bool) -> Place:
-        """Return the place of the history's next message."""
+    def add(
+        self, role: Role, calls: tuple[tuple[str, str], ...], answers: str, readable: bool, defines: bool = False
+    ) -> Place:
+        """Return the place of the history's next message. `defines`: see `Message`."""
         before = 0
         if self._open and role is not Role.TOOL:  # the step goes on without their results
             self._count(Irregular.NO_RESULT)
@@ -72,6 +75,8 @@ class Pairing:
         fits = readable and (role is not Role.TOOL or tool is not None)
         if not fits:
             self._count(Irregular.NO_CALL if readable else Irregular.UNREADABLE)
+            before += self._begin_to_stay()
+        if defines:
             before += self._begin_to_stay()
         for id, name in calls if role is Role.ASSISTANT else ():
             self._open.setdefault(id, deque()).append(name)

@@ -19,6 +19,7 @@ from proxy.core.policy import SnapshotRole
 from proxy.core.rawjson import NotJson
 from proxy.core.refusals import Complaint
 from proxy.core.request import Request
+from proxy.core.retrieval.definitions import NAMES, Names
 from proxy.core.summary import Section, SummaryAnswer
 from proxy.core.turn import Continuation, HiddenRound
 from proxy.dialects.chat import CHAT
@@ -121,8 +122,9 @@ class Dialect(Protocol):
     def reinserted(self, hidden: HiddenRound, visible: Entry) -> list[Entry]:
         """Return a hidden round together with the reply that the client saw, in their original order."""
 
-    def shrunk(self, hidden: HiddenRound, least: int) -> HiddenRound:
-        """Return the round with a line in place of each answer above `least` tokens that says how to get it again."""
+    def shrunk(self, hidden: HiddenRound, least: int, names: Names = NAMES) -> HiddenRound:
+        """Return the round with a line in place of each answer above `least` tokens that says how to get it again.
+        `names` are those of our tools."""
 
     def marked(self, request: Request, place: int, entry: Entry) -> Entry:
         """Return entry `place` as it is sent, with a cache breakpoint of ours unless the client marks it or it cannot

@@ -13,6 +13,7 @@ from proxy.core.plan import Plan, Role, SummaryBoundary
 from proxy.core.policy import SnapshotRole
 from proxy.core.preview import Shape
 from proxy.core.request import Request
+from proxy.core.retrieval.definitions import NAMES, Names
 from proxy.core.summary import Section
 from proxy.core.turn import HiddenRound
 from proxy.dialects import Dialect, Entry, cache_marks
@@ -131,10 +132,14 @@ def _with_snapshot(dialect: Dialect, entries: list[Entry], leading: int, role: S
     return added
 
 
-def shrunk(dialect: Dialect, plan: Plan, rounds: Mapping[int, HiddenRound], least: int) -> dict[int, HiddenRound]:
+def shrunk(
+    dialect: Dialect, plan: Plan, rounds: Mapping[int, HiddenRound], least: int, names: Names = NAMES
+) -> dict[int, HiddenRound]:
     """Return the hidden rounds as they are sent. Before the newest event's user turn, answers above `least` tokens are
     replaced by lines."""
-    return {index: dialect.shrunk(hidden, least) if index < plan.used else hidden for index, hidden in rounds.items()}
+    return {
+        index: dialect.shrunk(hidden, least, names) if index < plan.used else hidden for index, hidden in rounds.items()
+    }
 
 
 def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_preview: bool) -> bytes:

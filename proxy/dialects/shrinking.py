@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from proxy.core.history import ToolCall
+from proxy.core.retrieval.definitions import NAMES, OTHER_NAMES, Names
 from proxy.core.turn import HiddenRound
 
 POINTER_BYTES = 4
@@ -16,11 +17,14 @@ POINTER_BYTES = 4
 def shrunk(
     hidden: HiddenRound,
     least: int,
+    names: Names = NAMES,
+    *,
     calls: Callable[[bytes], Sequence[ToolCall]],
     answered: Callable[[bytes], str],
     replaced: Callable[[bytes, str], bytes],
 ) -> HiddenRound:
-    """Return the round with a line in place of each answer above `least` tokens that says how to get it again.
+    """Return the round with a line in place of each answer above `least` tokens that says how to get it again. The tool
+    is called what it is called now (`names`): the client may have got one of its own with the name that it had.
 
     `calls` returns the calls in an entry, `answered` the id of the call that an entry answers or "", and `replaced` an
     answer with another text.
@@ -34,7 +38,7 @@ def shrunk(
         call = known.get(answered(entry)) if size > least else None
         if call is None:
             continue
-        pointer = replaced(entry, _line(call))
+        pointer = replaced(entry, _line(call, names))
         if len(pointer) < len(entry):
             entries[place], sizes[place] = pointer, len(pointer) // POINTER_BYTES
     first = len(hidden.before)
@@ -42,7 +46,6 @@ def shrunk(
     return msgspec.structs.replace(hidden, before=before, after=after, tokens=sum(sizes), sizes=tuple(sizes))
 
 
-def _line(call: ToolCall) -> str:
-    return (
-        f"(this answer was shown before and is left out now; to have it again call {call.name} with {call.arguments})"
-    )
+def _line(call: ToolCall, names: Names) -> str:
+    name = next((names[known.index(call.name)] for known in (NAMES, OTHER_NAMES) if call.name in known), call.name)
+    return f"(this answer was shown before and is left out now; to have it again call {name} with {call.arguments})"

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.core.turn import Usage
-from proxy.dialects.values import Members, object_of, whole
+from proxy.dialects.values import NULL, Members, number, object_of, whole
 
 _PROMPT = re.compile(rb'(?<!\\)"(?:prompt|input)_tokens"\s*:\s*(\d{1,11})(?![\d.eE])')
 _COMPLETION = re.compile(rb'(?<!\\)"(?:completion|output)_tokens"\s*:\s*(\d{1,11})(?![\d.eE])')
@@ -32,6 +32,12 @@ def reported(end: bytes) -> Reported | None:
     return Reported(prompt, max(completion, default=0), min(max(cached), prompt) if cached else None)
 
 
+DEPTH = 3
+"""How deep the objects are nested in which numbers are added up."""
+PLACES = 12
+"""Decimal places of sums of money."""
+
+
 class Reported(msgspec.Struct, frozen=True):
     """The tokens of a reply as upstream counted them. `cached` is None if it does not say how many it had cached."""
 
@@ -51,20 +57,23 @@ class UsageFields(msgspec.Struct, frozen=True):
     completion_details: str
     cached: str = ""
     """Another name for the cached tokens, beside the others."""
+    counted: tuple[str, ...] = ()
+    """What else every round adds to: numbers, or objects of numbers."""
 
 
 class UsageLedger:
     """Counts what the rounds cost, and computes the usage that the client sees.
 
     The client sees the last round's prompt tokens, from which it estimates its context, and the completion tokens of
-    all rounds.
+    all rounds, as well as whatever else was used in all of them, such as searches of upstream's own.
     """
 
     def __init__(self, fields: UsageFields) -> None:
         self._fields = fields
         self.spent = Usage()
         self._earlier = 0
-        self._details: dict[str, int] = {}
+        self._sums = (fields.completion_details, *fields.counted)
+        self._carried: Members = {}
 
     def add(self, raw: Raw | None) -> None:
         """Add the usage of a round that has ended."""
@@ -80,8 +89,7 @@ class UsageLedger:
         usage = object_of(raw)
         self._earlier += whole(usage.get(self._fields.completion))
         self.spent.hidden = self._earlier
-        for key, tokens in object_of(usage.get(self._fields.completion_details)).items():
-            self._details[key] = self._details.get(key, 0) + whole(tokens)
+        self._carried = added(self._carried, self._summed(usage))
 
     def total(self, raw: Raw) -> Raw:
         """Return the newest round's usage with the completion tokens of the earlier rounds added."""
@@ -90,11 +98,10 @@ class UsageLedger:
         total = whole(usage.get(self._fields.prompt)) + completion
         sums = {self._fields.completion: completion, self._fields.total: total}
         told = usage | {key: Raw(b"%d" % tokens) for key, tokens in sums.items() if key in usage}
-        details = object_of(usage.get(self._fields.completion_details))
-        if details:
-            summed = {key: Raw(b"%d" % (whole(details[key]) + self._details.get(key, 0))) for key in _counts(details)}
-            told[self._fields.completion_details] = Raw(rawjson.encode(details | summed))
-        return Raw(rawjson.encode(told))
+        return Raw(rawjson.encode(told | added(self._carried, self._summed(usage))))
+
+    def _summed(self, usage: Members) -> Members:
+        return {key: usage[key] for key in self._sums if key in usage}
 
     def _cached(self, usage: Members) -> int:
         """Return the input tokens read from upstream's cache."""
@@ -102,5 +109,17 @@ class UsageLedger:
         return whole(details.get("cached_tokens")) or whole(usage.get(self._fields.cached))
 
 
-def _counts(details: Members) -> list[str]:
-    return [key for key, raw in details.items() if bytes(raw).isdigit()]
+def added(earlier: Members, later: Members, depth: int = DEPTH) -> Members:
+    """Return the later members with the earlier ones added: numbers, and those within objects. Of anything else, the
+    later one is kept, unless it is null."""
+    sums = dict(later)
+    for key, raw in earlier.items():
+        other = later.get(key, NULL)
+        if rawjson.is_null(other):
+            sums[key] = raw
+        elif (one := number(raw)) is not None and (two := number(other)) is not None:
+            total = one + two
+            sums[key] = Raw(rawjson.encode(round(total, PLACES) if isinstance(total, float) else total))
+        elif depth and object_of(raw) and object_of(other):
+            sums[key] = Raw(rawjson.encode(added(object_of(raw), object_of(other), depth - 1)))
+    return sums

@@ -67,6 +67,15 @@ def place(raw: Raw | None) -> int | None:
     return int(text) if text.isdigit() and len(text) < 10 else None
 
 
+def number(raw: Raw) -> int | float | None:
+    """Return a number that is not negative, or None for anything else, or if it is so large that sums could fail."""
+    text = bytes(raw)
+    if not text[:1].isdigit() or len(text) > 32:
+        return None
+    found = int(text) if text.isdigit() else float(text)
+    return found if found < 1e18 else None
+
+
 def whole(raw: Raw | None) -> int:
     """Return a number of tokens, or 0 for anything else."""
     text = b"" if raw is None else bytes(raw)

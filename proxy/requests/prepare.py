@@ -378,7 +378,8 @@ def originals(ready: RenderedRequest) -> dict[str, Callable[[], str]]:
 
 
 def _shrunk(history: PlannedRequest, plan: Plan, rounds: Mapping[int, HiddenRound]) -> dict[int, HiddenRound]:
-    return render.shrunk(history.dialect, plan, rounds, history.policy.offload.max_tool_message_tokens)
+    least = history.policy.offload.max_tool_message_tokens
+    return render.shrunk(history.dialect, plan, rounds, least, history.names)
 
 
 def _definitions(history: PlannedRequest) -> list[bytes]:

@@ -13,7 +13,7 @@ from proxy.core.policy import Compress, Mode
 from tests import written
 
 # A history in words: u user, s system, ? a message that nobody can read, "a:x,y" an assistant with these calls,
-# "r:x" the result of x. The digits of an id do not belong to the tool's name.
+# "r:x" the result of x, "r!:x" one that defines tools. The digits of an id do not belong to the tool's name.
 
 
 def walked(history: str, pairing: Pairing | None = None) -> list[Place]:
@@ -21,14 +21,15 @@ def walked(history: str, pairing: Pairing | None = None) -> list[Place]:
     return [pairing.add(*parsed(word)) for word in history.split()]
 
 
-def parsed(word: str) -> tuple[Role, tuple[tuple[str, str], ...], str, bool]:
+def parsed(word: str) -> tuple[Role, tuple[tuple[str, str], ...], str, bool, bool]:
     kind, _, ids = word.partition(":")
+    defines = kind.endswith("!")
     readable = not kind.endswith("?")
     role = {"u": Role.USER, "s": Role.SYSTEM, "a": Role.ASSISTANT}.get(kind[:1], Role.TOOL)
     if role is Role.ASSISTANT:
         calls = tuple((one.rstrip("~"), f"tool_{one}") for one in ids.split(",")) if ":" in word else ()
-        return role, calls if readable else (), "", readable
-    return role, (), ids, readable
+        return role, calls if readable else (), "", readable, defines
+    return role, (), ids, readable, defines
 
 
 def staying(history: str) -> str:
@@ -61,6 +62,9 @@ def staying(history: str) -> str:
         ("u a? u a u", ".!!..", {"unreadable": 1}),
         ("u a u? u a u", ".!!!..", {"unreadable": 1}),
         ("u a? r:x a:x r:x", ".!!..", {"unreadable": 1, "no_call": 1}),
+        ("u a:x r!:x a:y r:y u a", ".!!....", {}),
+        ("u a:x,y r:y r!:x u a u", ".!!!!..", {}),
+        ("u a!:x r:x a u", ".!!..", {}),
     ],
 )
 def test_what_fits_into_no_pair_stays_with_its_step(history: str, stays: str, irregular: dict[str, int]) -> None:
@@ -129,6 +133,7 @@ def cut(history: str) -> str:
         ("s u a:x r:x a:w u r:w a:y r:y a:z r:z", "s u a:w u r:w | a:z r:z"),
         ("s u a:v r:v a:x r:x ? a:y r:y a:z r:z", "s u a:x r:x ? | a:z r:z"),
         ("s u a:w u a:x r:x a:y r:y a u", "s u a:w u | a u"),
+        ("s u a:x r:x a:w r!:w a:y r:y a:z r:z", "s u a:w r!:w | a:z r:z"),
     ],
 )
 def test_a_cut_leaves_irregular_steps_in_their_places(history: str, left: str) -> None:

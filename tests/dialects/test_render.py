@@ -17,6 +17,7 @@ from proxy.core.pairing import Pairing
 from proxy.core.plan import Plan, Role, Room
 from proxy.core.planner import fold
 from proxy.core.policy import Compress, Mode, Offload, SnapshotRole
+from proxy.core.retrieval.tools import OTHER_NAMES
 from proxy.core.turn import HiddenRound
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
@@ -215,6 +216,8 @@ def test_a_shrunk_round_counts_as_what_it_became() -> None:
     assert shrunk.sizes == (40, len(shrunk.before[1]) // 4) and shrunk.tokens == sum(shrunk.sizes)
     mixed = CHAT.shrunk(MIXED, 300)
     assert (mixed.instead, mixed.before) == (MIXED.instead, ()) and mixed.after == shrunk.before[1:]
+    renamed = CHAT.shrunk(MIXED, 300, OTHER_NAMES)
+    assert "call offload_read_file with" in json.loads(renamed.after[0])["content"], "the client has a read_file now"
     unknown = HiddenRound((raw("tool", "z" * 500, tool_call_id="other"),), None, (), 500)
     assert CHAT.shrunk(unknown, 300).before == unknown.before
 

@@ -26,8 +26,9 @@ USAGE = UsageFields(
     prompt_details="prompt_tokens_details",
     completion_details="completion_tokens_details",
     cached="prompt_cache_hit_tokens",
+    counted=("cost", "cost_details", "server_tool_use", "num_sources_used", "num_server_side_tools_used"),
 )
-"""`cached` is DeepSeek's name; OpenAI has it among the details."""
+"""`cached` is DeepSeek's name; OpenAI has it among the details. `counted` is OpenRouter's and xAI's."""
 
 
 class ChatClientReply:

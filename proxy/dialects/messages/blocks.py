@@ -27,6 +27,9 @@ BINARY = ("image", "document", "container_upload")
 CARRIERS = (*cache_marks.TEXT, RESULT, *BINARY)
 """The blocks of a client that can carry a cache breakpoint."""
 
+DEFINING = frozenset(("tool_reference", "tool_search_tool_result"))
+"""Blocks that make upstream show tools to the model: in a client's result, as Claude Code's, and in a reply."""
+
 OPAQUE_BYTES = 6
 """Bytes of a block for each token of it, where we cannot read it: encrypted text in base64, and a frame."""
 
@@ -235,6 +238,7 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
         pieces=moved,
         calls=(),
         answers=answers,
+        defines=any(text_of(block.get("type")) in DEFINING for block in others),
         carries=carries,
     )
 
@@ -264,6 +268,7 @@ def _reply(blocks: Sequence[Members], digest: bytes, count: Count) -> Message:
         pieces=(),
         calls=tuple((call.id, call.name) for call in calls),
         answers="",
+        defines=any(text_of(block.get("type")) in DEFINING for block in blocks),
         labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in calls),
         spaces=spaces(calls, count),
     )

@@ -30,6 +30,8 @@ class MessageStream:
         self.begun = False
         self.hides = False
         """Whether upstream sent more than the client sees."""
+        self.container: Raw = NULL
+        """Where upstream's own tools ran in an earlier round."""
         self._ledger = ledger
         self._frame: Members = {}
 
@@ -66,9 +68,13 @@ class MessageStream:
 
     def _ending(self, event: ReplyEvent) -> Members:
         changed: Members = {}
-        ended = object_of(event.delta)
+        ended, other = object_of(event.delta), Members()
         if text_of(ended.get("stop_reason")) == CALLED and not any(block.type == CALLED for block in self.blocks):
-            changed["delta"] = Raw(rawjson.encode(ended | {"stop_reason": string("end_turn")}))
+            other["stop_reason"] = string("end_turn")
+        if not rawjson.is_null(self.container) and rawjson.is_null(ended.get("container")):
+            other["container"] = self.container
+        if other:
+            changed["delta"] = Raw(rawjson.encode(ended | other))
         if not rawjson.is_null(event.usage):
             changed["usage"] = self._ledger.total(event.usage)
         return changed

@@ -20,6 +20,7 @@ USAGE = UsageFields(
     prompt_details="",
     completion_details="output_tokens_details",
     cached="cache_read_input_tokens",
+    counted=("server_tool_use",),
 )
 
 _counts = {part: re.compile(rb'(?<!\\)"%b"\s*:\s*(\d{1,11})(?![\d.eE])' % part.encode()) for part in INPUT}

@@ -136,6 +136,8 @@ class MessagesRound:
         self.failed = False
         self.over = False
         self.end: list[Part] = []
+        self.container: Raw = NULL
+        """Where upstream's own tools run."""
         self._usage: Members = {}
         self._names = ToolNames(names, theirs)
         self._later = later
@@ -185,7 +187,9 @@ class MessagesRound:
 
     def read(self, event: ReplyEvent) -> list[Part]:
         if event.type == BEGIN:
-            self._usage = merged(self._usage, object_of(event.message).get("usage", NULL))
+            message = object_of(event.message)
+            self._usage = merged(self._usage, message.get("usage", NULL))
+            self.container = message.get("container", NULL)
             return [] if self._later else [(event, None)]
         if event.type in (CLOSING, END):
             return self._ended(event)
@@ -237,7 +241,10 @@ class MessagesRound:
 
     def _ended(self, event: ReplyEvent) -> list[Part]:
         if event.type == CLOSING:
-            self._reason = text_of(object_of(event.delta).get("stop_reason")) or self._reason
+            ended = object_of(event.delta)
+            self._reason = text_of(ended.get("stop_reason")) or self._reason
+            if not rawjson.is_null(ended.get("container")):
+                self.container = ended["container"]
             self._usage = merged(self._usage, event.usage)
         self.over = self.over or event.type == END
         if self.hides:
@@ -253,6 +260,7 @@ def as_events(members: Members) -> Iterator[ReplyEvent]:
     for index, raw in enumerate(rawjson.elements(members["content"])):
         yield from _block_events(index, raw)
     ended = {key: members.get(key, NULL) for key in ("stop_reason", "stop_sequence")}
+    ended |= {key: members[key] for key in ("container",) if key in members}
     yield _made(CLOSING, delta=ended, usage=members.get("usage", EMPTY))
     yield _made(END)
 

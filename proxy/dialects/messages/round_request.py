@@ -9,7 +9,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.dialects.messages.request import assembled, client_tool
 from proxy.dialects.round_request import RoundRequest
-from proxy.dialects.values import Members, object_of, string, text_of
+from proxy.dialects.values import NULL, Members, object_of, string, text_of
 
 LIMITS = ("max_tokens",)
 SERIAL = "disable_parallel_tool_use"
@@ -20,6 +20,9 @@ class MessagesRoundRequest(RoundRequest):
 
     limits = LIMITS
     tool = staticmethod(client_tool)
+    container: Raw = NULL
+    """Where upstream's own tools ran in an earlier round. The next one goes on there: its files and processes are
+    there, and upstream refuses to continue code without it."""
 
     @property
     def wants_json(self) -> bool:
@@ -27,7 +30,12 @@ class MessagesRoundRequest(RoundRequest):
         return not all(map(rawjson.is_null, forms))
 
     def _assembled(self, entries: Sequence[bytes | Raw]) -> Members:
-        return assembled(self.members, entries)
+        made = assembled(self.members, entries)
+        id = object_of(self.container).get("id", NULL)
+        if rawjson.is_null(id):
+            return made
+        asked = object_of(self.members.get("container"))
+        return made | {"container": Raw(rawjson.encode(asked | {"id": id})) if asked else id}
 
     def _unforced(self, members: Members) -> Members:
         choice = object_of(members.get("tool_choice"))

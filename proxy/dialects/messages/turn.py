@@ -11,6 +11,7 @@ from proxy.dialects.messages.blocks import result, said
 from proxy.dialects.messages.client_reply import MessageStream, WholeMessage
 from proxy.dialects.messages.costs import USAGE
 from proxy.dialects.messages.reply import MessagesRound, Part, ReplyEvent, as_events
+from proxy.dialects.messages.round_request import MessagesRoundRequest
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
 
@@ -19,6 +20,7 @@ class MessagesTurn(Turn):
     """A turn of the Messages API."""
 
     usage = USAGE
+    _asked: MessagesRoundRequest
     call_ids = "toolu"
     _round: MessagesRound
     _shown: MessageStream
@@ -45,6 +47,11 @@ class MessagesTurn(Turn):
     def _show(self, parts: Sequence[Part]) -> bytes:
         self._shown.hides |= self._round.hides
         return self._shown.show(parts)
+
+    def _go_on(self, answers: Sequence[str]) -> None:
+        if not rawjson.is_null(self._round.container):
+            self._asked.container = self._shown.container = self._round.container
+        super()._go_on(answers)
 
     def _result(self, id: str, text: str) -> bytes:
         return result(id, text)

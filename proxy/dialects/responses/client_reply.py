@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from proxy.core import rawjson, sse
 from proxy.dialects.responses.reply import BEGINNINGS, ENDINGS, ItemEvent, OutputItem, Part
-from proxy.dialects.usage import UsageFields, UsageLedger
+from proxy.dialects.usage import UsageFields, UsageLedger, added
 from proxy.dialects.values import Members, object_of, text_of, whole
 
 FRAME = (
@@ -27,13 +27,18 @@ FRAME = (
 )
 """Members of the response that are the same at its beginning and at its end."""
 
+USED = ("tool_usage",)
+"""Members of the response that every round adds to."""
+
 USAGE = UsageFields(
     prompt="input_tokens",
     completion="output_tokens",
     total="total_tokens",
     prompt_details="input_tokens_details",
     completion_details="output_tokens_details",
+    counted=("cost", "cost_details", "num_sources_used", "num_server_side_tools_used"),
 )
+"""`counted` is OpenRouter's and xAI's."""
 
 
 class ResponsesClientReply:
@@ -50,11 +55,17 @@ class ResponsesClientReply:
         self._ledger = ledger
         self._names = names
         self._frame: Members = {}
+        self._used: Members = {}
         self._number = -1
 
     @property
     def next_number(self) -> int:
         return self._number + 1
+
+    def carry(self, response: Raw) -> None:
+        """Carry over what upstream's own tools used in a round that another one follows."""
+        found = object_of(response)
+        self._used = added(self._used, {key: found[key] for key in USED if key in found})
 
     def finals(self) -> list[Raw]:
         """Return the complete items that the client sees."""
@@ -111,6 +122,8 @@ class ResponsesClientReply:
             changed |= {key: raw for key, raw in self._frame.items() if response.get(key) != raw}
             if not rawjson.is_null(response.get("usage")):
                 changed["usage"] = self._ledger.total(response["usage"])
+            if self._used:
+                changed |= added(self._used, {key: response[key] for key in USED if key in response})
         return changed
 
     def _without_ours(self, response: Members) -> Members:

@@ -19,6 +19,7 @@ from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item
 from proxy.dialects.responses.request import (
     CLIENT,
     COMPACTIONS,
+    DEFINING,
     FOUND,
     OUTPUTS,
     SEARCH,
@@ -240,6 +241,7 @@ def _item(members: Members, kind: ItemKind, digest: bytes, reading: Reading, cou
         pieces=moved,
         calls=(),
         answers=answers,
+        defines=kind.type in DEFINING,
         carries=carries,
     )
 
@@ -286,6 +288,7 @@ def _reply(items: Sequence[Raw], digest: bytes, count: Count) -> Message:
         pieces=(),
         calls=tuple((call.id, call.name) for call in answered),
         answers="",
+        defines=any(kind(raw).type in DEFINING for raw in items),
         labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in answered),
         spaces=spaces(answered, count),
     )

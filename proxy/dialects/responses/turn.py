@@ -60,6 +60,12 @@ class ResponsesTurn(Turn):
         self._shown.hides |= self._round.hides
         return self._shown.show(parts)
 
+    def _go_on(self, answers: Sequence[str]) -> None:
+        for event, _ in self._round.end:
+            if event is not None:
+                self._shown.carry(event.response)
+        super()._go_on(answers)
+
     def _result(self, id: str, text: str) -> bytes:
         return output(id, text)
 

@@ -354,12 +354,14 @@ def encoded(event: Json) -> bytes:
 def events_of(message: Json, split: int = 8) -> Iterator[Json]:
     """The events of a streamed message."""
     begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 1}}
+    if "container" in message:  # known only at the end
+        begun["container"] = None
     yield {"type": "message_start", "message": begun}
     for index, block in enumerate(message["content"]):
         yield from _block_events(index, block, split)
         if index == 0:
             yield {"type": "ping"}
-    ended = {key: message[key] for key in ("stop_reason", "stop_sequence")}
+    ended = {key: message[key] for key in ("stop_reason", "stop_sequence", "container") if key in message}
     yield {"type": "message_delta", "delta": ended, "usage": message["usage"]}
     yield {"type": "message_stop"}
 

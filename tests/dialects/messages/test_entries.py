@@ -127,6 +127,17 @@ def test_a_reply_means_its_text_and_its_calls() -> None:
     assert read({"role": "assistant", "content": "So."}).meaning == reply(say("So."))
 
 
+def test_found_tools_stay_where_they_are() -> None:
+    """Claude Code searches itself, and other clients have upstream do it."""
+    found = {"type": "tool_reference", "tool_name": "fetch"}
+    searched = {"type": "tool_search_tool_search_result", "tool_references": [found]}
+    answer = {"type": "tool_search_tool_result", "tool_use_id": "s1", "content": searched}
+    assert read(entries(result(content=[found]))[0]).defines
+    assert read(json.dumps({"role": "assistant", "content": [answer, say("Found.")]}).encode()).defines
+    assert not read(entries(result())[0]).defines
+    assert not read(json.dumps({"role": "assistant", "content": [say("tool_reference")]}).encode()).defines
+
+
 def test_reminders_and_breakpoints_mean_nothing() -> None:
     assert read(entries(result(), REMINDER)[0]).meaning == read(entries(result(cache_control={}))[0]).meaning
     assert read({"role": "user", "content": [REMINDER, say("hi")]}).meaning == read(HI).meaning

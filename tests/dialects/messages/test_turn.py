@@ -113,6 +113,46 @@ def test_hidden_rounds_look_the_same_in_a_whole_reply() -> None:
     assert json.loads(out) == accumulated(run(turn(), stream(LOOKS), stream(AGAIN), stream(ANSWERS))[0])
 
 
+def searched(reply: Json, searches: int | None) -> Json:
+    used = {"web_search_requests": searches, "web_fetch_requests": 1} if searches else None
+    return {**reply, "usage": {**reply["usage"], "server_tool_use": used}}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(("rounds", "told"), [((2, 3), (5, 2)), ((2, None), (2, 1)), ((None, 3), (3, 1))])
+def test_what_upstreams_own_tools_did_is_added_up(
+    rounds: tuple[int | None, int | None], told: tuple[int, int], whole: bool
+) -> None:
+    replies = [searched(reply, count) for reply, count in zip((LOOKS, ANSWERS), rounds, strict=True)]
+    raw = [json.dumps(reply).encode() if whole else stream(reply) for reply in replies]
+    out, _ = run(turn(stream=not whole), *raw)
+    final = json.loads(out) if whole else accumulated(out)
+    assert final["usage"]["server_tool_use"] == {"web_search_requests": told[0], "web_fetch_requests": told[1]}
+
+
+SKILLS = [{"type": "anthropic", "skill_id": "pptx"}]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("last", [None, {"id": "container_2", "expires_at": "2026-01-01T00:00:00Z"}])
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        (None, "container_1"),
+        ("container_0", "container_1"),
+        ({"skills": SKILLS}, {"skills": SKILLS, "id": "container_1"}),
+    ],
+)
+def test_a_later_round_goes_on_in_the_same_container(asked: Any, sent: Any, last: Json | None, whole: bool) -> None:
+    begun = {"id": "container_1", "expires_at": "2026-01-01T00:00:00Z"}
+    replies = [{**LOOKS, "container": begun}, {**AGAIN, "container": None}, {**ANSWERS, "container": last}]
+    raw = [json.dumps(reply).encode() if whole else stream(reply) for reply in replies]
+    out, requests = run(turn(stream=not whole, container=asked), *raw)
+    assert [request.get("container") for request in requests] == [asked, sent, sent]
+    final = json.loads(out) if whole else accumulated(out)
+    assert final["container"] == (last or begun)
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_a_server_may_stream_one_round_and_not_the_next(first: bool) -> None:
     whole = json.dumps(ANSWERS).encode()

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.history import Message, Reading, Unplannable
+from proxy.core.history import Message, Reading, Unplannable, places
+from proxy.core.pairing import Pairing
 from proxy.core.plan import Role
 from proxy.core.policy import SnapshotRole
 from proxy.core.preview import MARK, Shape
@@ -191,6 +192,19 @@ def test_what_upstream_finds_itself_belongs_to_its_reply() -> None:
     entries = parsed([USER, search, found, call("fetch", call_id="c2"), result(call_id="c2")]).entries
     assert [len(json.loads(b"[%b]" % bytes(entry))) for entry in entries] == [1, 3, 1]
     assert read(search, found, call("fetch", call_id="c2")).calls == (("c2", "fetch"),)
+
+
+@pytest.mark.parametrize("execution", ["client", "server"])
+def test_found_tools_stay_defined_behind_a_cut(execution: str) -> None:
+    search, found = ({**item, "execution": execution} for item in (SEARCH, FOUND))
+    entries = parsed([USER, search, found, call("fetch", call_id="c2"), result(call_id="c2")]).entries
+    messages = [read(*json.loads(b"[%b]" % bytes(entry))) for entry in entries]
+    kept = set[int]()
+    for index, place in enumerate(places(messages, Pairing())):
+        kept.update(range(index - place.stays_before, index + place.stays))
+    assert kept == {1, 2}, "the search and what it found, or the reply with both and its result"
+    assert [message.defines for message in messages].count(True) == 1
+    assert not read(search).defines
 
 
 def test_a_request_goes_on_from_the_last_round() -> None:

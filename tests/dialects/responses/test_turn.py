@@ -124,6 +124,18 @@ def test_hidden_rounds_look_the_same_in_a_whole_reply() -> None:
     assert json.loads(out) == accumulated(run(turn(), stream(LOOKS), stream(ANSWERS))[0])
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_upstreams_own_tools_did_is_added_up(whole: bool) -> None:
+    replies = [
+        {**reply, "tool_usage": {"image_gen": {"total_tokens": 7}, "web_search": {"num_requests": requests}}}
+        for reply, requests in ((LOOKS, 2), (ANSWERS, 1))
+    ]
+    raw = [json.dumps(reply).encode() if whole else stream(reply) for reply in replies]
+    out, _ = run(turn(stream=not whole), *raw)
+    final = json.loads(out) if whole else accumulated(out)
+    assert final["tool_usage"] == {"image_gen": {"total_tokens": 14}, "web_search": {"num_requests": 3}}
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_a_server_may_stream_one_round_and_not_the_next(first: bool) -> None:
     whole = json.dumps(ANSWERS).encode()
