@@ -42,7 +42,7 @@ _PIECE = 1 << 20
 _ESCAPE = 6
 """Bytes of the longest escape, `\\u0000`."""
 
-_QUOTE, _COMMA, _BACKSLASH = b'",\\'
+_QUOTE, _COMMA, _BACKSLASH, _OPEN = b'",\\['
 _SPACE = b" \t\r\n"
 
 _MASK = b"\x7f"
@@ -58,12 +58,13 @@ _surrogate = re.compile(rb"\\(?<!\\\\)((?:\\\\)*+)(?=u[dD][89a-fA-F])")
 _masked = re.compile(rb"\x7f(?=u[dD][89a-fA-F])")
 _LOOKAHEAD = 3
 """Bytes after a mask that distinguish it from an ordinary DEL."""
-_outside = re.compile(rb'[^"{}\[\],]*+(?:"(?:[^"\\]++|\\.)*+"[^"{}\[\],]*+)*+', re.DOTALL)
-"""Matches up to the next bracket or comma outside of strings."""
 _inside = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _whole_strings = re.compile(rb'[^"]*+(?:"(?:[^"\\]++|\\.)*+"[^"]*+)*+', re.DOTALL)
 """Matches as far as possible without cutting a string in two."""
 _a_string = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_innermost = re.compile(rb"\[,*+\]")
+_MARKS = bytes.maketrans(b"{}", b"[]")
+_NO_MARKS = bytes(set(range(256)).difference(b"{}[],"))
 
 
 class NotJson(ValueError):
@@ -262,36 +263,39 @@ def _values_above(raw: bytes | Raw, most: int) -> bool:
     """Whether there are more than `most` commas outside of strings."""
     if len(memoryview(raw)) <= 2 * most or commas(raw) <= most:
         return False
-    view, found, at = memoryview(raw), 0, 0
-    while at < len(view) and found <= most:
-        start, at = at, _end(_whole_strings, view, at, _PIECE // 8)
-        found += _a_string.sub(b"", bytes(view[start:at])).count(b",")
-        if at == start:  # a string that is longer than one step
-            at = _end_of_string(view, at + 1)
-    return found > most
+    return _separators(memoryview(raw), most + 1, deep=True) > most
 
 
 def _separators(view: memoryview, most: int, deep: bool) -> int:
-    """Count the commas between elements, up to `most`: in the outermost array or object, or (`deep`) in all."""
-    found = depth = at = 0
-    while at < len(view) and found < most:
-        start, at = at, _end(_outside, view, at)
-        if at == len(view):
+    """Count the commas between elements until there are `most`: in the outermost array or object, or (`deep`) in all.
+
+    All but one loop is C's: 13 MB of nested arrays would otherwise take seconds.
+    """
+    found = depth = 0
+    for piece in _without_strings(view):
+        if found >= most:
             break
-        mark = view[at]
-        if mark in b"{[":
-            depth += 1
-        elif mark in b"}]":
-            depth -= 1
-        elif mark == _COMMA:
-            found += deep or depth == 1
-        elif mark == _QUOTE and at == start:  # a string that is longer than one step
-            at = _end_of_string(view, at + 1)
+        if deep:
+            found += piece.count(b",")
             continue
-        else:
-            continue
-        at += 1
+        marks = piece.translate(_MARKS, _NO_MARKS)
+        for mark in _innermost.sub(b"", marks) if depth else marks:
+            if mark == _COMMA:
+                found += depth == 1
+            else:
+                depth += 1 if mark == _OPEN else -1
     return found
+
+
+def _without_strings(view: memoryview) -> Iterator[bytes]:
+    """Yield what is outside of strings, in pieces."""
+    at = 0
+    while at < len(view):
+        start, at = at, _end(_whole_strings, view, at, _PIECE // 8)
+        if at == start:  # a string that is longer than one step
+            at = _end_of_string(view, at + 1)
+        else:
+            yield _a_string.sub(b"", bytes(view[start:at]))
 
 
 def _end_of_string(view: memoryview, at: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import msgspec
 import pytest
@@ -123,3 +125,34 @@ def test_long_texts_with_half_a_pair_are_encoded_as_json_does(shift: int) -> Non
     text = "é" * (PIECE + shift) + "\ud83d\ude00😀\ud83d"
     value = [1, text, {"a": (text, []), "\ud83d": {}}, None, "\ud83d"]
     assert rawjson.encode(value) == json.dumps(value, separators=(",", ":")).encode()
+
+
+NESTED = st.recursive(
+    st.sampled_from([1, None, "a,b[]{}", '\\"x,', "é\\", '""' * 40]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(['"[', "a,", "}"]), inner),
+    max_leaves=30,
+)
+
+
+@given(
+    value=st.lists(NESTED, max_size=9) | st.dictionaries(st.text("ab,[", max_size=3), NESTED), most=st.integers(1, 9)
+)
+def test_elements_are_counted_wherever_pieces_end(value: Any, most: int) -> None:
+    padded = json.dumps(value).encode() + b" " * (2 * most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rawjson, "_PIECE", 256)
+        assert rawjson.more_than(padded, most) == (len(value) > most)
+
+
+def test_nested_arrays_are_counted_in_large_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    end = rawjson._end
+
+    def counted(pattern: re.Pattern[bytes], view: memoryview, at: int, size: int = rawjson._PIECE) -> int:
+        steps.append(at)
+        return end(pattern, view, at, size)
+
+    monkeypatch.setattr(rawjson, "_end", counted)
+    body = b"[[%b[]]]" % (b"[]," * 400_000)
+    assert not rawjson.more_than(body, 100)
+    assert len(steps) <= 16 * len(body) // rawjson._PIECE
