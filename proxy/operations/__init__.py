@@ -103,7 +103,7 @@ def _outcome(call: OperationCall) -> Outcome:
         namespace=tenant.namespace,
         kind=Kind.OPERATION,
         method=client.method,
-        path=client.path.decode("latin-1"),
+        path=client.shown_path,
         model=account.model,
         mode=account.mode,
         messages=account.messages,

@@ -318,7 +318,7 @@ def outcome(
         namespace=tenant.namespace,
         kind=attempt.kind,
         method=client.method,
-        path=client.path.decode("latin-1"),
+        path=client.shown_path,
         model=chat.model if chat else "",
         stream=chat.stream if chat else False,
         mode=mode.value,

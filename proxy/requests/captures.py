@@ -8,8 +8,10 @@ body over and go on. One thread writes, and what it cannot keep up with, or cann
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
+import stat
 import time
 import uuid
 from collections import Counter, deque
@@ -28,6 +30,7 @@ from proxy.dialects.usage import Reported
 from proxy.errors import StoreFault, UserMistake
 from proxy.lru import Lru
 from proxy.policies.tenants import retention, tenant_of
+from proxy.regular_files import NotRegular
 from proxy.stores.base import Retention
 from proxy.stores.workers import Workers
 from proxy.telemetry.logs import Limited, event
@@ -57,7 +60,8 @@ CLOSING = 0.5
 """Seconds at the end for what still waits, and as many for what is being written."""
 SUFFIX = ".jsonl"
 
-_OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPEN = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Captured(msgspec.Struct, frozen=True):
@@ -106,8 +110,11 @@ class CaptureFolder:
         if self._unchecked + len(line) > self._step:
             self.sweep(len(line))
         self._unchecked += len(line)
-        path = self._part(namespace)
-        descriptor = os.open(path, _OPEN, 0o600)
+        try:
+            descriptor = _opened(self._part(namespace))
+        except OSError:
+            self._parts.discard(namespace)  # the next line goes to another file
+            raise
         try:
             os.fchmod(descriptor, 0o600)
             _append(descriptor, line)
@@ -270,6 +277,20 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _opened(file: Path) -> int:
+    """Open a file for appending. Raises OSError if anything else is in its place, or in that of its folder."""
+    folder = os.open(file.parent, _OPEN_FOLDER)
+    try:
+        descriptor = os.open(file.name, _OPEN, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise NotRegular(errno.EINVAL, "Not a regular file")
+    return descriptor
 
 
 def _append(descriptor: int, line: bytes) -> None:

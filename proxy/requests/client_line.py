@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from proxy.core import sse
-from proxy.requests.exchange import Exchange
+from proxy.requests.exchange import ErrorEvent, Exchange
 from proxy.upstream.headers import Headers
 
 HEARTBEAT = 15.0
@@ -39,8 +39,10 @@ class ClientLine:
         """Whether the reply has begun."""
         return bool(self._client.status)
 
-    def prepare(self, status: int, headers: Headers) -> None:
-        """Set the head. It is sent with the first bytes, or after a silence of `heartbeat` seconds."""
+    def prepare(self, status: int, headers: Headers, error_event: ErrorEvent | None = None) -> None:
+        """Set the head. It is sent with the first bytes, or after a silence of `heartbeat` seconds. `error_event` makes
+        the event that ends the reply if it fails within, if it is a stream."""
+        self._client.error_event = error_event
         self._head, self._heard = (status, headers), self._clock()
 
     async def write(self, data: bytes) -> None:

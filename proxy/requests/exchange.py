@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -42,6 +43,8 @@ class Raw(TypedDict):
     watch: Callable[[Callable[[], object]], Callable[[], object]] | None
     """Calls its argument when the client hangs up, or soon if it already has. Returns a function that cancels this."""
     body: BodyAccount | None
+    push: Callable[[bytes], bool] | None
+    """Writes a piece of the reply at once, or returns False: the client is behind or gone, or the piece is large."""
 
 
 LARGE_BYTES = 4 << 20
@@ -51,8 +54,20 @@ interpreter to others."""
 RAW = "offload_proxy.raw"
 """The ASGI extension in which our server passes on what ASGI loses: the request target as written (ASGI cannot tell
 `/x?` from `/x`), the header names in the client's case, the end of the connection (ASGI reports it only to a task that
-waits for it, which would mean one for each request), and the account of the body's bytes. With it, `receive` raises
-ProxyError if a body is too slow, too much at once, or invalid HTTP, and so never becomes whole."""
+waits for it, which would mean one for each request), the account of the body's bytes, and a way to write that never
+waits. With it, `receive` raises ProxyError if a body is too slow, too much at once, or invalid HTTP, and so never
+becomes whole."""
+
+
+ErrorEvent = Callable[[ProxyError], bytes]
+"""Makes the event that ends a stream which fails."""
+
+
+_PLAIN = re.compile(rb"[\w/.:~*-]*+", re.ASCII)
+_PARAMETERS = re.compile(rb"[?;&=#]|%(?:3[bdf]|2[356])", re.IGNORECASE)
+"""Begins what is no path any more: a query or matrix parameters, also percent-encoded, once or several times."""
+_AT = re.compile(rb"%40", re.IGNORECASE)
+_COLON = re.compile(rb":|%3a", re.IGNORECASE)
 
 
 class ClientGone(OffloadError):
@@ -74,6 +89,8 @@ class Exchange:
     """Whether the client left before the reply's last byte was sent."""
     replied = False
     """Whether the last byte was sent. From then on, the client may close at any time."""
+    error_event: ErrorEvent | None = None
+    """Makes the event that ends the reply if it fails after it has begun; None: the reply is no stream of events."""
     status = 0
     """The reply's status; 0 until the reply begins."""
     sent: float | None = None
@@ -258,6 +275,11 @@ class Exchange:
         """Reply with an error of our own. Call it only before any other reply."""
         await self.reply(error.status, self.fault_body(error), error.headers())
 
+    async def break_off(self, error: ProxyError) -> None:
+        """End a reply that has begun. A stream ends with an error event; any other reply is left to be cut off."""
+        if self.error_event is not None and not self.replied:
+            await self.finish(self.error_event(error))
+
     async def reply(self, status: int, body: bytes, headers: Sequence[Header] = ()) -> None:
         """Send a whole reply with JSON of our own. Call it only before any other reply."""
         ours = [
@@ -268,6 +290,21 @@ class Exchange:
         await self.start(status, [*ours, *headers])
         await self.finish(body)
 
+    @property
+    def shown_path(self) -> str:
+        """The path as log, dashboard and captures show it: with nothing in it that may be a key."""
+        path = self.path
+        if _PLAIN.fullmatch(path):
+            return path.decode("ascii")
+        if end := _PARAMETERS.search(path):
+            path = path[: end.start()]
+        segments = _AT.sub(b"@", path).split(b"/")
+        for place, segment in enumerate(segments):
+            user, at, host = segment.rpartition(b"@")
+            if at and (_COLON.search(user) or not segments[place - 1]):
+                segments[place] = host
+        return b"/".join(segments).decode("latin-1")
+
     def outcome(self, kind: Kind, tenant: str = "", namespace: str = "") -> Outcome:
         """Return an outcome with what is known of the request at its start."""
         return Outcome(
@@ -276,7 +313,7 @@ class Exchange:
             namespace=namespace,
             kind=kind,
             method=self.method,
-            path=self.path.decode("latin-1"),
+            path=self.shown_path,
             dialect=self.dialect,
         )
 
@@ -335,7 +372,14 @@ class _Streamed(AsyncIterator[bytes]):
 def _without_extension(scope: Scope) -> Raw:
     """Return what can be known of a request under a server that is not ours."""
     headers = scope["headers"]
-    return {"target": b"", "headers": Headers(headers), "fields": dict(headers), "watch": None, "body": None}
+    return {
+        "target": b"",
+        "headers": Headers(headers),
+        "fields": dict(headers),
+        "watch": None,
+        "body": None,
+        "push": None,
+    }
 
 
 def _target(scope: Scope, raw: bytes) -> bytes:

@@ -44,6 +44,8 @@ LARGE_BYTES, MANY_PIECES = 128 << 10, 200
 the next request. This takes 10 to 30 microseconds for each call, and there may be thousands."""
 LAST_BYTES = 0.2
 """Seconds that a stream has to end after its last event. Its connection is reused only if we read it to its end."""
+_BOUND = b"content-encoding", b"content-length"
+"""With one of these headers, a reply takes nothing behind what upstream sent of it."""
 TOO_LONG = "The answer was too long for what room is left. Ask for fewer lines."
 
 
@@ -120,7 +122,7 @@ async def converse(
             return await _Conversation(turn, line, io, large).run()
     except UpstreamFault as fault:
         if client.status:
-            await client.finish(turn.error_event(fault))
+            await client.break_off(fault)
         raise
     except Refusal as refusal:
         if not client.status:
@@ -140,11 +142,15 @@ async def pass_on(
 ) -> None:
     """Relay a reply to the client's own request, byte for byte, and show each chunk to `watch`. `read` was read of it
     before. Raises UpstreamFault if it breaks off; an uncompressed stream then ends with an error event."""
+    if _is_stream(reply, otherwise=False) and not any(map(reply.headers.get_all, _BOUND)):
+        client.error_event = lambda error: b"\n\n" + error_event(error)
+    else:
+        client.error_event = None
     try:
         await passthrough.pass_on(reply, client, ours, watch, read)
     except UpstreamFault as fault:
-        if client.status and _is_stream(reply, otherwise=False) and not _is_compressed(reply):
-            await client.finish(b"\n\n" + error_event(fault))
+        if client.status:
+            await client.break_off(fault)
         raise
 
 
@@ -239,7 +245,7 @@ class _Conversation:
 
     async def _read_stream(self, reply: UpstreamReply) -> None:
         if not self._line.open:
-            self._line.prepare(reply.status, self._reply_headers([]))
+            self._line.prepare(reply.status, self._reply_headers([]), self._turn.error_event)
         decoder = self._decoder = sse.EventDecoder()
         early = raw = b""  # what came before the first event with data, for the client and as it came
         async with aclosing(decoded(reply)) as chunks:
@@ -339,10 +345,6 @@ def _is_cut(event: sse.ServerSentEvent) -> bool:
     except NotJson:
         return True
     return False
-
-
-def _is_compressed(reply: UpstreamReply) -> bool:
-    return bool(reply.headers.get_all(b"content-encoding"))
 
 
 def first_data(reply: UpstreamReply, beginning: bytes) -> bytes:

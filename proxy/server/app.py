@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -176,7 +177,7 @@ class App:
             else:
                 await self._admit(client, dialect)
         except asyncio.CancelledError:
-            # Only the server cancels, when the drain timeout is over; no caller is left to see the exception.
+            # Only the server cancels: the drain timeout is over, or a second signal came. No caller is left to see it.
             await _apologise(client, Overloaded("The proxy is shutting down", retry_after=COME_BACK))
         except Exception:
             logger.exception("a bug, at request %s", client.request_id)
@@ -261,6 +262,10 @@ class App:
         """Start the drain timeout of requests and background tasks, because the process must end."""
         self._ending_since = time.monotonic()
         self._dashboard.end_streams()
+
+    def hurry(self) -> None:
+        """Leave background tasks only the least grace, because the process must end at once."""
+        self._ending_since = -math.inf
 
     def flush(self) -> None:
         """Write the metrics and log lines of the requests so far."""
@@ -355,9 +360,10 @@ def _described(policy: Policy) -> Mapping[str, Any]:
 
 
 async def _apologise(client: Exchange, error: ProxyError) -> None:
-    """Reply with the error if no reply has begun. One that has begun stays unfinished, and the server cuts it off."""
-    if not client.status and not client.gone:
-        await client.fail(error)
+    """Reply with the error, or end with it the stream that has begun."""
+    if client.gone:
+        return
+    await (client.break_off(error) if client.status else client.fail(error))
 
 
 async def _refuse_websocket(scope: Scope, send: Send) -> None:

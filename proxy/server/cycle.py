@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
@@ -165,6 +166,18 @@ class Cycle(RequestResponseCycle):
         else:
             raise RuntimeError(f"{kind} at the wrong time")
 
+    def push(self, piece: bytes) -> bool:
+        """Write a piece of a reply that has begun, or return False if that would have to wait or cannot be."""
+        if self.flow.write_paused or self.disconnected or self.transport.is_closing() or len(piece) > WRITTEN:
+            return False
+        if not self.response_started or self.response_complete or not piece:
+            return False
+        if self.chunked_encoding:
+            self.transport.write(_pushed(piece))
+        else:
+            self._continue(piece, True)
+        return True
+
     def _start(self, status: int, headers: Any) -> None:
         """Write the head. The names of `headers` are in lower case, as ASGI has it."""
         headers = Headers(headers)
@@ -211,3 +224,9 @@ class Cycle(RequestResponseCycle):
         self.response_complete = True
         self.message_event.set()
         self._protocol.answered(self)
+
+
+@lru_cache(1)
+def _pushed(piece: bytes) -> bytes:
+    """Return a piece in chunked coding. The same one is pushed to many clients, one after the other."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece)

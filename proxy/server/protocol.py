@@ -320,6 +320,7 @@ class ExactProtocol(HttpToolsProtocol):
             "fields": fields,
             "watch": self.watch,
             "body": cycle,
+            "push": cycle.push,
         }
         scope["extensions"] = {RAW: raw}
         # A trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1). `_read_on` feeds headers, too.

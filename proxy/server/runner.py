@@ -2,11 +2,12 @@
 
 SIGTERM and SIGINT drain: no new requests are accepted, and those under way get the drain timeout. After a further grace
 the process ends even if something hangs; it then exits with 1 and logs what hung. A second signal ends it at once.
-SIGHUP reloads the policies, in every process.
+Whichever cuts a reply off, a stream first gets its error event. SIGHUP reloads the policies, in every process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import multiprocessing
@@ -27,17 +28,20 @@ from uvicorn.supervisors import Multiprocess
 
 from proxy.errors import UserMistake
 from proxy.server.app import App, build
+from proxy.server.cycle import Cycle
 from proxy.server.inbound import Inbound
 from proxy.server.protocol import ExactProtocol
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from proxy.settings import Settings
+
+    Handler = Callable[[int, FrameType | None], object]
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +59,19 @@ its own, and these bounds together are shorter."""
 _MARGIN = 2.0
 """Further seconds until the supervisor kills a worker, so that the worker can first log what hangs in it."""
 
+_CUT = getattr(signal, "SIGUSR1", signal.SIGTERM)
+"""A supervisor that gets a second signal sends this to its workers. A second SIGTERM or SIGINT does not mean the same
+to them: systemd and terminals send the first one to every process, and the supervisor then sends another."""
+
+_ENDING = signal.SIGINT, signal.SIGTERM
+
 _IDLE = os.path.join("concurrent", "futures", "thread.py")
 """The source file in which an idle thread of a pool waits."""
 
 OK, ENDED_EARLY = 0, 1
+
+SHORT_TOKEN = 16
+"""Characters below which a token can be guessed over the network, at some thousand tries a second."""
 
 
 def serve(settings: Settings) -> int:
@@ -69,12 +82,19 @@ def serve(settings: Settings) -> int:
     Raises UserMistake for errors in settings or policies, and if it cannot listen on the address.
     """
     _prepare(settings)
+    warn_of_a_short_token(settings.admin_token)
     app = build(settings)
     with _listener(settings.host, settings.port) as listener:
         if settings.workers == 1:
             return _serve_alone(settings, app, listener)
         with prepare_multiprocess():
             return _serve_together(settings, listener)
+
+
+def warn_of_a_short_token(token: str | None) -> None:
+    """Warn of an admin token that can be guessed, as tries are not limited."""
+    if token and len(token) < SHORT_TOKEN:
+        logger.warning("OFFLOAD_ADMIN_TOKEN can be guessed: choose a longer one (openssl rand -hex 32)")
 
 
 def _serve_alone(settings: Settings, app: App, listener: socket.socket) -> int:
@@ -97,7 +117,7 @@ def _worker(settings: Settings) -> ASGIApp:
     """Return a worker's application."""
     _prepare(settings)
     threading.Thread(target=_end_with_supervisor, daemon=True).start()
-    return _Ending(build(settings), settings)
+    return _Ending(build(settings), settings, again=(_CUT,))
 
 
 def _end_with_supervisor() -> None:
@@ -158,8 +178,10 @@ def _address(host: str, port: int) -> str:
 class _Ending:
     """An application whose process ends in time even if something in it hangs."""
 
-    def __init__(self, app: App, settings: Settings) -> None:
+    def __init__(self, app: App, settings: Settings, again: Sequence[int] = _ENDING) -> None:
+        """`again` is the signals that end the process at once when it is ending already."""
         self._app = app
+        self._again = again
         self._seconds = math.ceil(settings.drain_timeout) + GRACE
         self._begun = False
 
@@ -179,17 +201,31 @@ class _Ending:
 
     def _listen(self) -> None:
         """Wrap the server's handlers of the signals that end the process. They are already installed."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if callable(before := signal.getsignal(number)):
-                signal.signal(number, partial(self._told, before))
+        loop = asyncio.get_running_loop()
+        for number in {*_ENDING, *self._again}:
+            before = signal.getsignal(number if number in _ENDING else signal.SIGTERM)
+            if callable(before):
+                signal.signal(number, partial(self._told, loop, before))
 
-    def _told(self, server: Callable[[int, FrameType | None], object], number: int, frame: FrameType | None) -> None:
-        seconds = GRACE if self._begun else self._seconds
+    def _told(self, loop: asyncio.AbstractEventLoop, server: Handler, number: int, frame: FrameType | None) -> None:
+        at_once = number in self._again and (self._begun or number not in _ENDING)
+        if self._begun and not at_once:
+            return
         if not self._begun:
             self._begun = True
             self._app.ending()
+        if at_once:
+            loop.call_soon_threadsafe(self._cut)
+        seconds = GRACE if at_once else self._seconds
         threading.Thread(target=self._last_resort, args=(seconds,), name="last-resort", daemon=True).start()
         server(number, frame)
+
+    def _cut(self) -> None:
+        """End the requests under way, as the server does when the drain timeout is over."""
+        self._app.hurry()
+        for task in asyncio.all_tasks():
+            if getattr(task.get_coro(), "cr_code", None) is Cycle.run_asgi.__code__:
+                task.cancel()
 
     def _last_resort(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -259,11 +295,17 @@ class _Supervisor(Multiprocess):
         for process in self.processes:
             while process.process.is_alive():
                 process.process.join(0.1)
-                if self._told_again() or time.monotonic() > deadline:
+                if not self.killed and not set(_ENDING).isdisjoint(self.signal_queue):  # told a second time
+                    self.killed = True
+                    deadline = time.monotonic() + GRACE + _MARGIN
+                    self._cut_all()
+                if time.monotonic() > deadline:
                     self.killed = True
                     logger.error("worker %s is killed before it has ended", process.pid)
                     process.process.kill()
             self.killed |= process.exitcode == ENDED_EARLY
 
-    def _told_again(self) -> bool:
-        return not {signal.SIGINT, signal.SIGTERM}.isdisjoint(self.signal_queue)
+    def _cut_all(self) -> None:
+        for process in self.processes:
+            if process.pid is not None and process.process.is_alive():
+                os.kill(process.pid, _CUT)

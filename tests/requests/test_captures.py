@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +260,36 @@ def test_links_are_not_followed(disk: Disk, tmp_path_factory: pytest.TempPathFac
     (disk.root / "acme").symlink_to(elsewhere)
     disk.folder.sweep()
     assert (elsewhere / "a.jsonl").read_text() == "keep"
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "loop", "pipe", "folder"])
+def test_what_takes_a_files_place_costs_one_line(
+    disk: Disk, tmp_path_factory: pytest.TempPathFactory, kind: str
+) -> None:
+    victim = tmp_path_factory.mktemp("elsewhere") / "file"
+    victim.write_text("keep")
+    disk.write("acme")
+    [file] = disk.root.rglob("*.jsonl")
+    file.unlink()
+    make: dict[str, Callable[[], object]] = {
+        "link": lambda: file.symlink_to(victim),
+        "hard link": lambda: file.hardlink_to(victim),
+        "loop": lambda: file.symlink_to(file),
+        "pipe": lambda: os.mkfifo(file),
+        "folder": file.mkdir,
+    }
+    make[kind]()
+    with suppress(OSError):
+        disk.folder.write("acme", b"may be lost\n")
+    disk.folder.write("acme", b"kept\n")
+    assert victim.read_text() == "keep"
+    written = [each.read_bytes() for each in disk.root.rglob("*.jsonl") if each.is_file()]
+    assert b"kept\n" in b"".join(written)
+
+
+def test_a_link_in_a_folders_place_is_not_written_through(disk: Disk, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (disk.root / "acme").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="directory"):
+        disk.folder.write("acme", b"x\n")
+    assert list(elsewhere.iterdir()) == []

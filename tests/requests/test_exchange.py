@@ -10,6 +10,7 @@ import pytest
 
 from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded
 from proxy.requests.exchange import LARGE_BYTES, RAW, ClientGone
+from proxy.telemetry.outcome import Kind
 from proxy.upstream.headers import Headers
 from tests.asgi import ScriptedClient
 
@@ -28,6 +29,7 @@ class Connection:
             "fields": dict(named.lowered()),
             "watch": self.watch,
             "body": self,
+            "push": None,
         }
 
     def charge(self, tenant: str) -> None:
@@ -239,3 +241,33 @@ async def test_who_leaves_behind_the_last_byte_stops_nothing() -> None:
         exchange.hang_up()
         await asyncio.sleep(0.01)
     assert (client.gone, client.replied) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        (b"/v1/chat/completions", "/v1/chat/completions"),
+        (b"/v1/models/gemini-pro:generateContent?key=SECRET", "/v1/models/gemini-pro:generateContent"),
+        (b"/v1/anthropic/models/claude@2025:rawPredict", "/v1/anthropic/models/claude@2025:rawPredict"),
+        (b"/v1/files/a%20b~c", "/v1/files/a%20b~c"),
+        (b"/v1/chat/completions;x", "/v1/chat/completions"),
+        (b"/v1;key=SECRET/chat/completions", "/v1"),
+        (b"/v1/models%3Bkey%3DSECRET", "/v1/models"),
+        (b"/v1/models%3fkey=SECRET", "/v1/models"),
+        (b"/v1/models%253Fkey%253DSECRET", "/v1/models"),
+        (b"/v1/models&key=SECRET", "/v1/models"),
+        (b"/v1/key=SECRET/models", "/v1/key"),
+        (b"/v1/models#SECRET", "/v1/models"),
+        (b"/user:SECRET@host/v1", "/host/v1"),
+        (b"//SECRET@host/v1", "//host/v1"),
+        (b"/https://user:SEC@RET@host/v1", "/https://host/v1"),
+        (b"/v1/user%3aSECRET%40host/models", "/v1/host/models"),
+        (b"/v1/\xe9\xff", "/v1/\xe9\xff"),
+        (b"*", "*"),
+    ],
+)
+def test_a_path_is_shown_without_what_may_be_a_key(target: bytes, shown: str) -> None:
+    path, _, query = target.partition(b"?")
+    browser = ScriptedClient(raw_path=path, query_string=query)
+    assert browser.client().shown_path == shown
+    assert browser.client().outcome(Kind.RELAY).path == shown

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.chat import CHAT
 from proxy.errors import BodyTooLarge, PolicyError, UserMistake
 from proxy.policies.tenants import Tenant
 from proxy.requests.exchange import Exchange
@@ -56,6 +57,19 @@ async def test_a_bug_in_the_middle_of_a_reply_leaves_it_unfinished(app: App) -> 
     exchange = ScriptedClient()
     await handled_by(app, buggy)(exchange.scope, exchange.receive, exchange.send)
     assert (exchange.status, exchange.body, exchange.complete) == (200, b"half", False)
+
+
+async def test_a_bug_in_the_middle_of_a_stream_ends_it_with_an_error_event(app: App) -> None:
+    async def buggy(client: Exchange, tenant: Tenant) -> None:
+        client.error_event = CHAT.error_event
+        await client.start(200, [])
+        await client.write(b"data: 1\n\n")
+        raise KeyError
+
+    exchange = ScriptedClient()
+    await handled_by(app, buggy)(exchange.scope, exchange.receive, exchange.send)
+    assert exchange.complete
+    assert b"The proxy failed at this request (req_" in exchange.body
 
 
 async def test_refusals_of_handlers_are_replied_and_recorded(app: App) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from proxy.server.cycle import WRITTEN, Cycle
 from proxy.server.held_head import HeldHead
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -66,3 +72,37 @@ async def test_a_held_head_is_dropped_when_the_connection_closes() -> None:
     written.closing = True
     await asyncio.sleep(0)
     assert written.seen == []
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_piece_is_pushed_only_where_it_can_be_written_at_once(version: str) -> None:
+    written = Written()
+    flow = FlowControl(written)
+    protocol: Any = SimpleNamespace(
+        scope={"method": "GET", "http_version": version},
+        transport=written,
+        flow=flow,
+        logger=logging.getLogger(__name__),
+        access_logger=logging.getLogger(__name__),
+        server_state=SimpleNamespace(default_headers=[]),
+        expect_100_continue=False,
+        loop=asyncio.get_running_loop(),
+        inbound=None,
+        answered=lambda cycle: None,
+    )
+    cycle = Cycle(protocol, keep_alive=True)
+    cycle.more_body = False
+    assert not cycle.push(b"before the head")
+    await cycle.send({"type": "http.response.start", "status": 200, "headers": []})
+    assert cycle.push(b"one") and not cycle.push(b"x" * (WRITTEN + 1))
+    flow.pause_writing()
+    assert not cycle.push(b"the client is behind")
+    flow.resume_writing()
+    assert cycle.push(b"two")
+    written.closing = True
+    assert not cycle.push(b"closed")
+    written.closing = False
+    await cycle.send({"type": "http.response.body", "body": b"end"})
+    assert not cycle.push(b"after the end")
+    chunks = [b"3\r\none\r\n", b"3\r\ntwo\r\n", b"3\r\nend\r\n0\r\n\r\n"]
+    assert written.seen[1:] == (chunks if version == "1.1" else [b"one", b"two", b"end"])

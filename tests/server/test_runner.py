@@ -11,12 +11,13 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
+from proxy.server.runner import SHORT_TOKEN, warn_of_a_short_token
 from tests import serving
 from tests.serving import Start, started
 from tests.wire import EVENTS, OK, Handler, Peer, Wire, ask, chunk, chunks, connection, read_head, replying, upstream
@@ -137,8 +138,11 @@ async def test_sigterm_drains(tmp_path: Path, flags: tuple[str, ...]) -> None:
             await read_head(reader)
             got = chunks(reader)
             assert await anext(got) == b"one"
+            workers = served.workers()
             served.process.terminate()
             await refused(served.port)
+            for worker in workers:  # as systemd and terminals do, beside the supervisor
+                os.kill(worker, signal.SIGTERM)
             await asyncio.wait_for(idle_reader.read(), SOON)
             assert served.process.poll() is None
             go_on.set()
@@ -156,6 +160,78 @@ async def test_draining_is_bounded(tmp_path: Path, flags: tuple[str, ...]) -> No
             # The rest of the chunk, and then the end without the last one: cut off, and to be seen.
             assert await asyncio.wait_for(reader.read(), SOON) == b"\r\n"
         assert await served.ends() == 0
+
+
+STREAMS = {
+    # what upstream begins with, what the client sends, and the event with which the stream has to end
+    "chat": (
+        b'data: {"choices": [{"index": 0, "delta": {"content": "Hel"}}]}\n\n',
+        b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "Hi"}]%b}',
+        rb'data: {"error":{"message":"The proxy is shutting down",',
+    ),
+    "responses": (
+        b'data: {"type": "response.created", "sequence_number": 0, "response": {"id": "r"}}\n\n',
+        b'{"model": "m", "stream": true, "input": [{"role": "user", "content": "Hi"}]%b}',
+        rb'event: error\ndata: {"type":"error","sequence_number":\d,"code":"overloaded","message":',
+    ),
+    "messages": (
+        b'event: message_start\ndata: {"type": "message_start", "message": {"id": "m", "usage": {}}}\n\n',
+        b'{"model": "m", "stream": true, "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]%b}',
+        rb'event: error\ndata: {"type":"error","error":{"type":"overloaded_error",',
+    ),
+}
+PATHS = {"chat": b"chat/completions"}
+TOOLS = {
+    "chat": b', "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]',
+    "responses": b', "tools": [{"type": "function", "name": "f", "parameters": {}}]',
+    "messages": b', "tools": [{"name": "f", "input_schema": {}}]',
+}
+
+
+def halves(peers: dict[bytes, bytes]) -> Handler:
+    """Streams that begin, and then say no more."""
+
+    async def handle(peer: Peer) -> None:
+        asked = await peer.request()
+        if asked.target in peers:
+            await peer.send(EVENTS, chunk(peers[asked.target]))
+            await peer.gone()
+        await peer.send(OK)
+
+    return handle
+
+
+@WORKERS
+@pytest.mark.parametrize("twice", [False, True], ids=["timeout", "second signal"])
+async def test_streams_that_are_cut_off_end_with_an_error_event(
+    tmp_path: Path, flags: tuple[str, ...], twice: bool
+) -> None:
+    """In each API, those that are relayed and those that the proxy writes itself."""
+    asked = {(api, tools): PATHS.get(api, api.encode()) for api in STREAMS for tools in (False, True)}
+    peers = {b"/v1/" + path: STREAMS[api][0] for (api, _), path in asked.items()}
+    drain = "--drain-timeout=120" if twice else "--drain-timeout=1"
+    async with running(halves(peers), tmp_path, drain, *flags) as served, AsyncExitStack() as held:
+        streams = []
+        for (api, tools), path in asked.items():
+            body = STREAMS[api][1] % (TOOLS[api] if tools else b"")
+            reader, writer = await held.enter_async_context(connection(served.port))
+            writer.write(b"POST /v1/%b HTTP/1.1\r\nHost: localhost\r\n" % path)
+            writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+            await read_head(reader)
+            got = chunks(reader)
+            streams.append((api, tools, got, await asyncio.wait_for(anext(got), SOON)))
+        assert any(b"read_file" in request.body for request in served.wire.requests)
+        served.process.terminate()
+        if twice:
+            await refused(served.port)
+            served.process.terminate()
+        for api, tools, got, beginning in streams:
+            async with asyncio.timeout(SOON):
+                rest = beginning + b"".join([piece async for piece in got])
+            assert re.search(STREAMS[api][2], rest), (api, tools, rest)
+            assert rest.endswith(b"}\n\n")
+        assert await served.ends() == int(twice)
+        assert b"Traceback" not in await served.rest
 
 
 async def test_requests_still_waiting_after_draining_get_an_error(tmp_path: Path) -> None:
@@ -419,3 +495,10 @@ async def test_the_log_has_one_line_per_request_and_nothing_else(tmp_path: Path)
         served.process.terminate()
         lines = (await served.rest).splitlines()
     assert len(lines) == 1 and b"proxy.request" in lines[0]
+
+
+@pytest.mark.parametrize(("token", "warns"), [(None, False), ("hunter2", True), ("a" * SHORT_TOKEN, False)])
+def test_a_short_admin_token_is_warned_of(token: str | None, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_a_short_token(token)
+    assert ("OFFLOAD_ADMIN_TOKEN can be guessed" in caplog.text) is warns
+    assert "hunter2" not in caplog.text
