@@ -6,17 +6,19 @@ workers wrote.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.dashboard.access import Access
+from proxy.dashboard.holding import held
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.sessions import Unseen, unseen
+from proxy.dashboard.reading import ReadingThread
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
 from proxy.policies.tenants import identify, retention
@@ -35,6 +37,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MISSING = "the proxy was started without --dashboard FILE"
+
+_id = attrgetter("request_id")
 
 ENDED = 1_000
 """Most requests whose outcome is awaited. Each is recorded right after it was seen."""
@@ -67,9 +71,9 @@ class Dashboard:
         self.live = Live(
             lambda last: self.read(lambda reader: reader.after(last)), lambda: self.read(lambda reader: reader.newest())
         )
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard-reader")
+        self._thread = ReadingThread()
         self._reader: Reader | None = None
-        self._ended: dict[str, Unseen] = {}
+        self._ended: dict[str, Attempt] = {}
 
     # -- what requests call --
 
@@ -79,23 +83,15 @@ class Dashboard:
         return self._writer is not None and not self._writer.state.off
 
     def watch(self, request_id: str, attempt: Attempt) -> None:
-        """Keep what a request shows until its outcome follows."""
-        writer = self._writer
-        if attempt.planned is None or writer is None or writer.state.off or len(self._ended) >= ENDED:
-            return
-        try:
-            held = unseen(attempt, self._content)
-        except Exception:
-            logger.exception("a bug, in describing a request for the dashboard")
-            return
-        if held is not None:
-            self._ended[request_id] = held
+        """Keep a request until its outcome follows, a few milliseconds later."""
+        if len(self._ended) < ENDED:
+            self._ended[request_id] = attempt
 
-    def record(self, outcomes: Iterable[Outcome]) -> None:
+    def record(self, outcomes: Sequence[Outcome]) -> None:
         """Queue a row for each request. Takes a few microseconds, and never fails."""
+        attempts = [*map(self._ended.pop, map(_id, outcomes), repeat(None))]
         if self._writer is not None:
-            for outcome in outcomes:
-                self._writer.record(outcome, self._ended.pop(outcome.request_id, None))
+            self._writer.record(outcomes, held(attempts, self._content))
 
     # -- its life --
 
@@ -109,8 +105,7 @@ class Dashboard:
 
     def close(self) -> None:
         """Write what waits."""
-        self._thread.submit(self._leave)
-        self._thread.shutdown(wait=False)
+        self._thread.close(self._leave)
         if self._writer is not None:
             self._writer.close()
 
@@ -135,12 +130,16 @@ class Dashboard:
 
     async def health(self) -> Mapping[str, Any]:
         """Return the state of this process, and how the writing goes."""
-        namespaces = [] if self.off else await self.read(lambda reader: reader.namespaces())
-        return {"dashboard": self.state(), **await self._health(namespaces)}
+        state, namespaces = self.state(), list[str]()
+        try:
+            namespaces = namespaces if self.off else await self.read(lambda reader: reader.namespaces())
+        except DashboardFault as fault:
+            state["fault"] = state["fault"] or str(fault)
+        return {"dashboard": state, **await self._health(namespaces)}
 
     async def read(self, query: Callable[[Reader], T]) -> T:
         """Run a query in the reader's thread. Raises DashboardFault."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._read, query)
+        return await self._thread.run(partial(self._read, query))
 
     def namespace(self, key: str) -> tuple[str | None, str]:
         """Return the namespace that a caller's key opens, or None and why there is none."""

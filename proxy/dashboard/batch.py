@@ -1,15 +1,16 @@
 """The rows of one transaction, with what they add to the sums and to their sessions.
 
-Rows are encoded and added up soon after their requests end. Much about a request is at hand for the processor then; for
-the same work on a thousand rows at once it has to fetch them from memory, which takes several times as long.
+Rows are encoded and added up some dozens at a time, soon after their requests end. So the interpreter takes few steps
+for each of them, and what they hold is at hand for the processor: to fetch it from memory later takes several times as
+long.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
-from operator import add, itemgetter
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, repeat
+from operator import add, attrgetter, floordiv, gt, itemgetter
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,52 +20,35 @@ from proxy.dashboard.rows import (
     HOURLY,
     KEYS,
     MOST,
-    NOTHING_SEEN,
     OK,
     STORED,
     SUMMED,
     SUMS,
     Seen,
+    Values,
     decoded,
     storable,
-    values_of,
 )
-from proxy.dashboard.sessions import Unseen
 from proxy.errors import Fault
 from proxy.telemetry.outcome import Kind, Outcome
 
-logger = logging.getLogger(__name__)
+Row = tuple[float, str, bytes, int | None, bytes | None]
+"""A request as it is written: when it ended, its namespace, its outcome's values, its session, and what was sent."""
 
-Values = tuple[Any, ...]
+T = TypeVar("T")
+K = TypeVar("K")
 
 _key = itemgetter(*map(STORED.index, ("namespace", *KEYS)))
 _summed = itemgetter(*map(STORED.index, SUMMED))
-_KIND, _STATUS, _FAULT, _USES = map(STORED.index, ("kind", "status", "fault", "tool_uses"))
-_BEFORE, _AFTER = map(STORED.index, ("cost_before", "cost_after"))
+_of_session = itemgetter(*map(STORED.index, ("new_event", "cost_before", "cost_after")))
+_KIND, _STATUS = map(STORED.index, ("kind", "status"))
+_namespace, _before, _after, _fault, _uses = (
+    itemgetter(STORED.index(name)) for name in ("namespace", "cost_before", "cost_after", "fault", "tool_uses")
+)
+_session, _sent, _detail = map(attrgetter, ("session", "sent", "detail"))
 _encode = msgspec.msgpack.Encoder().encode
 _of_hour = itemgetter(*(SUMS.index(name) for name in HOURLY))
-_KIND_OF_KEY = 2 + KEYS.index("kind")
-
-
-class Packed(msgspec.Struct, gc=False):
-    """A request as it is written."""
-
-    time: float
-    namespace: str
-    outcome: bytes
-    """The outcome's values."""
-    session: int | None
-    seen: Seen | Unseen
-    """What it shows, which may have to be described first."""
-    weight: int = 0
-    """Bytes of a long request that are held for it, or of its description."""
-
-    def describe(self) -> Seen:
-        """Return what it shows, and hold nothing else of its request."""
-        if isinstance(self.seen, Unseen):
-            self.seen = shown(self.seen)
-            self.weight = self.seen.weight
-        return self.seen
+_KIND_OF_KEY = 1 + KEYS.index("kind")
 
 
 class _Part(msgspec.Struct):
@@ -75,75 +59,119 @@ class _Part(msgspec.Struct):
     first: int
     last: int
     newest: Outcome
-    requests: int = 0
-    events: int = 0
-    cost_before: int = 0
-    cost_after: int = 0
+    requests: int
+    events: int
+    cost_before: int
+    cost_after: int
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, float, Outcome, Values]]) -> _Part:
+        """Return what some rows add: the place, time, outcome and values of each."""
+        places, times, outcomes, values = zip(*rows, strict=True)
+        totals = _totals(map(_of_session, values))
+        return cls(times[0], times[-1], places[0], places[-1], outcomes[-1], len(rows), *totals)
+
+    def and_then(self, later: _Part) -> _Part:
+        return _Part(
+            self.began,
+            later.ended,
+            self.first,
+            later.last,
+            later.newest,
+            self.requests + later.requests,
+            self.events + later.events,
+            self.cost_before + later.cost_before,
+            self.cost_after + later.cost_after,
+        )
 
 
 class Batch:
     """Rows, the oldest first."""
 
     def __init__(self) -> None:
-        self.rows: list[Packed] = []
+        self.rows: list[Row] = []
+        self.details: dict[int, bytes] = {}
+        """What became of each message of a request, by the place of its row."""
+        self.weights: dict[int, int] = {}
+        """Bytes that descriptions of long requests take, by the same."""
         self._sums: dict[tuple[Any, ...], list[int]] = {}
-        """By hour, namespace and `KEYS`."""
+        """By the hour, and by namespace and `KEYS`."""
         self._parts: dict[int, _Part] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def add(self, time: float, outcome: Outcome, seen: Seen | Unseen) -> Packed:
-        """Add a row and return it, or raise what a bug raises and add nothing."""
-        outcome = storable(outcome)
-        values = values_of(outcome)
-        key, amounts = (time // HOUR, *_key(values)), _amounts(values)
-        row = Packed(time, outcome.namespace, _encode(values), seen.session, seen)
-        if row.session is not None:
-            self._add_to_session(row.session, time, outcome)
-        total = self._sums.get(key)
-        self._sums[key] = amounts if total is None else [*map(add, total, amounts)]
-        self.rows.append(row)
-        return row
+    def add(self, times: Sequence[float], outcomes: Sequence[Outcome], seen: Sequence[Seen]) -> None:
+        """Add rows, or raise what a bug raises and add none."""
+        if not outcomes:
+            return
+        outcomes, values = storable(outcomes)
+        sessions, first = [*map(_session, seen)], len(self.rows)
+        rows = [*zip(times, map(_namespace, values), map(_encode, values), sessions, map(_sent, seen), strict=True)]
+        keys = [*zip(map(floordiv, times, repeat(HOUR)), map(_key, values), strict=False)]
+        sums = {key: _amounts(several) for key, several in _grouped(keys, values).items()}
+        grouped = _grouped(sessions, [*zip(count(first), times, outcomes, values, strict=False)])
+        parts = {session: _Part.of(several) for session, several in grouped.items() if session is not None}
+        # Nothing fails from here on.
+        self.rows += rows
+        for key, amounts in sums.items():
+            _add(self._sums, key, amounts)
+        for session, part in parts.items():
+            known = self._parts.get(session)
+            self._parts[session] = known.and_then(part) if known else part
+        if any(map(_detail, seen)):
+            self.details |= {place: one.detail for place, one in enumerate(seen, first) if one.detail}
 
-    def _add_to_session(self, session: int, time: float, outcome: Outcome) -> None:
-        place = len(self.rows)
-        part = self._parts.get(session)
-        if part is None:
-            part = self._parts[session] = _Part(time, time, place, place, outcome)
-        part.ended, part.last, part.newest = time, place, outcome
-        part.requests += 1
-        part.events += outcome.new_event
-        part.cost_before += min(outcome.cost_before, MOST)
-        part.cost_after += min(outcome.cost_after, MOST)
+    def describe(self, place: int, seen: Seen) -> None:
+        """Say what a request shows whose row is there already."""
+        ended, namespace, outcome, session, _ = self.rows[place]
+        self.rows[place] = ended, namespace, outcome, session, seen.sent
+        self.weights[place] = seen.weight
+        if seen.detail:
+            self.details[place] = seen.detail
 
-    def only(self, wanted: Callable[[Packed], bool]) -> Batch:
+    def only(self, wanted: Callable[[Row], bool]) -> Batch:
         """Return a batch of the rows that are wanted."""
-        return self if all(map(wanted, self.rows)) else _again(filter(wanted, self.rows))
+        places = [place for place, row in enumerate(self.rows) if wanted(row)]
+        return self if len(places) == len(self.rows) else self._part(places)
 
     def split(self, count: int) -> tuple[Batch, Batch]:
         """Return a batch of so many of the oldest rows, and one of the others."""
-        return _again(self.rows[:count]), _again(self.rows[count:])
+        return self._part(range(count)), self._part(range(count, len(self.rows)))
+
+    def _part(self, places: Sequence[int]) -> Batch:
+        """Return a batch of the rows in these places."""
+        rows = [self.rows[place] for place in places]
+        outcomes = [msgspec.convert(decoded(outcome), Outcome) for _, _, outcome, _, _ in rows]
+        details = map(self.details.get, places)
+        batch = Batch()
+        batch.add(
+            [time for time, *_ in rows],
+            outcomes,
+            [Seen(session, sent, detail) for (*_, session, sent), detail in zip(rows, details, strict=True)],
+        )
+        batch.weights = {new: self.weights[old] for new, old in enumerate(places) if old in self.weights}
+        return batch
 
     # -- what a transaction adds --
 
     def namespaces(self) -> set[str]:
-        return {key[1] for key in self._sums}
+        return {namespace for _, (namespace, *_) in self._sums}
 
     def days(self) -> list[tuple[object, ...]]:
         """Return the sums of days with all keys."""
         found: dict[tuple[object, ...], list[int]] = {}
-        for (hour, namespace, *keys), total in self._sums.items():
+        for (hour, (namespace, *keys)), total in self._sums.items():
             _add(found, (int(hour * HOUR // DAY), namespace, *map(str, keys)), total)
         return [(*key, *total) for key, total in found.items()]
 
     def hours(self) -> list[tuple[object, ...]]:
         """Return the sums of hours. Costs of untouched requests are only compared with those of a holdout."""
         found: dict[tuple[object, ...], list[int]] = {}
-        for key, total in self._sums.items():
+        for (hour, key), total in self._sums.items():
             if (kind := key[_KIND_OF_KEY]) is not Kind.OBSERVED:
                 spent = total if kind is not Kind.UNTOUCHED else _without_costs(total)
-                _add(found, (int(key[0]), key[1]), [*_of_hour(spent)])
+                _add(found, (int(hour), key[0]), [*_of_hour(spent)])
         return [(*key, *total) for key, total in found.items()]
 
     def sessions(self, first: int, number: Callable[[str], int]) -> list[tuple[object, ...]]:
@@ -172,40 +200,42 @@ class Batch:
         ]
 
 
-def shown(unseen: Unseen) -> Seen:
-    """Return what a request shows. A bug there costs no row."""
-    try:
-        return unseen.seen()
-    except Exception:
-        logger.exception("a bug, in describing a request for the dashboard")
-        return NOTHING_SEEN
+def _grouped(keys: Sequence[K], values: Sequence[T]) -> dict[K, Sequence[T]]:
+    """Return the values of each key."""
+    if keys.count(keys[0]) == len(keys):
+        return {keys[0]: values}
+    found: dict[K, list[T]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, []).append(value)
+    return {**found}
 
 
-def _again(rows: Iterable[Packed]) -> Batch:
-    """Return a batch of rows that were part of another one."""
-    batch = Batch()
-    for row in rows:
-        batch.add(row.time, msgspec.convert(decoded(row.outcome), Outcome), row.seen)
-        batch.rows[-1] = row
-    return batch
+def _totals(rows: Iterable[tuple[int, ...]]) -> list[int]:
+    """Return the sums of a table's columns. No number, none of which is negative, counts for more than `MOST`."""
+    columns = [*zip(*rows, strict=True)]
+    totals = [*map(sum, columns)]
+    if max(totals) > MOST:
+        totals = [sum([min(one, MOST) for one in column]) for column in columns]
+    return totals
 
 
-def _amounts(values: Values) -> list[int]:
-    """Return what a request adds to `SUMS`."""
-    kind, faulty = values[_KIND], values[_FAULT] is not Fault.NONE
-    if kind is Kind.OBSERVED and values[_STATUS] != OK:  # as in the metrics: nothing was planned for another reply
-        return [1, faulty, *[0] * (len(SUMS) - 2)]
-    summed, uses = _summed(values), values[_USES]
-    if max(summed) > MOST:
-        summed = [min(one, MOST) for one in summed]
-    loss = kind is not Kind.SUMMARY and values[_AFTER] > values[_BEFORE]
-    return [1, faulty, loss, min(sum([use.tokens for use in uses]), MOST) if uses else 0, *summed]
+def _amounts(requests: Sequence[Values]) -> list[int]:
+    """Return what requests of one key add to `SUMS`."""
+    kind, faults = requests[0][_KIND], len(requests) - [*map(_fault, requests)].count(Fault.NONE)
+    planned = requests
+    if kind is Kind.OBSERVED:  # as in the metrics: nothing was planned for another reply
+        planned = [one for one in requests if one[_STATUS] == OK]
+    if not planned:
+        return [len(requests), faults, *[0] * (len(SUMS) - 2)]
+    losses = 0 if kind is Kind.SUMMARY else sum(map(gt, map(_after, planned), map(_before, planned)))
+    read = sum([min(sum([use.tokens for use in uses]), MOST) for uses in filter(None, map(_uses, planned))])
+    return [len(requests), faults, losses, read, *_totals(map(_summed, planned))]
 
 
 def _without_costs(total: list[int]) -> list[int]:
     return [0 if name.startswith("cost") else value for name, value in zip(SUMS, total, strict=True)]
 
 
-def _add(sums: dict[tuple[object, ...], list[int]], key: tuple[object, ...], amounts: list[int]) -> None:
+def _add(sums: dict[tuple[Any, ...], list[int]], key: tuple[Any, ...], amounts: list[int]) -> None:
     total = sums.get(key)
     sums[key] = amounts if total is None else [*map(add, total, amounts)]

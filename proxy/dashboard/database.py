@@ -10,15 +10,15 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import chain, count
+from itertools import chain, count, islice, repeat
 from pathlib import Path
 
 from proxy.dashboard import statements
-from proxy.dashboard.batch import Batch, Packed
+from proxy.dashboard.batch import Batch
 from proxy.dashboard.file import create, drop, logs, moved
 from proxy.dashboard.rows import DAY, HOUR, KEYS, NO_ROW, SCHEMA
 from proxy.dashboard.versions import READABLE, VERSION, set_aside, upgraded
@@ -105,6 +105,7 @@ class Database:
             self.connection.close()
             raise
         self._logs = logs(path)
+        self._values = self.connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
 
     def close(self) -> None:
         self.leave()
@@ -241,33 +242,50 @@ class Database:
         return done
 
     def _add(self, batch: Batch) -> int:
-        run, many = self.connection.execute, self.connection.executemany
+        run = self.connection.execute
         if (version := self._pragma("data_version")) != self._version:
             self._known, self._version = {}, version  # another process may have deleted a namespace
             self._forgotten = dict(run("SELECT digest, time FROM forgotten"))
         batch = self._remembered(batch) if self._forgotten else batch
+        if not batch.rows:
+            return 0
         first = run(f"SELECT coalesce(max(id), 0) + 1 FROM requests WHERE id < {NO_ROW}").fetchone()[0]
-        worker, ids = os.getpid(), {name: self._namespace(name) for name in batch.namespaces()}
-        self._insert([_row(id, ids, worker, one) for id, one in zip(count(first), batch.rows, strict=False)])
-        details = [(id, detail) for id, one in enumerate(batch.rows, first) if (detail := one.describe().detail)]
-        if details:
-            many("INSERT INTO details (id, detail) VALUES (?, ?)", details)
+        self._insert(statements.ADD, self._requests(first, batch), len(batch))
+        if batch.details:
+            self._insert(
+                statements.ADD_DETAIL,
+                ((first + place, one) for place, one in batch.details.items()),
+                len(batch.details),
+            )
             run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))
-        many(statements.ADD_DAY, batch.days())
-        many(statements.ADD_HOUR, batch.hours())
-        many(statements.ADD_SESSION, batch.sessions(first, self._namespace))
+        for insertion, sums in (
+            (statements.ADD_DAY, batch.days()),
+            (statements.ADD_HOUR, batch.hours()),
+            (statements.ADD_SESSION, batch.sessions(first, self._namespace)),
+        ):
+            self._insert(insertion, iter(sums), len(sums))
         return len(batch)
 
     def _remembered(self, batch: Batch) -> Batch:
         """Return the rows of a batch but those that were to be forgotten before they were written."""
         times = {name: self._forgotten.get(_digest(name), 0.0) for name in batch.namespaces()}
-        return batch.only(lambda row: row.time > times[row.namespace])
+        return batch.only(lambda row: row[0] > times[row[1]])
 
-    def _insert(self, rows: Sequence[tuple[object, ...]]) -> None:
-        """Add rows, many with each call."""
-        for at in range(0, len(rows), statements.AT_ONCE):
-            several = rows[at : at + statements.AT_ONCE]
-            self.connection.execute(statements.add_several(len(several)), [*chain.from_iterable(several)])
+    def _requests(self, first: int, batch: Batch) -> Iterator[tuple[object, ...]]:
+        """Return the values of all rows. SQLite's module takes arrays of bytes as they are, and looks for what to do
+        with bytes."""
+        ids = {name: self._namespace(name) for name in batch.namespaces()}
+        times, names, outcomes, sessions, sent = zip(*batch.rows, strict=True)
+        blobs = map(bytearray, outcomes), (one and bytearray(one) for one in sent)
+        return zip(count(first), times, map(ids.get, names), sessions, repeat(os.getpid()), *blobs, strict=False)
+
+    def _insert(self, insertion: statements.Insertion, rows: Iterator[tuple[object, ...]], number: int) -> None:
+        """Add so many rows, many with each statement."""
+        most = self._values // len(insertion.columns)
+        while number > 0:
+            size = next(size for size in statements.SIZES if size <= min(number, most))
+            self.connection.execute(insertion.of(size), [*chain.from_iterable(islice(rows, size))])
+            number -= size
 
     def _namespace(self, name: str) -> int:
         if name not in self._known:
@@ -336,11 +354,3 @@ class Database:
 def _digest(namespace: str) -> bytes:
     """Return that by which a namespace is known that is to be forgotten."""
     return sha256(namespace.encode()).digest()
-
-
-def _row(id: int, namespaces: Mapping[str, int], worker: int, one: Packed) -> tuple[object, ...]:
-    """Return the values of a row. SQLite's module takes an array of bytes as it is, and looks for what to do with
-    bytes."""
-    sent = one.describe().sent
-    described = None if sent is None else bytearray(sent)
-    return id, one.time, namespaces[one.namespace], one.session, worker, bytearray(one.outcome), described

@@ -1,7 +1,9 @@
 """New rows as a stream of events, for all viewers from one look at the file.
 
 Each look costs a transaction, and each viewer a write. So many viewers get the rows less often, and get only what the
-live page shows."""
+live page shows. A look writes to all viewers by itself: to wake each one's task would cost as much as the write. Only a
+viewer that is behind, or whose stream ends, is left to its own task.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import islice
 
-import msgspec
-
 from proxy.dashboard.access import Viewer
-from proxy.dashboard.reader import Row
+from proxy.dashboard.events import LiveEvent
 from proxy.errors import DashboardFault
 
 logger = logging.getLogger(__name__)
@@ -35,99 +35,143 @@ SILENCE = 15.0
 VIEWERS = 100
 """Most streams of one process."""
 
+BEGINNING, ALIVE = b": the rows that come from now on\n\n", b": still here\n\n"
 
-class LiveEvent(msgspec.Struct, frozen=True):
-    """A row, as viewers get it."""
+Push = Callable[[bytes], bool]
+"""Writes a piece of a reply at once, or returns that it cannot."""
 
-    id: int
-    namespace: str
-    data: bytes
+
+class _Stream:
+    """One viewer's."""
+
+    def __init__(self, viewer: Viewer, push: Push | None, seen: int, spoken: float) -> None:
+        self.namespace = None if viewer.operator else viewer.namespace
+        self.until = viewer.until
+        self.push = push
+        self.seen = seen
+        """Of how many rows it has had, or was not to get, its own ones."""
+        self.spoken = spoken
+        self.waits = False
+        """Whether its task waits, and so writes nothing itself."""
+        self.came = asyncio.Event()
+
+    def wake(self) -> None:
+        """Leave what comes next to the task."""
+        self.waits = False
+        self.came.set()
 
 
 class Live:
     """`rows` returns the rows after an id, of all workers, and `newest` the newest id."""
 
-    def __init__(self, rows: Callable[[int], Awaitable[list[Row]]], newest: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, rows: Callable[[int], Awaitable[list[LiveEvent]]], newest: Callable[[], Awaitable[int]]) -> None:
         self._rows = rows
         self._newest = newest
         self._events: deque[LiveEvent] = deque(maxlen=KEPT)
         self._looking: asyncio.Task[None] | None = None
-        self._came = asyncio.Event()
+        self._streams: set[_Stream] = set()
         self._count = 0
         self._texts: dict[tuple[int, str | None], bytes] = {}
         """What viewers get who have seen so many rows: most of them get the same."""
-        self.viewers = 0
         self.ended = False
 
-    def end(self) -> None:
-        """End all streams, because the process ends."""
-        self.ended = True
-        self._wake()
-
-    async def events(self, viewer: Viewer, now: Callable[[], float]) -> AsyncIterator[bytes]:
-        """Yield server-sent events until the viewer's login or the process ends."""
-        self.viewers += 1
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
-        seen, time = self._count, asyncio.get_running_loop().time
-        spoken = time()
-        try:
-            yield b": the rows that come from now on\n\n"
-            while not self.ended and now() < viewer.until:
-                if seen == self._count:
-                    await self._came.wait()
-                text = self._text(seen, None if viewer.operator else viewer.namespace)
-                seen = self._count
-                if text or time() - spoken >= SILENCE - self.pace:
-                    spoken = time()
-                    yield text or b": still here\n\n"
-        finally:
-            self.viewers -= 1
-            if not self.viewers and self._looking:
-                self._looking.cancel()
-                self._looking = None
-
-    def _text(self, seen: int, namespace: str | None) -> bytes:
-        """Return the events after so many; without a namespace, those of all."""
-        if (seen, namespace) not in self._texts:
-            self._texts[seen, namespace] = b"".join(
-                b"id: %d\ndata: %b\n\n" % (event.id, event.data)
-                for event in islice(self._events, max(len(self._events) - (self._count - seen), 0), None)
-                if namespace in (None, event.namespace)
-            )
-        return self._texts[seen, namespace]
+    @property
+    def viewers(self) -> int:
+        return len(self._streams)
 
     @property
     def pace(self) -> float:
         """Return the seconds between two looks."""
         return min(max(EVERY, self.viewers / WRITES), SLOWEST)
 
-    def _wake(self) -> None:
-        """Let all viewers look at what came."""
-        self._texts.clear()
-        came, self._came = self._came, asyncio.Event()
-        came.set()
+    def end(self) -> None:
+        """End all streams, because the process ends."""
+        self.ended = True
+        for stream in self._streams:
+            stream.wake()
 
-    async def _look(self) -> None:
+    async def events(self, viewer: Viewer, now: Callable[[], float], push: Push | None = None) -> AsyncIterator[bytes]:
+        """Yield server-sent events until the viewer's login or the process ends, but those that `push` writes."""
+        time = asyncio.get_running_loop().time
+        stream = _Stream(viewer, push, self._count, time())
+        self._streams.add(stream)
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(now))
+        try:
+            yield BEGINNING
+            while not self.ended and now() < stream.until:
+                if stream.seen == self._count:
+                    stream.came.clear()
+                    stream.waits = True
+                    await stream.came.wait()
+                if text := self._next(stream, time()):
+                    yield text
+        finally:
+            self._streams.discard(stream)
+            if not self._streams and self._looking:
+                self._looking.cancel()
+                self._looking = None
+
+    def _next(self, stream: _Stream, now: float) -> bytes:
+        """Return what a viewer gets next, and count it as seen; nothing, if it has heard of us not long ago."""
+        text = self._text(stream.seen, stream.namespace)
+        stream.seen = self._count
+        if not text and now - stream.spoken >= SILENCE - self.pace:
+            text = ALIVE
+        if text:
+            stream.spoken = now
+        return text
+
+    def _text(self, seen: int, namespace: str | None) -> bytes:
+        """Return the events after so many; without a namespace, those of all."""
+        if (seen, namespace) not in self._texts:
+            self._texts[seen, namespace] = b"".join(
+                [
+                    event.text
+                    for event in islice(self._events, max(len(self._events) - (self._count - seen), 0), None)
+                    if namespace in (None, event.namespace)
+                ]
+            )
+        return self._texts[seen, namespace]
+
+    def _spread(self, now: float) -> None:
+        """Write to all viewers what came."""
+        self._texts.clear()
+        time = asyncio.get_running_loop().time()
+        for stream in self._streams:
+            if not stream.waits:
+                continue  # its task looks again before it waits
+            if stream.push is None or now >= stream.until:
+                stream.wake()
+                continue
+            seen = stream.seen
+            if (text := self._next(stream, time)) and not stream.push(text):
+                stream.seen = seen
+                stream.wake()
+
+    async def _look(self, now: Callable[[], float]) -> None:
         last, quiet = -1, 0.0
         while True:
-            try:
-                if last < 0:
-                    last = await self._newest()
-                rows = await self._rows(last)
-                if not rows and last > (top := await self._newest()):
-                    last = top  # rows were deleted, and their ids are given again
-                for row in rows:
-                    self._count += 1
-                    self._events.append(LiveEvent(row["id"], row.get("namespace", ""), msgspec.json.encode(row)))
-                    last = row["id"]
-            except DashboardFault:
-                rows = []  # the page about health says so
-            except Exception:
-                rows = []
-                logger.exception("a bug, in looking for rows to stream")
-            quiet = 0.0 if rows else quiet + self.pace
-            if rows or quiet >= SILENCE:
+            known = self._count
+            last = await self._after(last)
+            quiet = 0.0 if self._count > known else quiet + self.pace
+            if not quiet or quiet >= SILENCE:
                 quiet = 0.0
-                self._wake()
+                self._spread(now())
             await asyncio.sleep(self.pace)
+
+    async def _after(self, last: int) -> int:
+        """Take the rows after an id, and return the newest one's."""
+        try:
+            if last < 0:
+                last = await self._newest()
+            if events := await self._rows(last):
+                self._count += len(events)
+                self._events += events
+                return events[-1].id
+            return min(last, await self._newest())  # if rows were deleted, their ids are given again
+        except DashboardFault:
+            pass  # the page about health says so
+        except Exception:
+            logger.exception("a bug, in looking for rows to stream")
+        return last

@@ -25,6 +25,7 @@ from proxy.dashboard.rows import NO_ROW
 from proxy.dashboard.savings import Price, compared, savings
 from proxy.dashboard.sessions import KINDS
 from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, Overloaded, ProxyError, Unauthorized
+from proxy.requests.exchange import RAW, Raw
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -112,12 +113,8 @@ class _Pages:
             return _page(LOGIN.format(said=""))
         form = await _form(request)
         token, key = form.get("token", ""), form.get("key", "")
-        address = request.client.host if request.client else ""
         if token:
-            right = self._access.is_admin(token, address)
-            if right is None:
-                return _page(LOGIN.format(said="Too many tries. Wait a minute."), 429, {"retry-after": "60"})
-            cookie = self._access.cookie(None) if right else None
+            cookie = self._access.cookie(None) if self._access.is_admin(token) else None
             said = (
                 "This is not the admin token." if self._access.has_token else "This proxy has no OFFLOAD_ADMIN_TOKEN."
             )
@@ -162,7 +159,9 @@ class _Pages:
             return Response(None, 200, HEADERS, "text/event-stream")
         if live.viewers >= VIEWERS:
             raise Overloaded(f"More than {VIEWERS} viewers at once; try again")
-        return StreamingResponse(live.events(viewer, time.time), 200, HEADERS, "text/event-stream")
+        raw: Raw | None = request.scope.get("extensions", {}).get(RAW)
+        events = live.events(viewer, time.time, raw["push"] if raw else None)
+        return StreamingResponse(events, 200, HEADERS, "text/event-stream")
 
     async def me(self, request: Request, viewer: Viewer) -> Any:
         state = self._dashboard.state()
@@ -219,7 +218,7 @@ class _Pages:
             return viewer
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if token:
-            if self._access.is_admin(token, request.client.host if request.client else ""):
+            if self._access.is_admin(token):
                 return Viewer()
             namespace, _ = self._dashboard.namespace(token)
             return Viewer(namespace) if namespace else None
@@ -256,8 +255,8 @@ async def _form(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in parse_qs(body.decode("latin-1")).items()}
 
 
-def _page(text: str, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(text, status, {**HEADERS, **(headers or {})}, TYPES["html"])
+def _page(text: str, status: int = 200) -> Response:
+    return Response(text, status, HEADERS, TYPES["html"])
 
 
 def _static(name: str) -> Response:

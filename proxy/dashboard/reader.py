@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from proxy.dashboard.events import LiveEvent, live_event, name_of
 from proxy.dashboard.file import moved
-from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, NO_ROW, SUMS, Damaged, decoded, shown_live, unpacked
-from proxy.dashboard.sessions import SentTokens, detail, listed
+from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, NO_ROW, SUMS, Damaged, decoded
+from proxy.dashboard.sessions import detail, listed, sent_tokens
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind
 
@@ -45,7 +46,6 @@ class Reader:
         self._connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=rw", timeout=1.0, isolation_level=None, check_same_thread=False, uri=True
         )
-        self._connection.row_factory = sqlite3.Row
         self._connection.execute("PRAGMA query_only = ON")
         self._connection.execute(f"PRAGMA cache_size = -{CACHED}")
         self._connection.set_progress_handler(self._late, STEPS)
@@ -67,13 +67,15 @@ class Reader:
         )
         return [row["name"] for row in found]
 
-    def after(self, id: int) -> list[Row]:
-        """Return what the live page shows of up to `PAGE` rows that are newer than this one, the newest of them, in
-        their order."""
-        found = self._rows(
-            f"SELECT id, time, worker, session, outcome FROM requests WHERE id > ? ORDER BY id DESC LIMIT {PAGE}", id
-        )
-        return _readable(found, _shown_live)[::-1]
+    def after(self, id: int) -> list[LiveEvent]:
+        """Return up to `PAGE` rows that are newer than this one, the newest of them, in their order."""
+        query = f"""SELECT id, time, worker, session, outcome FROM requests WHERE id > ? AND id < {NO_ROW}
+        ORDER BY id DESC LIMIT {PAGE}"""
+        events = []
+        for row in reversed(self._found(query, (id,))):
+            with suppress(Damaged):
+                events.append(live_event(*row))
+        return events
 
     def before(self, id: int, namespace: str | None = None) -> list[Row]:
         """Return up to `PAGE` rows that are older than this one, the newest first."""
@@ -176,7 +178,7 @@ class Reader:
 
     def _listed(self, row: Row, shown: Row) -> Row | None:
         """Return the messages of a request that went as it came, from what it and earlier ones added to its session."""
-        own = _sent_tokens(row).added if row["sent"] else None
+        own = sent_tokens(row["sent"]).added if row["sent"] else None
         if own is None or shown["kind"] != Kind.UNTOUCHED:
             return None
         rows = self._rows(
@@ -187,7 +189,7 @@ class Reader:
             row["id"],
             row["session"],
         )
-        earlier = [added for added in (_sent_tokens(one).added for one in rows) if added]
+        earlier = [added for added in (sent_tokens(one["sent"]).added for one in rows) if added]
         try:
             messages, omitted = listed([own, *earlier])
         except (ValueError, IndexError) as error:
@@ -196,19 +198,20 @@ class Reader:
 
     def _rows(self, query: str, *values: object) -> list[Row]:
         """Run one query. Raises DashboardFault."""
+        return [dict(row) for row in self._found(query, values, sqlite3.Row)]
+
+    def _found(self, query: str, values: Sequence[object], kind: type[sqlite3.Row] | None = None) -> list[Any]:
+        """Return what a query finds, as tuples unless another `kind` is given. Raises DashboardFault."""
         self._until = time.monotonic() + SECONDS
+        cursor = self._connection.cursor()
+        cursor.row_factory = kind
         try:
-            return [dict(row) for row in self._connection.execute(query, values)]
+            return cursor.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise DashboardFault(f"The dashboard's file cannot be read: {error}") from error
 
     def _late(self) -> bool:
         return time.monotonic() > self._until
-
-
-def name_of(session: int) -> str:
-    """Return a session's number as text, because JavaScript's numbers are not exact enough."""
-    return f"{session:016x}"
 
 
 def _of_session(row: Row) -> Row:
@@ -228,35 +231,19 @@ def _by_id(own: str) -> str:
     return own.replace("= ?", "= (SELECT id FROM namespaces WHERE name = ?)")
 
 
-def _readable(rows: list[Row], shown: Callable[[Row], Row] | None = None) -> list[Row]:
+def _readable(rows: list[Row]) -> list[Row]:
     """Return requests as pages get them, without those that are damaged."""
     found = []
     for row in rows:
         with suppress(Damaged):
-            found.append((shown or _shown)(row))
+            found.append(_shown(row))
     return found
 
 
 def _shown(row: Row) -> Row:
     """Return a request as pages get it: its outcome with what is known beside it. Raises Damaged."""
-    sent = _sent_tokens(row) if row["sent"] else None
+    sent = sent_tokens(row["sent"]) if row["sent"] else None
     beside = {"kinds": sent.tokens, "came": sent.came} if sent else {}
     kept: Row = {name: row[name] for name in ("id", "time", "worker") if name in row}
     session = None if row["session"] is None else name_of(row["session"])
     return {**decoded(row["outcome"]), **kept, **beside, "session": session}
-
-
-def _shown_live(row: Row) -> Row:
-    """Return a request as the live page gets it. Raises Damaged."""
-    session = row["session"]
-    return {
-        "id": row["id"],
-        "time": row["time"],
-        "worker": row["worker"],
-        **shown_live(row["outcome"]),
-        "session": None if session is None else name_of(session),
-    }
-
-
-def _sent_tokens(row: Row) -> SentTokens:
-    return unpacked(row["sent"], SentTokens)

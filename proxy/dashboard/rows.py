@@ -5,7 +5,8 @@ An outcome is stored as the list of its fields' values, in the order of `STORED`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
@@ -49,11 +50,6 @@ HOURLY = ("requests", "tokens_before", "tokens_after", "cost_before", "cost_afte
 SUMS = ("requests", "faults", "losses", "retrieved_tokens", *SUMMED)
 """The columns of the sums: requests, those that went wrong, those that cost more than as they came, tokens that our
 tools read back, and the sums of fields."""
-
-LIVE = ("namespace", "tenant", "kind", "method", "path", "dialect", "model", "status", "fault", "detail", "reason",
-        "obstacle", "tokens_before", "tokens_after", "prompt_tokens", "cached_tokens", "compacted", "compressed",
-        "reinserted", "rounds", "events", "new_event", "holdout")  # fmt: skip
-"""Fields of an outcome that the live page shows of a request."""
 
 TEXTS = ("method", "path", "model", "obstacle", "detail")
 """Fields of an outcome that the client or upstream worded."""
@@ -123,21 +119,26 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
 NOTHING_SEEN = Seen()
 
 
-values_of: Callable[[Outcome], tuple[Any, ...]]
+Values = tuple[Any, ...]
+values_of: Callable[[Outcome], Values]
 values_of = msgspec.structs.astuple if Outcome.__struct_fields__ == STORED else attrgetter(*STORED)  # it is faster
 """Returns an outcome's values, in the order of `STORED`."""
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outcome)}
-_texts = attrgetter(*TEXTS)
-_live = itemgetter(*map(STORED.index, LIVE))
+_texts = itemgetter(*map(STORED.index, TEXTS))
 
 
-def storable(outcome: Outcome) -> Outcome:
-    """Return an outcome whose texts the file can hold: short, and without lone surrogates, which JSON may name."""
-    found = _texts(outcome)
-    together = "".join(found)
-    if len(together) <= LONGEST_NAME and together.isascii():
-        return outcome
-    short = [text[:LONGEST_NAME].encode("utf-8", "replace").decode() for text in found]
+def storable(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Values]]:
+    """Return outcomes whose texts the file can hold, which are short and without lone surrogates, and their values."""
+    values = [*map(values_of, outcomes)]
+    texts = [*chain.from_iterable(map(_texts, values))]
+    if max(map(len, texts)) <= LONGEST_NAME and "".join(texts).isascii():
+        return outcomes, values
+    outcomes = [*map(_shortened, outcomes, map(_texts, values))]
+    return outcomes, [*map(values_of, outcomes)]
+
+
+def _shortened(outcome: Outcome, texts: Sequence[str]) -> Outcome:
+    short = [text[:LONGEST_NAME].encode("utf-8", "replace").decode() for text in texts]
     return msgspec.structs.replace(outcome, **dict(zip(TEXTS, short, strict=True)))
 
 
@@ -160,11 +161,3 @@ def unpacked(packed: bytes, kind: type[T], *, strict: bool = True) -> T:
         return msgspec.msgpack.decode(packed, type=kind, strict=strict)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
         raise Damaged(str(error)) from error
-
-
-def shown_live(row: bytes) -> dict[str, Any]:
-    """Return the fields that the live page shows, without those that are empty or 0. Raises Damaged."""
-    values = unpacked(row, list[Any])
-    if len(values) < len(STORED) - len(ADDED):
-        raise Damaged("too few values")
-    return {name: value for name, value in zip(LIVE, _live(values), strict=True) if value}

@@ -1,30 +1,27 @@
-"""What a chat request shows beside its outcome: its session, the tokens that were sent of each kind, and what became of
-each message.
+"""What a chat request shows beside its outcome: the tokens that were sent of each kind, and each message's fate.
+
+It is described when the request ends, or, if it is short, when somebody reads its row.
 """
 
 from __future__ import annotations
 
-import hashlib
 import zlib
-from collections.abc import Sequence
-from functools import lru_cache, partial, reduce
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from proxy.core.conversation import opening
-from proxy.core.history import BEGINNING, History, extend
 from proxy.core.history import digest as history_digest
 from proxy.core.plan import Room, live
-from proxy.dashboard.rows import LONGEST_NAME, Damaged, Seen, unpacked
+from proxy.dashboard.rows import Damaged, unpacked
 from proxy.dialects import render
-from proxy.requests.attempt import AsItCame, Observed, Rewritten
+from proxy.requests.attempt import Observed, Rewritten
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
     from proxy.core.history import Message
-    from proxy.requests.attempt import Attempt
     from proxy.requests.prepare import PlannedRequest
 
 KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapshot", "hidden")
@@ -46,12 +43,6 @@ MESSAGES = 2_000
 SHORT = 8
 """A history of so few messages is kept with each of its requests."""
 
-BRIEF = 64
-"""Messages of a request that is described when it ends. One with more is described later, in another thread."""
-
-SESSIONS = 4_096
-"""Sessions whose numbers are remembered."""
-
 LONGEST_TEXT, TEXTS = 20_000, 500_000
 """Characters that are kept of one text, and of all texts of one request, if content is kept at all."""
 
@@ -65,14 +56,12 @@ _DIGEST = 8
 """Bytes of a digest that are kept."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_roles = partial(map, attrgetter("role"))
-_tokens = partial(map, attrgetter("tokens"))
-_meanings = partial(map, attrgetter("meaning"))
-_digests = partial(map, attrgetter("digest"))
-_beginnings = partial(map, itemgetter(slice(_DIGEST)))
+_role, _size, _meaning, _digest = map(attrgetter, ("role", "tokens", "meaning", "digest"))
+_beginning = itemgetter(slice(_DIGEST))
+_figures = attrgetter("role", "tokens", "digest", "meaning")
 
 
-class AddedMessages(msgspec.Struct, array_like=True, frozen=True):
+class AddedMessages(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The messages that a request added to its session. With those of the requests before it, these are all it had."""
 
     before: int
@@ -99,7 +88,17 @@ class AddedMessages(msgspec.Struct, array_like=True, frozen=True):
         ]
 
 
-class SentTokens(msgspec.Struct, array_like=True, frozen=True):
+class Figures(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What is kept of a message of a short request: see `Message`. They are taken as they are, which takes a fraction
+    of what it takes to describe the request."""
+
+    role: int
+    tokens: int
+    digest: bytes
+    meaning: bytes
+
+
+class SentTokens(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What was sent. `tokens` are those of each of `KINDS`, and `came` those of the request as it came."""
 
     tokens: list[int]
@@ -107,6 +106,9 @@ class SentTokens(msgspec.Struct, array_like=True, frozen=True):
     event: object = None
     """Figures of an event, in rows of the first version."""
     added: AddedMessages | None = None
+    messages: Sequence[Figures] = ()
+    """Those of a short request that went as it came, until it is read. Then `tokens` are of its room the preamble, what
+    is aside, and the reply, `came` are those of its messages alone, and it has no `added`."""
 
 
 class Fate(msgspec.Struct, frozen=True):
@@ -126,56 +128,33 @@ class Fate(msgspec.Struct, frozen=True):
     """Tokens of the hidden rounds that are put back with it."""
 
 
-class Unseen(msgspec.Struct, frozen=True):
-    """What is held of a request until it is described. Of one that went as it came nothing else is held; the rest is
-    freed at once, and its memory used again while it is warm."""
+def described(
+    messages: Sequence[Message],
+    came: int,
+    room: Room,
+    attempt: Rewritten | Observed | None = None,
+    *,
+    content: bool = False,
+) -> tuple[bytes, bytes | None]:
+    """Return what was sent, and what became of each message if anything did, as the file keeps them.
 
-    namespace: str
-    dialect: str
-    model: str
-    past: History
-    room: Room
-    weight: int
-    """Bytes that are held, at most."""
-    attempt: Rewritten | Observed | None = None
-    content: bool = False
-    """Whether the texts of its messages are kept."""
-
-    @property
-    def brief(self) -> bool:
-        """Whether it is described at once, as that takes a few microseconds."""
-        return self.attempt is None and len(self.past.measured) <= BRIEF
-
-    @property
-    def session(self) -> int:
-        number = _session if len(self.model) <= LONGEST_NAME else _session.__wrapped__
-        return number(self.namespace, self.dialect, self.model, opening(self.past.measured))
-
-    def seen(self) -> Seen:
-        """Return what the request shows."""
-        attempt = self.attempt
-        if attempt is None:
-            return Seen(self.session, _encode(_sent(self)))
-        fates = _fates(attempt, attempt.planned)
-        return Seen(self.session, _encode(_sent(self, fates)), _detail(attempt, attempt.planned, fates, self.content))
+    `came` are the tokens of the messages as they came, `attempt` is None if the request went as it came, and `content`
+    says whether the texts of its messages are kept.
+    """
+    if attempt is None:
+        return _encode(_sent(messages, came, room)), None
+    fates = _fates(attempt, attempt.planned)
+    sent = _sent(messages, came, room, attempt if isinstance(attempt, Rewritten) else None, fates)
+    return _encode(sent), _detail(attempt, attempt.planned, fates, content)
 
 
-def unseen(attempt: Attempt, content: bool = False) -> Unseen | None:
-    """Return what to hold of a request; None if it was not planned. `content` says whether any texts are kept."""
-    planned, parsed = attempt.planned, attempt.parsed
-    if planned is None or planned.dialect.counts:
-        return None
-    tenant, dialect, model = parsed.tenant, planned.dialect.name, planned.request.model
-    held = tenant.namespace, dialect, model, planned.past, planned.room, len(parsed.body)
-    if isinstance(attempt, AsItCame):
-        return Unseen(*held)
-    return Unseen(*held, attempt, content and tenant.policy.dashboard.content)
-
-
-@lru_cache(SESSIONS)
-def _session(namespace: str, dialect: str, model: str, began: tuple[bytes, ...]) -> int:
-    name = f"{namespace} {dialect} {model} ".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.sha256(name + reduce(extend, began, BEGINNING)).digest()[:8]) >> 1
+def packed(
+    messages: Iterable[Sequence[Message]], came: Iterable[int], rooms: Iterable[tuple[int, int, int]]
+) -> Iterator[bytes]:
+    """Return what was sent in short requests that went as they came, to be described when it is read. A room is its
+    preamble, what is aside, and the reply."""
+    figures = map(list, map(map, repeat(_figures), messages))
+    return map(_encode, zip(rooms, came, repeat(None), repeat(None), figures, strict=False))
 
 
 def detail(kept: bytes) -> dict[str, Any]:
@@ -201,35 +180,52 @@ def listed(added: Sequence[AddedMessages]) -> tuple[list[Fate], int]:
     return fates, (fates[-1].index + 1 if fates else 0) - len(fates)
 
 
-def _sent(one: Unseen, fates: Sequence[Fate] = ()) -> SentTokens:
-    messages, room, tokens = one.past.measured, one.room, [0] * len(KINDS)
-    rewritten = one.attempt if isinstance(one.attempt, Rewritten) else None
-    definitions = room.aside - room.reply - OUR_TOOLS_TOKENS
-    kinds = bytes(_roles(messages)).translate(_KINDS)
+def sent_tokens(packed: bytes) -> SentTokens:
+    """Return what was sent, as the file has it. Raises Damaged."""
+    sent = unpacked(packed, SentTokens)
+    if not sent.messages:
+        return sent
+    try:
+        preamble, aside, reply = sent.tokens
+        return _sent(sent.messages, sent.came, Room(aside=aside, reply=reply, preamble=preamble))
+    except ValueError as error:
+        raise Damaged(str(error)) from error
+
+
+def _sent(
+    messages: Sequence[Message | Figures],
+    came: int,
+    room: Room,
+    rewritten: Rewritten | None = None,
+    fates: Sequence[Fate] = (),
+) -> SentTokens:
+    kinds, sizes = bytes(map(_role, messages)).translate(_KINDS), [*map(_size, messages)]
+    definitions, tokens = room.aside - room.reply - OUR_TOOLS_TOKENS, [0] * len(KINDS)
     if rewritten is None:
-        for kind, size in zip(kinds, _tokens(messages)):  # noqa: B905 - it would take longer
+        for kind, size in zip(kinds, sizes):  # noqa: B905 - it would take longer
             tokens[kind] += size
     else:
         _add_rewritten(tokens, rewritten, fates)
-    tokens[TOOLS] = definitions + (OUR_TOOLS_TOKENS if rewritten and rewritten.rendered.injecting else 0)
+    tokens[TOOLS] += definitions
     tokens[SYSTEM] += room.preamble
-    came = one.past.sent_tokens + definitions + room.preamble
-    return SentTokens(tokens, came, None, _added(messages, kinds))
+    return SentTokens(tokens, came + definitions + room.preamble, None, _added(messages, kinds, sizes))
 
 
-def _added(messages: Sequence[Message], kinds: bytes) -> AddedMessages:
+def _added(messages: Sequence[Message | Figures], kinds: bytes, sizes: list[int]) -> AddedMessages:
     """Return the messages from the newest reply on, which this request is the first one to have; all of a short one."""
-    end, leading = len(kinds), len(kinds) - len(kinds.lstrip(_SYSTEM))
-    before, first = 0, leading
-    if end > SHORT and (reply := kinds.rfind(_REPLY)) >= 0:
-        first = max(len(kinds[: reply + 1].rstrip(_REPLY)), leading)
-        before = zlib.crc32(b"".join(_meanings(messages[leading:first])))
-    after = zlib.crc32(b"".join(_meanings(messages[first:])), before)
-    listed = max(first, end - MESSAGES)
+    end, leading, before = len(kinds), len(kinds) - len(kinds.lstrip(_SYSTEM)), 0
+    first = listed = leading
+    if end > SHORT:
+        if (reply := kinds.rfind(_REPLY)) >= 0:
+            first = max(len(kinds[: reply + 1].rstrip(_REPLY)), leading)
+            before = zlib.crc32(b"".join(map(_meaning, messages[leading:first])))
+        listed = max(first, end - MESSAGES)
+    after = zlib.crc32(b"".join(map(_meaning, messages[first:])), before)
     if listed > leading:
-        messages, kinds = [*messages[:leading], *messages[listed:]], kinds[:leading] + kinds[listed:]
-    digests = b"".join(_beginnings(_digests(messages)))
-    return AddedMessages(before, after, listed, leading, kinds, list(_tokens(messages)), digests)
+        messages = [*messages[:leading], *messages[listed:]]
+        kinds, sizes = kinds[:leading] + kinds[listed:], sizes[:leading] + sizes[listed:]
+    digests = b"".join(map(_beginning, map(_digest, messages)))
+    return AddedMessages(before, after, listed, leading, kinds, sizes, digests)
 
 
 def _add_rewritten(tokens: list[int], attempt: Rewritten, fates: Sequence[Fate]) -> None:
@@ -240,6 +236,7 @@ def _add_rewritten(tokens: list[int], attempt: Rewritten, fates: Sequence[Fate])
             tokens[PREVIEWS if moved else _KIND[attempt.planned.past.items[fate.index].role]] += fate.sent
             tokens[HIDDEN] += fate.hidden
     tokens[SNAPSHOT] = max(attempt.tokens - sum(tokens), 0) if rendered.shown else 0
+    tokens[TOOLS] += OUR_TOOLS_TOKENS if rendered.injecting else 0
 
 
 def _detail(attempt: Rewritten | Observed, planned: PlannedRequest, fates: Sequence[Fate], content: bool) -> bytes:

@@ -5,41 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+import msgspec
+
 from proxy.dashboard.rows import HOURLY, KEYS, SUMS
 
-AT_ONCE = 142
-"""Most rows that one statement adds, as SQLite allows at least 999 values. At each statement the interpreter passes to
-another thread and back, which costs more than to add ten rows."""
+SIZES = (1_024, 256, 64, 16, 4, 1)
+"""So many rows are added by one statement. At each one the interpreter passes to another thread and back several times,
+which costs as much as to add some dozens of rows. To prepare one costs more than to add its rows, and there are so few
+that SQLite's module keeps them prepared."""
 
 SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last", "first_id", "last_id")
 COUNTED = ("requests", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
 
 
-def _inserting(table: str, columns: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+class Insertion(msgspec.Struct, frozen=True):
+    """Adds rows to a table. `otherwise` says what becomes of one that is there already."""
+
+    table: str
+    columns: tuple[str, ...]
+    otherwise: str = ""
+
+    def of(self, rows: int) -> str:
+        """Return the statement that adds so many rows."""
+        return _inserting(self.table, self.columns, self.otherwise, rows)
 
 
-def _adding(table: str, keys: Sequence[str], sums: Sequence[str]) -> str:
-    """Return the statement that adds sums to those of the same keys."""
-    return f"""
-{_inserting(table, (*keys, *sums))}
-ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in sums)}
-"""
+@lru_cache(100)
+def _inserting(table: str, columns: Sequence[str], otherwise: str, rows: int) -> str:
+    row = f"({', '.join('?' * len(columns))})"
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([row] * rows)} {otherwise}"
 
 
-ADD = _inserting("requests", ("id", "time", "namespace", "session", "worker", "outcome", "sent"))
-ADD_DAY = _adding("days", ("day", "namespace", *KEYS), SUMS)
-ADD_HOUR = _adding("hours", ("hour", "namespace"), HOURLY)
-ADD_SESSION = f"""
-{_inserting("sessions", ("session", *SESSION, *COUNTED))}
-ON CONFLICT DO UPDATE SET last = max(last, excluded.last), last_id = excluded.last_id, holdout = excluded.holdout,
-{", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTED if not name.startswith("tokens"))},
-tokens_before = excluded.tokens_before, tokens_after = excluded.tokens_after
-"""
+def _sums(names: Sequence[str]) -> str:
+    return ", ".join(f"{name} = {name} + excluded.{name}" for name in names)
+
+
+ADD = Insertion("requests", ("id", "time", "namespace", "session", "worker", "outcome", "sent"))
+ADD_DETAIL = Insertion("details", ("id", "detail"))
+ADD_DAY = Insertion("days", ("day", "namespace", *KEYS, *SUMS), f"ON CONFLICT DO UPDATE SET {_sums(SUMS)}")
+ADD_HOUR = Insertion("hours", ("hour", "namespace", *HOURLY), f"ON CONFLICT DO UPDATE SET {_sums(HOURLY)}")
+ADD_SESSION = Insertion(
+    "sessions",
+    ("session", *SESSION, *COUNTED),
+    f"""ON CONFLICT DO UPDATE SET last = max(last, excluded.last), last_id = excluded.last_id,
+    holdout = excluded.holdout, {_sums([name for name in COUNTED if not name.startswith("tokens")])},
+    tokens_before = excluded.tokens_before, tokens_after = excluded.tokens_after""",
+)
 """A session shows the tokens of its newest request: those of all requests would count the same messages many times."""
-
-
-@lru_cache(AT_ONCE)
-def add_several(rows: int) -> str:
-    """Return the statement that adds so many rows."""
-    return ADD + ", (?, ?, ?, ?, ?, ?, ?)" * (rows - 1)

@@ -11,23 +11,26 @@ has locked, removed or replaced, or a bug.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
+from itertools import repeat
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
 
 from proxy.dashboard import versions
-from proxy.dashboard.batch import Batch, Packed, shown
+from proxy.dashboard.batch import Batch
 from proxy.dashboard.database import LEAVING, Database, opened
-from proxy.dashboard.rows import NOTHING_SEEN, Seen
-from proxy.dashboard.sessions import Unseen
+from proxy.dashboard.holding import Held, Unseen, shown
+from proxy.dashboard.rows import NOTHING_SEEN
 from proxy.errors import DashboardFault
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Outcome
@@ -86,8 +89,10 @@ class Writing(msgspec.Struct):
     """Whether it has been given up until the process is started again."""
 
 
-Queued = tuple[float, Outcome, Unseen | None]
-"""A row to be: when its request ended, its outcome, and what shows the rest."""
+Queued = tuple[float, Outcome, Held]
+"""A row to be: when its request ended, its outcome, and what else it shows."""
+
+_SEEN = itemgetter(2)
 
 
 class Writer:
@@ -109,7 +114,7 @@ class Writer:
         self._size = size
         self._retention = retention
         self._clock = clock
-        self._queue: deque[Queued] = deque()
+        self._queue: list[Queued] = []
         """The newest rows."""
         self._open = Batch()
         """Where they are packed."""
@@ -119,8 +124,8 @@ class Writer:
         """Batches to be written, the oldest first."""
         self._behind = 0
         """Rows of those."""
-        self._long: deque[Packed] = deque()
-        """Rows to be described."""
+        self._long: deque[tuple[Batch, int, Unseen]] = deque()
+        """Rows to be described, and their places."""
         self._asleep = False
         """Whether the thread waits for a first row."""
         self._due = False
@@ -158,50 +163,59 @@ class Writer:
             return
         self._thread.start()
 
-    def record(self, outcome: Outcome, seen: Unseen | None = None) -> None:
-        """Queue a row, or drop it if too many wait. A long request is described in the thread that writes."""
-        queue = self._queue
-        if self.state.off or len(queue) + len(self._open.rows) + self._behind >= WAITING:
-            self.state.dropped += 1
-            return
-        queue.append((self._clock(), outcome, seen))
-        if len(queue) >= TOGETHER or (seen is not None and not seen.brief):
+    def record(self, outcomes: Sequence[Outcome], seen: Iterable[Held] = repeat(NOTHING_SEEN)) -> None:
+        """Queue rows, or drop them if too many wait. Long requests are described in the thread that writes."""
+        queue, state = self._queue, self.state
+        room = 0 if state.off else max(WAITING - self._waiting(), 0)
+        if room < len(outcomes):
+            state.dropped += len(outcomes) - room
+            outcomes = outcomes[:room]
+        queue += zip(repeat(self._clock()), outcomes, seen, strict=False)
+        if len(queue) >= TOGETHER or Unseen in map(type, map(_SEEN, queue)):
             self._pack()
-        if self._asleep:  # after the row was queued: the thread looks for rows after it said so
+        if self._asleep and outcomes:  # after the rows were queued: the thread looks for rows after it said so
             self._asleep = False
             self._some.set()
 
     def _pack(self) -> None:
         """Add the rows of the queue to the open batch."""
         with self._packing:
-            batch = self._open
-            while self._queue:
-                ended, outcome, seen = self._queue.popleft()
+            if queue := self._queue[:]:
+                del self._queue[: len(queue)]  # which may be longer by now
+                gc.disable()  # it would run for what lives for a fraction of a millisecond, and look at all of it
                 try:
-                    if seen is None:
-                        batch.add(ended, outcome, NOTHING_SEEN)
-                    elif seen.brief:
-                        batch.add(ended, outcome, shown(seen))
-                    else:
-                        self._add_long(batch, ended, outcome, seen)
-                except Exception:
-                    self.state.dropped += 1
-                    logger.exception("a bug, in adding a row of the dashboard")
-        if len(batch.rows) >= BATCH or len(self._long) >= AHEAD:
+                    self._add(queue)
+                finally:
+                    gc.enable()
+        if len(self._open.rows) >= BATCH or len(self._long) >= AHEAD:
             self._some.set()
 
-    def _add_long(self, batch: Batch, ended: float, outcome: Outcome, unseen: Unseen) -> None:
-        """Add a row and hold its request until it is described, if there is room; else add its session alone."""
+    def _add(self, rows: Sequence[Queued]) -> None:
+        """Add rows to the open batch. A bug with one of them costs no other one."""
+        batch, (times, outcomes, seen) = self._open, zip(*rows, strict=True)
+        first, long = len(batch.rows), Unseen in map(type, seen)
+        try:
+            batch.add(times, outcomes, shown(seen))
+        except Exception:
+            if len(rows) > 1:
+                for row in rows:
+                    self._add([row])
+            else:
+                self.state.dropped += 1
+                logger.exception("a bug, in adding a row of the dashboard")
+            return
+        for place, one in enumerate(seen if long else (), first):
+            if isinstance(one, Unseen):
+                self._hold(batch, place, one)
+
+    def _hold(self, batch: Batch, place: int, unseen: Unseen) -> None:
+        """Hold a long request until it is described, if there is room."""
         held = self._came - self._left + unseen.weight
         if held > HELD // 4:
             self._some.set()
-        if held > HELD:
-            batch.add(ended, outcome, Seen(unseen.session))
-            return
-        row = batch.add(ended, outcome, unseen)
-        row.weight = unseen.weight
-        self._came += row.weight
-        self._long.append(row)
+        if held <= HELD:
+            self._came += unseen.weight
+            self._long.append((batch, place, unseen))
 
     def look(self) -> None:
         """Somebody looks: have written what waits here, and soon what waits in other processes."""
@@ -231,7 +245,7 @@ class Writer:
             self._thread.join(CLOSING)
 
     def _waiting(self) -> int:
-        return len(self._queue) + len(self._open) + self._behind
+        return len(self._queue) + len(self._open.rows) + self._behind
 
     def _write_soon(self) -> None:
         self._due = True
@@ -305,10 +319,14 @@ class Writer:
     def _describe(self) -> None:
         """Describe long requests, and hold nothing else of them."""
         while self._long:
-            row = self._long.popleft()
-            held = row.weight
-            row.describe()
-            self._left += held - row.weight
+            batch, place, unseen = self._long.popleft()
+            try:
+                seen = unseen.seen()
+                batch.describe(place, seen)
+                self._left += unseen.weight - seen.weight
+            except Exception:
+                self._left += unseen.weight
+                logger.exception("a bug, in describing a request for the dashboard")
 
     def _watched(self) -> bool:
         """Whether somebody looks, in whichever process."""
@@ -358,7 +376,7 @@ class Writer:
 
     def _done(self, batch: Batch) -> None:
         self._behind -= len(batch)
-        self._left += sum([row.weight for row in batch.rows])
+        self._left += sum(batch.weights.values())
 
     def _expire(self, database: Database) -> None:
         now = self._clock()

@@ -42,9 +42,8 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def batch_of(recorded: Iterable[Recorded]) -> Batch:
-    batch = Batch()
-    for one in recorded:
-        batch.add(one.time, one.outcome, one.seen)
+    batch, rows = Batch(), [(one.time, one.outcome, one.seen) for one in recorded]
+    batch.add(*map(list, zip(*rows, strict=True)))
     return batch
 
 

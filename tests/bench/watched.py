@@ -1,16 +1,18 @@
 """What the dashboard costs the process that serves requests: `python -m tests.bench.watched [--viewers 20]`.
 
 Two proxies get the same small requests, one with a dashboard and one without: at each rate both at the same time, so
-that other load on the machine affects both, and then as many requests as they take, by turns. The viewers stay: their
-streams are open before a measurement begins. The table shows the median of what the dashboard adds to the processor
-time of a request, all threads included, and what that is in a second: a transaction and a write to each viewer cost the
-same however many requests come. What a page costs is shown below it.
+that other load on the machine affects both, and then as many requests as they take, by turns. Both are started anew for
+each run, because two processes of the same program differ by some percent. The viewers stay: their streams are open
+before a measurement begins. The table shows the median of what the dashboard adds to the processor time of a request,
+all threads included, and what that is in a second: a transaction and a write to each viewer cost the same however many
+requests come. What a page costs is shown below it.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -52,31 +54,42 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=9, help="runs at each rate [9]")
     parser.add_argument("--rates", type=float, nargs="*", default=RATES, help=f"requests per second {list(RATES)}")
     options = parser.parse_args(arguments)
+    runs = [_run(options.rates, options.viewers) for _ in range(options.runs)]
+    print(f"{options.viewers} viewers   without      with   added   a second")
+    for found in zip(*(times for times, _ in runs), strict=True):
+        before, after, a_second = (median(one) for one in zip(*found, strict=True))
+        added = median(after / before - 1 for before, after, _ in found)
+        spent = median((after - before) * count for before, after, count in found) / 1000
+        print(f"{a_second:7.0f}/s {before:7.0f} µs {after:7.0f} µs {added:+7.1%} {spent:+7.2f} ms")
+    taken = [median(one) for one in zip(*(pages for _, pages in runs), strict=True)]
+    print("a page:", ", ".join(f"{page} {one:.1f} ms" for page, one in zip(PAGES, taken, strict=True)))
+    if options.viewers:
+        share = sum(taken) / len(taken) * options.viewers / A_PAGE
+        print(f"{options.viewers} viewers who turn a page every {A_PAGE:.0f} s: {share:+.2f} ms a second")
+
+
+def _run(rates: Sequence[float], viewers: int) -> tuple[list[Times], list[float]]:
+    """Start both proxies, and return the times at each rate and without one, and what each page takes."""
     policy = proxy({"mode": "auto", "max_total_tokens": 1_000_000_000})
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
         _, *systems = start(running, folder, {"without": policy, "with": _with_dashboard(policy)})
-        uvloop.run(_measure(systems, options.rates, options.runs, options.viewers))
+        return uvloop.run(_measure(systems, rates, viewers))
 
 
-async def _measure(systems: Sequence[System], rates: Sequence[float], runs: int, viewers: int) -> None:
-    await _at(systems, 100.0, 2.0)
-    print(f"{viewers} viewers   without      with   added   a second")
+async def _measure(systems: Sequence[System], rates: Sequence[float], viewers: int) -> tuple[list[Times], list[float]]:
+    for system in systems:
+        await wire.load(system.port, REQUEST, CONNECTIONS, A_TURN)
+    times = []
     for rate in (*rates, None):
+        await _turn(systems[-1], PAGES[0])  # has the rows so far written
         async with _watching(systems[-1].port, viewers):
             if rate is None:
-                found = [await _by_turns(systems, SLOWEST if viewers else LATEST) for _ in range(runs)]
+                times.append(await _by_turns(systems, SLOWEST if viewers else LATEST))
             else:
-                found = [await _at(systems, rate, LATEST) for _ in range(runs)]
-        before, after, a_second = (median(one) for one in zip(*found, strict=True))
-        added = median(after / before - 1 for before, after, _ in found)
-        spent = median((after - before) * count for before, after, count in found) / 1000
-        print(f"{a_second:7.0f}/s {before:7.0f} µs {after:7.0f} µs {added:+7.1%} {spent:+7.2f} ms", flush=True)
-    taken = [await _turn(systems[-1], page) for page in PAGES]
-    print("a page:", ", ".join(f"{page} {one:.1f} ms" for page, one in zip(PAGES, taken, strict=True)))
-    if viewers:
-        share = sum(taken) / len(taken) * viewers / A_PAGE
-        print(f"{viewers} viewers who turn a page every {A_PAGE:.0f} s: {share:+.2f} ms a second")
+                times.append(await _at(systems, rate, LATEST))
+            print(".", end="", flush=True, file=sys.stderr)
+    return times, [await _turn(systems[-1], page) for page in PAGES]
 
 
 def _with_dashboard(policy: Launcher) -> Launcher:

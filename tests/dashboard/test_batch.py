@@ -33,13 +33,19 @@ def outcomes() -> list[Outcome]:
 def filled(found: list[Outcome]) -> Batch:
     batch = Batch()
     for number, one in enumerate(found):
-        batch.add(HOUR * number / 3, one, Seen(number % 4 if number % 7 else None, b"sent", b"detail"))
+        batch.add([HOUR * number / 3], [one], [Seen(number % 4 if number % 7 else None, b"sent", b"detail")])
     return batch
 
 
 def added(batch: Batch) -> tuple[Any, ...]:
     """Everything that a transaction adds, with the batch's rows."""
-    return batch.days(), batch.hours(), batch.sessions(1, {"acme-0": 1, "acme-1": 2}.__getitem__), batch.rows
+    return (
+        batch.days(),
+        batch.hours(),
+        batch.sessions(1, {"acme-0": 1, "acme-1": 2}.__getitem__),
+        batch.rows,
+        batch.details,
+    )
 
 
 def test_a_part_of_a_batch_adds_what_its_rows_alone_would() -> None:
@@ -48,10 +54,22 @@ def test_a_part_of_a_batch_adds_what_its_rows_alone_would() -> None:
     first, rest = whole.split(count)
     assert added(first) == added(filled(found[:count]))
     assert [*first.rows, *rest.rows] == whole.rows
-    kept = whole.only(lambda row: row.namespace == "acme-0")
-    assert {row.namespace for row in kept.rows} == kept.namespaces() == {"acme-0"}
+    kept = whole.only(lambda row: row[1] == "acme-0")
+    assert {row[1] for row in kept.rows} == kept.namespaces() == {"acme-0"}
     assert kept.days() == [row for row in whole.days() if row[1] == "acme-0"]
     assert whole.only(lambda row: True) is whole
+
+
+@pytest.mark.parametrize("together", [2, 3, 100])
+def test_rows_that_are_added_together_add_what_each_alone_would(together: int) -> None:
+    found, batch = outcomes(), Batch()
+    rows = [(HOUR * number / 3, one, Seen(number % 4 if number % 7 else None)) for number, one in enumerate(found)]
+    for at in range(0, len(rows), together):
+        batch.add(*zip(*rows[at : at + together], strict=True))
+    alone = Batch()
+    for time, one, seen in rows:
+        alone.add([time], [one], [seen])
+    assert added(batch) == added(alone)
 
 
 def test_each_row_is_added_to_the_sums_once() -> None:
@@ -68,5 +86,5 @@ def test_a_row_that_cannot_be_encoded_adds_nothing() -> None:
     batch = filled(found)
     before = added(filled(found))
     with pytest.raises(OverflowError):
-        batch.add(0.0, msgspec.structs.replace(found[0], tokens_before=1 << 70), Seen(1))
+        batch.add([0.0], [msgspec.structs.replace(found[0], tokens_before=1 << 70)], [Seen(1)])
     assert added(batch) == before

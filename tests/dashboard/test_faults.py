@@ -8,7 +8,7 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import aclosing, closing
 from pathlib import Path
 from threading import Thread
@@ -29,10 +29,11 @@ from proxy.dashboard import live as live_module
 from proxy.dashboard import writer as writer_module
 from proxy.dashboard.access import Viewer
 from proxy.dashboard.database import FORGETTING, Database
+from proxy.dashboard.events import LiveEvent
+from proxy.dashboard.holding import BRIEF, Unseen
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
 from proxy.dashboard.rows import LONGEST_NAME, NO_ROW, Seen
-from proxy.dashboard.sessions import BRIEF, Unseen
 from proxy.dashboard.writer import AHEAD, BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.settings import Settings
@@ -46,8 +47,7 @@ SIZE = 1 << 20
 
 
 MESSAGE = SimpleNamespace(role=Role.USER, tokens=1, meaning=b"m" * 32, digest=b"d" * 32)
-HISTORY: Any = SimpleNamespace(measured=[MESSAGE], sent_tokens=7)
-LONG: Any = SimpleNamespace(measured=[MESSAGE] * (BRIEF + 1), sent_tokens=7)
+LONG = [MESSAGE] * (BRIEF + 1)
 NO_ROOM = Room()
 NO_POLICIES: Any = None
 NO_HEALTH: Any = None
@@ -79,8 +79,8 @@ def rows(count: int, start: int = 0, at: float = 0.0, namespace: str = "acme-1",
     ]
 
 
-def held(model: str, weight: int = 0, history: Any = LONG) -> Unseen:
-    return Unseen("acme-1", "chat", model, history, NO_ROOM, weight)
+def held(model: str, weight: int = 0) -> Unseen:
+    return Unseen("acme-1", "chat", model, LONG, 7, NO_ROOM, weight)
 
 
 def damage(path: Path) -> None:
@@ -158,11 +158,11 @@ def test_a_file_that_is_removed_while_the_proxy_runs_begins_anew(tmp_path: Path)
 def test_a_file_that_is_replaced_goes_on_with_new_rows(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)
     writer.start()
-    writer.record(outcome(1))
+    writer.record([outcome(1)])
     until(lambda: writer.state.written == 1)
     Database(tmp_path / "other.db", SIZE).close()
     (tmp_path / "other.db").rename(tmp_path / "rows.db")
-    writer.record(outcome(2))
+    writer.record([outcome(2)])
     until(lambda: writer.state.written == 2)
     writer.close()
     reader = Reader(tmp_path / "rows.db")
@@ -184,7 +184,7 @@ def test_rows_wait_while_another_process_locks_the_file(
     if not started:
         writer.start()
     for number in range(BATCH):
-        writer.record(outcome(number))
+        writer.record([outcome(number)])
     until(lambda: "locked" in writer.state.fault)
     other.execute("COMMIT")
     until(lambda: writer.state.written == BATCH)
@@ -199,12 +199,12 @@ def test_rows_are_written_at_once_when_somebody_looks(tmp_path: Path, monkeypatc
     ours, theirs = (Writer(tmp_path / "rows.db", SIZE, others=True) for _ in range(2))
     for writer in (ours, theirs):
         writer.start()
-        writer.record(outcome())
+        writer.record([outcome()])
     assert (ours.state.written, theirs.state.written) == (0, 0)
     monkeypatch.setattr(writer_module, "FRESH", 600.0)
     ours.look()
     assert ours.state.written == 1, "who looks sees this process's rows at once"
-    ours.record(outcome(2))
+    ours.record([outcome(2)])
     ours.look()
     assert ours.state.written == 2, "and who looks again"
     until(lambda: theirs.state.written == 1)
@@ -218,7 +218,7 @@ def test_old_rows_leave_after_the_clock_was_set_back(tmp_path: Path) -> None:
     writer.start()
     for number, at in enumerate((2.0e9, 1.0e9, 1.0e9 + LONGEST_AGE + 1)):
         now[0] = at
-        writer.record(outcome(number))
+        writer.record([outcome(number)])
         until(lambda number=number: writer.state.written == number + 1)
     writer.close()
     reader = Reader(tmp_path / "rows.db")
@@ -257,11 +257,11 @@ def test_a_full_disk_loses_rows_and_then_records_again(tmp_path: Path, monkeypat
     monkeypatch.setattr(Database, "write", write)
     writer = Writer(tmp_path / "rows.db", SIZE)
     writer.start()
-    writer.record(outcome())
+    writer.record([outcome()])
     until(lambda: writer.state.fault)
     assert "full" in writer.state.fault and not writer.state.off
     for number in range(30):
-        writer.record(outcome(number))
+        writer.record([outcome(number)])
     full[0] = False
     until(lambda: writer.state.written + writer.state.dropped == 31)
     assert (writer.state.fault, writer.state.dropped <= 1) == ("", True), "what came meanwhile has waited"
@@ -271,7 +271,7 @@ def test_a_full_disk_loses_rows_and_then_records_again(tmp_path: Path, monkeypat
 def test_rows_are_dropped_and_never_waited_for(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)  # not started: as if the disk hung
     for number in range(WAITING + 5):
-        writer.record(outcome(number))
+        writer.record([outcome(number)])
     assert writer.state.dropped == 5
     writer.close()
 
@@ -279,9 +279,9 @@ def test_rows_are_dropped_and_never_waited_for(tmp_path: Path) -> None:
 def test_waiting_requests_do_not_fill_the_memory(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)
     for number in range(4):
-        writer.record(outcome(number), held("gpt-4.1-mini", HELD // 2))
-    kept = [(row.session, isinstance(row.seen, Unseen)) for row in writer._open.rows]
-    assert kept == [(session, whole) for session in {kept[0][0]} for whole in (True, True, False, False)]
+        writer.record([outcome(number)], [held("gpt-4.1-mini", HELD // 2)])
+    assert [place for _, place, _ in writer._long] == [0, 1]
+    assert {session for *_, session, _ in writer._open.rows} == {held("gpt-4.1-mini").session}
 
 
 def test_requests_are_let_go_long_before_their_rows_are_written(
@@ -291,7 +291,7 @@ def test_requests_are_let_go_long_before_their_rows_are_written(
     writer = Writer(tmp_path / "rows.db", SIZE)
     writer.start()
     for number in range(2 * AHEAD):
-        writer.record(outcome(number), held("gpt-4.1-mini", 100_000))
+        writer.record([outcome(number)], [held("gpt-4.1-mini", 100_000)])
     until(lambda: len(writer._long) < AHEAD)
     assert writer.state.written == 0
     assert writer._came - writer._left < 100_000 * AHEAD
@@ -305,13 +305,13 @@ def test_rows_that_come_during_the_last_write_are_written(tmp_path: Path, monkey
 
     def closing_meanwhile(database: Database, batch: Any) -> int:
         if not writer._ended.is_set():
-            writer.record(outcome(1))
+            writer.record([outcome(1)])
             writer._ended.set()
             writer._write_soon()
         return write(database, batch)
 
     monkeypatch.setattr(Database, "write", closing_meanwhile)
-    writer.record(outcome(0))
+    writer.record([outcome(0)])
     writer.start()
     until(lambda: not writer._thread.is_alive())
     assert writer.state.written == 2
@@ -329,14 +329,14 @@ def test_a_row_that_comes_right_after_the_last_write_is_written(
         if not writer._ended.is_set():
             if after == "after it":  # has hurried the thread, which has written what it found
                 writer._ended.set()
-            writer.record(outcome(1))
+            writer.record([outcome(1)])
             if after == "before the end":
                 writer._ended.set()
                 writer._write_soon()
 
     none.set.side_effect = closing_meanwhile
     monkeypatch.setattr(writer, "_none", none)
-    writer.record(outcome(0))
+    writer.record([outcome(0)])
     writer.start()
     writer._write_soon()
     until(lambda: not writer._thread.is_alive())
@@ -350,7 +350,8 @@ def test_each_row_is_written_and_added_up_once_whenever_batches_change(
     writer = Writer(tmp_path / "rows.db", SIZE)
     writer.start()
     for number in range(3_000):
-        writer.record(outcome(number), held("gpt-4.1-mini", 100, LONG if number % 3 else HISTORY))
+        seen = held("gpt-4.1-mini", 100)
+        writer.record([outcome(number)], [seen if number % 3 else Seen(seen.session, b"\x92\x90\x01")])
     writer.look()
     until(lambda: writer.state.written == 3_000)
     writer.close()
@@ -366,17 +367,15 @@ def test_each_row_is_written_and_added_up_once_whenever_batches_change(
 def test_descriptions_that_cannot_be_written_do_not_fill_the_memory(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)  # not started: as if the disk hung
     for number in range(4):
-        writer.record(outcome(number), held("gpt-4.1-mini", HELD // 2))
+        writer.record([outcome(number)], [held("gpt-4.1-mini", HELD // 2)])
     writer._describe()
-    shown = [row.describe() for row in writer._open.rows]
-    assert [bool(one.sent) for one in shown] == [True, True, False, False]
-    assert writer._came - writer._left == sum(one.weight for one in shown) > 0
+    assert [bool(sent) for *_, sent in writer._open.rows] == [True, True, False, False]
+    assert writer._came - writer._left == sum(writer._open.weights.values()) > 0
 
 
-@pytest.mark.parametrize("history", [HISTORY, LONG], ids=["brief", "long"])
-def test_a_bug_in_describing_a_request_costs_no_row(history: Any, tmp_path: Path) -> None:
+def test_a_bug_in_describing_a_long_request_costs_no_row(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)
-    writer.record(outcome(), msgspec.structs.replace(held("gpt-4.1-mini", 0, history), room=None))
+    writer.record([outcome()], [msgspec.structs.replace(held("gpt-4.1-mini", 0), room=None)])
     writer.start()
     until(lambda: writer.state.written == 1)
     writer.close()
@@ -416,11 +415,11 @@ def test_rows_are_written_once_even_if_no_room_can_be_made_after_them(
     monkeypatch.setattr(Database, work, locked)
     monkeypatch.setattr(database_module, "COUNTED_AGAIN", 1)
     writer = Writer(tmp_path / "rows.db", SIZE)
-    writer.record(outcome(0))
-    writer.record(outcome(1))
+    writer.record([outcome(0)])
+    writer.record([outcome(1)])
     writer.start()
     until(lambda: locked.called)
-    writer.record(outcome(2))
+    writer.record([outcome(2)])
     until(lambda: writer.state.written >= 3)
     writer.close()
     assert [row["requests"] for row in Reader(tmp_path / "rows.db").sums(0.0)] == [3]
@@ -444,7 +443,7 @@ def test_a_full_disk_after_a_row_that_cannot_be_written_repeats_no_row(
     monkeypatch.setattr(Database, "write", write)
     writer = Writer(tmp_path / "rows.db", SIZE)
     for number in range(4):
-        writer.record(outcome(number))
+        writer.record([outcome(number)])
     writer.start()
     until(lambda: writer.state.written + writer.state.dropped >= 4)
     writer.close()
@@ -466,7 +465,7 @@ def test_a_row_with_the_last_id_that_there_is_costs_no_later_row(tmp_path: Path)
 def test_a_row_that_cannot_be_written_costs_no_other_row(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "rows.db", SIZE)
     for number in range(3):
-        writer.record(outcome(number, prompt_tokens=1 << 70 if number == 1 else 7))
+        writer.record([outcome(number, prompt_tokens=1 << 70 if number == 1 else 7)])
     writer.start()
     until(lambda: writer.state.written + writer.state.dropped == 3)
     writer.close()
@@ -486,7 +485,7 @@ def test_a_damaged_row_hides_no_other_row(table: str, column: str, written: obje
         database.write(batch_of(rows(3, at=time.time(), detail=9)))
         database.connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = 2", (written,))
     with closing(Reader(path)) as reader:
-        assert {1, 3} <= {row["id"] for row in reader.after(0)}
+        assert {1, 3} <= {row.id for row in reader.after(0)}
         assert {1, 3} <= {row["id"] for row in reader.before(9)}
         assert {1, 3} <= {row["id"] for row in reader.session(0)}
         assert len(reader.sessions()) == 1
@@ -495,7 +494,7 @@ def test_a_damaged_row_hides_no_other_row(table: str, column: str, written: obje
 
 async def test_viewers_go_on_after_a_bug_in_looking_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_module, "EVERY", 0.01)
-    found: list[Any] = [ValueError("a bug"), [{"id": 1, "namespace": "acme-1"}]]
+    found: list[Any] = [ValueError("a bug"), [LiveEvent(1, "acme-1", b"data: {}\n\n")]]
 
     async def newest() -> int:
         return 0
@@ -536,10 +535,10 @@ def test_rows_are_kept_for_a_month_at_most(tmp_path: Path) -> None:
     now = [0.0]
     writer = Writer(tmp_path / "rows.db", SIZE, lambda namespace: 10 * LONGEST_AGE, lambda: now[0])
     writer.start()
-    writer.record(outcome(1))
+    writer.record([outcome(1)])
     until(lambda: writer.state.written == 1)
     now[0] = LONGEST_AGE + 1
-    writer.record(outcome(2))
+    writer.record([outcome(2)])
     writer.close()
     reader = Reader(tmp_path / "rows.db")
     assert [row["request_id"] for row in reader.before(1 << 62)] == [outcome(2).request_id]
@@ -596,12 +595,12 @@ def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(tmp
     writer = Writer(path, SIZE)
     with closing(Database(path, SIZE)) as database:
         for number in range(3):
-            writer.record(outcome(number))
+            writer.record([outcome(number)])
         assert database.forget("acme-1", time.time()) == 0, "nothing of it is written yet"
-        writer.record(outcome(3, "acme-2"))
+        writer.record([outcome(3, "acme-2")])
         writer.start()
         until(lambda: writer.state.written)
-        writer.record(outcome(4))
+        writer.record([outcome(4)])
         writer.close()
         assert (database.count("acme-1"), database.count("acme-2"), writer.state.written) == (1, 1, 2)
 
@@ -625,7 +624,7 @@ def test_nothing_that_a_replaced_file_had_comes_into_the_one_in_its_place(first:
     writer = Writer(path, SIZE)
     writer.start()
     for number in range(40):
-        writer.record(outcome(number))
+        writer.record([outcome(number)])
     until(lambda: writer.state.written == 40)
     assert path.with_name("rows.db-wal").stat().st_size > 0, "rows are in the log alone"
     other.rename(path)
@@ -633,7 +632,7 @@ def test_nothing_that_a_replaced_file_had_comes_into_the_one_in_its_place(first:
         writer.leave()
         with closing(Reader(path)) as reader:
             assert {row["namespace"] for row in reader.before(1 << 62)} == {"theirs"}
-    writer.record(outcome(40, "later"))
+    writer.record([outcome(40, "later")])
     until(lambda: writer.state.written == 41)
     writer.close()
     with closing(Reader(path)) as reader:
@@ -709,3 +708,24 @@ def test_all_workers_write_and_every_worker_shows_all(tmp_path: Path) -> None:
             found = [dashboard(proxy, "savings")["models"][0]["requests"] for _ in range(8)]
             assert found == [40] * 8
             assert "dashboard" not in proxy.log()
+
+
+async def test_the_page_about_health_says_why_the_file_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def health(namespaces: Collection[str]) -> Mapping[str, Any]:
+        return {"store": "up", "upstreams": [*namespaces]}
+
+    def unreadable(reader: Reader) -> list[str]:
+        raise DashboardFault("The dashboard's file cannot be read: disk I/O error")
+
+    shown = Dashboard(Settings(dashboard=tmp_path / "rows.db"), lambda: NO_POLICIES, lambda request: True, health)
+    shown.start()
+    try:
+        assert (await shown.health())["dashboard"]["fault"] == ""
+        monkeypatch.setattr(Reader, "namespaces", unreadable)
+        found = await shown.health()
+        assert (found["store"], found["upstreams"]) == ("up", [])
+        assert found["dashboard"]["fault"] == "The dashboard's file cannot be read: disk I/O error"
+    finally:
+        shown.close()

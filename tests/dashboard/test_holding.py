@@ -1,0 +1,91 @@
+"""What a row keeps of a short request is described when it is read, as that of a longer one is when it ends."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.core.plan import Role, Room
+from proxy.dashboard import holding
+from proxy.dashboard.holding import BRIEF, Unseen, held, shown
+from proxy.dashboard.rows import NOTHING_SEEN, Damaged, Seen
+from proxy.dashboard.sessions import SHORT, sent_tokens
+from proxy.requests.attempt import AsItCame
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
+
+ROOM = Room(aside=OUR_TOOLS_TOKENS + 130, reply=30, preamble=11)
+
+
+def message(role: Role, number: int) -> Any:
+    text = b"%d %d" % (role, number)
+    return SimpleNamespace(role=role, tokens=1 << number, digest=sha256(text).digest(), meaning=sha256(text).digest())
+
+
+def history(roles: str) -> list[Any]:
+    return [message(Role(int(role)), number) for number, role in enumerate(roles)]
+
+
+def brief(messages: list[Any], model: str = "gpt-4.1") -> Any:
+    return "acme-1", "chat", model, messages, 1_000, ROOM.preamble, ROOM.aside, ROOM.reply
+
+
+ROLES = ("1", "01", "001232", "0123", "12", "3", "0", "01242323")
+
+
+def test_short_requests_are_read_as_they_would_have_been_described() -> None:
+    found = [history(roles) for roles in ROLES]
+    for messages, seen in zip(found, shown([brief(one) for one in found]), strict=True):
+        unseen = Unseen("acme-1", "chat", "gpt-4.1", messages, 1_000, ROOM, 0)
+        assert 0 < len(messages) <= SHORT
+        assert seen.session == unseen.session
+        sent, described = (sent_tokens(one.sent or b"") for one in (seen, unseen.seen()))
+        assert (sent.tokens, sent.came, sent.added) == (described.tokens, described.came, described.added)
+        assert sum(sent.tokens) == sum(one.tokens for one in messages) + 100 + 11
+        assert sent.came == 1_000 + 100 + 11
+
+
+def test_requests_that_end_together_are_held_as_each_alone_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "PlannedRequest", SimpleNamespace)
+    parsed: Any = SimpleNamespace(tenant=SimpleNamespace(namespace="acme-1", policy=None), body=b"{}")
+
+    def attempt(roles: str, counts: bool = False, planned: bool = True) -> Any:
+        past = SimpleNamespace(measured=history(roles), sent_tokens=1_000)
+        dialect, request = SimpleNamespace(name="chat", counts=counts), SimpleNamespace(model="gpt-4.1")
+        found: Any = SimpleNamespace(dialect=dialect, request=request, past=past, room=ROOM)
+        return AsItCame(parsed, found if planned else None)
+
+    short = [attempt(roles) for roles in ROLES]
+    others = attempt(""), attempt("1" * 9), attempt("1" * (BRIEF + 1)), attempt("1", counts=True), None
+    for together in (short, *([*short, one] for one in (*others, attempt("1", planned=False)))):
+        assert held(together) == [one for alone in together for one in held([alone])]
+    assert {type(one) for one in held(short)} == {tuple}
+    assert [type(one) for one in held(others)] == [Seen, Seen, Unseen, Seen, Seen]
+
+
+def test_requests_of_all_kinds_that_end_together_are_described_in_their_order(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    user, unseen = history("1"), Unseen("acme-1", "chat", "other", history("1" * 99), 1_000, ROOM, 0)
+    broken: Any = [None]
+    found = shown([NOTHING_SEEN, brief(user), unseen, brief(broken), Seen(7), brief(user, "\ud800" * 300)])
+    assert [one.session for one in found[:3]] == [None, shown([brief(user)])[0].session, unseen.session]
+    assert (found[2].sent, found[3], found[4]) == (None, NOTHING_SEEN, Seen(7))
+    assert found[5].session not in (None, found[1].session)
+    assert "a bug, in describing" in caplog.text
+
+
+@pytest.mark.parametrize("role", [256, -1, 1 << 63, "user"])
+def test_figures_that_somebody_else_wrote_are_damage(role: object) -> None:
+    packed = msgspec.msgpack.encode(([0, 0, 0], 7, None, None, [[role, 1, b"digest", b"meaning"]]))
+    with pytest.raises(Damaged):
+        sent_tokens(packed)
+
+
+@pytest.mark.parametrize("room", [[], [0, 0], [0] * 8])
+def test_a_room_that_somebody_else_wrote_is_damage(room: list[int]) -> None:
+    with pytest.raises(Damaged):
+        sent_tokens(msgspec.msgpack.encode((room, 7, None, None, [[1, 1, b"digest", b"meaning"]])))
