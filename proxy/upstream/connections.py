@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,17 @@ if TYPE_CHECKING:
     import ssl
 
     from aiohttp.client_reqrep import ConnectionKey
+    from aiohttp.http_parser import RawResponseMessage
+    from aiohttp.streams import StreamReader
     from aiohttp.tracing import Trace
+
+
+_HEAD_LIMIT = 256 * 1024
+"""Bytes in one line of a reply's head. Gateways in front of models send more than aiohttp's default of 8 KiB."""
+
+_MAX_HEADERS = 1_000
+
+_BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
 class Exhausted(aiohttp.ClientError):
@@ -31,6 +43,40 @@ class KeptConnection(ResponseHandler):
     used = False
     """Whether it has carried one."""
     _poll: Callable[[int], list[Any]] | None = None
+    _failed_on = b""
+    """What had arrived when the connection failed."""
+
+    def data_received(self, data: bytes) -> None:
+        ResponseHandler.data_received(self, data)
+        if self._exception is not None:
+            self._failed_on = data
+
+    def expect_reply(self, method: str) -> None:
+        """Make a parser for the reply to a request with this method."""
+        self.set_response_params(
+            skip_payload=method == "HEAD",
+            read_until_eof=True,
+            auto_decompress=False,
+            max_line_size=_HEAD_LIMIT,
+            max_field_size=_HEAD_LIMIT,
+            max_headers=_MAX_HEADERS,
+        )
+
+    def whole_reply(self, method: str) -> tuple[RawResponseMessage, StreamReader] | None:
+        """Return the reply that arrived in one piece with bytes behind it that are none, or None. The parser fails on
+        these, and drops what stood before them."""
+        self.expect_reply(method)
+        data, start = self._failed_on, 0
+        with suppress(HttpProcessingError):
+            while end := _BLANK_LINE.search(data, start):
+                messages = self._parser.feed_data(data[start : end.end()])[0]  # type: ignore[union-attr]
+                start = end.end()
+                if messages and messages[-1][0].code >= 200:
+                    message, content = messages[-1]
+                    with suppress(HttpProcessingError):
+                        self._parser.feed_data(data[start:])  # type: ignore[union-attr]
+                    return (message, content) if content.is_eof() else None
+        return None
 
     def fit(self) -> bool:
         """Return whether a used connection can carry another request: not if upstream has closed it, or has sent bytes

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 
     from proxy.upstream.egress import Route
 
-_HEAD_LIMIT = 256 * 1024
-"""Bytes in one line of a reply's head. Gateways in front of models send more than aiohttp's default of 8 KiB."""
-
-_MAX_HEADERS = 1_000
-
 _INTERIM = 1_000
 """Most interim heads before a reply. Some upstreams send one each second, so that nobody takes them for dead."""
 
@@ -232,16 +227,9 @@ class ConnectionPool:
         if first_byte_timeout is not None:
             timer = loop.call_later(first_byte_timeout, _no_first_byte, protocol)
         try:
-            protocol.set_response_params(
-                skip_payload=method == "HEAD",
-                read_until_eof=True,
-                auto_decompress=False,
-                max_line_size=_HEAD_LIMIT,
-                max_field_size=_HEAD_LIMIT,
-                max_headers=_MAX_HEADERS,
-            )
+            protocol.expect_reply(method)
             writing = _write(protocol, start, headers, content)
-            message, body = await _reply(protocol)
+            message, body = await _reply(protocol, method)
         except BaseException as error:
             if writing is not None:
                 writing.cancel()
@@ -361,13 +349,16 @@ def _broken_off(protocol: ResponseHandler, writing: asyncio.Task[None]) -> None:
         protocol.set_exception(aiohttp.ClientConnectionError(f"the request broke off: {error!r}"), error)
 
 
-async def _reply(protocol: ResponseHandler) -> tuple[RawResponseMessage, StreamReader]:
-    """Return the head, skipping interim ones (RFC 9110, 15.2), and the body."""
+async def _reply(protocol: KeptConnection, method: str) -> tuple[RawResponseMessage, StreamReader]:
+    """Return the head, skipping interim ones (RFC 9110, 15.2), and the body. What follows a whole reply unasked is
+    dropped, as browsers and curl do; the connection is closed."""
     begun = False
     for _ in range(_INTERIM):
         try:
             message, content = await protocol.read()
         except HttpProcessingError as error:
+            if whole := protocol.whole_reply(method):
+                return whole
             raise aiohttp.ClientPayloadError(error.message) from error
         except aiohttp.ClientConnectionError as error:
             if begun or _within_head(error):

@@ -554,6 +554,46 @@ async def test_not_a_reply(pool: UpstreamClient, reply: bytes) -> None:
     assert len(wire.requests) == 1
 
 
+EXCESS = {
+    "a length": (OK, "POST", 200, b"ok"),
+    "chunks": (EVENTS + chunk(b"ok") + chunk(b""), "POST", 200, b"ok"),
+    "the last of its connection": (HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nok", "POST", 200, b"ok"),
+    "interim heads before it": (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 2 + OK, "POST", 200, b"ok"),
+    "bare line feeds": (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok", "POST", 200, b"ok"),
+    "no body": (b"HTTP/1.1 204 No Content\r\n\r\n", "DELETE", 204, b""),
+    "the reply to HEAD": (HEAD + b"Content-Length: 2\r\n\r\n", "HEAD", 200, b""),
+}
+
+
+@pytest.mark.parametrize("reply, method, status, content", EXCESS.values(), ids=EXCESS)
+async def test_bytes_directly_behind_a_whole_reply_are_dropped(
+    pool: UpstreamClient, reply: bytes, method: str, status: int, content: bytes
+) -> None:
+    """As browsers and curl do. The connection carries no other request."""
+    async with upstream(replying(reply + b"<html>")) as wire:
+        for _ in range(2):
+            async with sent(pool, wire.url, method=method) as answer:
+                assert answer.status == status
+                assert b"".join([piece async for piece in answer]) == content
+    assert wire.connections == len(wire.requests) == 2
+
+
+async def test_bytes_directly_behind_a_reused_connections_reply_are_dropped(pool: UpstreamClient) -> None:
+    async def handle(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.request()
+        await peer.send(OK + b"<html>")
+        await peer.gone()
+        peer.upstream.left.set()
+
+    async with upstream(handle) as wire:
+        for _ in range(2):
+            assert await body(pool, wire.url) == b"ok"
+        await asyncio.wait_for(wire.left.wait(), 10)
+    assert len(wire.requests) == 2
+
+
 @pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc", EVENTS + chunk(b"abc")])
 @pytest.mark.parametrize("reset", [False, True])
 async def test_cut_off(pool: UpstreamClient, start: bytes, reset: bool) -> None:
