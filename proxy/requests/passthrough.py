@@ -13,7 +13,7 @@ from proxy.errors import BadEncoding, Fault, ProxyError, UpstreamFault
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.client import UpstreamReply, UpstreamRequest
-from proxy.upstream.content_encoding import ContentDecoder
+from proxy.upstream.content_encoding import ContentDecoder, reply_decoder
 from proxy.upstream.headers import Header, reply_headers, request_headers, url_for
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class DecodedEnds(ReplyEnds):
         self._decoder: ContentDecoder | None = None
         codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
         with suppress(BadEncoding):
-            self._decoder = ContentDecoder(codings)
+            self._decoder = reply_decoder(codings)
 
     def take(self, chunk: bytes) -> None:
         """Take the reply's next chunk."""

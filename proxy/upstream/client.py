@@ -19,7 +19,7 @@ from proxy.errors import (
     UpstreamUnreachable,
 )
 from proxy.upstream.connections import Exhausted
-from proxy.upstream.content_encoding import ContentDecoder
+from proxy.upstream.content_encoding import reply_decoder
 from proxy.upstream.egress import Routes, certificates
 from proxy.upstream.headers import Headers
 from proxy.upstream.pool import ConnectionPool, Content, Stale, UpstreamResponse
@@ -113,7 +113,7 @@ async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
     """Yield the reply's body, decoded by its `Content-Encoding`. Raises UpstreamBroken if it cannot be decoded."""
     codings = b",".join(reply.headers.get_all(b"content-encoding")).decode("latin-1")
     try:
-        decoder = ContentDecoder(codings)
+        decoder = reply_decoder(codings)
         clock = asyncio.get_running_loop().time
         async for chunk in reply:
             rested = clock()

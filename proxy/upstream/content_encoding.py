@@ -195,6 +195,13 @@ class ContentDecoder:
                 yield from layer.feed(view[start : start + _PIECE])
 
 
+def reply_decoder(content_encoding: str) -> ContentDecoder:
+    """Return the decoder of a reply. It ignores codings that are none, as every client does: servers that mean a
+    charset send `Content-Encoding: utf-8`."""
+    names = [name.strip().lower() for name in content_encoding.split(",")]
+    return ContentDecoder(",".join(name for name in names if name in _LAYERS))
+
+
 class _Whole:
     """Decodes a whole body in steps, whose size the caller chooses."""
 
@@ -260,9 +267,9 @@ def decode(body: bytes, content_encoding: str, limit: int) -> bytes:
 
 
 def beginning(body: bytes, content_encoding: str, most: int) -> bytes:
-    """Decode the first `most` bytes and return the result, up to about `most` bytes. Raises BadEncoding if a body of at
-    most `most` bytes stops early."""
-    decoder = ContentDecoder(content_encoding)
+    """Decode the first `most` bytes of a reply and return the result, up to about `most` bytes. Raises BadEncoding if
+    a body of at most `most` bytes stops early."""
+    decoder = reply_decoder(content_encoding)
     found = bytearray()
     for piece in decoder.feed(body[:most]):
         found += piece

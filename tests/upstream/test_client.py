@@ -322,6 +322,16 @@ async def test_decoded_undoes_what_upstream_does_in_spite_of_identity(pool: Upst
         assert b"".join([piece async for piece in decoded(got)]) == b"data: 1\n\n"
 
 
+@pytest.mark.parametrize(
+    "coding, sent_as", [(b"UTF-8", b"data: 1\n\n"), (b"none, gzip", gzip.compress(b"data: 1\n\n"))]
+)
+async def test_decoded_ignores_codings_that_are_none(pool: UpstreamClient, coding: bytes, sent_as: bytes) -> None:
+    """As every client does."""
+    reply = HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n%b" % (coding, len(sent_as), sent_as)
+    async with upstream(replying(reply)) as wire, sent(pool, wire.url) as got:
+        assert b"".join([piece async for piece in decoded(got)]) == b"data: 1\n\n"
+
+
 async def test_decoded_says_whose_fault_it_is(pool: UpstreamClient) -> None:
     reply = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nplain"
     async with upstream(replying(reply)) as wire, sent(pool, wire.url) as got:
