@@ -105,14 +105,24 @@ class RedisStore:
                 return [value for _, value in zip(names, values, strict=True)]
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Yield every record whose key begins with `prefix`, using SCAN, which does not block other clients."""
+        """Yield every record whose key begins with `prefix`, using SCAN, which does not block other clients.
+
+        Ends with a StoreFault if a cursor comes back, as nothing new would come.
+        """
         seen: set[bytes] = set()  # SCAN may return a name twice while Redis resizes its table
+        cursors: set[int] = set()
+        stopped = _cancellations()
         pattern = re.sub(r"([*?\[\]\\])", r"\\\1", self._prefix + checked_prefix(prefix)) + "*"
         cursor = None
         while cursor != 0:
             with _faults():
                 page = await self._client.scan(cursor or 0, match=pattern, count=BATCH)
                 cursor, names = convert(page, tuple[int, list[bytes]])
+            if _cancellations() > stopped:  # `asyncio.wait_for` within redis-py loses one if a reply comes at once
+                raise asyncio.CancelledError
+            if cursor in cursors:
+                raise StoreFault("Redis failed: its SCAN goes round in circles")
+            cursors.add(cursor)
             for entry in await self._entries(set(names) - seen):
                 yield entry
             seen.update(names)
@@ -162,6 +172,12 @@ class RedisStore:
         known = left >= 0 and kept is not None
         age = max(0.0, (kept or 0.0) - left / 1000) if known else 0.0
         return Entry(key, size, self._clock() - age)
+
+
+def _cancellations() -> int:
+    """Return how often the current task was asked to stop."""
+    task = asyncio.current_task()
+    return task.cancelling() if task else 0
 
 
 def _answered(answers: Sequence[Any]) -> Sequence[Any]:

@@ -5,6 +5,7 @@ import signal
 import time
 import traceback
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from redis.asyncio import Redis
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Store, open_store
+from proxy.stores.guarded import Guarded, Missing
+from proxy.stores.redis import RedisStore
 from tests.stores.contract import StoreContract, listed
 from tests.stores.engines import Process, redis_sentinel, redis_server
 
@@ -247,3 +250,37 @@ async def test_odd_replies_are_faults_of_the_store(reply: bytes) -> None:
             with pytest.raises(StoreFault, match="Redis failed"):
                 await work
         await store.close()
+
+
+class Endless:
+    """A client whose SCAN goes on for 500 pages, and which takes a reply that is there for more than a cancellation."""
+
+    def __init__(self, cursors: int) -> None:
+        self.pages = 0
+        self._cursors = cursors
+
+    async def scan(self, cursor: int, **options: object) -> tuple[int, list[bytes]]:
+        self.pages += 1
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.001)
+        return 1 + self.pages % self._cursors if self.pages < 500 else 0, []
+
+    def pipeline(self, **options: object) -> Endless:
+        return self
+
+    async def execute(self, **options: object) -> list[object]:
+        return []
+
+
+async def test_a_scan_without_end_is_left_when_the_time_is_up() -> None:
+    client = Endless(1_000)
+    guarded = Guarded(RedisStore(client, lambda namespace: None), warn=lambda *_: None)  # type: ignore[arg-type]
+    assert await guarded.visit(0.02).list("a-1/") is Missing.FAILED
+    assert client.pages < 500
+
+
+async def test_a_scan_in_circles_is_a_fault() -> None:
+    client = Endless(3)
+    with pytest.raises(StoreFault, match="circles"):
+        await listed(RedisStore(client, lambda namespace: None), "a-1/")  # type: ignore[arg-type]
+    assert client.pages == 4
