@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from proxy import regex
 from proxy.core.retrieval.names import name_of
 from proxy.core.retrieval.search import TooSlow
-from proxy.errors import UserMistake
+from proxy.errors import NamespaceFault, UserMistake
 from proxy.policies import builtin, duration, load
 from proxy.policies.tenants import retention
 from proxy.settings import Settings
@@ -80,7 +80,7 @@ def ls(namespace: str | None) -> Command:
     prefix = _taken(checked_prefix, f"{namespace}/") if namespace else ""
 
     async def command(store: Store) -> int:
-        entries = [entry async for entry in store.list(prefix)]
+        entries = await _found(store, prefix)
         if entries:
             _table(_listed(entries) if namespace else _counted(entries))
         else:
@@ -113,7 +113,7 @@ def grep(pattern: str, prefix: str) -> Command:
     async def command(store: Store) -> int:
         found = False
         try:
-            async for entry in store.list(prefix):
+            for entry in await _found(store, prefix):
                 for number, text in _matches(find, await store.get(entry.key) or b""):
                     found = True
                     sys.stdout.write(f"{entry.key}:{number}:{text}\n")
@@ -130,15 +130,38 @@ def gc(settings: Settings, older_than: str | None, *, dry_run: bool) -> Command:
 
     async def command(store: Store) -> int:
         now = time.time()
-        entries = [entry async for entry in store.list("")]
+        entries = await _found(store, "")
         old = [entry for entry in entries if _outlived(entry, kept_for, now)]
-        for entry in old if not dry_run else ():
-            await store.delete(entry.key)
+        if not dry_run:
+            old = [entry for entry in old if await _deleted(store, entry.key)]
         count, size = len(old), in_units(sum(entry.size for entry in old))
         sys.stdout.write(f"{'would delete' if dry_run else 'deleted'} {count} of {len(entries)} records, {size}\n")
         return 0
 
     return command
+
+
+async def _found(store: Store, prefix: str) -> list[Entry]:
+    """Return the records, and say so if those of a namespace cannot be listed."""
+    entries: list[Entry] = []
+    try:
+        async for entry in store.list(prefix):
+            entries.append(entry)
+    except NamespaceFault as fault:
+        if not entries:
+            raise
+        sys.stderr.write(f"offload-proxy: some records are not listed: {fault.message}\n")
+    return entries
+
+
+async def _deleted(store: Store, key: str) -> bool:
+    """Delete a record. Returns False, and says so, if only its namespace fails."""
+    try:
+        await store.delete(key)
+    except NamespaceFault as fault:
+        sys.stderr.write(f"offload-proxy: {key} is not deleted: {fault.message}\n")
+        return False
+    return True
 
 
 def _taken(check: Callable[[str], T], text: str) -> T:

@@ -101,14 +101,20 @@ class Folder:
         """Return the values in the order of `keys`."""
         return [self.get(key) for key in keys]
 
-    def walk(self, prefix: str) -> Iterator[Entry]:
-        """Yield the records below a prefix, and skip anything else in the folder."""
+    def walk(self, prefix: str, missed: list[OSError]) -> Iterator[Entry]:
+        """Yield the records below a prefix, and skip anything else in the folder.
+
+        What cannot be listed of a namespace does not keep the others from it: its first error is put in `missed`.
+        """
         self._prepare()
         ahead = self._clock() - self._time()
         for namespace in _within(self._root, "", prefix):
-            for kind in _within(self._root / namespace, f"{namespace}/", prefix):
-                for entry in _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix):
-                    yield replace(entry, modified=entry.modified + ahead)
+            try:
+                for kind in _within(self._root / namespace, f"{namespace}/", prefix):
+                    for entry in _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix):
+                        yield replace(entry, modified=entry.modified + ahead)
+            except OSError as error:
+                missed[:] = missed or [error]
 
     def delete(self, key: str) -> None:
         """Remove the record and the folders that this leaves empty, because namespaces come and go."""
@@ -121,6 +127,12 @@ class Folder:
     def can_be_used(self) -> bool:
         """Whether records can be read and written, as far as this depends on the store's own folders."""
         return all(os.access(folder, os.R_OK | os.W_OK | os.X_OK) for folder in (self._root, self._temporary / "."))
+
+    def place(self, error: OSError) -> str:
+        """Return the namespace that an error names, as `: NAMESPACE`, or nothing."""
+        with suppress(ValueError, TypeError, IndexError):
+            return f": {Path(error.filename2 or error.filename).relative_to(self._root).parts[0]}"
+        return ""
 
     def _prepare(self) -> None:
         """Make the folder at its first use, and again if it has vanished.
@@ -235,6 +247,10 @@ def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
                         yield Entry(f"{above}{entry.name}", found.st_size, found.st_mtime)
 
 
+def _fail(error: OSError) -> None:
+    raise error
+
+
 class LocalStore:
     """`Folder` for asyncio: runs its blocking calls in threads, and raises StoreFault for OSError."""
 
@@ -258,11 +274,17 @@ class LocalStore:
         return await self._run(f"get {' '.join(wanted[:1])}", lambda: self._folder.get_many(wanted))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Yield every record whose key begins with `prefix`, sorted within each folder."""
-        walk = self._folder.walk(checked_prefix(prefix))
+        """Yield every record whose key begins with `prefix`, sorted within each folder.
+
+        If a namespace cannot be listed, raises its fault after the others' records.
+        """
+        missed: list[OSError] = []
+        walk = self._folder.walk(checked_prefix(prefix), missed)
         while batch := await self._run(f"list {prefix}", lambda: tuple(islice(walk, BATCH))):
             for entry in batch:
                 yield entry
+        if missed:
+            await self._run(f"list {prefix}", lambda: _fail(missed[0]))
 
     async def delete(self, key: str) -> None:
         """Delete the record."""
@@ -281,5 +303,7 @@ class LocalStore:
         try:
             return work()
         except OSError as error:
-            kind = NamespaceFault if error.errno in OF_ONE and self._folder.can_be_used() else StoreFault
-            raise kind(f"the store's folder failed: {error.strerror or type(error).__name__}") from error
+            reason = f"the store's folder failed: {error.strerror or type(error).__name__}"
+            if error.errno in OF_ONE and self._folder.can_be_used():
+                raise NamespaceFault(f"{reason}{self._folder.place(error)}") from error
+            raise StoreFault(reason) from error

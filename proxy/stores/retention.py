@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 
-from proxy.errors import StoreFault
+from proxy.errors import NamespaceFault, StoreFault
 from proxy.stores.base import Entry, Retention, Store, lifetime
 
 EVERY_SECONDS = 3600.0
@@ -59,14 +59,22 @@ class Sweeper:
                     if deleted == DELETES:
                         break
                     if self._expired(entry, now):
-                        await self._store.delete(entry.key)
-                        deleted += 1
+                        deleted += await self._deleted(entry.key)
                     seen += 1
                     if seen % BREATH == 0:
                         await asyncio.sleep(REST_SECONDS)
         except StoreFault as fault:
             self._warn("store sweep", f"store: sweep: {fault.message}")
         return deleted
+
+    async def _deleted(self, key: str) -> bool:
+        """Delete the record. Returns False if its namespace's folder does not let us, which concerns no other."""
+        try:
+            await self._store.delete(key)
+        except NamespaceFault as fault:
+            self._warn("store sweep", f"store: sweep: {fault.message}")
+            return False
+        return True
 
     def _expired(self, entry: Entry, now: float) -> bool:
         seconds = lifetime(entry.key, self._retention)
