@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import islice
 
 from proxy.dashboard.access import Viewer
@@ -50,6 +50,8 @@ class _Stream:
         self.push = push
         self.seen = seen
         """Of how many rows it has had, or was not to get, its own ones."""
+        self.floor = 0
+        """The newest row that it began with, until a look found a newer one."""
         self.spoken = spoken
         self.waits = False
         """Whether its task waits, and so writes nothing itself."""
@@ -71,6 +73,8 @@ class Live:
         self._looking: asyncio.Task[None] | None = None
         self._streams: set[_Stream] = set()
         self._count = 0
+        self._last = -1
+        """The newest row that a look found; -1 before the first look."""
         self._texts: dict[tuple[int, str | None], bytes] = {}
         """What viewers get who have seen so many rows: most of them get the same."""
         self.ended = False
@@ -90,8 +94,14 @@ class Live:
         for stream in self._streams:
             stream.wake()
 
-    async def events(self, viewer: Viewer, now: Callable[[], float], push: Push | None = None) -> AsyncIterator[bytes]:
-        """Yield server-sent events until the viewer's login or the process ends, but those that `push` writes."""
+    async def events(
+        self, viewer: Viewer, now: Callable[[], float], push: Push | None = None, after: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """Yield server-sent events until the viewer's login or the process ends, but those that `push` writes.
+
+        The first ones are the rows after the id `after`, which is what a viewer has already; without it, there are
+        only those that come from now on.
+        """
         time = asyncio.get_running_loop().time
         stream = _Stream(viewer, push, self._count, time())
         self._streams.add(stream)
@@ -99,6 +109,8 @@ class Live:
             self._looking = asyncio.create_task(self._look(now))
         try:
             yield BEGINNING
+            if after is not None and (text := await self._missed(stream, after)):
+                yield text
             while not self.ended and now() < stream.until:
                 if stream.seen == self._count:
                     stream.came.clear()
@@ -110,10 +122,34 @@ class Live:
             self._streams.discard(stream)
             if not self._streams and self._looking:
                 self._looking.cancel()
-                self._looking = None
+                self._looking, self._last = None, -1
+
+    async def _missed(self, stream: _Stream, after: int) -> bytes:
+        """Return the events that a viewer lacks which has the rows up to an id. Looks go on where they end."""
+        try:
+            after = min(after, await self._newest())  # if rows were deleted, their ids are given again
+            events = await self._rows(after)
+        except DashboardFault:
+            return b""
+        stream.floor = events[-1].id if events else after
+        if self._last < 0:
+            self._last = stream.floor
+        return _joined(events, stream.namespace)
+
+    def _pass(self, stream: _Stream) -> None:
+        """Count as seen what a stream began with, and a look has found, too."""
+        if not stream.floor:
+            return
+        stream.seen = max(stream.seen, self._count - len(self._events))
+        for event in islice(self._events, len(self._events) - (self._count - stream.seen), None):
+            if event.id > stream.floor:
+                stream.floor = 0
+                return
+            stream.seen += 1
 
     def _next(self, stream: _Stream, now: float) -> bytes:
         """Return what a viewer gets next, and count it as seen; nothing, if it has heard of us not long ago."""
+        self._pass(stream)
         text = self._text(stream.seen, stream.namespace)
         stream.seen = self._count
         if not text and now - stream.spoken >= SILENCE - self.pace:
@@ -125,13 +161,8 @@ class Live:
     def _text(self, seen: int, namespace: str | None) -> bytes:
         """Return the events after so many; without a namespace, those of all."""
         if (seen, namespace) not in self._texts:
-            self._texts[seen, namespace] = b"".join(
-                [
-                    event.text
-                    for event in islice(self._events, max(len(self._events) - (self._count - seen), 0), None)
-                    if namespace in (None, event.namespace)
-                ]
-            )
+            events = islice(self._events, max(len(self._events) - (self._count - seen), 0), None)
+            self._texts[seen, namespace] = _joined(events, namespace)
         return self._texts[seen, namespace]
 
     def _spread(self, now: float) -> None:
@@ -144,34 +175,43 @@ class Live:
             if stream.push is None or now >= stream.until:
                 stream.wake()
                 continue
+            self._pass(stream)
             seen = stream.seen
             if (text := self._next(stream, time)) and not stream.push(text):
                 stream.seen = seen
                 stream.wake()
 
     async def _look(self, now: Callable[[], float]) -> None:
-        last, quiet = -1, 0.0
+        quiet = 0.0
         while True:
             known = self._count
-            last = await self._after(last)
+            await self._take()
             quiet = 0.0 if self._count > known else quiet + self.pace
             if not quiet or quiet >= SILENCE:
                 quiet = 0.0
                 self._spread(now())
             await asyncio.sleep(self.pace)
 
-    async def _after(self, last: int) -> int:
-        """Take the rows after an id, and return the newest one's."""
+    async def _take(self) -> None:
+        """Take the rows that are newer than those of the last look."""
         try:
-            if last < 0:
-                last = await self._newest()
-            if events := await self._rows(last):
+            if self._last < 0:
+                newest = await self._newest()
+                self._last = newest if self._last < 0 else self._last  # a stream may have begun meanwhile
+            if events := await self._rows(self._last):
                 self._count += len(events)
                 self._events += events
-                return events[-1].id
-            return min(last, await self._newest())  # if rows were deleted, their ids are given again
+                self._last = events[-1].id
+            elif (newest := await self._newest()) < self._last:  # rows were deleted: their ids are given again
+                self._last = newest
+                for stream in self._streams:
+                    stream.floor = 0
         except DashboardFault:
             pass  # the page about health says so
         except Exception:
             logger.exception("a bug, in looking for rows to stream")
-        return last
+
+
+def _joined(events: Iterable[LiveEvent], namespace: str | None) -> bytes:
+    """Return the events of a namespace; without one, those of all."""
+    return b"".join([event.text for event in events if namespace in (None, event.namespace)])

@@ -160,7 +160,9 @@ class _Pages:
         if live.viewers >= VIEWERS:
             raise Overloaded(f"More than {VIEWERS} viewers at once; try again")
         raw: Raw | None = request.scope.get("extensions", {}).get(RAW)
-        events = live.events(viewer, time.time, raw["push"] if raw else None)
+        had = _whole(request.headers.get("last-event-id", ""))  # a browser says so when it connects again
+        after = _whole(request.query_params.get("after", "")) if had is None else had
+        events = live.events(viewer, time.time, raw["push"] if raw else None, after)
         return StreamingResponse(events, 200, HEADERS, "text/event-stream")
 
     async def me(self, request: Request, viewer: Viewer) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from http.cookies import SimpleCookie
 from importlib.resources import files
@@ -205,6 +205,87 @@ async def test_a_viewers_stream_has_its_own_rows() -> None:
         await anext(stream)
         assert [line for line in (await anext(stream)).split(b"\n") if line.startswith(b"id")] == ids
         await stream.aclose()
+
+
+@pytest.mark.parametrize("order", ["the look first", "the stream first"])
+@pytest.mark.parametrize("push", [None, lambda piece: False])
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_stream_goes_on_after_the_rows_that_a_viewer_has(
+    order: str, others: int, push: Callable[[bytes], bool] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are added at each step: none is missing and none comes twice, whoever reads the file first."""
+    monkeypatch.setattr(live_module, "EVERY", 0.001)
+    ids, late = [1, 2, 3], [4, 5, 6, 7, 8, 9]
+
+    async def found(read: Callable[[], Any]) -> Any:
+        for _ in range(3 if (order == "the look first") == (asyncio.current_task() is viewing) else 0):
+            await asyncio.sleep(0)
+        result = read()
+        if late:
+            ids.append(late.pop(0))
+        return result
+
+    async def rows(last: int) -> list[LiveEvent]:
+        return await found(lambda: [event(id) for id in ids if id > last])
+
+    async def newest() -> int:
+        return await found(lambda: max(ids))
+
+    viewing, live, text = asyncio.current_task(), Live(rows, newest), b""
+    already = [live.events(Viewer(), lambda: 0.0) for _ in range(others)]
+    for one in already:
+        await anext(one)
+    stream = live.events(Viewer(), lambda: 0.0, push, after=1)
+    while b"id: 9\n" not in text:
+        text += await anext(stream)
+    assert [int(id) for id in re.findall(rb"id: (\d+)", text)] == [2, 3, 4, 5, 6, 7, 8, 9]
+    for one in (stream, *already):
+        await one.aclose()
+
+
+@pytest.mark.parametrize("after", [3, 1_000])
+async def test_a_stream_goes_on_in_a_file_whose_ids_begin_anew(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "EVERY", 0.001)
+    ids, looks = [1, 2, 3], asyncio.Semaphore(0)
+
+    async def rows(last: int) -> list[LiveEvent]:
+        return [event(id) for id in ids if id > last]
+
+    async def newest() -> int:
+        looks.release()
+        return max(ids)
+
+    stream = Live(rows, newest).events(Viewer(), lambda: 0.0, after=after)
+    assert await anext(stream) == BEGINNING
+    coming = asyncio.create_task(_event(stream))
+    for _ in range(5):
+        await looks.acquire()
+    ids[:] = [1]
+    for _ in range(5):
+        await looks.acquire()
+    ids.append(2)
+    assert await coming == event(2).text
+    await stream.aclose()
+
+
+def test_a_browser_that_connects_again_gets_what_came_meanwhile(tmp_path: Path) -> None:
+    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=tmp_path / "rows.db") as one:
+        upstream.respond(lambda request: text("Hello."))
+        for number in range(4):
+            turn(one, begin(), number, key="other" if number == 2 else "k")
+        recorded(one, 4)
+        for asked, headers, expected in (
+            ("?after=1", {}, [2, 3, 4]),
+            ("?after=1", {"last-event-id": "3"}, [4]),
+            ("?after=1", {"authorization": "Bearer k"}, [2, 4]),
+        ):
+            address = f"{one.root}/_offload/api/live{asked}"
+            with httpx.stream("GET", address, headers=headers, verify=PLAIN, timeout=10) as stream:
+                lines, ids = stream.iter_lines(), list[int]()
+                while len(ids) < len(expected):
+                    line = next(lines)
+                    ids += [int(line[4:])] if line.startswith("id: ") else []
+            assert ids[: len(expected)] == expected
 
 
 async def test_many_viewers_get_the_rows_less_often() -> None:

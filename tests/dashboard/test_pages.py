@@ -203,6 +203,34 @@ async def test_new_requests_appear_by_themselves(proxy: Proxy, upstream: StrictU
     turn(proxy, begin("Something new."), 1, model="newcomer")
     await page.until("document.querySelector('tbody tr').textContent.includes('newcomer')")
     assert "1 since" in await page.evaluate("document.querySelector('[role=status]').textContent")
+    await page.evaluate("document.querySelector('button[aria-pressed]').click()")
+    for model in ("while-paused", "later"):
+        if model == "later":
+            await page.evaluate("document.querySelector('button[aria-pressed]').click()")
+        upstream.script(text("Hello."))
+        turn(proxy, begin("Something new."), 1, model=model)
+        recorded(proxy, 1)
+    await page.until("document.querySelector('tbody tr').textContent.includes('later')")
+    assert "while-paused" in await page.evaluate("document.querySelector('tbody tr:nth-child(2)').textContent")
+    assert_clean(page, proxy)
+
+
+async def test_requests_that_come_while_the_page_loads_appear(
+    proxy: Proxy, upstream: StrictUpstream, page: Page
+) -> None:
+    """The page asks for the rows, and for the stream once it has them."""
+    await page.open(address(proxy))
+    await page.evaluate(
+        "window.Real = EventSource, window.EventSource = function (address) { window.made = () => new Real(address); "
+        "return window.standIn = { close() {} }; }, true"
+    )
+    await page.show("#sessions")
+    await page.show("#live")
+    upstream.script(text("Hello."))
+    turn(proxy, begin("Something new."), 1, model="in-between")
+    recorded(proxy, 1)
+    await page.evaluate("window.source = made(), source.onmessage = (one) => standIn.onmessage(one), true")
+    await page.until("document.querySelector('tbody tr').textContent.includes('in-between')")
     assert_clean(page, proxy)
 
 

@@ -19,21 +19,30 @@ const COLUMNS = [
 export async function live(page) {
   const status = element("p", { role: "status", class: "faint" }, "Connecting.");
   let paused = false;
+  let held = []; // rows that came while it was paused
   const pause = element("button", {
     "aria-pressed": "false",
     onclick: () => {
       paused = !paused;
       pause.setAttribute("aria-pressed", String(paused));
       pause.textContent = paused ? "Go on" : "Pause";
+      if (!paused) held.splice(0).forEach(add);
     },
   }, "Pause");
   const rows = await ask("requests");
   const shown = table("Requests of all workers of this machine, the newest first", COLUMNS, rows, "none yet");
   const body = shown.querySelector("tbody");
   page.replaceChildren(element("h1", {}, "Live"), element("div", { class: "bar" }, pause, status), shown);
-  let newest = rows.length ? rows[0].id : 0;
   let count = 0;
-  const source = new EventSource("api/live");
+  const add = (row) => {
+    count += 1;
+    status.textContent = `${number(count)} since this page was opened.`;
+    if (count === 1 && !rows.length) body.replaceChildren();
+    body.prepend(line(COLUMNS, row));
+    while (body.rows.length > MOST) body.lastChild.remove();
+  };
+  // The stream begins after the rows that are shown. When the browser connects again, it says which it had.
+  const source = new EventSource(`api/live?after=${rows.length ? rows[0].id : 0}`);
   source.onopen = () => {
     status.textContent = "Waiting for requests.";
   };
@@ -42,13 +51,8 @@ export async function live(page) {
   };
   source.onmessage = (message) => {
     const row = JSON.parse(message.data);
-    if (paused || row.id <= newest) return;
-    newest = row.id;
-    count += 1;
-    status.textContent = `${number(count)} since this page was opened.`;
-    if (count === 1 && !rows.length) body.replaceChildren();
-    body.prepend(line(COLUMNS, row));
-    while (body.rows.length > MOST) body.lastChild.remove();
+    if (!paused) add(row);
+    else held = [...held, row].slice(-MOST);
   };
   return () => source.close();
 }
