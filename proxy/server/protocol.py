@@ -55,6 +55,10 @@ unread, the reset could destroy our reply before a client that is still sending 
 LINGER_SECONDS = 5.0
 """Seconds that such a connection stays open; nginx's `lingering_timeout`."""
 
+LOOKS, LOOK_SECONDS = 3, 0.02
+"""How often, and how soon again, we look for a request on an idle connection when the process ends. One may have come
+that is not read yet: its client would get nothing but a reset."""
+
 UNREAD_SECONDS = 600.0
 """Seconds within which a client must read some of a reply that waits for it; an upstream may be silent for as long."""
 
@@ -88,7 +92,7 @@ class ExactProtocol(HttpToolsProtocol):
         """Bytes of the last read, and the most bytes that the head can have."""
         self._resumes = False
         """Whether the parser is reading a head that we made; see `_read_on`."""
-        self._lingers = False
+        self._lingers = self._ends = False
         self._dropped = 0
         self._unsent = 0
 
@@ -121,9 +125,12 @@ class ExactProtocol(HttpToolsProtocol):
         for left in tuple(self._watching):
             left()
 
-    def shutdown(self) -> None:
+    def shutdown(self, looks: int = LOOKS) -> None:
+        self._ends = True
         if self._lingers:
             self._close()
+        elif looks and (self.cycle is None or self.cycle.response_complete):
+            self.loop.call_later(LOOK_SECONDS, self.shutdown, looks - 1)
         else:
             super().shutdown()
 
@@ -313,7 +320,7 @@ class ExactProtocol(HttpToolsProtocol):
         scope["path"] = urllib.parse.unquote(path) if "%" in path else path
         scope["raw_path"] = raw_path
         scope["query_string"] = query
-        cycle = Cycle(self, keep_alive=version != "1.0" and self.parser.should_keep_alive())
+        cycle = Cycle(self, keep_alive=version != "1.0" and self.parser.should_keep_alive() and not self._ends)
         raw: Raw = {
             "target": self.url,
             "headers": self.raw_headers,
