@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from proxy.cli.recordings import RecordedRequest
-from proxy.core.forecast import Billed, by_kind
+from proxy.core.forecast import Billed, as_sent, by_kind
 from proxy.core.history import Unplannable
 from proxy.core.plan import Role
 from proxy.core.policy import Mode, Policy
@@ -184,7 +184,7 @@ class Tally:
 def _kinds(planned: PlannedRequest) -> tuple[int, tuple[int, ...]]:
     """Return the request's tokens as it came, and those of each kind as planned."""
     kinds, room = [0] * len(KINDS), planned.room
-    sent = by_kind(planned.past.items, planned.plan, planned.policy, OUR_TOOLS_TOKENS)
+    sent = by_kind(as_sent(planned.past), planned.plan, planned.policy, OUR_TOOLS_TOKENS)
     definitions = planned.prompt(0) - OUR_TOOLS_TOKENS - room.preamble
     for role, tokens in sent.whole.items():
         kinds[_OF_ROLE[role]] += tokens

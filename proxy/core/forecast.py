@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from proxy.core.history import History
 from proxy.core.plan import Item, Plan, Role, live
 from proxy.core.policy import Inject, Offload, Policy, Wait
 from proxy.core.rental import OUTPUT_PRICE, SkiRental
@@ -50,6 +52,19 @@ def cost_as_it_came(
     """
     came = head + sum([item.tokens for item in items])
     return round(scale * _cost(offload, came, _cached_before(items, head) if cached else 0))
+
+
+def as_sent(history: History) -> Sequence[Item]:
+    """Return the items with the tokens that are sent, those of spaces in arguments included. No plan sees these."""
+    if history.sent_tokens == history.tokens:
+        return history.items
+    return [_wider(item, message.spaces) for item, message in zip(history.items, history.messages, strict=True)]
+
+
+def _wider(item: Item, by: int) -> Item:
+    if not by:
+        return item
+    return replace(item, tokens=item.tokens + by, first_preview=item.first_preview + by, preview=item.preview + by)
 
 
 class _Segment(msgspec.Struct, frozen=True, gc=False):

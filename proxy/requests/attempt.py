@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from proxy.core.forecast import Billed, Forecast, cost, cost_as_it_came, forecast
+from proxy.core.forecast import Billed, Forecast, as_sent, cost, cost_as_it_came, forecast
 from proxy.core.policy import Mode, SnapshotRole
 from proxy.core.reasons import Reason
 from proxy.core.refusals import Addition
@@ -271,7 +271,7 @@ Attempt = Sent | Observed
 def foreseen(planned: PlannedRequest, billed: Billed | None = None) -> Forecast:
     """Return what this plan would have sent and cost."""
     head = planned.prompt(0) - OUR_TOOLS_TOKENS
-    return forecast(planned.past.items, planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
+    return forecast(as_sent(planned.past), planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
 
 
 def rendered_headers(rendered: RenderedRequest) -> Sequence[Header]:

@@ -73,10 +73,18 @@ async def test_the_request_and_its_reply_go_byte_for_byte_and_the_plan_is_report
     assert (headers[b"x-offload-compacted"], headers[b"x-offload-compressed"]) == (b"1", b"0")
 
 
-async def test_it_reports_what_offloading_then_does(world: World) -> None:
-    _, foreseen = await world.ask(LONG, ScriptedReply(REPLY))
+def spaced(request: bytes) -> bytes:
+    """The request with spaces in the arguments of its call, as most models write them."""
+    body = json.loads(request)
+    body["messages"][1]["tool_calls"][0]["function"]["arguments"] = '{ "q" : [ 1 , 2 ,\n\n 3 , 4 ] , "of" : { } }'
+    return json.dumps(body).encode()
+
+
+@pytest.mark.parametrize("body", [LONG, spaced(LONG), spaced(chat("word"))], ids=["moved", "spaces", "unchanged"])
+async def test_it_reports_what_offloading_then_does(world: World, body: bytes) -> None:
+    _, foreseen = await world.ask(body, ScriptedReply(REPLY))
     real = World()
-    _, done = await real.ask(LONG, ScriptedReply(REPLY))
+    _, done = await real.ask(body, ScriptedReply(REPLY))
     await real.services.background.close(1)
     real.services.threads.close()
     assert (foreseen.tokens_before, foreseen.tokens_after) == (done.tokens_before, done.tokens_after)
