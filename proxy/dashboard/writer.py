@@ -44,8 +44,7 @@ HELD = 64 << 20
 """Bytes that may wait with the rows of long requests: of these, and of their descriptions. More get no description."""
 
 TOGETHER = 32
-"""Rows that are packed together, while much of them is still at hand for the processor, which takes a fraction of a
-millisecond."""
+"""Rows that are packed together in a fraction of a millisecond, while much of them is at hand for the processor."""
 
 AHEAD = 32
 """Long requests that are described together."""
@@ -139,8 +138,7 @@ class Writer:
         self._looked = -LOOKING
         self._next_expiry = 0.0
         self._came = self._left = 0
-        """Bytes that were ever held, and those that are no longer. The first is changed while packing, the other in the
-        thread."""
+        """Bytes that were ever held, and those that are no longer: changed while packing, and in the thread."""
         self._most = WAITING
         """Rows that a transaction may add: fewer after a failure."""
         self._warn = logs.Limited(logger)
@@ -243,6 +241,8 @@ class Writer:
         self._write_soon()
         if self._thread.is_alive():
             self._thread.join(CLOSING)
+        if lost := self._waiting():
+            logger.warning("%d rows of the dashboard were not written before the end: only the log has them", lost)
 
     def _waiting(self) -> int:
         return len(self._queue) + len(self._open.rows) + self._behind
@@ -262,9 +262,8 @@ class Writer:
                         self.secret, self._database = database.secret(), database
                         self._serve(database)
                     if not self._ended.is_set():
-                        self._warn(
-                            "file", f"{self._path} was removed or replaced: the dashboard goes on in what is there"
-                        )
+                        said = "was removed or replaced: the dashboard goes on in what is there"
+                        self._warn("file", f"{self._path} {said}")
                 except (DashboardFault, sqlite3.OperationalError) as error:
                     self._failed(error)
                     self._ended.wait(AGAIN)
@@ -397,4 +396,5 @@ class Writer:
         self.state.off, self.state.fault = True, reason
         logger.warning("%s", reason)
         self._close()
+        self.state.dropped, self._behind = self.state.dropped + self._behind, 0
         self._closed.clear()

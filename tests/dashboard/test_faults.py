@@ -140,6 +140,39 @@ def test_a_file_that_is_damaged_later_switches_the_dashboard_off(tmp_path: Path)
         assert "delete it" in dashboard(proxy, "me")["fault"]
 
 
+def test_rows_that_wait_when_the_dashboard_is_given_up_count_as_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Database, "write", MagicMock(side_effect=sqlite3.DatabaseError("malformed")))
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    for number in range(3):
+        writer.record([outcome(number)])
+    writer.start()
+    until(lambda: not writer._thread.is_alive())
+    writer.record([outcome(3)])
+    writer.close()
+    assert (writer.state.off, writer.state.written, writer.state.dropped) == (True, 0, 4)
+    assert "before the end" not in caplog.text
+
+
+def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(writer_module, "CLOSING", 0.05)
+    monkeypatch.setattr(writer_module, "LATEST", 600.0)
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    writer.start()
+    until(lambda: writer._database is not None)
+    with closing(sqlite3.connect(tmp_path / "rows.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for number in range(3):
+            writer.record([outcome(number)])
+        writer.close()
+    assert "3 rows of the dashboard were not written" in caplog.text
+    writer._thread.join(30)
+    assert writer.state.written == 3, "they are written after all, if the process lives as long"
+
+
 def test_a_file_that_is_removed_while_the_proxy_runs_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
