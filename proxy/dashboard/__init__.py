@@ -15,10 +15,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.dashboard.access import Access
-from proxy.dashboard.holding import held
+from proxy.dashboard.holding import Held, held
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
 from proxy.dashboard.reading import ReadingThread
+from proxy.dashboard.rows import NOTHING_SEEN
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
 from proxy.policies.tenants import identify, retention
@@ -73,7 +74,7 @@ class Dashboard:
         )
         self._thread = ReadingThread()
         self._reader: Reader | None = None
-        self._ended: dict[str, Attempt] = {}
+        self._ended: dict[str, Held] = {}
 
     # -- what requests call --
 
@@ -83,15 +84,15 @@ class Dashboard:
         return self._writer is not None and not self._writer.state.off
 
     def watch(self, request_id: str, attempt: Attempt) -> None:
-        """Keep a request until its outcome follows, a few milliseconds later."""
+        """Hold what a request shows until its outcome follows, which is soon. Never fails."""
         if len(self._ended) < ENDED:
-            self._ended[request_id] = attempt
+            self._ended[request_id] = held(attempt, self._content)
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
         """Queue a row for each request. Takes a few microseconds, and never fails."""
-        attempts = [*map(self._ended.pop, map(_id, outcomes), repeat(None))]
+        seen = [*map(self._ended.pop, map(_id, outcomes), repeat(NOTHING_SEEN))]
         if self._writer is not None:
-            self._writer.record(outcomes, held(attempts, self._content))
+            self._writer.record(outcomes, seen)
 
     # -- its life --
 

@@ -1,16 +1,16 @@
 """The rows of one transaction, with what they add to the sums and to their sessions.
 
-Rows are encoded and added up some dozens at a time, soon after their requests end. So the interpreter takes few steps
-for each of them, and what they hold is at hand for the processor: to fetch it from memory later takes several times as
-long.
+Rows are encoded and added up about a hundred at a time, soon after their requests end. So the interpreter takes few
+steps for each of them, and what they hold is at hand for the processor: to fetch it from memory later takes several
+times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, repeat
+from itertools import repeat
 from operator import add, attrgetter, floordiv, gt, itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -35,20 +35,17 @@ from proxy.telemetry.outcome import Kind, Outcome
 Row = tuple[float, str, bytes, int | None, bytes | None]
 """A request as it is written: when it ended, its namespace, its outcome's values, its session, and what was sent."""
 
-T = TypeVar("T")
-K = TypeVar("K")
-
-_key = itemgetter(*map(STORED.index, ("namespace", *KEYS)))
+_keys = itemgetter(*map(STORED.index, ("namespace", *KEYS)))
 _summed = itemgetter(*map(STORED.index, SUMMED))
 _of_session = itemgetter(*map(STORED.index, ("new_event", "cost_before", "cost_after")))
-_KIND, _STATUS = map(STORED.index, ("kind", "status"))
-_namespace, _before, _after, _fault, _uses = (
-    itemgetter(STORED.index(name)) for name in ("namespace", "cost_before", "cost_after", "fault", "tool_uses")
+_NAMESPACE, _KIND, _STATUS, _FAULT, _USES, _BEFORE, _AFTER = map(
+    STORED.index, ("namespace", "kind", "status", "fault", "tool_uses", "cost_before", "cost_after")
 )
 _session, _sent, _detail = map(attrgetter, ("session", "sent", "detail"))
+_first = itemgetter(0)
 _encode = msgspec.msgpack.Encoder().encode
 _of_hour = itemgetter(*(SUMS.index(name) for name in HOURLY))
-_KIND_OF_KEY = 1 + KEYS.index("kind")
+_KIND_OF_KEY = 2 + KEYS.index("kind")
 
 
 class _Part(msgspec.Struct):
@@ -63,13 +60,6 @@ class _Part(msgspec.Struct):
     events: int
     cost_before: int
     cost_after: int
-
-    @classmethod
-    def of(cls, rows: Sequence[tuple[int, float, Outcome, Values]]) -> _Part:
-        """Return what some rows add: the place, time, outcome and values of each."""
-        places, times, outcomes, values = zip(*rows, strict=True)
-        totals = _totals(map(_of_session, values))
-        return cls(times[0], times[-1], places[0], places[-1], outcomes[-1], len(rows), *totals)
 
     def and_then(self, later: _Part) -> _Part:
         return _Part(
@@ -95,7 +85,7 @@ class Batch:
         self.weights: dict[int, int] = {}
         """Bytes that descriptions of long requests take, by the same."""
         self._sums: dict[tuple[Any, ...], list[int]] = {}
-        """By the hour, and by namespace and `KEYS`."""
+        """By the hour, the namespace and `KEYS`."""
         self._parts: dict[int, _Part] = {}
 
     def __len__(self) -> int:
@@ -105,13 +95,22 @@ class Batch:
         """Add rows, or raise what a bug raises and add none."""
         if not outcomes:
             return
-        outcomes, values = storable(outcomes)
-        sessions, first = [*map(_session, seen)], len(self.rows)
-        rows = [*zip(times, map(_namespace, values), map(_encode, values), sessions, map(_sent, seen), strict=True)]
-        keys = [*zip(map(floordiv, times, repeat(HOUR)), map(_key, values), strict=False)]
-        sums = {key: _amounts(several) for key, several in _grouped(keys, values).items()}
-        grouped = _grouped(sessions, [*zip(count(first), times, outcomes, values, strict=False)])
-        parts = {session: _Part.of(several) for session, several in grouped.items() if session is not None}
+        outcomes, values, fields = storable(outcomes)
+        sessions, start = tuple(map(_session, seen)), len(self.rows)
+        rows = [*zip(times, fields[_NAMESPACE], map(_encode, values), sessions, map(_sent, seen), strict=True)]
+        hours = tuple(map(floordiv, times, repeat(HOUR)))
+        sums = {
+            key: _amounts(fields if len(places) == len(rows) else _of(places, values))
+            for key, places in _grouped(hours, *_keys(fields)).items()
+        }
+        costs, parts = [*zip(*_of_session(fields), strict=True)], dict[int, _Part]()
+        for (session,), places in _grouped(sessions).items():
+            if session is not None:
+                first, last = places[0], places[-1]
+                total = _totals(_of(places, costs))
+                parts[session] = _Part(
+                    times[first], times[last], start + first, start + last, outcomes[last], len(places), *total
+                )
         # Nothing fails from here on.
         self.rows += rows
         for key, amounts in sums.items():
@@ -120,7 +119,7 @@ class Batch:
             known = self._parts.get(session)
             self._parts[session] = known.and_then(part) if known else part
         if any(map(_detail, seen)):
-            self.details |= {place: one.detail for place, one in enumerate(seen, first) if one.detail}
+            self.details |= {place: one.detail for place, one in enumerate(seen, start) if one.detail}
 
     def describe(self, place: int, seen: Seen) -> None:
         """Say what a request shows whose row is there already."""
@@ -156,22 +155,23 @@ class Batch:
     # -- what a transaction adds --
 
     def namespaces(self) -> set[str]:
-        return {namespace for _, (namespace, *_) in self._sums}
+        return {namespace for _, namespace, *_ in self._sums}
 
     def days(self) -> list[tuple[object, ...]]:
         """Return the sums of days with all keys."""
         found: dict[tuple[object, ...], list[int]] = {}
-        for (hour, (namespace, *keys)), total in self._sums.items():
+        for (hour, namespace, *keys), total in self._sums.items():
             _add(found, (int(hour * HOUR // DAY), namespace, *map(str, keys)), total)
         return [(*key, *total) for key, total in found.items()]
 
     def hours(self) -> list[tuple[object, ...]]:
         """Return the sums of hours. Costs of untouched requests are only compared with those of a holdout."""
         found: dict[tuple[object, ...], list[int]] = {}
-        for (hour, key), total in self._sums.items():
+        for key, total in self._sums.items():
+            hour, namespace, *_ = key
             if (kind := key[_KIND_OF_KEY]) is not Kind.OBSERVED:
                 spent = total if kind is not Kind.UNTOUCHED else _without_costs(total)
-                _add(found, (int(hour), key[0]), [*_of_hour(spent)])
+                _add(found, (int(hour), namespace), [*_of_hour(spent)])
         return [(*key, *total) for key, total in found.items()]
 
     def sessions(self, first: int, number: Callable[[str], int]) -> list[tuple[object, ...]]:
@@ -200,36 +200,42 @@ class Batch:
         ]
 
 
-def _grouped(keys: Sequence[K], values: Sequence[T]) -> dict[K, Sequence[T]]:
-    """Return the values of each key."""
-    if keys.count(keys[0]) == len(keys):
-        return {keys[0]: values}
-    found: dict[K, list[T]] = {}
-    for key, value in zip(keys, values, strict=True):
-        found.setdefault(key, []).append(value)
+def _grouped(*columns: tuple[Any, ...]) -> dict[tuple[Any, ...], Sequence[int]]:
+    """Return the places of each key, which has a value of each column."""
+    count, key = len(columns[0]), tuple(map(_first, columns))
+    if {*map(tuple.count, columns, key)} == {count}:
+        return {key: range(count)}
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for place, key in enumerate(zip(*columns, strict=True)):
+        found.setdefault(key, []).append(place)
     return {**found}
 
 
-def _totals(rows: Iterable[tuple[int, ...]]) -> list[int]:
-    """Return the sums of a table's columns. No number, none of which is negative, counts for more than `MOST`."""
-    columns = [*zip(*rows, strict=True)]
+def _of(places: Iterable[int], rows: Sequence[Values]) -> list[Values]:
+    """Return the columns of the rows in these places."""
+    return [*zip(*map(rows.__getitem__, places), strict=True)]
+
+
+def _totals(columns: Iterable[Sequence[int]]) -> list[int]:
+    """Return the sums of columns. No number, none of which is negative, counts for more than `MOST`."""
+    columns = [*columns]
     totals = [*map(sum, columns)]
     if max(totals) > MOST:
         totals = [sum([min(one, MOST) for one in column]) for column in columns]
     return totals
 
 
-def _amounts(requests: Sequence[Values]) -> list[int]:
-    """Return what requests of one key add to `SUMS`."""
-    kind, faults = requests[0][_KIND], len(requests) - [*map(_fault, requests)].count(Fault.NONE)
-    planned = requests
+def _amounts(fields: Sequence[Values]) -> list[int]:
+    """Return what requests of one key add to `SUMS`. `fields` has all their values of each field."""
+    kind, count = fields[_KIND][0], len(fields[_KIND])
+    faults = count - fields[_FAULT].count(Fault.NONE)
     if kind is Kind.OBSERVED:  # as in the metrics: nothing was planned for another reply
-        planned = [one for one in requests if one[_STATUS] == OK]
-    if not planned:
-        return [len(requests), faults, *[0] * (len(SUMS) - 2)]
-    losses = 0 if kind is Kind.SUMMARY else sum(map(gt, map(_after, planned), map(_before, planned)))
-    read = sum([min(sum([use.tokens for use in uses]), MOST) for uses in filter(None, map(_uses, planned))])
-    return [len(requests), faults, losses, read, *_totals(map(_summed, planned))]
+        fields = [*zip(*(one for one in zip(*fields, strict=True) if one[_STATUS] == OK), strict=True)]
+    if not fields:
+        return [count, faults, *[0] * (len(SUMS) - 2)]
+    losses = 0 if kind is Kind.SUMMARY else sum(map(gt, fields[_AFTER], fields[_BEFORE]))
+    read = sum([min(sum([use.tokens for use in uses]), MOST) for uses in filter(None, fields[_USES])])
+    return [count, faults, losses, read, *_totals(_summed(fields))]
 
 
 def _without_costs(total: list[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """What is held of requests that have ended until their rows are made, and what it shows then.
 
-Most requests are short and go as they came. These are described together, some dozens at a time, by functions of C: at
-the end of each request it would take several times as long.
+Most requests are short and go as they came. Little is taken of each when it ends, while it is still at hand for the
+processor, and nothing else of it is held. They are described together, about a hundred at a time, by functions of C.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from proxy.core.plan import Role, Room
 from proxy.dashboard.rows import LONGEST_NAME, NOTHING_SEEN, Seen
 from proxy.dashboard.sessions import SHORT, described, packed
 from proxy.requests.attempt import AsItCame, Observed, Rewritten
-from proxy.requests.prepare import PlannedRequest
 
 if TYPE_CHECKING:
-    from proxy.core.history import Message
+    from proxy.core.history import History, Message
+    from proxy.dialects import Dialect
     from proxy.requests.attempt import Attempt
+    from proxy.requests.prepare import PlannedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -37,22 +38,11 @@ microseconds. Others are described in another thread."""
 SESSIONS = 4_096
 """Sessions whose numbers are remembered."""
 
-Short = tuple[str, str, str, Sequence["Message"], int, int, int, int]
-"""What is held of a short request that went as it came: the first fields of `Unseen`, and of its room the preamble,
-what is aside, and the reply."""
+Short = tuple[str, "Dialect", str, "History", Room]
+"""What is held of a short request that went as it came: its namespace, dialect, model, history and room."""
 
-_planned, _counts = attrgetter("planned"), attrgetter("dialect.counts")
-_short = attrgetter(
-    "parsed.tenant.namespace",
-    "planned.dialect.name",
-    "planned.request.model",
-    "planned.past.measured",
-    "planned.past.sent_tokens",
-    "planned.room.preamble",
-    "planned.room.aside",
-    "planned.room.reply",
-)
-_messages: Callable[[Short], Sequence[Message]] = itemgetter(3)
+_name, _measured, _came = map(attrgetter, ("name", "measured", "sent_tokens"))
+_room = attrgetter("preamble", "aside", "reply")
 _first: Callable[[Sequence[Message]], Message] = itemgetter(0)
 _role, _meaning = attrgetter("role"), attrgetter("meaning")
 
@@ -87,14 +77,19 @@ class Unseen(msgspec.Struct, frozen=True):
 Held = Seen | Short | Unseen
 
 
-def held(attempts: Sequence[Attempt | None], content: bool = False) -> Sequence[Held]:
-    """Return what to hold of requests that ended. `content` says whether any texts are kept."""
+def held(attempt: Attempt, content: bool = False) -> Held:
+    """Return what to hold of a request that ended. `content` says whether any texts are kept. A bug costs no row."""
     try:
-        if len(attempts) > 1 and (short := _all_short(attempts)):
-            return short
+        planned = attempt.planned
+        if planned is None or planned.dialect.counts:
+            return NOTHING_SEEN
+        past = planned.past
+        if type(attempt) is AsItCame and 0 < len(past) <= SHORT:
+            return attempt.parsed.tenant.namespace, planned.dialect, planned.request.model, past, planned.room
+        return _unseen(attempt, planned, content)
     except Exception:
-        logger.exception("a bug, in describing requests for the dashboard")
-    return [_held(attempt, content) for attempt in attempts]
+        logger.exception("a bug, in describing a request for the dashboard")
+        return NOTHING_SEEN
 
 
 def shown(held: Sequence[Held]) -> Sequence[Seen]:
@@ -107,36 +102,14 @@ def shown(held: Sequence[Held]) -> Sequence[Seen]:
     ]
 
 
-def _all_short(attempts: Sequence[Attempt | None]) -> Sequence[Short] | None:
-    """Return what is held of these requests if all are short and went as they came."""
-    if {*map(type, attempts)} != {AsItCame}:
-        return None
-    planned = [*map(_planned, attempts)]
-    if {*map(type, planned)} != {PlannedRequest} or any(map(_counts, planned)):
-        return None
-    short: list[Short] = [*map(_short, attempts)]
-    lengths = {*map(len, map(_messages, short))}
-    return short if 0 not in lengths and max(lengths) <= SHORT else None
-
-
-def _held(attempt: Attempt | None, content: bool) -> Held:
-    """Return what to hold of a request. A bug there costs no row."""
-    try:
-        if attempt is None or attempt.planned is None or attempt.planned.dialect.counts:
-            return NOTHING_SEEN
-        short: Short = _short(attempt)
-        namespace, dialect, model, messages, came, *_ = short
-        count = len(messages)
-        if isinstance(attempt, AsItCame) and 0 < count <= SHORT:
-            return short
-        unseen = Unseen(namespace, dialect, model, messages, came, attempt.planned.room, len(attempt.parsed.body))
-        if isinstance(attempt, AsItCame):
-            return unseen if count > BRIEF else unseen.seen()
-        kept = content and attempt.parsed.tenant.policy.dashboard.content
-        return msgspec.structs.replace(unseen, attempt=attempt, content=kept)
-    except Exception:
-        logger.exception("a bug, in describing a request for the dashboard")
-        return NOTHING_SEEN
+def _unseen(attempt: Attempt, planned: PlannedRequest, content: bool) -> Held:
+    tenant, past = attempt.parsed.tenant, planned.past
+    names, size = (tenant.namespace, planned.dialect.name, planned.request.model), len(attempt.parsed.body)
+    unseen = Unseen(*names, past.measured, past.sent_tokens, planned.room, size)
+    if isinstance(attempt, AsItCame):
+        return unseen if len(past) > BRIEF else unseen.seen()
+    kept = content and tenant.policy.dashboard.content
+    return msgspec.structs.replace(unseen, attempt=attempt, content=kept)
 
 
 def _shown(requests: Sequence[Short]) -> list[Seen]:
@@ -152,13 +125,14 @@ def _shown(requests: Sequence[Short]) -> list[Seen]:
 
 def _together(requests: Sequence[Short]) -> list[Seen]:
     """Return what short requests show. The interpreter takes no step for a single one of them."""
-    namespaces, dialects, models, messages, came, *room = zip(*requests, strict=True)
+    namespaces, dialects, models, pasts, rooms = zip(*requests, strict=True)
+    messages = [*map(_measured, pasts)]
     began: Iterable[tuple[bytes, ...]] = map(opening, messages)
     if {*map(_role, map(_first, messages))} == {Role.USER}:
         began = zip(map(_meaning, map(_first, messages)), strict=True)
     number = _number if max(map(len, models)) <= LONGEST_NAME else _number.__wrapped__
-    numbers = map(number, namespaces, dialects, models, began)
-    return [*map(Seen, numbers, packed(messages, came, zip(*room, strict=True)))]
+    numbers = map(number, namespaces, map(_name, dialects), models, began)
+    return [*map(Seen, numbers, packed(messages, map(_came, pasts), map(_room, rooms)))]
 
 
 @lru_cache(SESSIONS)

@@ -127,14 +127,17 @@ _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outco
 _texts = itemgetter(*map(STORED.index, TEXTS))
 
 
-def storable(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Values]]:
-    """Return outcomes whose texts the file can hold, which are short and without lone surrogates, and their values."""
+def storable(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Values], list[Values]]:
+    """Return outcomes whose texts the file can hold, which are short and without lone surrogates, their values, and all
+    values of each field."""
     values = [*map(values_of, outcomes)]
-    texts = [*chain.from_iterable(map(_texts, values))]
+    fields = [*zip(*values, strict=True)]
+    texts = [*chain.from_iterable(_texts(fields))]
     if max(map(len, texts)) <= LONGEST_NAME and "".join(texts).isascii():
-        return outcomes, values
+        return outcomes, values, fields
     outcomes = [*map(_shortened, outcomes, map(_texts, values))]
-    return outcomes, [*map(values_of, outcomes)]
+    values = [*map(values_of, outcomes)]
+    return outcomes, values, [*zip(*values, strict=True)]
 
 
 def _shortened(outcome: Outcome, texts: Sequence[str]) -> Outcome:

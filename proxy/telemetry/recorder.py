@@ -14,7 +14,7 @@ from proxy.telemetry.outcome import Outcome
 MOST = 32
 """The most outcomes in a batch; recording so many takes less than a millisecond."""
 
-LATEST = 0.005
+LATEST = 0.05
 """The most seconds that an outcome waits."""
 
 

@@ -1,11 +1,11 @@
 """What the dashboard costs the process that serves requests: `python -m tests.bench.watched [--viewers 20]`.
 
 Two proxies get the same small requests, one with a dashboard and one without: at each rate both at the same time, so
-that other load on the machine affects both, and then as many requests as they take, by turns. Both are started anew for
-each run, because two processes of the same program differ by some percent. The viewers stay: their streams are open
-before a measurement begins. The table shows the median of what the dashboard adds to the processor time of a request,
-all threads included, and what that is in a second: a transaction and a write to each viewer cost the same however many
-requests come. What a page costs is shown below it.
+that other load on the machine affects both, and then as many requests as they take, by turns. Who goes first changes
+with each run and turn. Both are started anew for each run, because two processes of the same program differ by some
+percent. The viewers stay: their streams are open before a measurement begins. The table shows the median of what the
+dashboard adds to the processor time of a request, all threads included, and what that is in a second: a transaction and
+a write to each viewer cost the same however many requests come. What a page costs is shown below it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runs", type=int, default=9, help="runs at each rate [9]")
     parser.add_argument("--rates", type=float, nargs="*", default=RATES, help=f"requests per second {list(RATES)}")
     options = parser.parse_args(arguments)
-    runs = [_run(options.rates, options.viewers) for _ in range(options.runs)]
+    runs = [_run(options.rates, options.viewers, run % 2) for run in range(options.runs)]
     print(f"{options.viewers} viewers   without      with   added   a second")
     for found in zip(*(times for times, _ in runs), strict=True):
         before, after, a_second = (median(one) for one in zip(*found, strict=True))
@@ -68,16 +68,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{options.viewers} viewers who turn a page every {A_PAGE:.0f} s: {share:+.2f} ms a second")
 
 
-def _run(rates: Sequence[float], viewers: int) -> tuple[list[Times], list[float]]:
-    """Start both proxies, and return the times at each rate and without one, and what each page takes."""
+def _run(rates: Sequence[float], viewers: int, first: int) -> tuple[list[Times], list[float]]:
+    """Start both proxies, and return the times at each rate and without one, and what each page takes. `first` is the
+    place of the one that goes first."""
     policy = proxy({"mode": "auto", "max_total_tokens": 1_000_000_000})
     with ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="offload-bench-")))
         _, *systems = start(running, folder, {"without": policy, "with": _with_dashboard(policy)})
-        return uvloop.run(_measure(systems, rates, viewers))
+        return uvloop.run(_measure(systems, rates, viewers, first))
 
 
-async def _measure(systems: Sequence[System], rates: Sequence[float], viewers: int) -> tuple[list[Times], list[float]]:
+async def _measure(
+    systems: Sequence[System], rates: Sequence[float], viewers: int, first: int
+) -> tuple[list[Times], list[float]]:
     for system in systems:
         await wire.load(system.port, REQUEST, CONNECTIONS, A_TURN)
     times = []
@@ -85,9 +88,9 @@ async def _measure(systems: Sequence[System], rates: Sequence[float], viewers: i
         await _turn(systems[-1], PAGES[0])  # has the rows so far written
         async with _watching(systems[-1].port, viewers):
             if rate is None:
-                times.append(await _by_turns(systems, SLOWEST if viewers else LATEST))
+                times.append(await _by_turns(systems, first, SLOWEST if viewers else LATEST))
             else:
-                times.append(await _at(systems, rate, LATEST))
+                times.append(await _at(systems, first, rate, LATEST))
             print(".", end="", flush=True, file=sys.stderr)
     return times, [await _turn(systems[-1], page) for page in PAGES]
 
@@ -100,25 +103,33 @@ def _with_dashboard(policy: Launcher) -> Launcher:
     return launch
 
 
-async def _at(systems: Sequence[System], rate: float, seconds: float) -> Times:
+async def _at(systems: Sequence[System], first: int, rate: float, seconds: float) -> Times:
     """Ask both systems so many times a second for so long."""
-    before = [system.busy() for system in systems]
-    asking = [_ask(system.port, rate / CONNECTIONS, seconds) for system in systems for _ in range(CONNECTIONS)]
-    counts = await asyncio.gather(*asking)
+    before, counts = [system.busy() for system in systems], [0] * len(systems)
+
+    async def ask(at: int) -> None:
+        asking = (_ask(systems[at].port, rate / CONNECTIONS, seconds) for _ in range(CONNECTIONS))
+        counts[at] = sum(await asyncio.gather(*asking))
+
+    await asyncio.gather(*map(ask, _order(systems, first)))
     after = [system.busy() for system in systems]
-    asked = [sum(counts[at : at + CONNECTIONS]) for at in range(0, len(counts), CONNECTIONS)]
-    return _times(before, after, asked, seconds)
+    return _times(before, after, counts, seconds)
 
 
-async def _by_turns(systems: Sequence[System], wait: float) -> Times:
+async def _by_turns(systems: Sequence[System], first: int, wait: float) -> Times:
     """Ask each system by turns as often as it replies, and wait until all rows are written."""
     before, counts = [system.busy() for system in systems], [0] * len(systems)
-    for _ in range(TURNS):
-        for at, system in enumerate(systems):
-            counts[at] += (await wire.load(system.port, REQUEST, CONNECTIONS, A_TURN)).count
+    for turn in range(TURNS):
+        for at in _order(systems, first + turn):
+            counts[at] += (await wire.load(systems[at].port, REQUEST, CONNECTIONS, A_TURN)).count
     await asyncio.sleep(wait)
     after = [system.busy() for system in systems]
     return _times(before, after, counts, TURNS * A_TURN)
+
+
+def _order(systems: Sequence[System], first: int) -> list[int]:
+    """Return the places of the systems in the order in which they are asked."""
+    return [(first + at) % len(systems) for at in range(len(systems))]
 
 
 def _times(before: Sequence[float], after: Sequence[float], counts: Sequence[int], seconds: float) -> Times:

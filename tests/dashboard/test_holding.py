@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,6 @@ import msgspec
 import pytest
 
 from proxy.core.plan import Role, Room
-from proxy.dashboard import holding
 from proxy.dashboard.holding import BRIEF, Unseen, held, shown
 from proxy.dashboard.rows import NOTHING_SEEN, Damaged, Seen
 from proxy.dashboard.sessions import SHORT, sent_tokens
@@ -29,8 +29,17 @@ def history(roles: str) -> list[Any]:
     return [message(Role(int(role)), number) for number, role in enumerate(roles)]
 
 
+@dataclass
+class Past:
+    measured: list[Any]
+    sent_tokens: int = 1_000
+
+    def __len__(self) -> int:
+        return len(self.measured)
+
+
 def brief(messages: list[Any], model: str = "gpt-4.1") -> Any:
-    return "acme-1", "chat", model, messages, 1_000, ROOM.preamble, ROOM.aside, ROOM.reply
+    return "acme-1", SimpleNamespace(name="chat", counts=False), model, Past(messages), ROOM
 
 
 ROLES = ("1", "01", "001232", "0123", "12", "3", "0", "01242323")
@@ -48,22 +57,20 @@ def test_short_requests_are_read_as_they_would_have_been_described() -> None:
         assert sent.came == 1_000 + 100 + 11
 
 
-def test_requests_that_end_together_are_held_as_each_alone_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "PlannedRequest", SimpleNamespace)
+def test_little_is_held_of_short_requests_that_went_as_they_came(caplog: pytest.LogCaptureFixture) -> None:
     parsed: Any = SimpleNamespace(tenant=SimpleNamespace(namespace="acme-1", policy=None), body=b"{}")
 
     def attempt(roles: str, counts: bool = False, planned: bool = True) -> Any:
-        past = SimpleNamespace(measured=history(roles), sent_tokens=1_000)
         dialect, request = SimpleNamespace(name="chat", counts=counts), SimpleNamespace(model="gpt-4.1")
-        found: Any = SimpleNamespace(dialect=dialect, request=request, past=past, room=ROOM)
+        found: Any = SimpleNamespace(dialect=dialect, request=request, past=Past(history(roles)), room=ROOM)
         return AsItCame(parsed, found if planned else None)
 
-    short = [attempt(roles) for roles in ROLES]
-    others = attempt(""), attempt("1" * 9), attempt("1" * (BRIEF + 1)), attempt("1", counts=True), None
-    for together in (short, *([*short, one] for one in (*others, attempt("1", planned=False)))):
-        assert held(together) == [one for alone in together for one in held([alone])]
-    assert {type(one) for one in held(short)} == {tuple}
-    assert [type(one) for one in held(others)] == [Seen, Seen, Unseen, Seen, Seen]
+    assert [held(attempt(roles)) for roles in ROLES] == [brief(history(roles)) for roles in ROLES]
+    others = attempt(""), attempt("1" * 9), attempt("1" * (BRIEF + 1))
+    assert [type(held(one)) for one in others] == [Seen, Seen, Unseen]
+    nothing: Any = attempt("1", counts=True), attempt("1", planned=False), SimpleNamespace()
+    assert [held(one) for one in nothing] == [NOTHING_SEEN] * 3
+    assert caplog.text.count("a bug, in describing") == 1
 
 
 def test_requests_of_all_kinds_that_end_together_are_described_in_their_order(
