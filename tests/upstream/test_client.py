@@ -323,7 +323,9 @@ async def test_decoded_undoes_what_upstream_does_in_spite_of_identity(pool: Upst
 
 
 @pytest.mark.parametrize(
-    "coding, sent_as", [(b"UTF-8", b"data: 1\n\n"), (b"none, gzip", gzip.compress(b"data: 1\n\n"))]
+    "coding, sent_as",
+    [(b"UTF-8", b"data: 1\n\n"), (b"none, gzip", gzip.compress(b"data: 1\n\n"))],
+    ids=["none", "none and gzip"],  # not the packed bytes, which have the time
 )
 async def test_decoded_ignores_codings_that_are_none(pool: UpstreamClient, coding: bytes, sent_as: bytes) -> None:
     """As every client does."""
