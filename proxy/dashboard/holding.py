@@ -38,13 +38,20 @@ microseconds. Others are described in another thread."""
 SESSIONS = 4_096
 """Sessions whose numbers are remembered."""
 
-Short = tuple[str, "Dialect", str, "History", Room]
-"""What is held of a short request that went as it came: its namespace, dialect, model, history and room."""
-
 _name, _measured, _came = map(attrgetter, ("name", "measured", "sent_tokens"))
 _room = attrgetter("preamble", "aside", "reply")
 _first: Callable[[Sequence[Message]], Message] = itemgetter(0)
 _role, _meaning = attrgetter("role"), attrgetter("meaning")
+
+
+class Short(msgspec.Struct, frozen=True, gc=False):
+    """What is held of a short request that went as it came. The garbage collector need not look at it."""
+
+    namespace: str
+    dialect: Dialect
+    model: str
+    past: History
+    room: Room
 
 
 class Unseen(msgspec.Struct, frozen=True):
@@ -85,7 +92,7 @@ def held(attempt: Attempt, content: bool = False) -> Held:
             return NOTHING_SEEN
         past = planned.past
         if type(attempt) is AsItCame and 0 < len(past) <= SHORT:
-            return attempt.parsed.tenant.namespace, planned.dialect, planned.request.model, past, planned.room
+            return Short(attempt.parsed.tenant.namespace, planned.dialect, planned.request.model, past, planned.room)
         return _unseen(attempt, planned, content)
     except Exception:
         logger.exception("a bug, in describing a request for the dashboard")
@@ -94,11 +101,11 @@ def held(attempt: Attempt, content: bool = False) -> Held:
 
 def shown(held: Sequence[Held]) -> Sequence[Seen]:
     """Return what each request shows, or of a long one what is known of it until it is described."""
-    if {*map(type, held)} == {tuple}:
+    if {*map(type, held)} == {Short}:
         return _shown(cast("Sequence[Short]", held))
-    short = iter(_shown([one for one in held if isinstance(one, tuple)]))
+    short = iter(_shown([one for one in held if isinstance(one, Short)]))
     return [
-        next(short) if isinstance(one, tuple) else Seen(one.session) if isinstance(one, Unseen) else one for one in held
+        next(short) if isinstance(one, Short) else Seen(one.session) if isinstance(one, Unseen) else one for one in held
     ]
 
 
@@ -125,7 +132,7 @@ def _shown(requests: Sequence[Short]) -> list[Seen]:
 
 def _together(requests: Sequence[Short]) -> list[Seen]:
     """Return what short requests show. The interpreter takes no step for a single one of them."""
-    namespaces, dialects, models, pasts, rooms = zip(*requests, strict=True)
+    namespaces, dialects, models, pasts, rooms = zip(*map(msgspec.structs.astuple, requests), strict=True)
     messages = [*map(_measured, pasts)]
     began: Iterable[tuple[bytes, ...]] = map(opening, messages)
     if {*map(_role, map(_first, messages))} == {Role.USER}:

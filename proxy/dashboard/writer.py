@@ -11,7 +11,6 @@ has locked, removed or replaced, or a bug.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sqlite3
@@ -20,8 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
-from itertools import repeat
-from operator import itemgetter
+from itertools import islice, repeat
 from pathlib import Path
 
 import msgspec
@@ -89,12 +87,6 @@ class Writing(msgspec.Struct):
     """Whether it has been given up until the process is started again."""
 
 
-Queued = tuple[float, Outcome, Held]
-"""A row to be: when its request ended, its outcome, and what else it shows."""
-
-_SEEN = itemgetter(2)
-
-
 class Writer:
     """Queues rows and writes them. `record` never blocks and never raises.
 
@@ -114,8 +106,9 @@ class Writer:
         self._size = size
         self._retention = retention
         self._clock = clock
-        self._queue: list[Queued] = []
-        """The newest rows."""
+        self._times, self._outcomes = list[float](), list[Outcome]()
+        self._held: list[Held] = []
+        """The newest rows. What is held is added last: there may be more times and outcomes for a moment."""
         self._open = Batch()
         """Where they are packed."""
         self._packing = threading.Lock()
@@ -164,13 +157,16 @@ class Writer:
 
     def record(self, outcomes: Sequence[Outcome], seen: Iterable[Held] = repeat(NOTHING_SEEN)) -> None:
         """Queue rows, or drop them if too many wait. Long requests are described in the thread that writes."""
-        queue, state, first = self._queue, self.state, len(self._queue)
+        state = self.state
         room = 0 if state.off else max(WAITING - self._waiting(), 0)
         if room < len(outcomes):
             state.dropped += len(outcomes) - room
             outcomes = outcomes[:room]
-        queue += zip(repeat(self._clock()), outcomes, seen, strict=False)
-        if len(queue) >= TOGETHER or Unseen in map(type, map(_SEEN, queue[first:])):
+        held = [*islice(seen, len(outcomes))]
+        self._times += repeat(self._clock(), len(outcomes))
+        self._outcomes += outcomes
+        self._held += held
+        if len(self._held) >= TOGETHER or Unseen in map(type, held):
             self._pack()
         if self._asleep and outcomes:  # after the rows were queued: the thread looks for rows after it said so
             self._asleep = False
@@ -179,33 +175,30 @@ class Writer:
     def _pack(self) -> None:
         """Add the rows of the queue to the open batch."""
         with self._packing:
-            if queue := self._queue[:]:
-                del self._queue[: len(queue)]  # which may be longer by now
-                gc.disable()  # it would run for what lives for a fraction of a millisecond, and look at all of it
-                try:
-                    self._add(queue)
-                finally:
-                    gc.enable()
+            if count := len(self._held):  # there may be more by the end
+                rows = self._times[:count], self._outcomes[:count], self._held[:count]
+                del self._times[:count], self._outcomes[:count], self._held[:count]
+                self._add(*rows)
         if len(self._open.rows) >= BATCH or len(self._long) >= AHEAD:
             self._some.set()
 
-    def _add(self, rows: Sequence[Queued]) -> None:
+    def _add(self, times: Sequence[float], outcomes: Sequence[Outcome], held: Sequence[Held]) -> None:
         """Add rows to the open batch. A bug with one of them costs no other one."""
-        batch, (times, outcomes, seen) = self._open, zip(*rows, strict=True)
-        first, long = len(batch.rows), Unseen in map(type, seen)
+        batch, first = self._open, len(self._open.rows)
         try:
-            batch.add(times, outcomes, shown(seen))
+            batch.add(times, outcomes, shown(held))
         except Exception:
-            if len(rows) > 1:
-                for row in rows:
-                    self._add([row])
+            if len(held) > 1:
+                for at in range(len(held)):
+                    self._add(times[at : at + 1], outcomes[at : at + 1], held[at : at + 1])
             else:
                 self.state.dropped += 1
                 logger.exception("a bug, in adding a row of the dashboard")
             return
-        for place, one in enumerate(seen if long else (), first):
-            if isinstance(one, Unseen):
-                self._hold(batch, place, one)
+        if Unseen in map(type, held):
+            for place, one in enumerate(held, first):
+                if isinstance(one, Unseen):
+                    self._hold(batch, place, one)
 
     def _hold(self, batch: Batch, place: int, unseen: Unseen) -> None:
         """Hold a long request until it is described, if there is room."""
@@ -246,7 +239,7 @@ class Writer:
             logger.warning("%d rows of the dashboard were not written before the end: only the log has them", lost)
 
     def _waiting(self) -> int:
-        return len(self._queue) + len(self._open.rows) + self._behind
+        return len(self._held) + len(self._open.rows) + self._behind
 
     def _write_soon(self) -> None:
         self._due = True

@@ -130,7 +130,7 @@ class ToolUse(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: int = 1
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The result of one request. It contains no content and no key. Times are in seconds, sizes in tokens."""
 
     request_id: str

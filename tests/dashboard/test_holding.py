@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from proxy.core.plan import Role, Room
-from proxy.dashboard.holding import BRIEF, Unseen, held, shown
+from proxy.dashboard.holding import BRIEF, Short, Unseen, held, shown
 from proxy.dashboard.rows import NOTHING_SEEN, Damaged, Seen
 from proxy.dashboard.sessions import SHORT, sent_tokens
 from proxy.requests.attempt import AsItCame
@@ -39,7 +39,8 @@ class Past:
 
 
 def brief(messages: list[Any], model: str = "gpt-4.1") -> Any:
-    return "acme-1", SimpleNamespace(name="chat", counts=False), model, Past(messages), ROOM
+    dialect, past = SimpleNamespace(name="chat", counts=False), Past(messages)
+    return Short("acme-1", dialect, model, past, ROOM)  # type: ignore[arg-type]
 
 
 ROLES = ("1", "01", "001232", "0123", "12", "3", "0", "01242323")
