@@ -448,7 +448,7 @@ async def test_a_look_writes_to_viewers_itself_unless_they_are_behind_or_their_l
     monkeypatch.setattr(live_module, "SILENCE", 0.01)
     ids: list[int] = []
     heard: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
-    now, reads = 0.0, True
+    now = 0.0
 
     async def rows(last: int) -> list[LiveEvent]:
         return [event(id, namespace) for id in ids for namespace in ("acme", "other") if id > last]
@@ -456,13 +456,15 @@ async def test_a_look_writes_to_viewers_itself_unless_they_are_behind_or_their_l
     async def newest() -> int:
         return max(ids, default=0)
 
-    def push(piece: bytes) -> bool:
-        if reads:
-            heard.put_nowait(("pushed", piece))
-        return reads
+    def reads(piece: bytes) -> bool:
+        heard.put_nowait(("pushed", piece))
+        return True
+
+    def behind(piece: bytes) -> bool:
+        return False
 
     async def view() -> None:
-        async for piece in live.events(Viewer("acme", until=5.0), lambda: now, push):
+        async for piece in live.events(Viewer("acme", until=5.0), lambda: now, lambda piece: push(piece)):
             heard.put_nowait(("yielded", piece))
 
     async def row() -> tuple[str, bytes]:
@@ -470,13 +472,14 @@ async def test_a_look_writes_to_viewers_itself_unless_they_are_behind_or_their_l
             pass
         return found
 
-    live = Live(rows, newest)
+    live, push = Live(rows, newest), reads
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         group.create_task(view())
         assert await heard.get() == ("yielded", BEGINNING)
         assert await heard.get() == ("pushed", ALIVE)
-        for id, way in ((1, "pushed"), (2, "yielded"), (3, "pushed")):
-            reads = way == "pushed"
+        steps = ((reads, "pushed"), (behind, "yielded"), (reads, "pushed"), (_broken, "yielded"))
+        for id, (answer, way) in enumerate(steps, 1):
+            push = answer
             ids.append(id)
             assert await row() == (way, event(id).text)
         now = 6.0
@@ -485,6 +488,10 @@ async def test_a_look_writes_to_viewers_itself_unless_they_are_behind_or_their_l
 
 def event(id: int, namespace: str = "acme") -> LiveEvent:
     return LiveEvent(id, namespace, b"id: %d\ndata: {}\n\n" % id)
+
+
+def _broken(piece: bytes) -> bool:
+    raise ValueError("a bug")
 
 
 async def _event(stream: AsyncIterator[bytes]) -> bytes:
