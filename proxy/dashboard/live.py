@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from itertools import islice
 
 from proxy.dashboard.access import Viewer
@@ -96,7 +96,7 @@ class Live:
 
     async def events(
         self, viewer: Viewer, now: Callable[[], float], push: Push | None = None, after: int | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events until the viewer's login or the process ends, but those that `push` writes.
 
         The first ones are the rows after the id `after`, which is what a viewer has already; without it, there are

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -163,7 +164,8 @@ class _Pages:
         had = _whole(request.headers.get("last-event-id", ""))  # a browser says so when it connects again
         after = _whole(request.query_params.get("after", "")) if had is None else had
         events = live.events(viewer, time.time, raw["push"] if raw else None, after)
-        return StreamingResponse(events, 200, HEADERS, "text/event-stream")
+        begun = await anext(events)  # from here on it counts as a viewer
+        return StreamingResponse(_stream(begun, events), 200, HEADERS, "text/event-stream")
 
     async def me(self, request: Request, viewer: Viewer) -> Any:
         state = self._dashboard.state()
@@ -245,6 +247,13 @@ def _number(request: Request, name: str, default: int, most: int) -> int:
 def _whole(text: str) -> int | None:
     """Return the number that up to 18 digits say, which SQLite can hold; None for any other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+
+
+async def _stream(begun: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    async with aclosing(rest):
+        yield begun
+        async for piece in rest:
+            yield piece
 
 
 async def _form(request: Request) -> dict[str, str]:

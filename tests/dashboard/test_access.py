@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from http.cookies import SimpleCookie
@@ -19,7 +20,7 @@ from proxy.dashboard import live as live_module
 from proxy.dashboard.access import VALID, Access, Viewer
 from proxy.dashboard.database import Database
 from proxy.dashboard.events import LIVE, LiveEvent
-from proxy.dashboard.live import ALIVE, BEGINNING, Live
+from proxy.dashboard.live import ALIVE, BEGINNING, VIEWERS, Live
 from proxy.dashboard.pages import savings_page
 from proxy.dashboard.reader import Reader
 from proxy.dashboard.rows import Seen
@@ -28,7 +29,7 @@ from proxy.errors import Fault
 from proxy.telemetry.outcome import Holdout
 from tests.bench.dashboard import Recorded, batch_of
 from tests.dashboard.test_faults import outcome
-from tests.dashboard.traffic import begin, dashboard, recorded, session, turn
+from tests.dashboard.traffic import begin, dashboard, recorded, session, turn, until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -288,6 +289,20 @@ def test_a_browser_that_connects_again_gets_what_came_meanwhile(tmp_path: Path) 
             assert ids[: len(expected)] == expected
 
 
+async def test_viewers_beyond_the_limit_are_refused_however_fast_they_come(tmp_path: Path) -> None:
+    with served({"default": tight("http://127.0.0.1:9")}, dashboard=tmp_path / "rows.db") as proxy:
+        host, port = proxy.root.removeprefix("http://").split(":")
+        lines = [await asyncio.open_connection(host, int(port)) for _ in range(VIEWERS + 20)]
+        for _, writer in lines:
+            writer.write(b"GET /_offload/api/live HTTP/1.1\r\nHost: %b:%b\r\n\r\n" % (host.encode(), port.encode()))
+        heads = [await reader.readuntil(b"\r\n") for reader, _ in lines]
+        for _, writer in lines:
+            writer.close()
+            await writer.wait_closed()
+        assert Counter(head.split()[1] for head in heads) == {b"200": VIEWERS, b"503": 20}
+        until(lambda: _status(f"{proxy.root}/_offload/api/live") == 200)  # those who left make room
+
+
 async def test_many_viewers_get_the_rows_less_often() -> None:
     async def never(*_: object) -> Any:
         await asyncio.Event().wait()
@@ -488,6 +503,11 @@ async def test_a_look_writes_to_viewers_itself_unless_they_are_behind_or_their_l
 
 def event(id: int, namespace: str = "acme") -> LiveEvent:
     return LiveEvent(id, namespace, b"id: %d\ndata: {}\n\n" % id)
+
+
+def _status(url: str) -> int:
+    with httpx.stream("GET", url, verify=PLAIN, timeout=10) as reply:
+        return reply.status_code
 
 
 def _broken(piece: bytes) -> bool:
