@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.dashboard.access import Access
+from proxy.dashboard.file import unreadable
 from proxy.dashboard.holding import Held, held
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
@@ -177,7 +178,7 @@ class Dashboard:
                 self._writer.leave()
                 self._reader = Reader(self._path)
         except sqlite3.Error as error:
-            raise DashboardFault(f"The dashboard's file cannot be read: {error}") from error
+            raise unreadable(error) from error
         return query(self._reader)
 
     def _leave(self) -> None:

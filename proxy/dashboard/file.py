@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,13 @@ def create(path: Path) -> None:
             os.close(descriptor)
     except OSError as error:
         raise DashboardFault(f"{path} cannot be written: {error.strerror}") from error
+
+
+def unreadable(error: sqlite3.Error) -> DashboardFault:
+    """Return the fault of a page that cannot read the file, with what to do."""
+    passes = isinstance(error, sqlite3.OperationalError)  # it is locked, was just replaced, or the query took too long
+    cure = "try again" if passes else "delete it, or name another with --dashboard"
+    return DashboardFault(f"The dashboard's file cannot be read ({error}): {cure}")
 
 
 def moved(path: Path) -> Callable[[], bool]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from proxy.dashboard.events import LiveEvent, live_event, name_of
-from proxy.dashboard.file import moved
+from proxy.dashboard.file import moved, unreadable
 from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, NO_ROW, SUMS, Damaged, decoded
 from proxy.dashboard.sessions import detail, listed, sent_tokens
-from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Holdout, Kind
 
 SECONDS = 5.0
@@ -208,7 +207,7 @@ class Reader:
         try:
             return cursor.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise DashboardFault(f"The dashboard's file cannot be read: {error}") from error
+            raise unreadable(error) from error
 
     def _late(self) -> bool:
         return time.monotonic() > self._until

@@ -30,6 +30,7 @@ from proxy.dashboard import writer as writer_module
 from proxy.dashboard.access import Viewer
 from proxy.dashboard.database import FORGETTING, Database
 from proxy.dashboard.events import LiveEvent
+from proxy.dashboard.file import unreadable
 from proxy.dashboard.holding import BRIEF, Unseen
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
@@ -741,6 +742,22 @@ def test_all_workers_write_and_every_worker_shows_all(tmp_path: Path) -> None:
             found = [dashboard(proxy, "savings")["models"][0]["requests"] for _ in range(8)]
             assert found == [40] * 8
             assert "dashboard" not in proxy.log()
+
+
+@pytest.mark.parametrize(
+    ("error", "cure"), [(sqlite3.DatabaseError, "delete it, or name another"), (sqlite3.OperationalError, "try again")]
+)
+def test_a_page_that_cannot_read_the_file_says_what_to_do(error: type[sqlite3.Error], cure: str) -> None:
+    assert cure in str(unreadable(error("malformed")))
+
+
+def test_a_page_of_a_damaged_file_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    Database(path, SIZE).close()
+    with closing(Reader(path)) as reader:
+        path.write_bytes(path.read_bytes()[:4096] + b"\xff" * (path.stat().st_size - 4096))
+        with pytest.raises(DashboardFault, match="delete it"):
+            reader.sessions()
 
 
 async def test_the_page_about_health_says_why_the_file_cannot_be_read(
