@@ -1,19 +1,20 @@
 """The rows of one transaction, with what they add to the sums and to their sessions.
 
-Rows are encoded and added up about a hundred at a time, soon after their requests end. So the interpreter takes few
+Rows are packed and added up about a hundred at a time, soon after their requests end. So the interpreter takes few
 steps for each of them, and what they hold is at hand for the processor: to fetch it from memory later takes several
 times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import repeat
-from operator import add, attrgetter, floordiv, gt, itemgetter
-from typing import Any
+from operator import add, floordiv, gt, itemgetter
+from typing import Any, TypeVar
 
 import msgspec
 
+from proxy.dashboard.packs import SPAN, Pack, PackedRow, entries, pack, with_sent
 from proxy.dashboard.rows import (
     DAY,
     HOUR,
@@ -25,25 +26,27 @@ from proxy.dashboard.rows import (
     SUMMED,
     SUMS,
     Seen,
-    Values,
-    decoded,
+    Sent,
+    Shown,
+    Table,
+    named,
     storable,
+    together,
 )
 from proxy.errors import Fault
 from proxy.telemetry.outcome import Kind, Outcome
 
-Row = tuple[float, str, bytes, int | None, bytes | None]
-"""A request as it is written: when it ended, its namespace, its outcome's values, its session, and what was sent."""
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
-_keys = itemgetter(*map(STORED.index, ("namespace", *KEYS)))
-_summed = itemgetter(*map(STORED.index, SUMMED))
-_of_session = itemgetter(*map(STORED.index, ("new_event", "cost_before", "cost_after")))
+_KEYS = [STORED.index(name) for name in ("namespace", *KEYS)]
+_SUMMED = [STORED.index(name) for name in SUMMED]
+_OF_SESSION = [STORED.index(name) for name in ("new_event", "cost_before", "cost_after")]
 _NAMESPACE, _KIND, _STATUS, _FAULT, _USES, _BEFORE, _AFTER = map(
     STORED.index, ("namespace", "kind", "status", "fault", "tool_uses", "cost_before", "cost_after")
 )
-_session, _sent, _detail = map(attrgetter, ("session", "sent", "detail"))
+_keys = itemgetter(*_KEYS)
 _first = itemgetter(0)
-_encode = msgspec.msgpack.Encoder().encode
 _of_hour = itemgetter(*(SUMS.index(name) for name in HOURLY))
 _KIND_OF_KEY = 2 + KEYS.index("kind")
 
@@ -79,83 +82,104 @@ class Batch:
     """Rows, the oldest first."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
         self.details: dict[int, bytes] = {}
         """What became of each message of a request, by the place of its row."""
         self.weights: dict[int, int] = {}
         """Bytes that descriptions of long requests take, by the same."""
+        self._count = 0
+        self._packs: list[Pack] = []
+        self._late: dict[int, Sent] = {}
+        """What was sent in requests that were described after their rows were packed."""
         self._sums: dict[tuple[Any, ...], list[int]] = {}
         """By the hour, the namespace and `KEYS`."""
         self._parts: dict[int, _Part] = {}
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self._count
 
-    def add(self, times: Sequence[float], outcomes: Sequence[Outcome], seen: Sequence[Seen]) -> None:
-        """Add rows, or raise what a bug raises and add none."""
+    def add(self, times: Sequence[float], outcomes: Sequence[Outcome], shown: Shown) -> None:
+        """Add up to `SPAN` rows, or raise what a bug raises and add none."""
         if not outcomes:
             return
-        outcomes, values, fields = storable(outcomes)
-        sessions, start = tuple(map(_session, seen)), len(self.rows)
-        rows = [*zip(times, fields[_NAMESPACE], map(_encode, values), sessions, map(_sent, seen), strict=True)]
-        hours = tuple(map(floordiv, times, repeat(HOUR)))
-        sums = {
-            key: _amounts(fields if len(places) == len(rows) else _of(places, values))
-            for key, places in _grouped(hours, *_keys(fields)).items()
-        }
-        costs, parts = [*zip(*_of_session(fields), strict=True)], dict[int, _Part]()
-        for (session,), places in _grouped(sessions).items():
+        outcomes, table = storable(outcomes)
+        start, (sessions, sent, details) = self._count, shown
+        packs, sums, parts = list[Pack](), dict[tuple[Any, ...], list[int]](), dict[int, _Part]()
+        for namespace, places in _grouped(table.column(_NAMESPACE)).items():
+            some, ended = table.part(places), _at(places, times)
+            ids = range(start, start + len(times)) if some is table else [start + place for place in places]
+            packs.append(pack(namespace, ids, ended, some, _at(places, sessions), _at(places, sent)))
+            for key, own in _by_key(ended, some).items():
+                sums[key] = _amounts(some.part(own))
+        costs = [*map(table.column, _OF_SESSION)]
+        for session, places in _grouped(sessions).items():
             if session is not None:
                 first, last = places[0], places[-1]
-                total = _totals(_of(places, costs))
+                totals = [_sum(_at(places, column)) for column in costs]
                 parts[session] = _Part(
-                    times[first], times[last], start + first, start + last, outcomes[last], len(places), *total
+                    times[first], times[last], start + first, start + last, outcomes[last], len(places), *totals
                 )
         # Nothing fails from here on.
-        self.rows += rows
+        self._packs += packs
+        self._count += len(times)
         for key, amounts in sums.items():
             _add(self._sums, key, amounts)
         for session, part in parts.items():
             known = self._parts.get(session)
             self._parts[session] = known.and_then(part) if known else part
-        if any(map(_detail, seen)):
-            self.details |= {place: one.detail for place, one in enumerate(seen, start) if one.detail}
+        if details:
+            self.details |= {start + place: detail for place, detail in details.items()}
 
     def describe(self, place: int, seen: Seen) -> None:
         """Say what a request shows whose row is there already."""
-        ended, namespace, outcome, session, _ = self.rows[place]
-        self.rows[place] = ended, namespace, outcome, session, seen.sent
+        self._late[place] = seen.sent
         self.weights[place] = seen.weight
         if seen.detail:
             self.details[place] = seen.detail
 
-    def only(self, wanted: Callable[[Row], bool]) -> Batch:
-        """Return a batch of the rows that are wanted."""
-        places = [place for place, row in enumerate(self.rows) if wanted(row)]
-        return self if len(places) == len(self.rows) else self._part(places)
+    def since(self, times: Mapping[str, float]) -> Batch:
+        """Return a batch of the rows of requests that ended after this time of their namespace."""
+        if all(one.oldest > times[one.namespace] for one in self._packs):
+            return self
+        rows = self.rows()
+        return self._part([place for place, row in enumerate(rows) if row.time > times[row.values[_NAMESPACE]]], rows)
 
     def split(self, count: int) -> tuple[Batch, Batch]:
         """Return a batch of so many of the oldest rows, and one of the others."""
-        return self._part(range(count)), self._part(range(count, len(self.rows)))
+        rows = self.rows()
+        return self._part(range(count), rows), self._part(range(count, len(rows)), rows)
 
-    def _part(self, places: Sequence[int]) -> Batch:
+    def rows(self) -> list[PackedRow]:
+        """Return the rows. Their ids are their places."""
+        found = [row for one in self._packed() for row in entries(one.places[0], 0, one.sessions, one.rows, one.sent)]
+        return sorted(found, key=_first)
+
+    def _part(self, places: Sequence[int], rows: Sequence[PackedRow]) -> Batch:
         """Return a batch of the rows in these places."""
-        rows = [self.rows[place] for place in places]
-        outcomes = [msgspec.convert(decoded(outcome), Outcome) for _, _, outcome, _, _ in rows]
-        details = map(self.details.get, places)
         batch = Batch()
-        batch.add(
-            [time for time, *_ in rows],
-            outcomes,
-            [Seen(session, sent, detail) for (*_, session, sent), detail in zip(rows, details, strict=True)],
-        )
+        for at in range(0, len(places), SPAN):
+            some = [rows[place] for place in places[at : at + SPAN]]
+            seen = [Seen(row.session, row.sent, self.details.get(row.id)) for row in some]
+            outcomes = [msgspec.convert(named(row.values), Outcome) for row in some]
+            batch.add([row.time for row in some], outcomes, together(seen))
         batch.weights = {new: self.weights[old] for new, old in enumerate(places) if old in self.weights}
         return batch
+
+    def _packed(self) -> list[Pack]:
+        return [with_sent(one, self._late) for one in self._packs] if self._late else self._packs
 
     # -- what a transaction adds --
 
     def namespaces(self) -> set[str]:
         return {namespace for _, namespace, *_ in self._sums}
+
+    def packs(self, first: int, number: Callable[[str], int], worker: int) -> list[tuple[object, ...]]:
+        """Return the packs, if the first row has this id. `number` returns a namespace's number."""
+        return [one.written(first, number(one.namespace), worker) for one in self._packed()]
+
+    def listed(self, first: int, number: Callable[[str], int]) -> list[tuple[object, ...]]:
+        """Return what became of messages, if the first row has this id."""
+        names = {place: one.namespace for one in self._packs for place in one.places if place in self.details}
+        return [(first + place, number(names[place]), detail) for place, detail in self.details.items()]
 
     def days(self) -> list[tuple[object, ...]]:
         """Return the sums of days with all keys."""
@@ -190,52 +214,59 @@ class Batch:
                 first + part.last,
                 part.requests,
                 part.events,
-                newest.tokens_before,
-                newest.tokens_after,
                 part.cost_before,
                 part.cost_after,
+                newest.tokens_before,
+                newest.tokens_after,
+                str(newest.kind),
             )
             for session, part in self._parts.items()
             for newest in (part.newest,)
         ]
 
 
-def _grouped(*columns: tuple[Any, ...]) -> dict[tuple[Any, ...], Sequence[int]]:
-    """Return the places of each key, which has a value of each column."""
-    count, key = len(columns[0]), tuple(map(_first, columns))
-    if {*map(tuple.count, columns, key)} == {count}:
-        return {key: range(count)}
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for place, key in enumerate(zip(*columns, strict=True)):
+def _grouped(keys: Sequence[K]) -> dict[K, Sequence[int]]:
+    """Return the places of each key."""
+    if keys.count(keys[0]) == len(keys):
+        return {keys[0]: range(len(keys))}
+    found: dict[K, list[int]] = {}
+    for place, key in enumerate(keys):
         found.setdefault(key, []).append(place)
     return {**found}
 
 
-def _of(places: Iterable[int], rows: Sequence[Values]) -> list[Values]:
-    """Return the columns of the rows in these places."""
-    return [*zip(*map(rows.__getitem__, places), strict=True)]
+def _by_key(times: Sequence[float], table: Table) -> dict[tuple[Any, ...], Sequence[int]]:
+    """Return the places of each hour, namespace and `KEYS`."""
+    first, last = min(times) // HOUR, max(times) // HOUR
+    if first == last and table.others.keys().isdisjoint(_KEYS):
+        return {(first, *_keys(table.first)): range(len(times))}
+    return _grouped([*zip(map(floordiv, times, repeat(HOUR)), *map(table.column, _KEYS), strict=True)])
 
 
-def _totals(columns: Iterable[Sequence[int]]) -> list[int]:
-    """Return the sums of columns. No number, none of which is negative, counts for more than `MOST`."""
-    columns = [*columns]
-    totals = [*map(sum, columns)]
-    if max(totals) > MOST:
-        totals = [sum([min(one, MOST) for one in column]) for column in columns]
-    return totals
+def _at(places: Sequence[int], rows: Sequence[T]) -> Sequence[T]:
+    return rows if len(places) == len(rows) else [rows[place] for place in places]
 
 
-def _amounts(fields: Sequence[Values]) -> list[int]:
-    """Return what requests of one key add to `SUMS`. `fields` has all their values of each field."""
-    kind, count = fields[_KIND][0], len(fields[_KIND])
-    faults = count - fields[_FAULT].count(Fault.NONE)
+def _sum(numbers: Sequence[int]) -> int:
+    """Return the sum of numbers, none of which is negative, or counts for more than `MOST`."""
+    total = sum(numbers)
+    return total if total <= MOST else sum([min(one, MOST) for one in numbers])
+
+
+def _amounts(table: Table) -> list[int]:
+    """Return what requests of one key add to `SUMS`."""
+    kind, count = table.first[_KIND], len(table.rows)
+    faults = count - table.column(_FAULT).count(Fault.NONE)
     if kind is Kind.OBSERVED:  # as in the metrics: nothing was planned for another reply
-        fields = [*zip(*(one for one in zip(*fields, strict=True) if one[_STATUS] == OK), strict=True)]
-    if not fields:
-        return [count, faults, *[0] * (len(SUMS) - 2)]
-    losses = 0 if kind is Kind.SUMMARY else sum(map(gt, fields[_AFTER], fields[_BEFORE]))
-    read = sum([min(sum([use.tokens for use in uses]), MOST) for uses in filter(None, fields[_USES])])
-    return [count, faults, losses, read, *_totals(_summed(fields))]
+        replied = [place for place, status in enumerate(table.column(_STATUS)) if status == OK]
+        if not replied:
+            return [count, faults, *[0] * (len(SUMS) - 2)]
+        table = table.part(replied)
+    first, others, size = table.first, table.others, len(table.rows)
+    losses = 0 if kind is Kind.SUMMARY else sum(map(gt, table.column(_AFTER), table.column(_BEFORE)))
+    read = sum([min(sum([use.tokens for use in uses]), MOST) for uses in filter(None, table.column(_USES))])
+    totals = [_sum(others[at]) if at in others else min(first[at], MOST) * size for at in _SUMMED]
+    return [count, faults, losses, read, *totals]
 
 
 def _without_costs(total: list[int]) -> list[int]:

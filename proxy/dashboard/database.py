@@ -10,16 +10,17 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
-from itertools import chain, count, islice, repeat
+from itertools import chain
 from pathlib import Path
 
 from proxy.dashboard import statements
 from proxy.dashboard.batch import Batch
 from proxy.dashboard.file import create, drop, logs, moved
+from proxy.dashboard.older import has_older, move_older
 from proxy.dashboard.rows import DAY, HOUR, KEYS, NO_ROW, SCHEMA
 from proxy.dashboard.versions import READABLE, VERSION, set_aside, upgraded
 from proxy.errors import DashboardFault
@@ -51,6 +52,9 @@ FORGETTING = 30 * 86_400.0
 
 KNOWN = 10_000
 """Namespaces whose numbers are remembered."""
+
+MOVED = 2_000
+"""Rows of an earlier version that are packed in one transaction."""
 
 DETAILED = 20_000
 """Requests, the newest, whose messages are listed."""
@@ -87,6 +91,8 @@ class Database:
         self._known: dict[str, int] = {}
         self._version = -1
         self._forgotten: dict[bytes, float] = {}
+        self.older = False
+        """Whether there are rows of an earlier version that are still to be packed."""
         create(path)
         self.gone = moved(path)
         """Whether the file has been removed or replaced, and rows would be lost with it."""
@@ -144,22 +150,26 @@ class Database:
 
     def trim(self) -> None:
         """Delete the oldest rows while the file is nearly full."""
-        while self.used() > FULL * self._pages and self._within(self._shrink):
+        while self.used() > FULL * self._pages and (self.upgrade() or self._within(self._shrink)):
             pass
+
+    def upgrade(self) -> int:
+        """Pack up to `MOVED` rows of an earlier version, the newest, and return how many; 0 if there are none left."""
+        moved = self._within(lambda: move_older(self.connection, MOVED)) if self.older else 0
+        self.older = moved > 0
+        return moved
 
     def used(self) -> int:
         """Return how many pages of the file hold something."""
         return self._pragma("page_count") - self._pragma("freelist_count")
 
     def expire(self, retention: Callable[[str], float], now: float) -> int:
-        """Delete up to `LEAVING` rows that are older than their namespace's retention, in seconds, and return how
-        many."""
+        """Delete rows that are older than their namespace's retention, in seconds, until about `LEAVING` have left, and
+        return how many."""
         run, deleted = self.connection.execute, 0
         for namespace, name in run("SELECT id, name FROM namespaces").fetchall():
             since = now - retention(name)
-            first = f"SELECT id, time FROM requests WHERE namespace = ? ORDER BY id LIMIT {LEAVING - deleted}"
-            oldest = f"SELECT id FROM ({first}) WHERE time < ?"
-            deleted += self._within(partial(self._delete, oldest, namespace, since))
+            deleted += self._within(partial(self._delete_old, namespace, since, LEAVING - deleted))
             run("DELETE FROM sessions WHERE namespace = ? AND last < ?", (namespace, since))
             run("DELETE FROM hours WHERE namespace = ? AND hour < ?", (name, since // HOUR))
             run("DELETE FROM days WHERE namespace = ? AND day < ?", (name, since // DAY))
@@ -175,7 +185,10 @@ class Database:
 
     def count(self, namespace: str) -> int | None:
         """Return how many requests of a namespace there are; None if there are not even sums of it."""
-        query = "SELECT (SELECT count(*) FROM requests WHERE namespace = known.id) FROM namespaces known WHERE name = ?"
+        while self.upgrade():
+            pass
+        counted = "SELECT coalesce(sum(count), 0) FROM packs WHERE namespace = known.id"
+        query = f"SELECT ({counted}) FROM namespaces known WHERE name = ?"
         found = self.connection.execute(query, (namespace,)).fetchone()
         return None if found is None else int(found[0])
 
@@ -183,6 +196,8 @@ class Database:
         """Delete everything about a namespace, so that not even free pages of the file have it, and tell all processes
         not to write what they have of it so far. Returns how many requests were deleted."""
         self.connection.execute("PRAGMA secure_delete = ON")
+        while self.upgrade():
+            pass
         gone = self._within(partial(self._forget, namespace, now))
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         return gone
@@ -207,7 +222,8 @@ class Database:
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA journal_size_limit = 16777216")
         self._within(self._create_tables)
-        run("SELECT max(id) FROM requests").fetchone()
+        run("SELECT max(last) FROM packs").fetchone()
+        self.older = has_older(self.connection)
         run(f"PRAGMA max_page_count = {self._pages}").fetchone()
 
     def _check_version(self) -> None:
@@ -247,45 +263,32 @@ class Database:
             self._known, self._version = {}, version  # another process may have deleted a namespace
             self._forgotten = dict(run("SELECT digest, time FROM forgotten"))
         batch = self._remembered(batch) if self._forgotten else batch
-        if not batch.rows:
+        if not len(batch):
             return 0
-        first = run(f"SELECT coalesce(max(id), 0) + 1 FROM requests WHERE id < {NO_ROW}").fetchone()[0]
-        self._insert(statements.ADD, self._requests(first, batch), len(batch))
-        if batch.details:
-            self._insert(
-                statements.ADD_DETAIL,
-                ((first + place, one) for place, one in batch.details.items()),
-                len(batch.details),
-            )
-            run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))
-        for insertion, sums in (
+        first = run(f"SELECT coalesce(max(last), 0) + 1 FROM packs WHERE last < {NO_ROW}").fetchone()[0]
+        for insertion, rows in (
+            (statements.ADD_PACK, batch.packs(first, self._namespace, os.getpid())),
+            (statements.ADD_DETAIL, batch.listed(first, self._namespace) if batch.details else []),
             (statements.ADD_DAY, batch.days()),
             (statements.ADD_HOUR, batch.hours()),
             (statements.ADD_SESSION, batch.sessions(first, self._namespace)),
         ):
-            self._insert(insertion, iter(sums), len(sums))
+            self._insert(insertion, rows)
+        if batch.details:
+            run("DELETE FROM details WHERE id <= ?", (first - DETAILED,))
         return len(batch)
 
     def _remembered(self, batch: Batch) -> Batch:
         """Return the rows of a batch but those that were to be forgotten before they were written."""
-        times = {name: self._forgotten.get(_digest(name), 0.0) for name in batch.namespaces()}
-        return batch.only(lambda row: row[0] > times[row[1]])
+        return batch.since({name: self._forgotten.get(_digest(name), 0.0) for name in batch.namespaces()})
 
-    def _requests(self, first: int, batch: Batch) -> Iterator[tuple[object, ...]]:
-        """Return the values of all rows. SQLite's module takes arrays of bytes as they are, and looks for what to do
-        with bytes."""
-        ids = {name: self._namespace(name) for name in batch.namespaces()}
-        times, names, outcomes, sessions, sent = zip(*batch.rows, strict=True)
-        blobs = map(bytearray, outcomes), (one and bytearray(one) for one in sent)
-        return zip(count(first), times, map(ids.get, names), sessions, repeat(os.getpid()), *blobs, strict=False)
-
-    def _insert(self, insertion: statements.Insertion, rows: Iterator[tuple[object, ...]], number: int) -> None:
-        """Add so many rows, many with each statement."""
-        most = self._values // len(insertion.columns)
-        while number > 0:
-            size = next(size for size in statements.SIZES if size <= min(number, most))
-            self.connection.execute(insertion.of(size), [*chain.from_iterable(islice(rows, size))])
-            number -= size
+    def _insert(self, insertion: statements.Insertion, rows: Sequence[tuple[object, ...]]) -> None:
+        """Add rows, many with each statement."""
+        most, start = self._values // len(insertion.columns), 0
+        while start < len(rows):
+            size = next(size for size in statements.SIZES if size <= min(len(rows) - start, most))
+            self.connection.execute(insertion.of(size), [*chain.from_iterable(rows[start : start + size])])
+            start += size
 
     def _namespace(self, name: str) -> int:
         if name not in self._known:
@@ -298,13 +301,36 @@ class Database:
         return self._known[name]
 
     def _shrink(self) -> int:
-        [first, last] = self.connection.execute("SELECT min(id), max(id) FROM requests").fetchone()
+        """Delete a share of all rows, the oldest, and return how many."""
+        [first, last] = self.connection.execute("SELECT min(last), max(last) FROM packs").fetchone()
         if first is None:
             return 0
-        rows = min(int((last - first) * ROOM) + 1, LEAVING)
-        self._delete(f"SELECT id FROM requests ORDER BY id LIMIT {rows}")
-        self.connection.execute("DELETE FROM sessions WHERE last_id < (SELECT min(id) FROM requests)")
-        return rows
+        leaving = self._oldest(min(int((last - first) * ROOM) + 1, LEAVING))
+        for table, id in (("packs", "last"), ("details", "id"), ("sessions", "last_id")):
+            self.connection.execute(f"DELETE FROM {table} WHERE {id} <= ?", (leaving[-1][0],))
+        return sum(count for _, count, _ in leaving)
+
+    def _delete_old(self, namespace: int, since: float, most: int) -> int:
+        """Delete about so many rows of a namespace that are older than this, and return how many."""
+        oldest = self._oldest(most, "WHERE namespace = ?", namespace)
+        leaving = [(last, count) for last, count, newest in oldest if newest < since]
+        if leaving:
+            run, newest = self.connection.execute, leaving[-1][0]
+            self.connection.executemany("DELETE FROM packs WHERE last = ?", ((last,) for last, _ in leaving))
+            run("DELETE FROM details WHERE namespace = ? AND id <= ?", (namespace, newest))
+        return sum(count for _, count in leaving)
+
+    def _oldest(self, rows: int, condition: str = "", *values: object) -> list[tuple[int, int, float]]:
+        """Return the id of the last row, the number of rows and the newest time of each of the oldest packs, as many as
+        have so many rows."""
+        found, count = [], 0
+        query = f"SELECT last, CAST(count AS INTEGER), CAST(newest AS REAL) FROM packs {condition} ORDER BY last"
+        for one in self.connection.execute(query, values):
+            if count >= rows:
+                break
+            found.append(one)
+            count += one[1]
+        return found
 
     def _thin(self, table: str, keys: Sequence[str]) -> int:
         """Delete a share of the sums of the tenant that has most: the oldest, and then those of the fewest requests."""
@@ -321,16 +347,13 @@ class Database:
     def _drop_namespaces(self) -> int:
         """Delete the names of namespaces of which nothing else is left."""
         self._known.clear()
+        if self.older:
+            return 0
         return self.connection.execute(
-            """DELETE FROM namespaces WHERE NOT EXISTS (SELECT 1 FROM requests WHERE namespace = namespaces.id)
+            """DELETE FROM namespaces WHERE NOT EXISTS (SELECT 1 FROM packs WHERE namespace = namespaces.id)
             AND NOT EXISTS (SELECT 1 FROM sessions WHERE namespace = namespaces.id)
             AND name NOT IN (SELECT namespace FROM days) AND name NOT IN (SELECT namespace FROM hours)"""
         ).rowcount
-
-    def _delete(self, ids: str, *parameters: object) -> int:
-        """Delete the requests that a query names, with their details, and return how many."""
-        self.connection.execute(f"DELETE FROM details WHERE id IN ({ids})", parameters)
-        return self.connection.execute(f"DELETE FROM requests WHERE id IN ({ids})", parameters).rowcount
 
     def _forget(self, name: str, now: float) -> int:
         run = self.connection.execute
@@ -339,12 +362,13 @@ class Database:
         if found is None:
             return 0
         namespace = found[0]
-        run("DELETE FROM details WHERE id IN (SELECT id FROM requests WHERE namespace = ?)", (namespace,))
-        run("DELETE FROM sessions WHERE namespace = ?", (namespace,))
+        [count] = run("SELECT coalesce(sum(count), 0) FROM packs WHERE namespace = ?", (namespace,)).fetchone()
+        for table in ("packs", "details", "sessions"):
+            run(f"DELETE FROM {table} WHERE namespace = ?", (namespace,))
         run("DELETE FROM hours WHERE namespace = ?", (name,))
         run("DELETE FROM days WHERE namespace = ?", (name,))
         run("DELETE FROM namespaces WHERE id = ?", (namespace,))
-        return run("DELETE FROM requests WHERE namespace = ?", (namespace,)).rowcount
+        return int(count)
 
     def _pragma(self, name: str) -> int:
         [value] = self.connection.execute(f"PRAGMA {name}").fetchone()

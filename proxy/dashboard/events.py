@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.dashboard.packs import PackedRow
 from proxy.dashboard.rows import ADDED, STORED, Damaged
 from proxy.telemetry.outcome import Outcome
 
@@ -50,18 +51,18 @@ _Shown: Callable[..., msgspec.Struct] = msgspec.defstruct(
 )
 _live = itemgetter(*map(STORED.index, LIVE))
 _NAMESPACE = STORED.index("namespace")
-_decode = msgspec.msgpack.Decoder(list[Any]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def live_event(id: int, time: float, worker: int, session: int | None, outcome: bytes) -> LiveEvent:
+def live_event(entry: PackedRow) -> LiveEvent:
     """Return a row's event, without fields that are empty or 0. Raises Damaged."""
     try:
-        values = _decode(outcome)
+        values = entry.values
         if len(values) < _LEAST:
             raise Damaged("too few values")
-        shown = _Shown(id, time, worker, *_live(values), None if session is None else name_of(session))
-        return LiveEvent(id, values[_NAMESPACE], b"id: %d\ndata: %b\n\n" % (id, _encode(shown)))
+        session = None if entry.session is None else name_of(entry.session)
+        shown = _Shown(entry.id, entry.time, entry.worker, *_live(values), session)
+        return LiveEvent(entry.id, values[_NAMESPACE], b"id: %d\ndata: %b\n\n" % (entry.id, _encode(shown)))
     except (msgspec.MsgspecError, RecursionError, TypeError, ValueError, OverflowError) as error:
         raise Damaged(str(error)) from error
 

@@ -19,8 +19,8 @@ import msgspec
 from proxy.core.conversation import opening
 from proxy.core.history import BEGINNING, extend
 from proxy.core.plan import Role, Room
-from proxy.dashboard.rows import LONGEST_NAME, NOTHING_SEEN, Seen
-from proxy.dashboard.sessions import SHORT, described, packed
+from proxy.dashboard.rows import LONGEST_NAME, NOTHING_SEEN, Seen, Sent, Shown, together
+from proxy.dashboard.sessions import SHORT, described, figures
 from proxy.requests.attempt import AsItCame, Observed, Rewritten
 
 if TYPE_CHECKING:
@@ -99,14 +99,17 @@ def held(attempt: Attempt, content: bool = False) -> Held:
         return NOTHING_SEEN
 
 
-def shown(held: Sequence[Held]) -> Sequence[Seen]:
-    """Return what each request shows, or of a long one what is known of it until it is described."""
+def shown(held: Sequence[Held]) -> Shown:
+    """Return what requests show, or of a long one what is known of it until it is described."""
     if {*map(type, held)} == {Short}:
-        return _shown(cast("Sequence[Short]", held))
-    short = iter(_shown([one for one in held if isinstance(one, Short)]))
-    return [
-        next(short) if isinstance(one, Short) else Seen(one.session) if isinstance(one, Unseen) else one for one in held
-    ]
+        return Shown(*_shown(cast("Sequence[Short]", held)), {})
+    short = zip(*_shown([one for one in held if isinstance(one, Short)]), strict=True)
+    return together(
+        [
+            Seen(*next(short)) if isinstance(one, Short) else Seen(one.session) if isinstance(one, Unseen) else one
+            for one in held
+        ]
+    )
 
 
 def _unseen(attempt: Attempt, planned: PlannedRequest, content: bool) -> Held:
@@ -119,19 +122,20 @@ def _unseen(attempt: Attempt, planned: PlannedRequest, content: bool) -> Held:
     return msgspec.structs.replace(unseen, attempt=attempt, content=kept)
 
 
-def _shown(requests: Sequence[Short]) -> list[Seen]:
-    """Return what short requests show. A bug with one of them costs no row."""
+def _shown(requests: Sequence[Short]) -> tuple[list[int | None], list[Sent]]:
+    """Return the sessions of short requests and what was sent. A bug with one of them costs no row."""
     try:
-        return _together(requests) if requests else []
+        return _together(requests) if requests else ([], [])
     except Exception:
         if len(requests) > 1:
-            return [*chain.from_iterable(_shown([one]) for one in requests)]
+            sessions, sent = zip(*(_shown([one]) for one in requests), strict=True)
+            return [*chain.from_iterable(sessions)], [*chain.from_iterable(sent)]
         logger.exception("a bug, in describing a request for the dashboard")
-        return [NOTHING_SEEN]
+        return [None], [None]
 
 
-def _together(requests: Sequence[Short]) -> list[Seen]:
-    """Return what short requests show. The interpreter takes no step for a single one of them."""
+def _together(requests: Sequence[Short]) -> tuple[list[int | None], list[Sent]]:
+    """Return the same. The interpreter takes no step for a single one of them."""
     namespaces, dialects, models, pasts, rooms = zip(*map(msgspec.structs.astuple, requests), strict=True)
     messages = [*map(_measured, pasts)]
     began: Iterable[tuple[bytes, ...]] = map(opening, messages)
@@ -139,7 +143,7 @@ def _together(requests: Sequence[Short]) -> list[Seen]:
         began = zip(map(_meaning, map(_first, messages)), strict=True)
     number = _number if max(map(len, models)) <= LONGEST_NAME else _number.__wrapped__
     numbers = map(number, namespaces, map(_name, dialects), models, began)
-    return [*map(Seen, numbers, packed(messages, map(_came, pasts), map(_room, rooms)))]
+    return [*numbers], [*figures(messages, map(_came, pasts), map(_room, rooms))]
 
 
 @lru_cache(SESSIONS)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from proxy.dashboard.events import LiveEvent, live_event, name_of
 from proxy.dashboard.file import moved, unreadable
-from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, NO_ROW, SUMS, Damaged, decoded
+from proxy.dashboard.packs import SPAN, PackedRow, entries, name
+from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, NO_ROW, SUMS, Damaged, named
 from proxy.dashboard.sessions import detail, listed, sent_tokens
 from proxy.telemetry.outcome import Holdout, Kind
 
@@ -32,9 +34,10 @@ REQUESTS = 2_000
 
 Row = dict[str, Any]
 
-_OF_SESSION = """requests INDEXED BY requests_by_namespace ON requests.namespace = sessions.namespace
-AND requests.session = sessions.session AND requests.id >= first_id"""
-"""The rows of a session, found in the index alone: a session may begin and end a month and a million rows apart."""
+_id = attrgetter("id")
+
+_OF_SESSION = "packs INDEXED BY packs_by_namespace WHERE namespace = ? AND last >= ? AND instr(sessions, ?)"
+"""The packs with rows of a session, found in the index alone: it may begin and end a month and a million rows apart."""
 
 
 class Reader:
@@ -55,8 +58,8 @@ class Reader:
 
     def newest(self) -> int:
         """Return the id of the newest row; 0 if there is none."""
-        [row] = self._rows(f"SELECT coalesce(max(id), 0) AS id FROM requests WHERE id < {NO_ROW}")
-        return int(row["id"])
+        [(newest,)] = self._found(f"SELECT coalesce(max(last), 0) FROM packs WHERE last < {NO_ROW}", ())
+        return int(newest)
 
     def namespaces(self) -> list[str]:
         """Return the namespaces of up to `PAGE` sessions, the newest."""
@@ -68,20 +71,16 @@ class Reader:
 
     def after(self, id: int) -> list[LiveEvent]:
         """Return up to `PAGE` rows that are newer than this one, the newest of them, in their order."""
-        query = f"""SELECT id, time, worker, session, outcome FROM requests WHERE id > ? AND id < {NO_ROW}
-        ORDER BY id DESC LIMIT {PAGE}"""
         events = []
-        for row in reversed(self._found(query, (id,))):
+        for row in reversed(self._newest(f"packs WHERE last > ? AND last < {NO_ROW}", (id,), after=id, full=False)):
             with suppress(Damaged):
-                events.append(live_event(*row))
+                events.append(live_event(row))
         return events
 
     def before(self, id: int, namespace: str | None = None) -> list[Row]:
         """Return up to `PAGE` rows that are older than this one, the newest first."""
-        own, values = _own("requests.namespace", namespace)
-        return _readable(
-            self._rows(f"SELECT * FROM requests WHERE id < ? {_by_id(own)} ORDER BY id DESC LIMIT {PAGE}", id, *values)
-        )
+        own, values = _own("namespace", namespace)
+        return _readable(self._newest(f"packs WHERE last < ? {_by_id(own)}", (id + SPAN, *values), before=id))
 
     def sums(self, since: float, namespace: str | None = None) -> list[Row]:
         """Return the sums since the beginning of that day (UTC), by `KEYS`."""
@@ -134,66 +133,88 @@ class Reader:
         """Return the `PAGE` sessions with the newest requests."""
         own, values = _own("name", namespace)
         found = self._rows(
-            f"""SELECT sessions.*, namespaces.name, outcome
-            FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
-            LEFT JOIN requests ON requests.id = last_id
+            f"""SELECT sessions.*, namespaces.name FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
             WHERE true {own} ORDER BY last DESC LIMIT {PAGE}""",
             *values,
         )
-        return [_of_session(row) for row in found]
+        return [{**row, "namespace": row.pop("name"), "session": name_of(row["session"])} for row in found]
 
     def session(self, session: int, namespace: str | None = None) -> list[Row]:
         """Return the newest requests of a session, the oldest of them first."""
         own, values = _own("name", namespace)
-        return _readable(
-            self._rows(
-                f"""SELECT * FROM requests WHERE id IN (
-                    SELECT requests.id FROM sessions JOIN namespaces ON namespaces.id = sessions.namespace
-                    JOIN {_OF_SESSION} AND requests.id <= last_id
-                    WHERE sessions.session = ? {own} ORDER BY requests.id DESC LIMIT {REQUESTS}
-                ) ORDER BY id DESC""",
-                session,
-                *values,
-            )
-        )[::-1]
+        found = self._rows(
+            f"""SELECT sessions.namespace, first_id, last_id FROM sessions
+            JOIN namespaces ON namespaces.id = sessions.namespace WHERE session = ? {own}""",
+            session,
+            *values,
+        )
+        if not found:
+            return []
+        return _readable(self._of_session(session, found[0], before=found[0]["last_id"] + 1))[::-1]
 
     def request(self, id: int, namespace: str | None = None) -> Row | None:
         """Return one request, or None if there is none. Its `detail` is None if nothing is known of its messages."""
-        own, values = _own("name", namespace)
-        found = self._rows(
-            f"""SELECT requests.*, detail FROM requests LEFT JOIN details USING (id)
-            JOIN namespaces ON namespaces.id = requests.namespace WHERE requests.id = ? {own}""",
-            id,
-            *values,
+        own, values = _own("namespace", namespace)
+        found = self._newest(
+            f"packs WHERE last >= ? AND last < ? AND first <= ? {_by_id(own)}",
+            (id, id + SPAN, id, *values),
+            after=id - 1,
+            before=id + 1,
         )
         if not (shown := _readable(found)):
             return None
         [row], [one] = found, shown
+        kept = self._found("SELECT detail FROM details WHERE id = ?", (id,))
         try:
-            messages = detail(row["detail"]) if row["detail"] else self._listed(row, one)
+            messages = detail(kept[0][0]) if kept else self._listed(row, one)
         except Damaged:
             messages = None
         return {**one, "detail": messages}
 
-    def _listed(self, row: Row, shown: Row) -> Row | None:
+    def _listed(self, row: PackedRow, shown: Row) -> Row | None:
         """Return the messages of a request that went as it came, from what it and earlier ones added to its session."""
-        own = sent_tokens(row["sent"]).added if row["sent"] else None
-        if own is None or shown["kind"] != Kind.UNTOUCHED:
+        own = sent_tokens(row.sent).added if row.sent else None
+        if own is None or row.session is None or shown["kind"] != Kind.UNTOUCHED:
             return None
-        rows = self._rows(
-            f"""SELECT sent FROM requests WHERE sent IS NOT NULL AND id IN (
-                SELECT requests.id FROM sessions JOIN {_OF_SESSION} AND requests.id < ?
-                WHERE sessions.session = ? ORDER BY requests.id DESC LIMIT {REQUESTS}
-            ) ORDER BY id DESC""",
-            row["id"],
-            row["session"],
-        )
-        earlier = [added for added in (sent_tokens(one["sent"]).added for one in rows) if added]
+        found = self._rows("SELECT namespace, first_id FROM sessions WHERE session = ?", row.session)
+        rows = self._of_session(row.session, found[0], before=row.id) if found else []
+        earlier = [added for added in (sent_tokens(one.sent).added for one in rows if one.sent) if added]
         try:
             messages, omitted = listed([own, *earlier])
         except (ValueError, IndexError) as error:
             raise Damaged(str(error)) from error
         return {"messages": messages, "omitted": omitted, "texts": {}, "snapshot": None}
+
+    def _of_session(self, session: int, found: Row, before: int) -> list[PackedRow]:
+        """Return the newest `REQUESTS` rows of a session with smaller ids, the newest first."""
+        values = found["namespace"], found["first_id"], name(session), before + SPAN
+        return self._newest(f"{_OF_SESSION} AND last < ?", values, before=before, most=REQUESTS, session=session)
+
+    def _newest(
+        self,
+        packs: str,
+        values: Sequence[object],
+        *,
+        after: int = 0,
+        before: int = NO_ROW,
+        most: int = PAGE,
+        session: int | None = None,
+        full: bool = True,
+    ) -> list[PackedRow]:
+        """Return the newest rows of these packs, the newest first: with an id between these, and of a session if one is
+        given. What was sent is left out unless `full`. Raises DashboardFault."""
+        found: list[PackedRow] = []
+        query = (
+            f"SELECT last, first, worker, sessions, rows, {'sent' if full else 'NULL'} FROM {packs} ORDER BY last DESC"
+        )
+        for last, *kept in self._each(query, values):
+            if len(found) >= most:
+                found = _latest(found, most)
+                if last < found[-1].id:
+                    break
+            with suppress(Damaged):
+                found += [row for row in entries(*kept, only=session) if after < row.id < before]
+        return _latest(found, most)
 
     def _rows(self, query: str, *values: object) -> list[Row]:
         """Run one query. Raises DashboardFault."""
@@ -201,23 +222,20 @@ class Reader:
 
     def _found(self, query: str, values: Sequence[object], kind: type[sqlite3.Row] | None = None) -> list[Any]:
         """Return what a query finds, as tuples unless another `kind` is given. Raises DashboardFault."""
+        return [*self._each(query, values, kind)]
+
+    def _each(self, query: str, values: Sequence[object], kind: type[sqlite3.Row] | None = None) -> Iterator[Any]:
+        """Yield the same one by one."""
         self._until = time.monotonic() + SECONDS
-        cursor = self._connection.cursor()
-        cursor.row_factory = kind
-        try:
-            return cursor.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise unreadable(error) from error
+        with closing(self._connection.cursor()) as cursor:
+            cursor.row_factory = kind
+            try:
+                yield from cursor.execute(query, values)
+            except sqlite3.Error as error:
+                raise unreadable(error) from error
 
     def _late(self) -> bool:
         return time.monotonic() > self._until
-
-
-def _of_session(row: Row) -> Row:
-    """Return a session as pages get it. Its `kind` is that of its newest request."""
-    newest = _readable([{"session": None, "sent": None, "outcome": row.pop("outcome") or b""}])
-    kind = newest[0]["kind"] if newest else ""
-    return {**row, "kind": kind, "namespace": row.pop("name"), "session": name_of(row["session"])}
 
 
 def _own(column: str, namespace: str | None) -> tuple[str, tuple[str, ...]]:
@@ -230,7 +248,11 @@ def _by_id(own: str) -> str:
     return own.replace("= ?", "= (SELECT id FROM namespaces WHERE name = ?)")
 
 
-def _readable(rows: list[Row]) -> list[Row]:
+def _latest(rows: Iterable[PackedRow], most: int) -> list[PackedRow]:
+    return sorted(rows, key=_id, reverse=True)[:most]
+
+
+def _readable(rows: Sequence[PackedRow]) -> list[Row]:
     """Return requests as pages get them, without those that are damaged."""
     found = []
     for row in rows:
@@ -239,10 +261,9 @@ def _readable(rows: list[Row]) -> list[Row]:
     return found
 
 
-def _shown(row: Row) -> Row:
+def _shown(row: PackedRow) -> Row:
     """Return a request as pages get it: its outcome with what is known beside it. Raises Damaged."""
-    sent = sent_tokens(row["sent"]) if row["sent"] else None
+    sent = sent_tokens(row.sent) if row.sent else None
     beside = {"kinds": sent.tokens, "came": sent.came} if sent else {}
-    kept: Row = {name: row[name] for name in ("id", "time", "worker") if name in row}
-    session = None if row["session"] is None else name_of(row["session"])
-    return {**decoded(row["outcome"]), **kept, **beside, "session": session}
+    session = None if row.session is None else name_of(row.session)
+    return {**named(row.values), "id": row.id, "time": row.time, "worker": row.worker, **beside, "session": session}

@@ -1,14 +1,14 @@
 """What the dashboard keeps of a request: its outcome as it is logged, and what it adds to the sums of its hour.
 
-An outcome is stored as the list of its fields' values, in the order of `STORED`, at whose end new fields come.
+Of an outcome the values of its fields are stored, in the order of `STORED`, at whose end new fields come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -71,19 +71,20 @@ NO_ROW = 1 << 62
 SCHEMA = f"""
 CREATE TABLE secret (value BLOB NOT NULL);
 CREATE TABLE namespaces (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE requests (
-    id INTEGER PRIMARY KEY, time REAL NOT NULL, namespace INTEGER NOT NULL, session INTEGER, worker INTEGER NOT NULL,
-    outcome BLOB NOT NULL, sent BLOB
+CREATE TABLE packs (
+    last INTEGER PRIMARY KEY, first INTEGER NOT NULL, namespace INTEGER NOT NULL, worker INTEGER NOT NULL,
+    count INTEGER NOT NULL, newest REAL NOT NULL, sessions BLOB NOT NULL, rows BLOB NOT NULL, sent BLOB NOT NULL
 );
-CREATE INDEX requests_by_namespace ON requests (namespace, id, session);
+CREATE INDEX packs_by_namespace ON packs (namespace, last, sessions);
 CREATE TABLE forgotten (digest BLOB PRIMARY KEY, time REAL NOT NULL);
-CREATE TABLE details (id INTEGER PRIMARY KEY, detail BLOB NOT NULL);
+CREATE TABLE details (id INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, detail BLOB NOT NULL);
+CREATE INDEX details_by_namespace ON details (namespace);
 CREATE TABLE sessions (
     session INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL,
     dialect TEXT NOT NULL, holdout TEXT NOT NULL, began REAL NOT NULL, last REAL NOT NULL,
     first_id INTEGER NOT NULL, last_id INTEGER NOT NULL, requests INTEGER NOT NULL,
     events INTEGER NOT NULL, tokens_before INTEGER NOT NULL, tokens_after INTEGER NOT NULL,
-    cost_before INTEGER NOT NULL, cost_after INTEGER NOT NULL
+    cost_before INTEGER NOT NULL, cost_after INTEGER NOT NULL, kind TEXT NOT NULL
 );
 CREATE INDEX sessions_by_time ON sessions (last);
 CREATE INDEX sessions_by_namespace ON sessions (namespace, last);
@@ -100,23 +101,43 @@ CREATE TABLE days (
 """
 
 
+Sent = bytes | tuple[Any, ...] | None
+"""The tokens that were sent of each kind, as `sessions.SentTokens`: encoded, or of a short request the values of its
+fields."""
+
+
 class Seen(msgspec.Struct, frozen=True, gc=False):
     """What a chat request shows beside its outcome."""
 
     session: int | None = None
     """Identifies the session within its namespace, in 63 bits; None if the request was not planned."""
-    sent: bytes | None = None
-    """The tokens that were sent of each kind."""
+    sent: Any = None
+    """See `Sent`."""
     detail: bytes | None = None
     """What became of each message, if anything did."""
 
     @property
     def weight(self) -> int:
-        """Its bytes."""
+        """Its bytes, once it is described."""
         return len(self.sent or b"") + len(self.detail or b"")
 
 
 NOTHING_SEEN = Seen()
+
+
+class Shown(NamedTuple):
+    """What many requests show, in their order."""
+
+    sessions: Sequence[int | None]
+    sent: Sequence[Sent]
+    details: Mapping[int, bytes]
+    """By their places, of those that have any."""
+
+
+def together(seen: Sequence[Seen]) -> Shown:
+    """Return what these show, as one."""
+    details = {place: one.detail for place, one in enumerate(seen) if one.detail}
+    return Shown([one.session for one in seen], [one.sent for one in seen], details)
 
 
 Values = tuple[Any, ...]
@@ -125,19 +146,48 @@ values_of = msgspec.structs.astuple if Outcome.__struct_fields__ == STORED else 
 """Returns an outcome's values, in the order of `STORED`."""
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outcome)}
 _texts = itemgetter(*map(STORED.index, TEXTS))
+_TEXTS = frozenset(map(STORED.index, TEXTS))
+_first = itemgetter(0)
 
 
-def storable(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], list[Values], list[Values]]:
-    """Return outcomes whose texts the file can hold, which are short and without lone surrogates, their values, and all
-    values of each field."""
-    values = [*map(values_of, outcomes)]
-    fields = [*zip(*values, strict=True)]
-    texts = [*chain.from_iterable(_texts(fields))]
+class Table(NamedTuple):
+    """The values of outcomes, by the fields' places in `STORED`. Most requests of a moment agree in most fields."""
+
+    rows: Sequence[Values]
+    first: Values
+    """The values of the first outcome."""
+    others: dict[int, Values]
+    """All values of the fields in which the outcomes differ."""
+
+    def column(self, field: int) -> Values:
+        """Return all values of a field."""
+        return self.others[field] if field in self.others else (self.first[field],) * len(self.rows)
+
+    def part(self, places: Sequence[int]) -> Table:
+        """Return the outcomes in these places, of which there are some."""
+        count = len(places)
+        if count == len(self.rows):
+            return self
+        rows = [self.rows[place] for place in places]
+        columns = [] if count == 1 else [(at, tuple([row[at] for row in rows])) for at in self.others]
+        return Table(rows, rows[0], {at: column for at, column in columns if column.count(column[0]) < count})
+
+
+def table(rows: Sequence[Values]) -> Table:
+    """Return these outcomes, of which there are some."""
+    fields, count = [*zip(*rows, strict=True)], len(rows)
+    same = map(tuple.count, fields, rows[0])
+    return Table(rows, rows[0], {at: fields[at] for at, number in enumerate(same) if number < count})
+
+
+def storable(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], Table]:
+    """Return outcomes whose texts the file can hold, which are short and without lone surrogates, and their values."""
+    found = table([*map(values_of, outcomes)])
+    texts = [*_texts(found.first), *chain.from_iterable(found.others[at] for at in _TEXTS & found.others.keys())]
     if max(map(len, texts)) <= LONGEST_NAME and "".join(texts).isascii():
-        return outcomes, values, fields
-    outcomes = [*map(_shortened, outcomes, map(_texts, values))]
-    values = [*map(values_of, outcomes)]
-    return outcomes, values, [*zip(*values, strict=True)]
+        return outcomes, found
+    outcomes = [*map(_shortened, outcomes, map(_texts, found.rows))]
+    return outcomes, table([*map(values_of, outcomes)])
 
 
 def _shortened(outcome: Outcome, texts: Sequence[str]) -> Outcome:
@@ -145,13 +195,17 @@ def _shortened(outcome: Outcome, texts: Sequence[str]) -> Outcome:
     return msgspec.structs.replace(outcome, **dict(zip(TEXTS, short, strict=True)))
 
 
-def decoded(row: bytes) -> dict[str, Any]:
-    """Return the outcome's fields as they are logged. Those that the row lacks have their defaults. Raises Damaged."""
-    values = unpacked(row, list[Any])
+def named(values: Sequence[Any]) -> dict[str, Any]:
+    """Return an outcome's fields as they are logged. Those that the row lacks have their defaults. Raises Damaged."""
+    return dict(zip(STORED, completed(values), strict=False))
+
+
+def completed(values: Sequence[Any]) -> Sequence[Any]:
+    """Return a row's values with the defaults of those that it lacks. Raises Damaged."""
     missing = ADDED[len(values) - len(STORED) :] if len(values) < len(STORED) else ()
     if len(values) + len(missing) < len(STORED):
         raise Damaged("too few values")
-    return dict(zip(STORED, values, strict=False)) | {name: _DEFAULTS[name] for name in missing}
+    return [*values, *(_DEFAULTS[name] for name in missing)] if missing else values
 
 
 class Damaged(ValueError):
@@ -163,4 +217,12 @@ def unpacked(packed: bytes, kind: type[T], *, strict: bool = True) -> T:
     try:
         return msgspec.msgpack.decode(packed, type=kind, strict=strict)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
+        raise Damaged(str(error)) from error
+
+
+def converted(values: object, kind: type[T]) -> T:
+    """Return what a pack keeps among other things. Raises Damaged."""
+    try:
+        return msgspec.convert(values, kind, builtin_types=(bytes,))
+    except (msgspec.MsgspecError, RecursionError, TypeError) as error:
         raise Damaged(str(error)) from error

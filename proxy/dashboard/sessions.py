@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.core.history import digest as history_digest
 from proxy.core.plan import Room, live
-from proxy.dashboard.rows import Damaged, unpacked
+from proxy.dashboard.rows import Damaged, converted, unpacked
 from proxy.dialects import render
 from proxy.requests.attempt import Observed, Rewritten
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
@@ -148,13 +148,12 @@ def described(
     return _encode(sent), _detail(attempt, attempt.planned, fates, content)
 
 
-def packed(
+def figures(
     messages: Iterable[Sequence[Message]], came: Iterable[int], rooms: Iterable[tuple[int, int, int]]
-) -> Iterator[bytes]:
-    """Return what was sent in short requests that went as they came, to be described when it is read. A room is its
-    preamble, what is aside, and the reply."""
-    figures = map(list, map(map, repeat(_figures), messages))
-    return map(_encode, zip(rooms, came, repeat(None), repeat(None), figures, strict=False))
+) -> Iterator[tuple[Any, ...]]:
+    """Return the values of `SentTokens` for short requests that went as they came, to be described when they are read.
+    A room is its preamble, what is aside, and the reply."""
+    return zip(rooms, came, repeat(None), repeat(None), map(list, map(map, repeat(_figures), messages)), strict=False)
 
 
 def detail(kept: bytes) -> dict[str, Any]:
@@ -180,9 +179,9 @@ def listed(added: Sequence[AddedMessages]) -> tuple[list[Fate], int]:
     return fates, (fates[-1].index + 1 if fates else 0) - len(fates)
 
 
-def sent_tokens(packed: bytes) -> SentTokens:
-    """Return what was sent, as the file has it. Raises Damaged."""
-    sent = unpacked(packed, SentTokens)
+def sent_tokens(kept: object) -> SentTokens:
+    """Return what was sent, as the file has it: encoded, or as a list of its values. Raises Damaged."""
+    sent = unpacked(kept, SentTokens) if isinstance(kept, bytes) else converted(kept, SentTokens)
     if not sent.messages:
         return sent
     try:

@@ -15,7 +15,9 @@ which costs as much as to add some dozens of rows. To prepare one costs more tha
 that SQLite's module keeps them prepared."""
 
 SESSION = ("namespace", "tenant", "model", "dialect", "holdout", "began", "last", "first_id", "last_id")
-COUNTED = ("requests", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
+COUNTED = ("requests", "events", "cost_before", "cost_after")
+NEWEST = ("tokens_before", "tokens_after", "kind")
+"""What a session has of its newest request: tokens of all requests would count the same messages many times."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
@@ -40,15 +42,13 @@ def _sums(names: Sequence[str]) -> str:
     return ", ".join(f"{name} = {name} + excluded.{name}" for name in names)
 
 
-ADD = Insertion("requests", ("id", "time", "namespace", "session", "worker", "outcome", "sent"))
-ADD_DETAIL = Insertion("details", ("id", "detail"))
+ADD_PACK = Insertion("packs", ("last", "first", "namespace", "worker", "count", "newest", "sessions", "rows", "sent"))
+ADD_DETAIL = Insertion("details", ("id", "namespace", "detail"))
 ADD_DAY = Insertion("days", ("day", "namespace", *KEYS, *SUMS), f"ON CONFLICT DO UPDATE SET {_sums(SUMS)}")
 ADD_HOUR = Insertion("hours", ("hour", "namespace", *HOURLY), f"ON CONFLICT DO UPDATE SET {_sums(HOURLY)}")
 ADD_SESSION = Insertion(
     "sessions",
-    ("session", *SESSION, *COUNTED),
+    ("session", *SESSION, *COUNTED, *NEWEST),
     f"""ON CONFLICT DO UPDATE SET last = max(last, excluded.last), last_id = excluded.last_id,
-    holdout = excluded.holdout, {_sums([name for name in COUNTED if not name.startswith("tokens")])},
-    tokens_before = excluded.tokens_before, tokens_after = excluded.tokens_after""",
+    holdout = excluded.holdout, {_sums(COUNTED)}, {", ".join(f"{name} = excluded.{name}" for name in NEWEST)}""",
 )
-"""A session shows the tokens of its newest request: those of all requests would count the same messages many times."""

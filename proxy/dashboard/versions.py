@@ -1,7 +1,7 @@
 """What becomes of a file of another version of the proxy: it gets what is missing, or makes place for a new one.
 
-A column that is missing is added with its default. Where that is not enough, the file is renamed, and its rows are no
-longer shown.
+A column that is missing is added with its default, and rows that are not packed are packed by and by. Where that does
+not do, the file is renamed, and its rows are no longer shown.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
+from proxy.dashboard.older import OLDER, has_older, move_older
 from proxy.dashboard.rows import SCHEMA
 
-VERSION = 2
-"""Raised when rows that were written before can no longer be read."""
+VERSION = 3
+"""Raised when rows that were written before can no longer be read, or those written from now on by earlier versions."""
 
-READABLE = frozenset({VERSION, 1835354122})
-"""The versions whose rows can be read. The second one had all of an outcome's fields but those of `rows.ADDED`."""
+READABLE = frozenset({VERSION, 2, 1835354122})
+"""The versions whose rows can be read. Those of version 2 were not packed. The last one is the first version, and had
+all of an outcome's fields but those of `rows.ADDED`."""
 
-OURS = frozenset({"secret", "namespaces", "requests", "details", "sessions"})
+OURS = frozenset({"secret", "namespaces", "details", "sessions"})
 """Tables by which a file of any version is known to be a dashboard's."""
 
 WAIT = 5.0
@@ -33,7 +35,7 @@ def upgraded(connection: sqlite3.Connection) -> bool:
     if _version(connection) not in READABLE:
         return False
     with closing(sqlite3.connect(":memory:")) as wanted:
-        wanted.executescript(SCHEMA)
+        wanted.executescript(SCHEMA + OLDER if has_older(connection) else SCHEMA)
         parts = wanted.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
         for kind, name, sql in parts:
             if kind == "table" and not _with_columns(connection, name, sql, _columns(wanted, name)):
@@ -44,6 +46,7 @@ def upgraded(connection: sqlite3.Connection) -> bool:
                 connection.execute(f"DROP INDEX IF EXISTS {name}")
                 connection.execute(sql)
     connection.execute(f"PRAGMA user_version = {VERSION}")
+    move_older(connection, 1)  # the newest one, so that its id is not given again
     return True
 
 

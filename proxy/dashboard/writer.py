@@ -179,12 +179,12 @@ class Writer:
                 rows = self._times[:count], self._outcomes[:count], self._held[:count]
                 del self._times[:count], self._outcomes[:count], self._held[:count]
                 self._add(*rows)
-        if len(self._open.rows) >= BATCH or len(self._long) >= AHEAD:
+        if len(self._open) >= BATCH or len(self._long) >= AHEAD:
             self._some.set()
 
     def _add(self, times: Sequence[float], outcomes: Sequence[Outcome], held: Sequence[Held]) -> None:
         """Add rows to the open batch. A bug with one of them costs no other one."""
-        batch, first = self._open, len(self._open.rows)
+        batch, first = self._open, len(self._open)
         try:
             batch.add(times, outcomes, shown(held))
         except Exception:
@@ -239,7 +239,7 @@ class Writer:
             logger.warning("%d rows of the dashboard were not written before the end: only the log has them", lost)
 
     def _waiting(self) -> int:
-        return len(self._held) + len(self._open.rows) + self._behind
+        return len(self._held) + len(self._open) + self._behind
 
     def _write_soon(self) -> None:
         self._due = True
@@ -270,7 +270,11 @@ class Writer:
     def _serve(self, database: Database) -> None:
         """Write what comes, until the process ends or the file is no longer there. Raises `sqlite3.Error`."""
         while not database.gone():
-            self._gather()
+            if database.older and not self._ended.is_set():
+                database.upgrade()
+                self._close()
+            else:
+                self._gather()
             while self._closed and not database.gone():
                 self._write_some(database)
                 if self._due:

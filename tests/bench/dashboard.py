@@ -18,9 +18,10 @@ import msgspec
 
 from proxy.dashboard.batch import Batch
 from proxy.dashboard.database import Database
+from proxy.dashboard.packs import SPAN
 from proxy.dashboard.pages import savings_page
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import Seen
+from proxy.dashboard.rows import Seen, together
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome
 
@@ -42,8 +43,10 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def batch_of(recorded: Iterable[Recorded]) -> Batch:
-    batch, rows = Batch(), [(one.time, one.outcome, one.seen) for one in recorded]
-    batch.add(*map(list, zip(*rows, strict=True)))
+    batch, rows = Batch(), list(recorded)
+    for at in range(0, len(rows), SPAN):
+        some = rows[at : at + SPAN]
+        batch.add([one.time for one in some], [one.outcome for one in some], together([one.seen for one in some]))
     return batch
 
 

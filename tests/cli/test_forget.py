@@ -126,7 +126,7 @@ def test_rows_of_the_dashboard_go_too(store: str, tmp_path: Path, capsys: pytest
         assert main(["store", "forget", CALLER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
         assert "deleted 3 rows of the dashboard" in capsys.readouterr().out
         assert (database.count(CALLER), database.count(OTHER)) == (None, 3)
-        database.connection.execute("DELETE FROM requests")  # as when the file is full
+        database.connection.execute("DELETE FROM packs")  # as when the file is full
         assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
         assert database.connection.execute("SELECT count(*) FROM hours").fetchone() == (0,)
         assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == FAILED

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from proxy.dashboard.batch import Batch
-from proxy.dashboard.rows import HOUR, MOST, OK, Seen
+from proxy.dashboard.rows import HOUR, MOST, OK, Seen, together
 from proxy.errors import Fault
 from proxy.telemetry.outcome import Holdout, Kind, Outcome, ToolUse
 
@@ -33,17 +33,17 @@ def outcomes() -> list[Outcome]:
 def filled(found: list[Outcome]) -> Batch:
     batch = Batch()
     for number, one in enumerate(found):
-        batch.add([HOUR * number / 3], [one], [Seen(number % 4 if number % 7 else None, b"sent", b"detail")])
+        batch.add([HOUR * number / 3], [one], together([Seen(number % 4 if number % 7 else None, b"sent", b"detail")]))
     return batch
 
 
 def added(batch: Batch) -> tuple[Any, ...]:
     """Everything that a transaction adds, with the batch's rows."""
     return (
-        batch.days(),
-        batch.hours(),
-        batch.sessions(1, {"acme-0": 1, "acme-1": 2}.__getitem__),
-        batch.rows,
+        sorted(batch.days()),
+        sorted(batch.hours()),
+        sorted(batch.sessions(1, {"acme-0": 1, "acme-1": 2}.__getitem__)),
+        [row[1:] for row in batch.rows()],
         batch.details,
     )
 
@@ -53,22 +53,23 @@ def test_a_part_of_a_batch_adds_what_its_rows_alone_would() -> None:
     whole, count = filled(found), len(found) // 2
     first, rest = whole.split(count)
     assert added(first) == added(filled(found[:count]))
-    assert [*first.rows, *rest.rows] == whole.rows
-    kept = whole.only(lambda row: row[1] == "acme-0")
-    assert {row[1] for row in kept.rows} == kept.namespaces() == {"acme-0"}
+    assert [row[1:] for row in (*first.rows(), *rest.rows())] == [row[1:] for row in whole.rows()]
+    kept = whole.since({"acme-0": -1.0, "acme-1": HOUR * len(found)})
+    assert {row.values[2] for row in kept.rows()} == kept.namespaces() == {"acme-0"}
     assert kept.days() == [row for row in whole.days() if row[1] == "acme-0"]
-    assert whole.only(lambda row: True) is whole
+    assert whole.since({"acme-0": -1.0, "acme-1": -1.0}) is whole
 
 
-@pytest.mark.parametrize("together", [2, 3, 100])
-def test_rows_that_are_added_together_add_what_each_alone_would(together: int) -> None:
+@pytest.mark.parametrize("count", [2, 3, 100])
+def test_rows_that_are_added_together_add_what_each_alone_would(count: int) -> None:
     found, batch = outcomes(), Batch()
     rows = [(HOUR * number / 3, one, Seen(number % 4 if number % 7 else None)) for number, one in enumerate(found)]
-    for at in range(0, len(rows), together):
-        batch.add(*zip(*rows[at : at + together], strict=True))
+    for at in range(0, len(rows), count):
+        times, some, seen = zip(*rows[at : at + count], strict=True)
+        batch.add(times, some, together(seen))
     alone = Batch()
     for time, one, seen in rows:
-        alone.add([time], [one], [seen])
+        alone.add([time], [one], together([seen]))
     assert added(batch) == added(alone)
 
 
@@ -86,5 +87,5 @@ def test_a_row_that_cannot_be_encoded_adds_nothing() -> None:
     batch = filled(found)
     before = added(filled(found))
     with pytest.raises(OverflowError):
-        batch.add([0.0], [msgspec.structs.replace(found[0], tokens_before=1 << 70)], [Seen(1)])
+        batch.add([0.0], [msgspec.structs.replace(found[0], tokens_before=1 << 70)], together([Seen(1)]))
     assert added(batch) == before

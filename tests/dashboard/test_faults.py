@@ -270,10 +270,10 @@ def test_a_full_file_loses_its_oldest_rows(tmp_path: Path) -> None:
     reader = Reader(path)
     newest = reader.before(1 << 62)
     assert newest[0]["request_id"] == f"req_{11_999:032}"
-    [oldest] = database.connection.execute("SELECT min(id) FROM requests").fetchone()
-    assert oldest > 1
+    [oldest] = database.connection.execute("SELECT min(last) FROM packs").fetchone()
+    assert oldest > 100
     assert len(reader.sessions()) == 200
-    orphans = "SELECT count(*) FROM sessions WHERE last_id < (SELECT min(id) FROM requests)"
+    orphans = "SELECT count(*) FROM sessions WHERE last_id < (SELECT min(first) FROM packs)"
     assert database.connection.execute(orphans).fetchone() == (0,)
     database.close()
     reader.close()
@@ -315,7 +315,7 @@ def test_waiting_requests_do_not_fill_the_memory(tmp_path: Path) -> None:
     for number in range(4):
         writer.record([outcome(number)], [held("gpt-4.1-mini", HELD // 2)])
     assert [place for _, place, _ in writer._long] == [0, 1]
-    assert {session for *_, session, _ in writer._open.rows} == {held("gpt-4.1-mini").session}
+    assert {row.session for row in writer._open.rows()} == {held("gpt-4.1-mini").session}
 
 
 def test_requests_are_let_go_long_before_their_rows_are_written(
@@ -403,7 +403,7 @@ def test_descriptions_that_cannot_be_written_do_not_fill_the_memory(tmp_path: Pa
     for number in range(4):
         writer.record([outcome(number)], [held("gpt-4.1-mini", HELD // 2)])
     writer._describe()
-    assert [bool(sent) for *_, sent in writer._open.rows] == [True, True, False, False]
+    assert [bool(row.sent) for row in writer._open.rows()] == [True, True, False, False]
     assert writer._came - writer._left == sum(writer._open.weights.values()) > 0
 
 
@@ -488,7 +488,7 @@ def test_a_full_disk_after_a_row_that_cannot_be_written_repeats_no_row(
 def test_a_row_with_the_last_id_that_there_is_costs_no_later_row(tmp_path: Path) -> None:
     database = Database(tmp_path / "rows.db", SIZE)
     database.write(batch_of(rows(1)))
-    database.connection.execute(f"UPDATE requests SET id = {2**63 - 1}")
+    database.connection.execute(f"UPDATE packs SET last = {2**63 - 1}")
     for start in (1, 3):
         assert database.write(batch_of(rows(2, start))) == 2
     with closing(Reader(tmp_path / "rows.db")) as reader:
@@ -510,14 +510,22 @@ DEEP = b"\x91" * 5_000 + b"\1"
 
 
 @pytest.mark.parametrize(
-    ("table", "column"), [("requests", "outcome"), ("requests", "sent"), ("details", "detail")], ids=lambda one: one
+    ("table", "column"),
+    [
+        *(("packs", column) for column in ("first", "worker", "count", "newest", "sessions", "rows", "sent")),
+        ("details", "detail"),
+    ],
+    ids=lambda one: one,
 )
 @pytest.mark.parametrize("written", [b"", b"\xc1", b"\x90", b"\x05", DEEP, "text"], ids=lambda one: repr(one)[:9])
-def test_a_damaged_row_hides_no_other_row(table: str, column: str, written: object, tmp_path: Path) -> None:
+def test_a_damaged_pack_hides_no_other_pack(table: str, column: str, written: object, tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     with closing(Database(path, SIZE)) as database:
-        database.write(batch_of(rows(3, at=time.time(), detail=9)))
-        database.connection.execute(f"UPDATE {table} SET {column} = ? WHERE id = 2", (written,))
+        for number in range(3):
+            database.write(batch_of(rows(1, number, at=time.time(), detail=9)))
+        id = "id" if table == "details" else "last"
+        database.connection.execute(f"UPDATE {table} SET {column} = ? WHERE {id} = 2", (written,))
+        database.expire(lambda namespace: 1e9, time.time())
     with closing(Reader(path)) as reader:
         assert {1, 3} <= {row.id for row in reader.after(0)}
         assert {1, 3} <= {row["id"] for row in reader.before(9)}
@@ -712,7 +720,7 @@ def test_two_that_notice_a_replaced_file_at_once_keep_what_is_written_to_the_new
     for database in (ours, theirs, *opened):
         database.close()
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM requests").fetchall() == [(1,)]
+        assert connection.execute("SELECT sum(count) FROM packs").fetchall() == [(1,)]
 
 
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:

@@ -48,11 +48,14 @@ ROLES = ("1", "01", "001232", "0123", "12", "3", "0", "01242323")
 
 def test_short_requests_are_read_as_they_would_have_been_described() -> None:
     found = [history(roles) for roles in ROLES]
-    for messages, seen in zip(found, shown([brief(one) for one in found]), strict=True):
+    sessions, packed, details = shown([brief(one) for one in found])
+    assert not details
+    for messages, session, kept in zip(found, sessions, packed, strict=True):
         unseen = Unseen("acme-1", "chat", "gpt-4.1", messages, 1_000, ROOM, 0)
         assert 0 < len(messages) <= SHORT
-        assert seen.session == unseen.session
-        sent, described = (sent_tokens(one.sent or b"") for one in (seen, unseen.seen()))
+        assert session == unseen.session
+        again = msgspec.msgpack.decode(msgspec.msgpack.encode(kept))
+        sent, described = sent_tokens(again), sent_tokens(unseen.seen().sent)
         assert (sent.tokens, sent.came, sent.added) == (described.tokens, described.came, described.added)
         assert sum(sent.tokens) == sum(one.tokens for one in messages) + 100 + 11
         assert sent.came == 1_000 + 100 + 11
@@ -80,9 +83,9 @@ def test_requests_of_all_kinds_that_end_together_are_described_in_their_order(
     user, unseen = history("1"), Unseen("acme-1", "chat", "other", history("1" * 99), 1_000, ROOM, 0)
     broken: Any = [None]
     found = shown([NOTHING_SEEN, brief(user), unseen, brief(broken), Seen(7), brief(user, "\ud800" * 300)])
-    assert [one.session for one in found[:3]] == [None, shown([brief(user)])[0].session, unseen.session]
-    assert (found[2].sent, found[3], found[4]) == (None, NOTHING_SEEN, Seen(7))
-    assert found[5].session not in (None, found[1].session)
+    assert found.sessions[:5] == [None, *shown([brief(user)]).sessions, unseen.session, None, 7]
+    assert [bool(one) for one in found.sent] == [False, True, False, False, False, True]
+    assert found.sessions[5] not in (None, found.sessions[1])
     assert "a bug, in describing" in caplog.text
 
 

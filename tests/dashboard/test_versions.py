@@ -12,13 +12,15 @@ import pytest
 
 from proxy.dashboard import versions
 from proxy.dashboard.database import Database, opened
-from proxy.dashboard.reader import Reader
+from proxy.dashboard.reader import REQUESTS, Reader
 from proxy.dashboard.rows import ADDED, STORED
 from proxy.dashboard.versions import VERSION, aside
+from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Outcome
 from tests.bench.dashboard import batch_of
-from tests.dashboard.test_faults import SIZE, rows
+from tests.dashboard.test_faults import SIZE, outcome, rows
+from tests.dashboard.traffic import until
 
 OLDER = Path(__file__).with_name("older.sql")
 """A file of the first version, with a session of four requests, as `sqlite3 .dump` prints it."""
@@ -30,14 +32,22 @@ def older(path: Path, change: str = "") -> None:
         connection.executescript(OLDER.read_text() + change)
 
 
+def upgraded(database: Database) -> Database:
+    """Pack all rows of earlier versions, as the writer does by and by."""
+    while database.upgrade():
+        pass
+    return database
+
+
 def test_a_file_of_the_first_version_keeps_its_rows_and_gets_new_ones(tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     older(path)
-    with closing(opened(path, SIZE)) as database, closing(Reader(path)) as reader:
+    with closing(upgraded(opened(path, SIZE))) as database, closing(Reader(path)) as reader:
         before = reader.before(1 << 62)
         assert [row["tokens_before"] for row in before] == [587, 397, 207, 17]
         assert before[0]["new_event"] and all(row["cause"] == row["words"] == "" for row in before)
         [session] = reader.sessions()
+        assert session["kind"] == before[0]["kind"]
         assert [row["kinds"] for row in reader.session(int(session["session"], 16))]
         shown = reader.request(4)
         assert shown and len(shown["detail"]["messages"]) == 8
@@ -63,7 +73,7 @@ def test_what_a_file_lacks_is_added(change: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     older(path, change)
     for start in (4, 7):
-        with closing(opened(path, SIZE)) as database, closing(Reader(path)) as reader:
+        with closing(upgraded(opened(path, SIZE))) as database, closing(Reader(path)) as reader:
             database.write(batch_of(rows(3, start=start)))
             assert sum(row["requests"] for row in reader.sums(0.0)) == start + 3
             assert len(reader.before(1 << 62)) == start + 3
@@ -102,6 +112,66 @@ def test_a_file_that_cannot_be_continued_is_set_aside(
     assert aside(path).exists()
     versions.expire(path, time.time() + 1)
     assert not aside(path).exists()
+
+
+MANY = """
+WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 1500)
+INSERT INTO requests (id, time, namespace, session, worker, outcome, sent)
+SELECT id + 4 * n, time, namespace, session, worker, outcome, sent FROM requests, number;
+UPDATE requests SET outcome = x'90' WHERE id = 6;
+UPDATE requests SET sent = 'text' WHERE id = 7;
+UPDATE sessions SET last_id = 6004;
+"""
+"""Makes 6,004 rows of those four, two of which are damaged."""
+
+
+def test_rows_of_earlier_versions_are_packed_beside_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.db"
+    older(path, MANY)
+    at_once = list[int]()
+    write = Database.write
+    monkeypatch.setattr(Database, "write", lambda self, batch: (at_once.append(self.older), write(self, batch))[1])
+    writer = Writer(path, 16 << 20)
+    for number in range(5):
+        writer.record([outcome(number)])
+    writer.start()
+    with closing(Reader(path)) as reader:
+        until(lambda: reader._rows("SELECT sum(count) AS count FROM packs")[0]["count"] == 6_004 - 2 + 5)
+        writer.close()
+        assert at_once[0], "new rows need not wait"
+        assert [row.id for row in reader.after(6_000)] == [*range(6_001, 6_010)]
+        assert [row["id"] for row in reader.before(10)] == [9, 8, 5, 4, 3, 2, 1]
+        [theirs] = [one for one in reader.sessions() if one["last_id"] == 6_004]
+        assert theirs["kind"] == "offloaded"
+        assert len(reader.session(int(theirs["session"], 16))) == REQUESTS
+        shown = reader.request(4)
+        assert shown and len(shown["detail"]["messages"]) == 8
+    with closing(Database(path, SIZE)) as database:
+        assert not database.older and database.forget(theirs["namespace"], time.time()) == 6_002
+        assert database.connection.execute("SELECT count(*) FROM details").fetchone() == (0,)
+
+
+def test_a_namespace_is_forgotten_that_an_earlier_version_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    older(path, MANY)
+    with closing(opened(path, SIZE)) as database:
+        [name] = database.connection.execute("SELECT name FROM namespaces").fetchone()
+        assert (database.count(name), database.forget(name, time.time())) == (6_002, 6_002)
+        assert database.count(name) is None
+    assert name.encode() not in path.read_bytes()
+
+
+def test_a_full_file_of_an_earlier_version_loses_its_oldest_rows_only(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    older(path, MANY)
+    with closing(opened(path, 1 << 20)) as database:
+        for start in range(0, 3_000, 100):
+            database.write(batch_of(rows(100, start, at=time.time())))
+        assert not database.older
+    with closing(Reader(path)) as reader:
+        newest = reader.before(1 << 62)
+        assert newest[0]["request_id"] == outcome(2_999).request_id
+        assert not reader.before(2)
 
 
 def test_a_file_that_another_version_still_writes_is_left_to_it(

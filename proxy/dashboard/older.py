@@ -1,0 +1,71 @@
+"""Rows of earlier versions, which were rows of SQLite, one for each request. They are packed by and by."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from proxy.dashboard.packs import SPAN, pack
+from proxy.dashboard.rows import STORED, Damaged, completed, converted, table, unpacked
+from proxy.dashboard.statements import ADD_PACK
+
+OLDER = """
+CREATE TABLE requests (
+    id INTEGER PRIMARY KEY, time REAL NOT NULL, namespace INTEGER NOT NULL, session INTEGER, worker INTEGER NOT NULL,
+    outcome BLOB NOT NULL, sent BLOB
+);
+"""
+"""Where they are."""
+
+_KIND = STORED.index("kind")
+
+
+class _Row(msgspec.Struct, array_like=True, frozen=True):
+    id: int
+    time: float
+    namespace: int
+    session: int | None
+    worker: int
+    outcome: bytes
+    sent: bytes | None
+
+
+def has_older(connection: sqlite3.Connection) -> bool:
+    """Return whether there may be any that are still to be packed."""
+    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'requests'").fetchall())
+
+
+def move_older(connection: sqlite3.Connection, most: int) -> int:
+    """Pack up to so many of them, the newest, within the caller's transaction, but those that are damaged.
+
+    Returns how many there were; 0 if there are none left.
+    """
+    run = connection.execute
+    if not has_older(connection):
+        return 0
+    columns = ", ".join(_Row.__struct_fields__)
+    found = run(f"SELECT {columns} FROM requests ORDER BY id DESC LIMIT {most}").fetchall()
+    if not found:
+        run("DROP TABLE requests")
+        return 0
+    ids = found[-1][0], found[0][0]
+    namespace = "coalesce((SELECT namespace FROM requests WHERE requests.id = details.id), 0)"
+    run(f"UPDATE details SET namespace = {namespace} WHERE id BETWEEN ? AND ?", ids)
+    run("DELETE FROM requests WHERE id BETWEEN ? AND ?", ids)
+    groups: dict[tuple[int, ...], list[tuple[_Row, tuple[Any, ...]]]] = {}
+    for values in reversed(found):
+        with suppress(Damaged):
+            row = converted(values, _Row)
+            outcome = tuple(completed(unpacked(row.outcome, list[Any])))
+            groups.setdefault((row.namespace, row.worker, row.id // SPAN, len(outcome)), []).append((row, outcome))
+    for (number, worker, *_), group in groups.items():
+        rows, outcomes = zip(*group, strict=True)
+        _, times, _, sessions, _, _, sent = zip(*map(msgspec.structs.astuple, rows), strict=True)
+        one = pack("", [row.id for row in rows], times, table(outcomes), sessions, sent)
+        run(ADD_PACK.of(1), one.written(0, number, worker))
+        kinds = [(str(outcome[_KIND]), row.session, row.id) for row, outcome in group]
+        connection.executemany("UPDATE sessions SET kind = ? WHERE session = ? AND last_id = ?", kinds)
+    return len(found)
