@@ -121,17 +121,21 @@ class CaptureFolder:
         finally:
             os.close(descriptor)
 
-    def sweep(self, coming: int = 0) -> None:
-        """Delete what is too old, and then the oldest of whoever has most, until there is room for `coming` bytes."""
+    def sweep(self, coming: int = 0) -> OSError | None:
+        """Delete what is too old, and then the oldest of whoever has most, until there is room for `coming` bytes.
+
+        Returns the first error that concerns one namespace's folder. It does not keep the others from being swept.
+        """
         now, self._unchecked = self._clock(), 0
+        missed: list[OSError] = []
         files: dict[str, deque[tuple[Path, int]]] = {}
         sizes: Counter[str] = Counter()
         count = 0
-        for path, status in sorted(_files(self._root), key=lambda file: file[1].st_mtime):
+        for path, status in sorted(_files(self._root, missed), key=lambda file: file[1].st_mtime):
             namespace = path.parent.name
             kept, tenant = self._retention(namespace), tenant_of(namespace)
             if now - status.st_mtime > (KEPT if kept is None else min(kept, KEPT)):
-                _delete(path)
+                _delete(path, missed)
                 continue
             files.setdefault(tenant, deque()).append((path, status.st_size))
             sizes[tenant] += status.st_size
@@ -139,11 +143,12 @@ class CaptureFolder:
         while files and (sizes.total() + coming > self._room or count > FILES):
             tenant = max(files, key=sizes.__getitem__)
             path, size = files[tenant].popleft()
-            _delete(path)
+            _delete(path, missed)
             sizes[tenant] -= size
             count -= 1
             if not files[tenant]:
                 del files[tenant]
+        return missed[0] if missed else None
 
     def _part(self, namespace: str) -> Path:
         """Return the file for the next line. Its folder exists."""
@@ -228,9 +233,10 @@ class Captures:
             if not self._held[one.outcome.tenant]:
                 del self._held[one.outcome.tenant]
 
-    async def _work(self, what: str, work: Callable[[], None]) -> None:
+    async def _work(self, what: str, work: Callable[[], OSError | None]) -> None:
         try:
-            await self._workers.run(what, work)
+            if missed := await self._workers.run(what, work):
+                self._warn("sweep", f"captures are not deleted: {missed.strerror}: {missed.filename}")
         except (OSError, StoreFault) as error:
             reason = getattr(error, "strerror", None) or error
             self._warn("disk", f"requests are not captured: {reason}")
@@ -253,22 +259,35 @@ def _folder(settings: Settings, retention: Retention, clock: Callable[[], float]
 
 def kept(root: Path, namespace: str, *, delete: bool) -> tuple[int, int]:
     """Return how many files of captures a namespace has and their bytes, and delete them if wanted. Raises OSError."""
-    found = [(path, status.st_size) for path, status in _files(root) if path.parent.name == namespace]
+    os.stat(root)  # or a wrong name would be taken for a namespace without captures
+    folder = root / namespace
+    found = [(path, status.st_size) for path, status in _within(folder)] if _is_folder(folder) else []
     for path, _ in found if delete else ():
         _delete(path)
     return len(found), sum(size for _, size in found)
 
 
-def _files(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the captures of a folder. What is deleted meanwhile is left out, and so is anything else."""
+def _files(root: Path, missed: list[OSError]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the captures of all namespaces. Errors that concern only one of them are added to `missed`."""
     for folder in os.scandir(root):
-        if not folder.is_dir(follow_symlinks=False):
-            continue
-        with suppress(FileNotFoundError):
-            for file in os.scandir(folder):
-                if file.name.endswith(SUFFIX) and file.is_file(follow_symlinks=False):
-                    with suppress(FileNotFoundError):
-                        yield Path(file.path), file.stat(follow_symlinks=False)
+        try:
+            if folder.is_dir(follow_symlinks=False):
+                yield from _within(Path(folder.path))
+        except OSError as error:
+            missed.append(error)
+
+
+def _within(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the captures of a namespace. What is deleted meanwhile is left out, and so is anything else."""
+    with suppress(FileNotFoundError):
+        for file in os.scandir(folder):
+            if file.name.endswith(SUFFIX) and file.is_file(follow_symlinks=False):
+                with suppress(FileNotFoundError):
+                    yield Path(file.path), file.stat(follow_symlinks=False)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _size(file: Path) -> int:
@@ -286,10 +305,13 @@ def _opened(file: Path) -> int:
         descriptor = os.open(file.name, _OPEN, 0o600, dir_fd=folder)
     finally:
         os.close(folder)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise NotRegular(errno.EINVAL, "Not a regular file")
+    except OSError:
         os.close(descriptor)
-        raise NotRegular(errno.EINVAL, "Not a regular file")
+        raise
     return descriptor
 
 
@@ -311,8 +333,13 @@ def _make(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _delete(path: Path) -> None:
-    """Delete a file, and its folder if that leaves it empty."""
-    path.unlink(missing_ok=True)
+def _delete(path: Path, missed: list[OSError] | None = None) -> None:
+    """Delete a file, and its folder if that leaves it empty. Adds an error to `missed`, or else raises it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        if missed is None:
+            raise
+        missed.append(error)
     with suppress(OSError):
         path.parent.rmdir()

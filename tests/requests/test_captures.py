@@ -236,6 +236,91 @@ def test_captures_end_with_their_age_or_their_tenants_retention(
     assert disk.size() == 0 and len(list(tmp_path.rglob("notes.txt"))) == 2
 
 
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """Folders that may not be listed, as those of another user."""
+    folders: set[Path] = set()
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path) in folders:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    return folders
+
+
+def test_a_folder_that_is_refused_keeps_no_others_captures(disk: Disk, refused: set[Path]) -> None:
+    for namespace in ("a", "b", "c"):
+        disk.write(namespace)
+    refused.add(disk.root / "b")
+    disk.now += 8 * DAY
+    missed = disk.folder.sweep()
+    assert missed and missed.filename == str(disk.root / "b")
+    assert (disk.size("a"), disk.size("c")) == (0, 0), "their time is over"
+    for _ in range(100):
+        disk.write("c")
+        assert disk.size("c") <= 8_000, "and the limit holds"
+    assert captures.kept(disk.root, "c", delete=True)[0] and not disk.size("c")
+    with pytest.raises(PermissionError):
+        captures.kept(disk.root, "b", delete=True)
+    refused.clear()
+    assert disk.size("b") == 500
+
+
+def test_files_that_cannot_be_deleted_keep_no_others_captures(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for namespace in ("a", "b", "c"):
+        disk.write(namespace)
+    real = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == "b":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        real(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    disk.now += 8 * DAY
+    assert disk.folder.sweep()
+    assert (disk.size("a"), disk.size("b"), disk.size("c")) == (0, 500, 0)
+
+
+async def test_a_folder_that_is_refused_is_told_of(
+    tmp_path: Path, refused: set[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "other").mkdir()
+    refused.add(tmp_path / "other")
+    said = f"captures are not deleted: Permission denied: {tmp_path / 'other'}"
+    async with capturing(tmp_path) as taken:
+        taken.take(OUTCOME, POLICY, CHAT_REQUEST)
+        for _ in range(1_000):
+            if not written(tmp_path):
+                await asyncio.sleep(0.01)
+    assert said in caplog.text
+    assert len(written(tmp_path)) == 1
+
+
+def test_a_file_that_cannot_be_looked_at_leaves_nothing_open(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.write("acme")
+    opened, real = [], os.open
+
+    def opens(*arguments: Any, **options: Any) -> int:
+        opened.append(real(*arguments, **options))
+        return opened[-1]
+
+    def stale(descriptor: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "open", opens)
+        broken.setattr(os, "fstat", stale)
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            disk.write("acme")
+    for descriptor in opened:
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            os.fstat(descriptor)
+
+
 def test_there_are_not_more_files_than_can_be_listed(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captures, "FILES", 20)
     for number in range(40):
