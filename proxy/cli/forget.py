@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
+import msgspec
+
 from proxy.cli import store
 from proxy.dashboard.database import Database
 from proxy.dashboard.versions import aside
@@ -21,38 +23,108 @@ from proxy.stores.keys import is_part
 AT_ONCE = 32
 """Records that are deleted at once."""
 
+RECENT = 60.0
+"""Seconds since a record was written within which a proxy may still be writing others."""
+
+SETTLED = 2.0
+"""Seconds until the next look for what a proxy was still writing: longer than it takes for one record, or gives up."""
+
+PATIENCE = 60.0
+"""Seconds until the last look."""
+
 
 def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
     """Delete all that is kept of a namespace, and say what that was; ask first, unless `sure`.
 
-    Returns the exit code: 1 if there is nothing, or if the answer was no. Raises UserMistake and StoreFault.
+    Returns the exit code: 1 if there is nothing, if the answer was no, or if more may come. Raises UserMistake and
+    StoreFault.
     """
     if not is_part(namespace):
         raise UserMistake(f"{namespace!r}: expected a namespace, as `store ls` lists them")
-    entries: list[Entry] = []
-
-    async def look(engine: Store) -> int:
-        entries.extend([entry async for entry in engine.list(f"{namespace}/")])
-        return 0
-
-    async def delete(engine: Store) -> int:
-        for start in range(0, len(entries), AT_ONCE):
-            await asyncio.gather(*(engine.delete(entry.key) for entry in entries[start : start + AT_ONCE]))
-        return 0
-
-    store.run(settings, look)
-    beside = (_captures, _rows)
-    kept = [*_records(entries), *(line for look in beside for line in look(settings, namespace, delete=False))]
-    if not kept:
-        list(_rows(settings, namespace, delete=True))  # a proxy that runs may have rows that it has yet to write
+    kept = _kept(settings, namespace, delete=False)
+    if not kept.lines():
+        _rows(settings, namespace, delete=True)  # a proxy that runs may have rows that it has yet to write
+        _tell_of_old_rows(settings, namespace)
         sys.stderr.write(f"nothing is kept of {namespace}\n")
         return 1
-    if not sure and not _confirmed(namespace, kept):
+    if not sure and not _confirmed(namespace, kept.lines()):
         return 1
-    deleted = [*(line for one in beside for line in one(settings, namespace, delete=True)), *_records(entries)]
-    store.run(settings, delete)
-    sys.stdout.write("".join(f"deleted {one}\n" for one in deleted))
-    return 0
+    gone, ended = _forgotten(settings, namespace)
+    _tell_of_old_rows(settings, namespace)
+    sys.stdout.write("".join(f"deleted {one}\n" for one in gone.lines()))
+    if ended:
+        return 0
+    sys.stderr.write(f"more of {namespace} may come: end its conversations, then run this again\n")
+    return 1
+
+
+class _Kept(msgspec.Struct):
+    """What is kept of a namespace. `rows` is None if the dashboard has neither rows nor sums."""
+
+    entries: list[Entry] = msgspec.field(default_factory=list)
+    files: int = 0
+    size: int = 0
+    rows: int | None = None
+
+    def add(self, more: _Kept) -> None:
+        self.entries += more.entries
+        self.files, self.size = self.files + more.files, self.size + more.size
+        if more.rows is not None:
+            self.rows = (self.rows or 0) + more.rows
+
+    def lines(self) -> list[str]:
+        """Return a line for each sort of what is kept."""
+        lines = []
+        if self.files:
+            lines += [_described(self.files, "file of captured requests", self.size, "files of captured requests")]
+        if self.rows is not None:
+            lines += [f"{self.rows} {'row' if self.rows == 1 else 'rows'} of the dashboard, and their sums"]
+        return [*lines, *_records(self.entries)]
+
+    @property
+    def recent(self) -> bool:
+        """Whether a proxy may be writing right now."""
+        return any(entry.modified > time.time() - RECENT for entry in self.entries)
+
+
+def _forgotten(settings: Settings, namespace: str) -> tuple[_Kept, bool]:
+    """Delete until nothing more comes. Returns what has been deleted, and whether that is the end of it.
+
+    No request waits until the texts that it moved are stored. So a proxy may go on writing thousands of them after the
+    caller's last request.
+    """
+    gone, until = _Kept(), time.monotonic() + PATIENCE
+    while (more := _kept(settings, namespace, delete=True)).lines():
+        gone.add(more)
+        if not more.recent:
+            break
+        if time.monotonic() > until:
+            return gone, False
+        time.sleep(SETTLED)
+    return gone, True
+
+
+def _kept(settings: Settings, namespace: str, *, delete: bool) -> _Kept:
+    """Return what is kept, and delete it if wanted."""
+    kept = _Kept()
+
+    async def look(engine: Store) -> int:
+        kept.entries = [entry async for entry in engine.list(f"{namespace}/")]
+        return 0
+
+    async def delete_all(engine: Store) -> int:
+        await look(engine)
+        for start in range(0, len(kept.entries), AT_ONCE):
+            await asyncio.gather(*(engine.delete(entry.key) for entry in kept.entries[start : start + AT_ONCE]))
+        return 0
+
+    if not delete:
+        store.run(settings, look)
+    kept.files, kept.size = _captures(settings, namespace, delete=delete)
+    kept.rows = _rows(settings, namespace, delete=delete)
+    if delete:
+        store.run(settings, delete_all)
+    return kept
 
 
 def _records(entries: list[Entry]) -> Iterator[str]:
@@ -62,22 +134,23 @@ def _records(entries: list[Entry]) -> Iterator[str]:
         yield _described(len(sizes), f"record of kind {kind}", sum(sizes), plural=f"records of kind {kind}")
 
 
-def _captures(settings: Settings, namespace: str, *, delete: bool) -> Iterator[str]:
-    """Yield what there is among the captures, if the settings name their folder, and delete it if wanted."""
+def _captures(settings: Settings, namespace: str, *, delete: bool) -> tuple[int, int]:
+    """Return the files of captures and their bytes, if the settings name their folder, and delete them if wanted."""
     if settings.capture is None:
-        return
+        return 0, 0
     try:
-        count, size = captures.kept(settings.capture, namespace, delete=delete)
+        return captures.kept(settings.capture, namespace, delete=delete)
     except OSError as error:
         raise UserMistake(f"--capture {settings.capture}: {error.strerror}") from error
-    if count:
-        yield _described(count, "file of captured requests", size, plural="files of captured requests")
 
 
-def _rows(settings: Settings, namespace: str, *, delete: bool) -> Iterator[str]:
-    """Yield what the dashboard has recorded, if the settings name its file, and delete it if wanted."""
+def _rows(settings: Settings, namespace: str, *, delete: bool) -> int | None:
+    """Return how many rows the dashboard has, if the settings name its file, and delete them if wanted.
+
+    None means that it has no sums either: these stay when the rows have left a full file.
+    """
     if settings.dashboard is None:
-        return
+        return None
     if not settings.dashboard.is_file():
         raise UserMistake(f"--dashboard {settings.dashboard}: there is no such file")
     try:
@@ -87,10 +160,12 @@ def _rows(settings: Settings, namespace: str, *, delete: bool) -> Iterator[str]:
                 database.forget(namespace, time.time())
     except (DashboardFault, sqlite3.Error) as error:
         raise UserMistake(f"--dashboard {settings.dashboard}: {error}") from error
-    if delete and (old := aside(settings.dashboard)).exists():
+    return count
+
+
+def _tell_of_old_rows(settings: Settings, namespace: str) -> None:
+    if settings.dashboard is not None and (old := aside(settings.dashboard)).exists():
         sys.stderr.write(f"{old} is of another version of the proxy and may have rows of {namespace}: delete it\n")
-    if count is not None:  # the sums stay when the rows have left a full file
-        yield f"{count} {'row' if count == 1 else 'rows'} of the dashboard, and their sums"
 
 
 def _confirmed(namespace: str, kept: list[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import time
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +24,12 @@ KEYS = [f"{CALLER}/rounds/{number}" for number in range(5)] + [
     f"{OTHER}/rounds/1",
     "acme/files/f",
 ]
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait for more to come."""
+    monkeypatch.setattr(forget, "SETTLED", 0.0)
 
 
 class Terminal(io.StringIO):
@@ -77,6 +84,50 @@ def test_everything_of_one_namespace_goes(
     assert not (captures / CALLER).exists()
     assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == FAILED
     assert capsys.readouterr() == ("", f"nothing is kept of {CALLER}\n")
+
+
+def test_what_is_still_being_written_goes_too(
+    store: str, captures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy stores the texts that a request moved after its reply, and that can take longer than a look."""
+    looks = 0
+
+    def writes(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks <= 2:
+            asyncio.run(_fill(store))
+            (captures / CALLER).mkdir()
+            (captures / CALLER / "3.jsonl").write_text("x" * 1_000)
+
+    monkeypatch.setattr("time.sleep", writes)
+    assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == OK
+    assert capsys.readouterr() == (
+        "deleted 4 files of captured requests, 4 KiB\n"
+        "deleted 3 records of kind beliefs, 15 B\n"
+        "deleted 15 records of kind rounds, 75 B\n",
+        "",
+    )
+    assert looks == 3
+    assert asyncio.run(_keys(store)) == {f"{OTHER}/rounds/1", "acme/files/f"}
+    assert not (captures / CALLER).exists()
+
+
+def test_what_does_not_stop_coming_is_told(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forget, "PATIENCE", 0.0)
+    assert main(["store", "forget", CALLER, "--store", store, "--yes"]) == FAILED
+    out, error = capsys.readouterr()
+    assert out.startswith("deleted 1 record of kind beliefs")
+    assert error == f"more of {CALLER} may come: end its conversations, then run this again\n"
+
+
+def test_nothing_comes_of_a_caller_who_left_long_ago(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in KEYS:
+        os.utime(Path(store) / key, (0, 0))
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("there is nothing to wait for"))
+    assert main(["store", "forget", CALLER, "--store", store, "--yes"]) == OK
 
 
 def test_every_kind_of_store_forgets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
