@@ -86,7 +86,7 @@ class Dashboard:
 
     def watch(self, request_id: str, attempt: Attempt) -> None:
         """Hold what a request shows until its outcome follows, which is soon. Never fails."""
-        if self.recording and len(self._ended) < ENDED:
+        if len(self._ended) < ENDED:
             self._ended[request_id] = held(attempt, self._content)
 
     def record(self, outcomes: Sequence[Outcome]) -> None:

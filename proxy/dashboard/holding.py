@@ -25,9 +25,9 @@ from proxy.requests.attempt import AsItCame, Observed, Rewritten
 
 if TYPE_CHECKING:
     from proxy.core.history import History, Message
-    from proxy.dialects import Dialect
     from proxy.requests.attempt import Attempt
     from proxy.requests.prepare import PlannedRequest
+    from proxy.telemetry.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ microseconds. Others are described in another thread."""
 SESSIONS = 4_096
 """Sessions whose numbers are remembered."""
 
-_name, _measured, _came = map(attrgetter, ("name", "measured", "sent_tokens"))
+_measured, _came = map(attrgetter, ("measured", "sent_tokens"))
+_names = attrgetter("namespace", "dialect", "model")
 _room = attrgetter("preamble", "aside", "reply")
 _first: Callable[[Sequence[Message]], Message] = itemgetter(0)
 _role, _meaning = attrgetter("role"), attrgetter("meaning")
@@ -47,9 +48,6 @@ _role, _meaning = attrgetter("role"), attrgetter("meaning")
 class Short(msgspec.Struct, frozen=True, gc=False):
     """What is held of a short request that went as it came. The garbage collector need not look at it."""
 
-    namespace: str
-    dialect: Dialect
-    model: str
     past: History
     room: Room
 
@@ -92,18 +90,19 @@ def held(attempt: Attempt, content: bool = False) -> Held:
             return NOTHING_SEEN
         past = planned.past
         if type(attempt) is AsItCame and 0 < len(past) <= SHORT:
-            return Short(attempt.parsed.tenant.namespace, planned.dialect, planned.request.model, past, planned.room)
+            return Short(past, planned.room)
         return _unseen(attempt, planned, content)
     except Exception:
         logger.exception("a bug, in describing a request for the dashboard")
         return NOTHING_SEEN
 
 
-def shown(held: Sequence[Held]) -> Shown:
-    """Return what requests show, or of a long one what is known of it until it is described."""
+def shown(held: Sequence[Held], outcomes: Sequence[Outcome]) -> Shown:
+    """Return what requests with these outcomes show, or of a long one what is known of it until it is described."""
     if {*map(type, held)} == {Short}:
-        return Shown(*_shown(cast("Sequence[Short]", held)), {})
-    short = zip(*_shown([one for one in held if isinstance(one, Short)]), strict=True)
+        return Shown(*_shown(cast("Sequence[Short]", held), outcomes), {})
+    some = [(one, outcome) for one, outcome in zip(held, outcomes, strict=True) if isinstance(one, Short)]
+    short = zip(*_shown(*zip(*some, strict=True)), strict=True) if some else iter(())
     return together(
         [
             Seen(*next(short)) if isinstance(one, Short) else Seen(one.session) if isinstance(one, Unseen) else one
@@ -122,27 +121,29 @@ def _unseen(attempt: Attempt, planned: PlannedRequest, content: bool) -> Held:
     return msgspec.structs.replace(unseen, attempt=attempt, content=kept)
 
 
-def _shown(requests: Sequence[Short]) -> tuple[list[int | None], list[Sent]]:
+def _shown(requests: Sequence[Short], outcomes: Sequence[Outcome]) -> tuple[list[int | None], list[Sent]]:
     """Return the sessions of short requests and what was sent. A bug with one of them costs no row."""
     try:
-        return _together(requests) if requests else ([], [])
+        return _together(requests, outcomes)
     except Exception:
         if len(requests) > 1:
-            sessions, sent = zip(*(_shown([one]) for one in requests), strict=True)
+            each = (_shown([one], [outcome]) for one, outcome in zip(requests, outcomes, strict=True))
+            sessions, sent = zip(*each, strict=True)
             return [*chain.from_iterable(sessions)], [*chain.from_iterable(sent)]
         logger.exception("a bug, in describing a request for the dashboard")
         return [None], [None]
 
 
-def _together(requests: Sequence[Short]) -> tuple[list[int | None], list[Sent]]:
+def _together(requests: Sequence[Short], outcomes: Sequence[Outcome]) -> tuple[list[int | None], list[Sent]]:
     """Return the same. The interpreter takes no step for a single one of them."""
-    namespaces, dialects, models, pasts, rooms = zip(*map(msgspec.structs.astuple, requests), strict=True)
+    pasts, rooms = zip(*map(msgspec.structs.astuple, requests), strict=True)
+    namespaces, dialects, models = zip(*map(_names, outcomes), strict=True)
     messages = [*map(_measured, pasts)]
     began: Iterable[tuple[bytes, ...]] = map(opening, messages)
     if {*map(_role, map(_first, messages))} == {Role.USER}:
         began = zip(map(_meaning, map(_first, messages)), strict=True)
     number = _number if max(map(len, models)) <= LONGEST_NAME else _number.__wrapped__
-    numbers = map(number, namespaces, map(_name, dialects), models, began)
+    numbers = map(number, namespaces, dialects, models, began)
     return [*numbers], [*figures(messages, map(_came, pasts), map(_room, rooms))]
 
 

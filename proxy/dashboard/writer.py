@@ -186,7 +186,7 @@ class Writer:
         """Add rows to the open batch. A bug with one of them costs no other one."""
         batch, first = self._open, len(self._open)
         try:
-            batch.add(times, outcomes, shown(held))
+            batch.add(times, outcomes, shown(held, outcomes))
         except Exception:
             if len(held) > 1:
                 for at in range(len(held)):

@@ -16,6 +16,7 @@ from proxy.dashboard.rows import NOTHING_SEEN, Damaged, Seen
 from proxy.dashboard.sessions import SHORT, sent_tokens
 from proxy.requests.attempt import AsItCame
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from tests.dashboard.test_faults import outcome
 
 ROOM = Room(aside=OUR_TOOLS_TOKENS + 130, reply=30, preamble=11)
 
@@ -38,9 +39,8 @@ class Past:
         return len(self.measured)
 
 
-def brief(messages: list[Any], model: str = "gpt-4.1") -> Any:
-    dialect, past = SimpleNamespace(name="chat", counts=False), Past(messages)
-    return Short("acme-1", dialect, model, past, ROOM)  # type: ignore[arg-type]
+def brief(messages: list[Any]) -> Any:
+    return Short(Past(messages), ROOM)  # type: ignore[arg-type]
 
 
 ROLES = ("1", "01", "001232", "0123", "12", "3", "0", "01242323")
@@ -48,7 +48,7 @@ ROLES = ("1", "01", "001232", "0123", "12", "3", "0", "01242323")
 
 def test_short_requests_are_read_as_they_would_have_been_described() -> None:
     found = [history(roles) for roles in ROLES]
-    sessions, packed, details = shown([brief(one) for one in found])
+    sessions, packed, details = shown([brief(one) for one in found], [outcome(model="gpt-4.1")] * len(found))
     assert not details
     for messages, session, kept in zip(found, sessions, packed, strict=True):
         unseen = Unseen("acme-1", "chat", "gpt-4.1", messages, 1_000, ROOM, 0)
@@ -82,8 +82,10 @@ def test_requests_of_all_kinds_that_end_together_are_described_in_their_order(
 ) -> None:
     user, unseen = history("1"), Unseen("acme-1", "chat", "other", history("1" * 99), 1_000, ROOM, 0)
     broken: Any = [None]
-    found = shown([NOTHING_SEEN, brief(user), unseen, brief(broken), Seen(7), brief(user, "\ud800" * 300)])
-    assert found.sessions[:5] == [None, *shown([brief(user)]).sessions, unseen.session, None, 7]
+    held = [NOTHING_SEEN, brief(user), unseen, brief(broken), Seen(7), brief(user)]
+    outcomes = [outcome(model=name) for name in ("", "gpt-4.1", "other", "broken", "seven", "\ud800" * 300)]
+    found = shown(held, outcomes)
+    assert found.sessions[:5] == [None, *shown(held[1:2], outcomes[1:2]).sessions, unseen.session, None, 7]
     assert [bool(one) for one in found.sent] == [False, True, False, False, False, True]
     assert found.sessions[5] not in (None, found.sessions[1])
     assert "a bug, in describing" in caplog.text
