@@ -73,6 +73,9 @@ class Folder:
             self._prepare()
             with self._written(value) as temporary:
                 return _published(temporary, path)
+        except OSError as error:
+            error.filename = str(path)  # which `utime` leaves out
+            raise
         return False
 
     def get(self, key: str) -> bytes | None:
@@ -126,7 +129,10 @@ class Folder:
 
     def can_be_used(self) -> bool:
         """Whether records can be read and written, as far as this depends on the store's own folders."""
-        return all(os.access(folder, os.R_OK | os.W_OK | os.X_OK) for folder in (self._root, self._temporary / "."))
+        folders = [self._root]
+        if os.path.lexists(self._temporary):  # the first put makes it
+            folders.append(self._temporary / ".")
+        return all(os.access(folder, os.R_OK | os.W_OK | os.X_OK) for folder in folders)
 
     def place(self, error: OSError) -> str:
         """Return the namespace that an error names, as `: NAMESPACE`, or nothing."""
@@ -228,12 +234,20 @@ def _sync(folder: Path) -> None:
 def _within(folder: Path, above: str, prefix: str) -> list[str]:
     """Return the names of the subfolders that can contain keys with this prefix."""
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if is_part(entry.name) and entry.is_dir())
+        names = sorted(entry.name for entry in os.scandir(folder) if is_part(entry.name) and _is_folder(entry))
     except FileNotFoundError:
         if not above:
             raise
         return []
     return [name for name in names if f"{above}{name}/".startswith(prefix) or prefix.startswith(f"{above}{name}/")]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether this is a folder, or might be one: if it cannot be told, listing it fails, for its namespace only."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
 
 
 def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:

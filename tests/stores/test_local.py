@@ -462,6 +462,31 @@ async def test_a_namespace_that_cannot_be_listed_hides_no_other(closed: Path) ->
     await store.close()
 
 
+async def test_a_link_to_itself_hides_only_its_namespace(tmp_path: Path) -> None:
+    for namespace in ("a-1", "c-1"):
+        Folder(tmp_path).put(f"{namespace}/rounds/k", b"1")
+    (tmp_path / "b-1").symlink_to(tmp_path / "b-1")
+    store, seen = open_store(str(tmp_path)), []
+    with pytest.raises(NamespaceFault, match=": b-1"):
+        async for entry in store.list(""):
+            seen.append(entry.key)
+    assert seen == ["a-1/rounds/k", "c-1/rounds/k"]
+    assert list(await listed(store, "c-1/")) == ["c-1/rounds/k"]
+    with pytest.raises(NamespaceFault, match=": b-1"):
+        await listed(store, "b-1/")
+    await store.close()
+
+
+async def test_a_namespace_that_fails_first_of_all_is_no_fault_of_the_store(tmp_path: Path) -> None:
+    """The folder for temporary files is made by the first put that gets so far."""
+    (tmp_path / "b-1").write_text("not a folder")
+    store = open_store(str(tmp_path))
+    for ask in (lambda: store.get("b-1/rounds/k"), lambda: store.put("b-1/rounds/k", b"1")):
+        with pytest.raises(NamespaceFault, match="Not a directory: b-1"):
+            await ask()
+    await store.close()
+
+
 async def test_a_namespace_that_lets_nothing_go_stops_no_sweep(closed: Path) -> None:
     store, warned = open_store(str(closed)), []
     sweeper = Sweeper(store, lambda namespace: 0.0, warn=lambda *what: warned.append(what[1]), clock=lambda: 4e9)
