@@ -217,9 +217,14 @@ class Records:
         return None if record is None else Continuation(shown, record.last, tuple(map(bytes, record.after)))
 
     async def keep_continuation(self, continuation: Continuation) -> None:
-        """Store how to go on from a reply with hidden rounds."""
+        """Store how to go on from a reply with hidden rounds.
+
+        If the store fails, this process remembers it: without it, upstream refuses all that follows.
+        """
         record = _Continued(last=rawjson.encodable(continuation.last), after=[Raw(raw) for raw in continuation.after])
-        await self._visit.put(self._continuation_key(continuation.shown), sealed(msgspec.json.encode(record)))
+        key, value = self._continuation_key(continuation.shown), sealed(msgspec.json.encode(record))
+        if await self._visit.put(key, value) is Put.FAILED:
+            self._visit.keep(key, value)
 
     def _continuation_key(self, shown: str) -> str:
         """Return the record's key, for which upstream's id may have unsuitable characters."""

@@ -182,6 +182,10 @@ class Visit:
         """Remember, until a refresh is due, that this record or everything that the key represents was put."""
         self._memory.note_put(key, lifetime(key, self._guarded.retention))
 
+    def keep(self, key: str, value: bytes) -> None:
+        """Remember, in this process alone, a record that could not be put. No other writer may have another value."""
+        self._memory.keep(key, value)
+
     async def put(self, key: str, value: bytes, *, keep: bool = True, sure: bool = False) -> Put:
         """Write the record unless it exists.
 

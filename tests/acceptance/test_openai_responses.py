@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -46,24 +47,32 @@ def api(up: StrictUpstream, request: pytest.FixtureRequest) -> ResponsesApi:
     return made
 
 
+def client_of(proxy: Proxy) -> openai.OpenAI:
+    return openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=10)
+
+
 @pytest.fixture
 def client(proxy: Proxy) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=proxy.url, api_key="sk-test", max_retries=0, timeout=10) as made:
+    with client_of(proxy) as made:
         yield made
+
+
+def asking(client: openai.OpenAI, stream: bool) -> Callable[..., Any]:
+    """Ask, and return the response as the SDK makes it."""
+
+    def ask(items: list[Json] | str, **options: Any) -> Any:
+        options = {"model": "m", "input": items, "tools": [TOOL], **options}
+        if not stream:
+            return client.responses.create(**options)
+        with client.responses.stream(**options) as events:
+            return events.get_final_response() if not options.get("events") else list(events)
+
+    return ask
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "streamed"])
 def ask(client: openai.OpenAI, request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Ask, and return the response as the SDK makes it."""
-
-    def asking(items: list[Json] | str, **options: Any) -> Any:
-        options = {"model": "m", "input": items, "tools": [TOOL], **options}
-        if not request.param:
-            return client.responses.create(**options)
-        with client.responses.stream(**options) as stream:
-            return stream.get_final_response() if not options.get("events") else list(stream)
-
-    return asking
+    return asking(client, request.param)
 
 
 def history(response: Any) -> list[Json]:
@@ -142,6 +151,22 @@ def test_a_stored_response_goes_on_by_the_id_that_the_client_saw(
     api.script([say("Done.")])
     after = ask(outputs(replayed(response), "got it"), previous_response_id=response.id)
     assert after.output_text == "Done."
+    assert api.refused == []
+
+
+def test_a_stored_response_goes_on_while_the_store_fails(up: StrictUpstream, api: ResponsesApi, tmp_path: Path) -> None:
+    """Without the outputs of our calls, upstream would refuse every request that goes on from there."""
+    (tmp_path / "store").write_text("not a folder")
+    with served({"default": tight(up.url)}, store=tmp_path / "store") as proxy, client_of(proxy) as client:
+        for stream in (False, True):
+            ask = asking(client, stream)
+            items = begun(ask, api)
+            looked = [reasoning("I look."), call("grep", {"pattern": "code is"})]
+            api.script(looked, [call("fetch", {"url": "x"})])
+            response = ask(items)
+            api.script([say("Done.")])
+            after = ask(outputs(replayed(response), "got it"), previous_response_id=response.id)
+            assert after.output_text == "Done."
     assert api.refused == []
 
 
