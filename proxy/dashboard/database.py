@@ -20,7 +20,7 @@ from pathlib import Path
 from proxy.dashboard import statements
 from proxy.dashboard.batch import Batch
 from proxy.dashboard.file import create, drop, logs, moved
-from proxy.dashboard.older import has_older, move_older
+from proxy.dashboard.older import has_older, move_older, newest_older
 from proxy.dashboard.rows import DAY, HOUR, KEYS, NO_ROW, SCHEMA
 from proxy.dashboard.versions import READABLE, VERSION, set_aside, upgraded
 from proxy.errors import DashboardFault
@@ -155,7 +155,12 @@ class Database:
 
     def upgrade(self) -> int:
         """Pack up to `MOVED` rows of an earlier version, the newest, and return how many; 0 if there are none left."""
-        moved = self._within(lambda: move_older(self.connection, MOVED)) if self.older else 0
+        if not self.older:
+            return 0
+        [secure] = self.connection.execute("PRAGMA secure_delete").fetchone()
+        self.connection.execute("PRAGMA secure_delete = ON")  # or `forget` would leave what they were in free pages
+        moved = self._within(lambda: move_older(self.connection, MOVED))
+        self.connection.execute(f"PRAGMA secure_delete = {secure}")
         self.older = moved > 0
         return moved
 
@@ -266,6 +271,8 @@ class Database:
         if not len(batch):
             return 0
         first = run(f"SELECT coalesce(max(last), 0) + 1 FROM packs WHERE last < {NO_ROW}").fetchone()[0]
+        if self.older:
+            first = max(first, newest_older(self.connection) + 1)
         for insertion, rows in (
             (statements.ADD_PACK, batch.packs(first, self._namespace, os.getpid())),
             (statements.ADD_DETAIL, batch.listed(first, self._namespace) if batch.details else []),

@@ -9,16 +9,17 @@ from typing import Any
 import msgspec
 
 from proxy.dashboard.packs import SPAN, pack
-from proxy.dashboard.rows import STORED, Damaged, completed, converted, table, unpacked
+from proxy.dashboard.rows import NO_ROW, STORED, Damaged, completed, converted, table, unpacked
 from proxy.dashboard.statements import ADD_PACK
 
 OLDER = """
-CREATE TABLE requests (
+CREATE TABLE older (
     id INTEGER PRIMARY KEY, time REAL NOT NULL, namespace INTEGER NOT NULL, session INTEGER, worker INTEGER NOT NULL,
     outcome BLOB NOT NULL, sent BLOB
 );
 """
-"""Where they are."""
+"""Where they are. It was `requests`, and still is for the process of an earlier version that has the file open: it
+would go on giving ids, which are given to rows in packs, too. So it finds no table, and its rows wait until it ends."""
 
 _KIND = STORED.index("kind")
 
@@ -35,7 +36,20 @@ class _Row(msgspec.Struct, array_like=True, frozen=True):
 
 def has_older(connection: sqlite3.Connection) -> bool:
     """Return whether there may be any that are still to be packed."""
-    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'requests'").fetchall())
+    return _has(connection, "older")
+
+
+def begin_older(connection: sqlite3.Connection) -> None:
+    """Take the table from processes of earlier versions, within the caller's transaction."""
+    if _has(connection, "requests"):
+        connection.execute("ALTER TABLE requests RENAME TO older")
+
+
+def newest_older(connection: sqlite3.Connection) -> int:
+    """Return the id of the newest of them; 0 if there are none left."""
+    if not has_older(connection):
+        return 0
+    return int(connection.execute(f"SELECT coalesce(max(id), 0) FROM older WHERE id < {NO_ROW}").fetchone()[0])
 
 
 def move_older(connection: sqlite3.Connection, most: int) -> int:
@@ -47,14 +61,14 @@ def move_older(connection: sqlite3.Connection, most: int) -> int:
     if not has_older(connection):
         return 0
     columns = ", ".join(_Row.__struct_fields__)
-    found = run(f"SELECT {columns} FROM requests ORDER BY id DESC LIMIT {most}").fetchall()
+    found = run(f"SELECT {columns} FROM older ORDER BY id DESC LIMIT {most}").fetchall()
     if not found:
-        run("DROP TABLE requests")
+        run("DROP TABLE older")
         return 0
     ids = found[-1][0], found[0][0]
-    namespace = "coalesce((SELECT namespace FROM requests WHERE requests.id = details.id), 0)"
+    namespace = "coalesce((SELECT namespace FROM older WHERE older.id = details.id), 0)"
     run(f"UPDATE details SET namespace = {namespace} WHERE id BETWEEN ? AND ?", ids)
-    run("DELETE FROM requests WHERE id BETWEEN ? AND ?", ids)
+    run("DELETE FROM older WHERE id BETWEEN ? AND ?", ids)
     groups: dict[tuple[int, ...], list[tuple[_Row, tuple[Any, ...]]]] = {}
     for values in reversed(found):
         with suppress(Damaged):
@@ -69,3 +83,7 @@ def move_older(connection: sqlite3.Connection, most: int) -> int:
         kinds = [(str(outcome[_KIND]), row.session, row.id) for row, outcome in group]
         connection.executemany("UPDATE sessions SET kind = ? WHERE session = ? AND last_id = ?", kinds)
     return len(found)
+
+
+def _has(connection: sqlite3.Connection, name: str) -> bool:
+    return bool(connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchall())

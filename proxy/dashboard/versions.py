@@ -11,7 +11,7 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from proxy.dashboard.older import OLDER, has_older, move_older
+from proxy.dashboard.older import OLDER, begin_older, has_older, move_older
 from proxy.dashboard.rows import SCHEMA
 
 VERSION = 3
@@ -34,6 +34,7 @@ def upgraded(connection: sqlite3.Connection) -> bool:
     """Add what a file lacks, within the caller's transaction. Returns False if that does not do."""
     if _version(connection) not in READABLE:
         return False
+    begin_older(connection)
     with closing(sqlite3.connect(":memory:")) as wanted:
         wanted.executescript(SCHEMA + OLDER if has_older(connection) else SCHEMA)
         parts = wanted.execute("SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
@@ -46,7 +47,7 @@ def upgraded(connection: sqlite3.Connection) -> bool:
                 connection.execute(f"DROP INDEX IF EXISTS {name}")
                 connection.execute(sql)
     connection.execute(f"PRAGMA user_version = {VERSION}")
-    move_older(connection, 1)  # the newest one, so that its id is not given again
+    move_older(connection, 1)  # the newest one, after which streams go on
     return True
 
 

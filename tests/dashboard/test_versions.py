@@ -13,7 +13,7 @@ import pytest
 from proxy.dashboard import versions
 from proxy.dashboard.database import Database, opened
 from proxy.dashboard.reader import REQUESTS, Reader
-from proxy.dashboard.rows import ADDED, STORED
+from proxy.dashboard.rows import ADDED, NO_ROW, STORED
 from proxy.dashboard.versions import VERSION, aside
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault
@@ -158,6 +158,55 @@ def test_a_namespace_is_forgotten_that_an_earlier_version_wrote(tmp_path: Path) 
         [name] = database.connection.execute("SELECT name FROM namespaces").fetchone()
         assert (database.count(name), database.forget(name, time.time())) == (6_002, 6_002)
         assert database.count(name) is None
+    assert name.encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE requests SET outcome = x'90' WHERE id = 6004;",
+        f"UPDATE requests SET id = {NO_ROW} WHERE id = 6004;",
+        "UPDATE requests SET time = 0 WHERE id = 6004;",
+    ],
+)
+def test_no_id_is_given_twice_whatever_becomes_of_the_newest_row(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    older(path, MANY + change)
+    with closing(opened(path, SIZE)) as database, closing(Reader(path)) as reader:
+        database.expire(lambda namespace: 86_400.0 * 365 * 50, 1.8e9)
+        database.write(batch_of(rows(3)))
+        upgraded(database)
+        kept = 1 << 62
+        found = list[int]()
+        while page := reader.before(kept):
+            found += [row["id"] for row in page]
+            kept = found[-1]
+        assert len(found) == len({*found}) >= 6_001 + 3
+        assert [row["request_id"] for row in reader.before(1 << 62)[:3]] == [
+            outcome(number).request_id for number in (2, 1, 0)
+        ]
+
+
+def test_a_process_of_an_earlier_version_writes_nothing_beside_this_one(tmp_path: Path) -> None:
+    """Both would give the same ids."""
+    path = tmp_path / "rows.db"
+    older(path, MANY)
+    with closing(sqlite3.connect(path)) as theirs, closing(opened(path, 16 << 20)) as database:
+        assert database.older
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            theirs.execute("INSERT INTO requests SELECT id + 1, 1.0, 1, 1, 1, outcome, sent FROM requests WHERE id = 4")
+        assert upgraded(database).count("default-b2a50bcec4999839") == 6_002
+
+
+def test_nothing_is_left_in_free_pages_of_rows_that_were_packed_before_they_were_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    older(path, MANY)
+    with closing(opened(path, SIZE)) as database:
+        database.connection.execute("PRAGMA secure_delete = OFF")  # as most builds of SQLite have it
+        upgraded(database)
+    with closing(opened(path, SIZE)) as database:
+        [name] = database.connection.execute("SELECT name FROM namespaces").fetchone()
+        assert database.forget(name, time.time()) == 6_002
     assert name.encode() not in path.read_bytes()
 
 
