@@ -286,7 +286,8 @@ class App:
         """Record a summary: it is billed separately from the requests that it saves tokens for."""
         self._record(summary_outcome(job, spent, fault, seconds))
         if fault:
-            logs.event(logger, "no summary", logging.WARNING, tenant=job.tenant, model=job.model, reason=fault)
+            model = job.model[: logs.LONGEST]
+            logs.event(logger, "no summary", logging.WARNING, tenant=job.tenant, model=model, reason=fault)
 
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self._book.current)

@@ -69,6 +69,7 @@ def requests(outcomes: Sequence[Outcome]) -> None:
 
 def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object) -> None:
     """Log a line with fields, for instance about a reload of the policies."""
+    fields = {name: _valid(value) if isinstance(value, str) else value for name, value in fields.items()}
     logger.log(level, message, extra={"fields": fields})
 
 
@@ -128,7 +129,7 @@ class JsonLines(logging.Formatter):
             # Every request is logged here, and encoding the struct is five times as fast as encoding a mapping.
             start = self._encode(head)[:-1] + b","
             return b"\n".join([start + self._encode(outcome)[1:] for outcome in fields]).decode()
-        error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
+        error = {"error": _valid(self.formatException(record.exc_info))} if record.exc_info else {}
         return self._encode({**head, **fields, **head, **error}).decode()
 
 
@@ -142,7 +143,7 @@ class TextLines(logging.Formatter):
         if isinstance(fields, Requests):
             return "\n".join([" ".join([*start, *_words(msgspec.structs.asdict(outcome))]) for outcome in fields])
         line = " ".join([*start, *_words(fields)])
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{_valid(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, object] | Requests:

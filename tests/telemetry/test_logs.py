@@ -126,6 +126,19 @@ def test_log_events_have_fields(stream: io.StringIO) -> None:
     assert line["folder"].startswith("<module"), "what has no JSON form is written as text"
 
 
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_half_a_surrogate_pair_costs_no_line(stream: io.StringIO, form: logs.Format) -> None:
+    logs.configure(form, stream)
+    logger = logging.getLogger("proxy.test")
+    logs.event(logger, "no summary", model="m-\ud800")
+    try:
+        raise ValueError("\udfff")
+    except ValueError:
+        logger.exception("a bug")
+    assert "m-?" in stream.getvalue() and "ValueError" in stream.getvalue()
+    assert stream.getvalue().encode()
+
+
 def test_fields_of_a_log_event_cannot_forge_its_time(stream: io.StringIO) -> None:
     logs.configure("json", stream)
     logs.event(logging.getLogger("proxy.x"), "true", time="never")
