@@ -31,7 +31,7 @@ from proxy import regular_files
 from proxy.errors import NamespaceFault, StoreFault
 from proxy.regular_files import NotRegular
 from proxy.stores.base import Damaged, Entry
-from proxy.stores.keys import checked, checked_prefix, is_part
+from proxy.stores.keys import checked, checked_prefix, is_part, namespace_of
 from proxy.stores.workers import Workers
 
 T = TypeVar("T")
@@ -275,17 +275,18 @@ class LocalStore:
     async def put(self, key: str, value: bytes) -> bool:
         """Store the value durably if the key is absent, and return whether it was."""
         checked(key)
-        return await self._run(f"put {key}", lambda: self._folder.put(key, value))
+        return await self._run(f"put {key}", lambda: self._folder.put(key, value), key)
 
     async def get(self, key: str) -> bytes | None:
         """Return the value, or None."""
         checked(key)
-        return await self._run(f"get {key}", lambda: self._folder.get(key))
+        return await self._run(f"get {key}", lambda: self._folder.get(key), key)
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Return the values in the order of `keys`. One thread reads them all."""
         wanted = [checked(key) for key in keys]
-        return await self._run(f"get {' '.join(wanted[:1])}", lambda: self._folder.get_many(wanted))
+        first = "".join(wanted[:1])
+        return await self._run(f"get {first}", lambda: self._folder.get_many(wanted), first)
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
         """Yield every record whose key begins with `prefix`, sorted within each folder.
@@ -294,24 +295,24 @@ class LocalStore:
         """
         missed: list[OSError] = []
         walk = self._folder.walk(checked_prefix(prefix), missed)
-        while batch := await self._run(f"list {prefix}", lambda: tuple(islice(walk, BATCH))):
+        while batch := await self._run(f"list {prefix}", lambda: tuple(islice(walk, BATCH)), prefix):
             for entry in batch:
                 yield entry
         if missed:
-            await self._run(f"list {prefix}", lambda: _fail(missed[0]))
+            await self._run(f"list {prefix}", lambda: _fail(missed[0]), prefix)
 
     async def delete(self, key: str) -> None:
         """Delete the record."""
         checked(key)
-        await self._run(f"delete {key}", lambda: self._folder.delete(key))
+        await self._run(f"delete {key}", lambda: self._folder.delete(key), key)
 
     async def close(self) -> None:
         """Finish running operations. Raises StoreFault, naming those that hang, after `CLOSE_SECONDS`."""
         if hanging := await self._workers.close(CLOSE_SECONDS):
             raise StoreFault(f"the store's folder hangs: {', '.join(hanging)}")
 
-    async def _run(self, what: str, work: Callable[[], T]) -> T:
-        return await self._workers.run(what, partial(self._told, work))
+    async def _run(self, what: str, work: Callable[[], T], key: str) -> T:
+        return await self._workers.run(what, partial(self._told, work), namespace_of(key))
 
     def _told(self, work: Callable[[], T]) -> T:
         try:

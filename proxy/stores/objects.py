@@ -32,7 +32,8 @@ from obstore.store import from_url
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores.base import Entry
-from proxy.stores.keys import checked, checked_prefix, is_key
+from proxy.stores.keys import checked, checked_prefix, is_key, namespace_of
+from proxy.stores.turns import Turns
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -76,15 +77,15 @@ class ObjectStore:
         self._engine = engine
         self._clock = clock
         self._under_way: set[asyncio.Task[Any]] = set()
-        self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._slots = Turns(CONCURRENCY)
 
     async def put(self, key: str, value: bytes) -> bool:
         """Create the object in one request, whatever its size: a multipart upload would not be conditional."""
-        return await self._run(self._put(checked(key), value))
+        return await self._run(self._put(checked(key), value), key)
 
     async def get(self, key: str) -> bytes | None:
         """Return the value, or None."""
-        return await self._run(self._get(checked(key)))
+        return await self._run(self._get(checked(key)), key)
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Return the values in the order of `keys`, fetched by concurrent requests."""
@@ -99,14 +100,14 @@ class ObjectStore:
         ahead = await self._ahead() if prefix.count("/") < AGES else 0.0
         folder = checked_prefix(prefix).rpartition("/")[0]
         pages = obstore.list(self._engine, folder or None, chunk_size=1000)
-        while page := await self._run(_next(pages)):
+        while page := await self._run(_next(pages), prefix):
             for found in page:
                 if found["path"].startswith(prefix) and is_key(found["path"]):
                     yield Entry(found["path"], found["size"], found["last_modified"].timestamp() + ahead)
 
     async def delete(self, key: str) -> None:
         """Delete the record."""
-        await self._run(self._delete(checked(key)))
+        await self._run(self._delete(checked(key)), key)
 
     async def close(self) -> None:
         """Wait for running operations."""
@@ -115,7 +116,7 @@ class ObjectStore:
     async def _ahead(self) -> float:
         """Return how many seconds our clock is ahead of the store's; zero where we may not write, so cannot tell."""
         try:
-            written = await self._run(self._time())
+            written = await self._run(self._time(), CLOCK)
         except StoreFault:
             return 0.0
         return self._clock() - written
@@ -151,8 +152,8 @@ class ObjectStore:
         except FileNotFoundError:  # S3 reports no error for a missing object, the others do
             return
 
-    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.create_task(self._in_turn(work))
+    async def _run(self, work: Coroutine[Any, Any, T], key: str) -> T:
+        task = asyncio.create_task(self._in_turn(work, namespace_of(key)))
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
@@ -162,10 +163,13 @@ class ObjectStore:
         if not task.cancelled():
             task.exception()  # or asyncio logs it as a bug, if the caller has gone
 
-    async def _in_turn(self, work: Coroutine[Any, Any, T]) -> T:
-        async with self._slots:
+    async def _in_turn(self, work: Coroutine[Any, Any, T], owner: str) -> T:
+        await self._slots.take(owner)
+        try:
             with _faults():
                 return await work
+        finally:
+            self._slots.give_back()
 
 
 async def _next(pages: Any) -> Sequence[Any]:

@@ -33,7 +33,8 @@ from redis.exceptions import RedisError
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores.base import Damaged, Entry, Retention, lifetime
-from proxy.stores.keys import checked, checked_prefix, is_key
+from proxy.stores.keys import checked, checked_prefix, is_key, namespace_of
+from proxy.stores.turns import Turns
 
 PREFIX = "offload:"
 """Begins every key, unless the URL sets another prefix."""
@@ -74,19 +75,22 @@ class RedisStore:
         self._prefix = prefix
         self._others = others
         self._clock = clock
-        self._slots = asyncio.Semaphore(CONNECTIONS)
+        self._slots = Turns(CONNECTIONS)
 
     async def put(self, key: str, value: bytes) -> bool:
         """Store the value if the key is absent, and renew the record's time to live, in one round trip."""
         name = self._name(key)
         kept = _milliseconds(lifetime(key, self._retention))
-        async with self._slots:
+        await self._slots.take(namespace_of(key))
+        try:
             with _faults():
                 pipe = self._client.pipeline(transaction=False)
                 pipe.set(name, value, nx=True, px=kept)
                 pipe.persist(name) if kept is None else pipe.pexpire(name, kept)
                 # If redis-py raised the errors itself, their texts would contain the command with all its content.
                 created, _ = _answered(await pipe.execute(raise_on_error=False))
+        finally:
+            self._slots.give_back()
         return bool(created)
 
     async def get(self, key: str) -> bytes | None:
@@ -99,10 +103,13 @@ class RedisStore:
         if not keys:
             return []
         names = [self._name(key) for key in keys]
-        async with self._slots:
+        await self._slots.take(namespace_of(keys[0]))
+        try:
             with _faults():
                 values = convert(await self._client.mget(names), list[bytes | None])
                 return [value for _, value in zip(names, values, strict=True)]
+        finally:
+            self._slots.give_back()
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
         """Yield every record whose key begins with `prefix`, using SCAN, which does not block other clients.

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from proxy.errors import StoreFault
+from proxy.stores.turns import Turns
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class Workers:
 
     def __init__(self, name: str, threads: int = THREADS, waiting: int = WAITING) -> None:
         self._name = name
-        self._free = asyncio.Semaphore(threads)
+        self._free = Turns(threads)
         self._most_waiting = waiting
         self._waiting = 0
         self._threads: list[threading.Thread] = []
@@ -40,13 +41,15 @@ class Workers:
         self._under_way: dict[Future[Any], tuple[str, float]] = {}
         self._closed = False
 
-    async def run(self, what: str, work: Callable[[], T]) -> T:
+    async def run(self, what: str, work: Callable[[], T], owner: str = "") -> T:
         """Run `work` in a thread, and return or raise its result. `what` names it in the log if it hangs.
+
+        If no thread is free, all owners that wait for one come in turn.
 
         Raises StoreFault if too many calls are waiting or after `close`. If the caller is cancelled before a thread is
         free, the work never runs. If it is cancelled while the work runs, the work continues.
         """
-        await self._turn()
+        await self._turn(owner)
         future: Future[T] = Future()
         self._under_way[future] = what, time.monotonic()
         loop = asyncio.get_running_loop()
@@ -67,20 +70,20 @@ class Workers:
         hanging = [each for future, each in self._under_way.items() if not future.done()]
         return [f"{what} for {now - since:.0f} s" for what, since in hanging]
 
-    async def _turn(self) -> None:
+    async def _turn(self, owner: str) -> None:
         if self._closed:
             raise StoreFault("the store is closed")
         if self._waiting >= self._most_waiting:
             raise StoreFault(f"{self._waiting} calls wait for the store already")
         self._waiting += 1
         try:
-            await self._free.acquire()
+            await self._free.take(owner)
         finally:
             self._waiting -= 1
 
     def _ended(self, future: Future[Any]) -> None:
         del self._under_way[future]
-        self._free.release()
+        self._free.give_back()
 
     def _begin(self) -> None:
         name = f"{self._name}-{len(self._threads)}"

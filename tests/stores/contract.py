@@ -56,6 +56,20 @@ class StoreContract:
         assert await store.put(f"{space}/original/a.txt", b"whole\x00\xff\r\n") is True
         assert await store.get(f"{space}/original/a.txt") == b"whole\x00\xff\r\n"
 
+    async def test_one_callers_many_puts_hold_up_no_other(self, store: Store, space: str) -> None:
+        done = 0
+
+        async def put(number: int) -> None:
+            nonlocal done
+            await store.put(f"{space}/original/{number}", b"x")
+            done += 1
+
+        puts = [asyncio.create_task(put(number)) for number in range(300)]
+        await asyncio.sleep(0)
+        assert await store.get(f"another-{space}/original/a") is None
+        assert done < 150, "in a queue, it would come after nearly all of them"
+        await asyncio.gather(*puts)
+
     @pytest.mark.parametrize("size", [0, 1, 100_000, 7_000_000])
     async def test_any_size(self, store: Store, space: str, size: int) -> None:
         value = bytes(range(256)) * (size // 256) + b"x" * (size % 256)

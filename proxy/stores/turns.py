@@ -1,0 +1,53 @@
+"""Slots for operations that run at once, given in turn to the namespaces that wait for one.
+
+One caller can have thousands of operations waiting. In a plain queue, every other caller's next one would wait behind
+them for longer than a request may wait for the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+
+class Turns:
+    """Lets at most `slots` operations run at once. All methods run on one event loop."""
+
+    def __init__(self, slots: int) -> None:
+        self._free = slots
+        self._waiting: OrderedDict[str, OrderedDict[asyncio.Future[None], None]] = OrderedDict()
+        """Who waits, by owner. The owner that comes next is first."""
+
+    async def take(self, owner: str) -> None:
+        """Wait for a slot. The caller has to give it back."""
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, OrderedDict())[turn] = None
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._leave(owner, turn)
+            else:  # it came at the same moment
+                self.give_back()
+            raise
+
+    def give_back(self) -> None:
+        """Pass the slot on to the next owner that waits, or keep it free."""
+        while self._waiting:
+            owner, turns = self._waiting.popitem(last=False)
+            turn, _ = turns.popitem(last=False)
+            if turns:
+                self._waiting[owner] = turns
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+    def _leave(self, owner: str, turn: asyncio.Future[None]) -> None:
+        turns = self._waiting.get(owner, OrderedDict())
+        turns.pop(turn, None)
+        if not turns:
+            self._waiting.pop(owner, None)
