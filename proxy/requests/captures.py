@@ -304,7 +304,8 @@ def _opened(file: Path) -> int:
     try:
         descriptor = os.open(file.name, _OPEN, 0o600, dir_fd=folder)
     finally:
-        os.close(folder)
+        with suppress(OSError):  # nothing is lost, and the file must not be left open
+            os.close(folder)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:

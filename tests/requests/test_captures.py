@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import stat
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -319,6 +320,20 @@ def test_a_file_that_cannot_be_looked_at_leaves_nothing_open(disk: Disk, monkeyp
     for descriptor in opened:
         with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
             os.fstat(descriptor)
+
+
+def test_a_folder_that_cannot_be_closed_costs_nothing(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.close
+
+    def closes(descriptor: int) -> None:
+        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        real(descriptor)
+        if folder:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "close", closes)
+    disk.write("acme")
+    assert disk.size() == 500
 
 
 def test_there_are_not_more_files_than_can_be_listed(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
