@@ -56,6 +56,9 @@ KNOWN = 10_000
 MOVED = 2_000
 """Rows of an earlier version that are packed in one transaction."""
 
+COUNT = "CAST(total(count) AS INTEGER)"
+"""The number of rows in packs. A sum fails where somebody else wrote numbers that are too large."""
+
 DETAILED = 20_000
 """Requests, the newest, whose messages are listed."""
 
@@ -192,7 +195,7 @@ class Database:
         """Return how many requests of a namespace there are; None if there are not even sums of it."""
         while self.upgrade():
             pass
-        counted = "SELECT coalesce(sum(count), 0) FROM packs WHERE namespace = known.id"
+        counted = f"SELECT {COUNT} FROM packs WHERE namespace = known.id"
         query = f"SELECT ({counted}) FROM namespaces known WHERE name = ?"
         found = self.connection.execute(query, (namespace,)).fetchone()
         return None if found is None else int(found[0])
@@ -369,7 +372,7 @@ class Database:
         if found is None:
             return 0
         namespace = found[0]
-        [count] = run("SELECT coalesce(sum(count), 0) FROM packs WHERE namespace = ?", (namespace,)).fetchone()
+        [count] = run(f"SELECT {COUNT} FROM packs WHERE namespace = ?", (namespace,)).fetchone()
         for table in ("packs", "details", "sessions"):
             run(f"DELETE FROM {table} WHERE namespace = ?", (namespace,))
         run("DELETE FROM hours WHERE namespace = ?", (name,))

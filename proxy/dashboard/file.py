@@ -27,7 +27,7 @@ def create(path: Path) -> None:
         raise DashboardFault(f"{path} cannot be written: {error.strerror}") from error
 
 
-def unreadable(error: sqlite3.Error) -> DashboardFault:
+def unreadable(error: Exception) -> DashboardFault:
     """Return the fault of a page that cannot read the file, with what to do."""
     passes = isinstance(error, sqlite3.OperationalError)  # it is locked, was just replaced, or the query took too long
     cure = "try again" if passes else "delete it, or name another with --dashboard"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -144,12 +144,12 @@ class _Pages:
             viewer = self._viewer(request)
             if viewer is None:
                 raise Unauthorized("Log in at /_offload/login")
-            body, status = await answer(request, viewer), 200
+            body, status = _json(await answer(request, viewer)), 200
         except DashboardFault as fault:
-            body, status = {"error": {"message": str(fault)}}, 503
+            body, status = _json({"error": {"message": str(fault)}}), 503
         except ProxyError as error:
-            body, status = {"error": {"message": error.message}}, error.status
-        return Response(msgspec.json.encode(body), status, HEADERS, "application/json")
+            body, status = _json({"error": {"message": error.message}}), error.status
+        return Response(body, status, HEADERS, "application/json")
 
     async def live(self, request: Request) -> Response:
         viewer = self._viewer(request)
@@ -237,6 +237,20 @@ def savings_page(since: float, namespace: str | None, price: Price, reader: Read
         "sessions": reader.losses(since, namespace),
         "groups": compared(reader.groups(since, namespace), sums),
     }
+
+
+def _json(answer: Any) -> bytes:
+    """Return an answer as JSON, of a list without the rows that have no such form. Raises DashboardFault."""
+    try:
+        return msgspec.json.encode(answer)
+    except (TypeError, ValueError, RecursionError) as error:  # somebody else wrote it to the file
+        if not isinstance(answer, list):
+            raise DashboardFault(f"What the dashboard's file has of it is damaged: {error}") from error
+    found = []
+    for row in answer:
+        with suppress(DashboardFault):
+            found.append(msgspec.Raw(_json(row)))
+    return msgspec.json.encode(found)
 
 
 def _number(request: Request, name: str, default: int, most: int) -> int:

@@ -143,7 +143,7 @@ class Reader:
         """Return the newest requests of a session, the oldest of them first."""
         own, values = _own("name", namespace)
         found = self._rows(
-            f"""SELECT sessions.namespace, first_id, last_id FROM sessions
+            f"""SELECT sessions.namespace, first_id, CAST(last_id AS INTEGER) AS last_id FROM sessions
             JOIN namespaces ON namespaces.id = sessions.namespace WHERE session = ? {own}""",
             session,
             *values,
@@ -163,7 +163,7 @@ class Reader:
         )
         if not (shown := _readable(found)):
             return None
-        [row], [one] = found, shown
+        row, one = found[0], shown[0]
         kept = self._found("SELECT detail FROM details WHERE id = ?", (id,))
         try:
             messages = detail(kept[0][0]) if kept else self._listed(row, one)
@@ -231,7 +231,7 @@ class Reader:
             cursor.row_factory = kind
             try:
                 yield from cursor.execute(query, values)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OverflowError) as error:  # ids that others wrote may be too large to go on from
                 raise unreadable(error) from error
 
     def _late(self) -> bool:

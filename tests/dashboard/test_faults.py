@@ -34,7 +34,7 @@ from proxy.dashboard.file import unreadable
 from proxy.dashboard.holding import BRIEF, Unseen
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import LONGEST_NAME, NO_ROW, Seen
+from proxy.dashboard.rows import LONGEST_NAME, NO_ROW, STORED, Seen
 from proxy.dashboard.writer import AHEAD, BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.settings import Settings
@@ -532,6 +532,47 @@ def test_a_damaged_pack_hides_no_other_pack(table: str, column: str, written: ob
         assert {1, 3} <= {row["id"] for row in reader.session(0)}
         assert len(reader.sessions()) == 1
         assert (reader.request(2) or {"detail": None})["detail"] is None
+
+
+@pytest.mark.parametrize("written", [msgspec.msgpack.Ext(5, b"x"), {None: 1}], ids=["extension", "no key of JSON"])
+def test_a_row_without_a_form_in_json_hides_no_other_row(written: object, tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    with closing(Database(path, SIZE)) as database:
+        for number in range(3):
+            database.write(batch_of(rows(1, number, at=time.time())))
+        [packed] = database.connection.execute("SELECT rows FROM packs WHERE last = 2").fetchone()
+        columns = msgspec.msgpack.decode(packed)
+        columns[1][STORED.index("words")] = written
+        database.connection.execute("UPDATE packs SET rows = ? WHERE last = 2", (msgspec.msgpack.encode(columns),))
+    with served(dashboard=path) as proxy:
+        assert [row["id"] for row in dashboard(proxy, "requests")] == [3, 1]
+        assert [row["id"] for row in dashboard(proxy, "sessions/0")] == [1, 3]
+        reply = httpx.get(f"{proxy.root}/_offload/api/requests/2", verify=PLAIN)
+        assert reply.status_code == 503 and "damaged" in reply.text
+
+
+def test_numbers_that_nobody_can_add_up_keep_no_namespace_from_being_forgotten(tmp_path: Path) -> None:
+    with closing(Database(tmp_path / "rows.db", SIZE)) as database:
+        for number in range(3):
+            database.write(batch_of(rows(1, number, at=time.time())))
+        namespace = outcome(0).namespace
+        database.connection.execute("UPDATE packs SET count = ?", ((1 << 63) - 1,))
+        assert database.count(namespace)
+        assert database.forget(namespace, time.time()) and database.count(namespace) is None
+
+
+def test_sessions_and_requests_whose_ids_somebody_else_wrote_end_in_no_bug(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    with closing(Database(path, SIZE)) as database, closing(Reader(path)) as reader:
+        for number in range(2):
+            database.write(batch_of(rows(1, number, at=time.time())))
+        database.connection.execute("UPDATE packs SET rows = (SELECT rows FROM packs WHERE last = 1), first = 1")
+        assert reader.request(1)
+        database.connection.execute("UPDATE sessions SET last_id = 'text'")
+        assert reader.session(0) == []
+        database.connection.execute("UPDATE sessions SET last_id = ?", ((1 << 63) - 1,))
+        with pytest.raises(DashboardFault, match="cannot be read"):
+            reader.session(0)
 
 
 async def test_viewers_go_on_after_a_bug_in_looking_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
