@@ -53,8 +53,8 @@ FORGETTING = 30 * 86_400.0
 KNOWN = 10_000
 """Namespaces whose numbers are remembered."""
 
-MOVED = 2_000
-"""Rows of an earlier version that are packed in one transaction."""
+MOVED, AT_ONCE = 2_000, 4
+"""Rows of an earlier version that are packed in one transaction, and such transactions after a batch at most."""
 
 COUNT = "CAST(total(count) AS INTEGER)"
 """The number of rows in packs. A sum fails where somebody else wrote numbers that are too large."""
@@ -152,8 +152,12 @@ class Database:
         return added
 
     def trim(self) -> None:
-        """Delete the oldest rows while the file is nearly full."""
-        while self.used() > FULL * self._pages and (self.upgrade() or self._within(self._shrink)):
+        """Delete the oldest rows while the file is nearly full, or first pack some of an earlier version: new rows do
+        not wait for all of those."""
+        for _ in range(AT_ONCE):
+            if self.used() <= FULL * self._pages or not self.upgrade():
+                break
+        while not self.older and self.used() > FULL * self._pages and self._within(self._shrink):
             pass
 
     def upgrade(self) -> int:

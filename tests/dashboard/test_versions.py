@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.dashboard import database as database_module
 from proxy.dashboard import versions
 from proxy.dashboard.database import Database, opened
 from proxy.dashboard.reader import REQUESTS, Reader
@@ -221,6 +222,18 @@ def test_a_full_file_of_an_earlier_version_loses_its_oldest_rows_only(tmp_path: 
         newest = reader.before(1 << 62)
         assert newest[0]["request_id"] == outcome(2_999).request_id
         assert not reader.before(2)
+
+
+def test_new_rows_do_not_wait_until_a_full_file_of_an_earlier_version_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.db"
+    older(path, MANY)
+    monkeypatch.setattr(database_module, "MOVED", 100)
+    with closing(opened(path, 1 << 20)) as database, closing(Reader(path)) as reader:
+        database.write(batch_of(rows(3, at=time.time())))
+        assert database.older and len(reader.before(1 << 62)) == 200
+        assert database.connection.execute("SELECT count(*) FROM older").fetchone()[0] > 5_000
 
 
 def test_a_file_that_another_version_still_writes_is_left_to_it(
