@@ -271,7 +271,8 @@ class Writer:
         """Write what comes, until the process ends or the file is no longer there. Raises `sqlite3.Error`."""
         while not database.gone():
             if database.older and not self._ended.is_set():
-                database.upgrade()
+                if not database.upgrade():
+                    self._next_expiry = 0.0  # those that were too old could not leave before
                 self._close()
             else:
                 self._gather()

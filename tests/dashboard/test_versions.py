@@ -224,6 +224,22 @@ def test_a_full_file_of_an_earlier_version_loses_its_oldest_rows_only(tmp_path: 
         assert not reader.before(2)
 
 
+def test_rows_that_are_too_old_leave_as_soon_as_they_are_packed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    older(path, MANY)
+    writer = Writer(path, 16 << 20, lambda namespace: 3600.0, lambda: 2.0e9)
+    writer.record([outcome(0)])
+    writer.start()
+    with closing(Reader(path)) as reader:
+        until(lambda: not reader._rows("SELECT 1 FROM sqlite_master WHERE name = 'older'") and writer.state.written)
+        for number in range(1, 4):  # each look for rows that are too old deletes some, after a batch
+            writer.record([outcome(number)])
+            writer.look()
+            until(lambda number=number: writer.state.written == number + 1)
+        writer.close()
+        assert len(reader.before(1 << 62)) == 4
+
+
 def test_new_rows_do_not_wait_until_a_full_file_of_an_earlier_version_is_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
