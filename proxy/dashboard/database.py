@@ -34,8 +34,12 @@ BUSY = 5.0
 PAGE = 4096
 """Bytes of one page of the file."""
 
-FULL, ROOM = 0.9, 0.05
-"""The share of the allowed size above which the oldest rows are deleted, and the share of rows deleted at once."""
+FULL, SMALL_FULL, ROOM = 0.9, 0.75, 0.05
+"""The share of the allowed size above which the oldest rows are deleted, that of a small file, and the share of rows
+deleted at once."""
+
+SPARE = 1_024
+"""Pages that stay free where this is less than the share that does, because a batch may take as many."""
 
 LEAVING = 5_000
 """Most rows that one batch deletes, so that the others' batches do not wait for long."""
@@ -89,6 +93,7 @@ class Database:
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
         self._pages = max(size // PAGE, 64)
+        self._full = max(SMALL_FULL * self._pages, min(FULL * self._pages, self._pages - SPARE))
         self._sums = min(SUMS_KEPT, SUMS_A_PAGE * self._pages)
         self._batches = 0
         self._known: dict[str, int] = {}
@@ -139,7 +144,7 @@ class Database:
         try:
             added = self._within(lambda: self._add(batch))
         except sqlite3.OperationalError:
-            if self.used() < FULL * self._pages:
+            if self.used() < self._full:
                 raise
             self.trim()
             self._limit_sums()
@@ -155,9 +160,9 @@ class Database:
         """Delete the oldest rows while the file is nearly full, or first pack some of an earlier version: new rows do
         not wait for all of those."""
         for _ in range(AT_ONCE):
-            if self.used() <= FULL * self._pages or not self.upgrade():
+            if self.used() <= self._full or not self.upgrade():
                 break
-        while not self.older and self.used() > FULL * self._pages and self._within(self._shrink):
+        while not self.older and self.used() > self._full and self._within(self._shrink):
             pass
 
     def upgrade(self) -> int:

@@ -279,6 +279,13 @@ def test_a_full_file_loses_its_oldest_rows(tmp_path: Path) -> None:
     reader.close()
 
 
+def test_a_batch_fits_into_the_smallest_file_that_is_allowed(tmp_path: Path) -> None:
+    with closing(Database(tmp_path / "rows.db", 16 << 20)) as database:
+        for start in range(0, 30_000, BATCH):
+            batch = batch_of(rows(BATCH, start, detail=500))
+            assert database.write(batch) == BATCH, "and no failure, after which the next try would be seconds later"
+
+
 def test_a_full_disk_loses_rows_and_then_records_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = [True]
     real = Database.write
