@@ -349,6 +349,15 @@ def test_a_har_of_messages_is_billed_by_its_own_usage_and_counting_is_another_ap
     assert found["cost_before"] == 4_000 * 0.5 + 16_000
 
 
+def test_a_har_may_have_other_members_before_its_log(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = har(entry(session("one", 1)[0]))
+    for indent in (None, 1):
+        text = json.dumps({"version": 1.2, "comment": 'a "log": {', "own": None} | found, indent=indent)
+        (folder / "a.har").write_text(text)
+        [policy] = asked(capsys, "--policy", "early.yaml", "a.har")["policies"]
+        assert policy["planned"] == 1
+
+
 def test_a_browsers_har_may_have_anything_beside_what_models_were_asked(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
