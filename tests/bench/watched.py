@@ -30,7 +30,7 @@ from tests.bench.systems import Launch, Launcher, Site, System, proxy, start
 RATES = (18.0, 44.0, 200.0)
 """Requests per second."""
 CONNECTIONS = 4
-A_TURN, TURNS = 0.5, 8
+A_TURN, TURNS = 0.25, 40
 """Seconds of a turn, and turns of each system, in a run without a rate."""
 PAGES = ("requests", "sessions", "savings?days=30")
 """What viewers ask for beside the stream that each of them has."""
