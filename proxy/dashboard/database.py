@@ -16,6 +16,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from proxy.dashboard import statements
 from proxy.dashboard.batch import Batch
@@ -85,6 +86,15 @@ def opened(path: Path, size: int) -> Database:
             reason = "was of another version of the proxy: its rows are kept for 30 days"
             logger.warning("%s %s, in %s", path, reason, old)
         return database
+
+
+class _Leaving(NamedTuple):
+    """A pack that may be deleted."""
+
+    first: int
+    last: int
+    rows: int
+    newest: float
 
 
 class Database:
@@ -326,29 +336,28 @@ class Database:
             return 0
         leaving = self._oldest(min(int((last - first) * ROOM) + 1, LEAVING))
         for table, id in (("packs", "last"), ("details", "id"), ("sessions", "last_id")):
-            self.connection.execute(f"DELETE FROM {table} WHERE {id} <= ?", (leaving[-1][0],))
-        return sum(count for _, count, _ in leaving)
+            self.connection.execute(f"DELETE FROM {table} WHERE {id} <= ?", (leaving[-1].last,))
+        return sum(one.rows for one in leaving)
 
     def _delete_old(self, namespace: int, since: float, most: int) -> int:
         """Delete about so many rows of a namespace that are older than this, and return how many."""
         oldest = self._oldest(most, "WHERE namespace = ?", namespace)
-        leaving = [(last, count) for last, count, newest in oldest if newest < since]
-        if leaving:
-            run, newest = self.connection.execute, leaving[-1][0]
-            self.connection.executemany("DELETE FROM packs WHERE last = ?", ((last,) for last, _ in leaving))
-            run("DELETE FROM details WHERE namespace = ? AND id <= ?", (namespace, newest))
-        return sum(count for _, count in leaving)
+        leaving = [one for one in oldest if one.newest < since]
+        run = self.connection.executemany
+        run("DELETE FROM packs WHERE last = ?", ((one.last,) for one in leaving))
+        ids = ((namespace, one.first, one.last) for one in leaving)
+        run("DELETE FROM details WHERE namespace = ? AND id BETWEEN ? AND ?", ids)
+        return sum(one.rows for one in leaving)
 
-    def _oldest(self, rows: int, condition: str = "", *values: object) -> list[tuple[int, int, float]]:
-        """Return the id of the last row, the number of rows and the newest time of each of the oldest packs, as many as
-        have so many rows."""
-        found, count = [], 0
-        query = f"SELECT last, CAST(count AS INTEGER), CAST(newest AS REAL) FROM packs {condition} ORDER BY last"
-        for one in self.connection.execute(query, values):
+    def _oldest(self, rows: int, condition: str = "", *values: object) -> list[_Leaving]:
+        """Return the oldest packs, until they have so many rows together."""
+        found, count = list[_Leaving](), 0
+        columns = "first, last, CAST(count AS INTEGER), CAST(newest AS REAL)"
+        for one in self.connection.execute(f"SELECT {columns} FROM packs {condition} ORDER BY last", values):
             if count >= rows:
                 break
-            found.append(one)
-            count += one[1]
+            found.append(_Leaving(*one))
+            count += found[-1].rows
         return found
 
     def _thin(self, table: str, keys: Sequence[str]) -> int:

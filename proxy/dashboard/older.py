@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.dashboard.packs import SPAN, pack
-from proxy.dashboard.rows import NO_ROW, STORED, Damaged, completed, converted, table, unpacked
+from proxy.dashboard.rows import HOUR, NO_ROW, STORED, Damaged, completed, converted, table, unpacked
 from proxy.dashboard.statements import ADD_PACK
 
 OLDER = """
@@ -69,17 +69,18 @@ def move_older(connection: sqlite3.Connection, most: int) -> int:
     namespace = "coalesce((SELECT namespace FROM older WHERE older.id = details.id), 0)"
     run(f"UPDATE details SET namespace = {namespace} WHERE id BETWEEN ? AND ?", ids)
     run("DELETE FROM older WHERE id BETWEEN ? AND ?", ids)
-    groups: dict[tuple[int, ...], list[tuple[_Row, tuple[Any, ...]]]] = {}
+    groups: dict[tuple[float, ...], list[tuple[_Row, tuple[Any, ...]]]] = {}
     for values in reversed(found):
         with suppress(Damaged):
             row = converted(values, _Row)
             outcome = tuple(completed(unpacked(row.outcome, list[Any])))
-            groups.setdefault((row.namespace, row.worker, row.id // SPAN, len(outcome)), []).append((row, outcome))
-    for (number, worker, *_), group in groups.items():
+            alike = row.namespace, row.worker, row.time // HOUR, row.id // SPAN, len(outcome)  # they leave together
+            groups.setdefault(alike, []).append((row, outcome))
+    for group in groups.values():
         rows, outcomes = zip(*group, strict=True)
         _, times, _, sessions, _, _, sent = zip(*map(msgspec.structs.astuple, rows), strict=True)
         one = pack("", [row.id for row in rows], times, table(outcomes), sessions, sent)
-        run(ADD_PACK.of(1), one.written(0, number, worker))
+        run(ADD_PACK.of(1), one.written(0, rows[0].namespace, rows[0].worker))
         kinds = [(str(outcome[_KIND]), row.session, row.id) for row, outcome in group]
         connection.executemany("UPDATE sessions SET kind = ? WHERE session = ? AND last_id = ?", kinds)
     return len(found)

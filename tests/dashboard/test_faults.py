@@ -34,7 +34,7 @@ from proxy.dashboard.file import unreadable
 from proxy.dashboard.holding import BRIEF, Unseen
 from proxy.dashboard.live import Live
 from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import LONGEST_NAME, NO_ROW, STORED, Seen
+from proxy.dashboard.rows import DAY, LONGEST_NAME, NO_ROW, STORED, Seen
 from proxy.dashboard.writer import AHEAD, BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.settings import Settings
@@ -835,3 +835,13 @@ async def test_the_page_about_health_says_why_the_file_cannot_be_read(
         assert found["dashboard"]["fault"] == "The dashboard's file cannot be read: disk I/O error"
     finally:
         shown.close()
+
+
+def test_rows_that_are_too_old_take_no_messages_of_others_with_them(tmp_path: Path) -> None:
+    with closing(Database(tmp_path / "rows.db", 16 << 20)) as database:
+        now = 2.0e9
+        database.write(batch_of(rows(100, at=now, detail=50)))
+        database.write(batch_of(rows(100, start=100, at=now - 60 * DAY, detail=50)))  # the clock was set back
+        assert database.expire(lambda namespace: 30 * DAY, now) == 100
+        kept = database.connection.execute("SELECT min(id), max(id), count(*) FROM details").fetchone()
+        assert kept == (1, 100, 100)

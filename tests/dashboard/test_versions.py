@@ -14,7 +14,7 @@ from proxy.dashboard import database as database_module
 from proxy.dashboard import versions
 from proxy.dashboard.database import Database, opened
 from proxy.dashboard.reader import REQUESTS, Reader
-from proxy.dashboard.rows import ADDED, NO_ROW, STORED
+from proxy.dashboard.rows import ADDED, DAY, HOUR, NO_ROW, STORED
 from proxy.dashboard.versions import VERSION, aside
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault
@@ -238,6 +238,23 @@ def test_rows_that_are_too_old_leave_as_soon_as_they_are_packed(tmp_path: Path) 
             until(lambda number=number: writer.state.written == number + 1)
         writer.close()
         assert len(reader.before(1 << 62)) == 4
+
+
+def test_rows_of_a_quiet_time_leave_when_each_of_them_is_too_old(tmp_path: Path) -> None:
+    path, now = tmp_path / "rows.db", 2.0e9
+    older(path, "DELETE FROM requests WHERE id > 1")
+    with closing(sqlite3.connect(path)) as old:
+        old.executemany(
+            "INSERT INTO requests SELECT ?, ?, namespace, session, worker, outcome, sent FROM requests WHERE id = 1",
+            ((number, now + 3 * HOUR * number) for number in range(2, 241)),
+        )
+        old.execute("DELETE FROM requests WHERE id = 1")
+        old.commit()
+    with closing(Database(path, 16 << 20)) as database:
+        upgraded(database)
+        database.expire(lambda namespace: DAY, now + 20 * DAY)
+        [(oldest,)] = database.connection.execute("SELECT min(newest) FROM packs")
+        assert now + 19 * DAY - HOUR <= oldest <= now + 19 * DAY + 3 * HOUR
 
 
 def test_new_rows_do_not_wait_until_a_full_file_of_an_earlier_version_is_packed(
