@@ -164,12 +164,9 @@ class ObjectStore:
             task.exception()  # or asyncio logs it as a bug, if the caller has gone
 
     async def _in_turn(self, work: Coroutine[Any, Any, T], owner: str) -> T:
-        await self._slots.take(owner)
-        try:
+        async with self._slots.slot(owner):
             with _faults():
                 return await work
-        finally:
-            self._slots.give_back()
 
 
 async def _next(pages: Any) -> Sequence[Any]:

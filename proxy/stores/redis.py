@@ -81,16 +81,13 @@ class RedisStore:
         """Store the value if the key is absent, and renew the record's time to live, in one round trip."""
         name = self._name(key)
         kept = _milliseconds(lifetime(key, self._retention))
-        await self._slots.take(namespace_of(key))
-        try:
+        async with self._slots.slot(namespace_of(key)):
             with _faults():
                 pipe = self._client.pipeline(transaction=False)
                 pipe.set(name, value, nx=True, px=kept)
                 pipe.persist(name) if kept is None else pipe.pexpire(name, kept)
                 # If redis-py raised the errors itself, their texts would contain the command with all its content.
                 created, _ = _answered(await pipe.execute(raise_on_error=False))
-        finally:
-            self._slots.give_back()
         return bool(created)
 
     async def get(self, key: str) -> bytes | None:
@@ -103,13 +100,10 @@ class RedisStore:
         if not keys:
             return []
         names = [self._name(key) for key in keys]
-        await self._slots.take(namespace_of(keys[0]))
-        try:
+        async with self._slots.slot(namespace_of(keys[0])):
             with _faults():
                 values = convert(await self._client.mget(names), list[bytes | None])
                 return [value for _, value in zip(names, values, strict=True)]
-        finally:
-            self._slots.give_back()
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
         """Yield every record whose key begins with `prefix`, using SCAN, which does not block other clients.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 
 class Turns:
@@ -17,6 +19,15 @@ class Turns:
         self._free = slots
         self._waiting: OrderedDict[str, OrderedDict[asyncio.Future[None], None]] = OrderedDict()
         """Who waits, by owner. The owner that comes next is first."""
+
+    @asynccontextmanager
+    async def slot(self, owner: str) -> AsyncIterator[None]:
+        """Wait for a slot, and give it back at the end."""
+        await self.take(owner)
+        try:
+            yield
+        finally:
+            self.give_back()
 
     async def take(self, owner: str) -> None:
         """Wait for a slot. The caller has to give it back."""
@@ -30,20 +41,23 @@ class Turns:
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._leave(owner, turn)
-            else:  # it came at the same moment
+            else:  # it has the slot: both came at the same moment
                 self.give_back()
             raise
 
     def give_back(self) -> None:
         """Pass the slot on to the next owner that waits, or keep it free."""
         while self._waiting:
-            owner, turns = self._waiting.popitem(last=False)
+            owner, turns = next(iter(self._waiting.items()))
             turn, _ = turns.popitem(last=False)
+            if not turns:
+                del self._waiting[owner]
+            if turn.done():  # it was cancelled just now, which costs its owner no turn
+                continue
             if turns:
-                self._waiting[owner] = turns
-            if not turn.done():
-                turn.set_result(None)
-                return
+                self._waiting.move_to_end(owner)
+            turn.set_result(None)
+            return
         self._free += 1
 
     def _leave(self, owner: str, turn: asyncio.Future[None]) -> None:

@@ -57,6 +57,17 @@ async def test_a_slot_is_lost_to_nobody_who_has_gone() -> None:
     assert not turns._waiting
 
 
+async def test_an_owner_whose_first_waiter_goes_keeps_its_turn() -> None:
+    turns, got = Turns(1), list[str]()
+    await turns.take("x")
+    gone, *_ = [await waiting(turns, owner, got) for owner in ("a", "a", "b", "b")]
+    gone.cancel()
+    for _ in range(3):
+        turns.give_back()
+        await asyncio.sleep(0)
+    assert got == ["a", "b", "b"]
+
+
 @pytest.mark.parametrize("first", ["given", "cancelled"])
 async def test_a_slot_that_comes_as_its_waiter_goes_is_passed_on(first: str) -> None:
     turns, got = Turns(1), list[str]()
