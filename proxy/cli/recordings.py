@@ -46,7 +46,7 @@ HEAD = 4 << 10
 """Bytes at the beginning of a file that show whether it is HAR."""
 
 _STRING = rb'"(?:[^"\\]|\\.)*"'
-_HAR = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*(?:%b\s*:\s*(?:%b|[\w.+-]+)\s*,\s*)*"log"\s*:' % (_STRING, _STRING))
+_HAR = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*(?:%b\s*:\s*(?:%b|[\w.+-]+)\s*,\s*)*"log"\s*:\s*\{' % (_STRING, _STRING))
 """Some programs write a version or a comment before the log."""
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"

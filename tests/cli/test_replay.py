@@ -349,6 +349,11 @@ def test_a_har_of_messages_is_billed_by_its_own_usage_and_counting_is_another_ap
     assert found["cost_before"] == 4_000 * 0.5 + 16_000
 
 
+def test_a_line_whose_log_is_no_object_is_no_har(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.jsonl").write_text('{"stream": "stdout", "log": "text"}\n')
+    assert "a.jsonl:1: expected a request body of" in mistake(capsys, "a.jsonl")
+
+
 def test_a_har_may_have_other_members_before_its_log(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = har(entry(session("one", 1)[0]))
     for indent in (None, 1):
