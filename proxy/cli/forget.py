@@ -118,12 +118,9 @@ def _kept(settings: Settings, namespace: str, *, delete: bool) -> _Kept:
             await asyncio.gather(*(engine.delete(entry.key) for entry in kept.entries[start : start + AT_ONCE]))
         return 0
 
-    if not delete:
-        store.run(settings, look)
     kept.files, kept.size = _captures(settings, namespace, delete=delete)
     kept.rows = _rows(settings, namespace, delete=delete)
-    if delete:
-        store.run(settings, delete_all)
+    store.run(settings, delete_all if delete else look)
     return kept
 
 
