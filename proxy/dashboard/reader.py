@@ -164,7 +164,7 @@ class Reader:
         if not (shown := _readable(found)):
             return None
         row, one = found[0], shown[0]
-        kept = self._found("SELECT detail FROM details WHERE id = ?", (id,))
+        kept = self._found(f"SELECT detail FROM details WHERE id = ? {_by_id(own)}", (id, *values))
         try:
             messages = detail(kept[0][0]) if kept else self._listed(row, one)
         except Damaged:
