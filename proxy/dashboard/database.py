@@ -58,8 +58,8 @@ FORGETTING = 30 * 86_400.0
 KNOWN = 10_000
 """Namespaces whose numbers are remembered."""
 
-MOVED, AT_ONCE = 2_000, 4
-"""Rows of an earlier version that are packed in one transaction, and such transactions after a batch at most."""
+AT_ONCE = 32
+"""Most steps of packing rows of an earlier version after a batch of new ones, while the file is full."""
 
 COUNT = "CAST(total(count) AS INTEGER)"
 """The number of rows in packs. A sum fails where somebody else wrote numbers that are too large."""
@@ -176,12 +176,12 @@ class Database:
             pass
 
     def upgrade(self) -> int:
-        """Pack up to `MOVED` rows of an earlier version, the newest, and return how many; 0 if there are none left."""
+        """Pack the newest rows of an earlier version, and return how many; 0 if there are none left."""
         if not self.older:
             return 0
         [secure] = self.connection.execute("PRAGMA secure_delete").fetchone()
         self.connection.execute("PRAGMA secure_delete = ON")  # or `forget` would leave what they were in free pages
-        moved = self._within(lambda: move_older(self.connection, MOVED))
+        moved = self._within(lambda: move_older(self.connection))
         self.connection.execute(f"PRAGMA secure_delete = {secure}")
         self.older = moved > 0
         return moved

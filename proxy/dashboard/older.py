@@ -19,7 +19,8 @@ CREATE TABLE older (
 );
 """
 """Where they are. It was `requests`, and still is for the process of an earlier version that has the file open: it
-would go on giving ids, which are given to rows in packs, too. So it finds no table, and its rows wait until it ends."""
+would go on giving ids, which are given to rows in packs, too. So it finds no table: its rows wait, and
+those that still wait when it ends are only in the log."""
 
 _KIND = STORED.index("kind")
 
@@ -52,16 +53,18 @@ def newest_older(connection: sqlite3.Connection) -> int:
     return int(connection.execute(f"SELECT coalesce(max(id), 0) FROM older WHERE id < {NO_ROW}").fetchone()[0])
 
 
-def move_older(connection: sqlite3.Connection, most: int) -> int:
-    """Pack up to so many of them, the newest, within the caller's transaction, but those that are damaged.
+def move_older(connection: sqlite3.Connection) -> int:
+    """Pack the newest of them, whose ids fit into a pack, within the caller's transaction, but those that are damaged.
 
-    Returns how many there were; 0 if there are none left.
+    Returns how many there were; 0 if there are none left. More at once would keep requests waiting: functions of C
+    handle them, which let no other thread in between.
     """
     run = connection.execute
     if not has_older(connection):
         return 0
     columns = ", ".join(_Row.__struct_fields__)
-    found = run(f"SELECT {columns} FROM older ORDER BY id DESC LIMIT {most}").fetchall()
+    first = f"SELECT min(max(id), max(id) / {SPAN} * {SPAN}) FROM older"
+    found = run(f"SELECT {columns} FROM older WHERE id >= ({first}) ORDER BY id DESC").fetchall()
     if not found:
         run("DROP TABLE older")
         return 0
@@ -74,11 +77,12 @@ def move_older(connection: sqlite3.Connection, most: int) -> int:
         with suppress(Damaged):
             row = converted(values, _Row)
             outcome = tuple(completed(unpacked(row.outcome, list[Any])))
-            alike = row.namespace, row.worker, row.time // HOUR, row.id // SPAN, len(outcome)  # they leave together
+            alike = row.namespace, row.worker, row.time // HOUR, len(outcome)  # they leave together
             groups.setdefault(alike, []).append((row, outcome))
     for group in groups.values():
         rows, outcomes = zip(*group, strict=True)
         _, times, _, sessions, _, _, sent = zip(*map(msgspec.structs.astuple, rows), strict=True)
+        # What is written has the namespace's number, and ids instead of places in a batch.
         one = pack("", [row.id for row in rows], times, table(outcomes), sessions, sent)
         run(ADD_PACK.of(1), one.written(0, rows[0].namespace, rows[0].worker))
         kinds = [(str(outcome[_KIND]), row.session, row.id) for row, outcome in group]

@@ -1,7 +1,8 @@
 """Rows as the file keeps them: up to some dozens of one namespace together, by columns.
 
 What all of them agree in is written once. So a row takes a fraction of the time that it would take as one of SQLite's,
-and half the space. A pack is never changed: rows leave with the others of their namespace and of the same seconds.
+and half the space. A pack is never changed: rows leave with the others of their namespace and of the same minute,
+or of the same hour if an earlier version wrote them.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def upgraded(connection: sqlite3.Connection) -> bool:
                 connection.execute(f"DROP INDEX IF EXISTS {name}")
                 connection.execute(sql)
     connection.execute(f"PRAGMA user_version = {VERSION}")
-    move_older(connection, 1)  # the newest one, after which streams go on
+    move_older(connection)  # the newest ones, after which streams go on
     return True
 
 

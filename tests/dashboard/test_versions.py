@@ -173,7 +173,7 @@ def test_a_namespace_is_forgotten_that_an_earlier_version_wrote(tmp_path: Path) 
 def test_no_id_is_given_twice_whatever_becomes_of_the_newest_row(change: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.db"
     older(path, MANY + change)
-    with closing(opened(path, SIZE)) as database, closing(Reader(path)) as reader:
+    with closing(opened(path, 16 << 20)) as database, closing(Reader(path)) as reader:
         database.expire(lambda namespace: 86_400.0 * 365 * 50, 1.8e9)
         database.write(batch_of(rows(3)))
         upgraded(database)
@@ -262,7 +262,7 @@ def test_new_rows_do_not_wait_until_a_full_file_of_an_earlier_version_is_packed(
 ) -> None:
     path = tmp_path / "rows.db"
     older(path, MANY)
-    monkeypatch.setattr(database_module, "MOVED", 100)
+    monkeypatch.setattr(database_module, "AT_ONCE", 2)
     with closing(opened(path, 1 << 20)) as database, closing(Reader(path)) as reader:
         database.write(batch_of(rows(3, at=time.time())))
         assert database.older and len(reader.before(1 << 62)) == 200
