@@ -340,9 +340,9 @@ class Database:
         return sum(one.rows for one in leaving)
 
     def _delete_old(self, namespace: int, since: float, most: int) -> int:
-        """Delete about so many rows of a namespace that are older than this, and return how many."""
-        oldest = self._oldest(most, "WHERE namespace = ?", namespace)
-        leaving = [one for one in oldest if one.newest < since]
+        """Delete about so many rows of a namespace that are older than this, and return how many. Where the clock was
+        ahead for a while, they need not be the first ones."""
+        leaving = self._oldest(most, "WHERE namespace = ? AND newest < ?", namespace, since)
         run = self.connection.executemany
         run("DELETE FROM packs WHERE last = ?", ((one.last,) for one in leaving))
         ids = ((namespace, one.first, one.last) for one in leaving)
