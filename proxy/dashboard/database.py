@@ -227,6 +227,7 @@ class Database:
             pass
         gone = self._within(partial(self._forget, namespace, now))
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._known, self._version = {}, -1  # the number of the namespace may be given to another
         return gone
 
     def _limit_sums(self) -> None:
