@@ -28,6 +28,7 @@ from proxy.dashboard import versions
 from proxy.dashboard.batch import Batch
 from proxy.dashboard.database import LEAVING, Database, opened
 from proxy.dashboard.holding import Held, Unseen, shown
+from proxy.dashboard.packs import SPAN
 from proxy.dashboard.rows import NOTHING_SEEN
 from proxy.errors import DashboardFault
 from proxy.telemetry import logs
@@ -44,6 +45,9 @@ HELD = 64 << 20
 TOGETHER = 128
 """Rows that are packed together, which takes about a millisecond. In packs of 32 a row takes half as much again, and
 packs of 256 save nothing more."""
+
+APART = 60.0
+"""Most seconds between the ends of requests that are packed together: their rows are deleted together, too."""
 
 AHEAD = 32
 """Long requests that are described together."""
@@ -131,6 +135,8 @@ class Writer:
         self._mark = path.with_name(f"{path.name}.watched") if others else None
         self._looked = -LOOKING
         self._next_expiry = 0.0
+        self._older = False
+        """Whether rows of an earlier version were still to be packed at the last look for rows that are too old."""
         self._came = self._left = 0
         """Bytes that were ever held, and those that are no longer: changed while packing, and in the thread."""
         self._most = WAITING
@@ -162,8 +168,10 @@ class Writer:
         if room < len(outcomes):
             state.dropped += len(outcomes) - room
             outcomes = outcomes[:room]
-        held = [*islice(seen, len(outcomes))]
-        self._times += repeat(self._clock(), len(outcomes))
+        held, now = [*islice(seen, len(outcomes))], self._clock()
+        if abs(now - next(iter(self._times), now)) > APART:  # the other thread may just have packed them
+            self._pack()
+        self._times += repeat(now, len(outcomes))
         self._outcomes += outcomes
         self._held += held
         if len(self._held) >= TOGETHER or Unseen in map(type, held):
@@ -175,7 +183,7 @@ class Writer:
     def _pack(self) -> None:
         """Add the rows of the queue to the open batch."""
         with self._packing:
-            if count := len(self._held):  # there may be more by the end
+            while count := min(len(self._held), SPAN):  # there may be more by the end
                 rows = self._times[:count], self._outcomes[:count], self._held[:count]
                 del self._times[:count], self._outcomes[:count], self._held[:count]
                 self._add(*rows)
@@ -271,8 +279,7 @@ class Writer:
         """Write what comes, until the process ends or the file is no longer there. Raises `sqlite3.Error`."""
         while not database.gone():
             if database.older and not self._ended.is_set():
-                if not database.upgrade():
-                    self._next_expiry = 0.0  # those that were too old could not leave before
+                database.upgrade()
                 self._close()
             else:
                 self._gather()
@@ -377,10 +384,11 @@ class Writer:
         self._left += sum(batch.weights.values())
 
     def _expire(self, database: Database) -> None:
-        now = self._clock()
-        if not 0 <= self._next_expiry - now <= EXPIRE:  # it is time, or the clock was set back
+        now, packed = self._clock(), self._older and not database.older
+        self._older = database.older
+        if packed or not 0 <= self._next_expiry - now <= EXPIRE:  # it is time, or the clock was set back
             more = database.expire(self._seconds, now) >= LEAVING
-            self._next_expiry = now if more else now + EXPIRE
+            self._next_expiry = 0.0 if more else now + EXPIRE
             versions.expire(self._path, now - LONGEST_AGE)
 
     def _seconds(self, namespace: str) -> float:

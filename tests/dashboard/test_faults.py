@@ -28,7 +28,7 @@ from proxy.dashboard import file as file_module
 from proxy.dashboard import live as live_module
 from proxy.dashboard import writer as writer_module
 from proxy.dashboard.access import Viewer
-from proxy.dashboard.database import FORGETTING, Database
+from proxy.dashboard.database import FORGETTING, LEAVING, Database
 from proxy.dashboard.events import LiveEvent
 from proxy.dashboard.file import unreadable
 from proxy.dashboard.holding import BRIEF, Unseen
@@ -845,3 +845,46 @@ def test_rows_that_are_too_old_take_no_messages_of_others_with_them(tmp_path: Pa
         assert database.expire(lambda namespace: 30 * DAY, now) == 100
         kept = database.connection.execute("SELECT min(id), max(id), count(*) FROM details").fetchone()
         assert kept == (1, 100, 100)
+
+
+def test_rows_of_a_clock_that_was_ahead_keep_no_others(tmp_path: Path) -> None:
+    with closing(Database(tmp_path / "rows.db", 64 << 20)) as database:
+        now = 2.0e9
+        for start in range(0, LEAVING, BATCH):
+            database.write(batch_of(rows(BATCH, start, at=now + 365 * DAY)))
+        database.write(batch_of(rows(100, start=LEAVING, at=now)))
+        assert database.expire(lambda namespace: 30 * DAY, now + 40 * DAY) == 100
+        assert database.expire(lambda namespace: 30 * DAY, now + 400 * DAY) == LEAVING
+
+
+def test_requests_that_end_far_apart_are_not_kept_together(tmp_path: Path) -> None:
+    now = 2.0e9
+    writer = Writer(tmp_path / "rows.db", SIZE, clock=lambda: now)
+    for number in range(120):  # the file cannot be opened meanwhile, and no thread writes
+        writer.record([outcome(number)])
+        now += 3_600.0 if number % 10 == 9 else 1.0
+    writer.start()
+    writer.close()
+    with closing(sqlite3.connect(tmp_path / "rows.db")) as file:
+        assert file.execute("SELECT count FROM packs").fetchall() == [(10,)] * 12
+    assert writer.state.written == 120
+
+
+def test_more_requests_than_a_pack_may_have_become_several(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "rows.db", SIZE)
+    writer.record([outcome(number) for number in range(600)])
+    writer.start()
+    writer.close()
+    with closing(sqlite3.connect(tmp_path / "rows.db")) as file:
+        assert file.execute("SELECT count FROM packs").fetchall() == [(256,), (256,), (88,)]
+
+
+def test_a_connection_that_forgot_a_namespace_gives_it_a_new_number(tmp_path: Path) -> None:
+    with closing(Database(tmp_path / "rows.db", SIZE)) as database:
+        database.write(batch_of(rows(5, namespace="a")))
+        database.forget("a", 1.0)
+        database.write(batch_of(rows(5, start=5, at=2.0, namespace="b")))
+        database.write(batch_of(rows(5, start=10, at=2.0, namespace="a")))
+        [numbers] = database.connection.execute("SELECT count(DISTINCT namespace) FROM packs").fetchall()
+        assert numbers == (2,)
+        assert (database.count("a"), database.count("b")) == (5, 5)
