@@ -24,7 +24,7 @@ from proxy.dashboard.sessions import SHORT, described, figures
 from proxy.requests.attempt import AsItCame, Observed, Rewritten
 
 if TYPE_CHECKING:
-    from proxy.core.history import History, Message
+    from proxy.core.history import Message
     from proxy.requests.attempt import Attempt
     from proxy.requests.prepare import PlannedRequest
     from proxy.telemetry.outcome import Outcome
@@ -38,7 +38,6 @@ microseconds. Others are described in another thread."""
 SESSIONS = 4_096
 """Sessions whose numbers are remembered."""
 
-_measured, _came = map(attrgetter, ("measured", "sent_tokens"))
 _names = attrgetter("namespace", "dialect", "model")
 _room = attrgetter("preamble", "aside", "reply")
 _first: Callable[[Sequence[Message]], Message] = itemgetter(0)
@@ -48,7 +47,9 @@ _role, _meaning = attrgetter("role"), attrgetter("meaning")
 class Short(msgspec.Struct, frozen=True, gc=False):
     """What is held of a short request that went as it came. The garbage collector need not look at it."""
 
-    past: History
+    messages: Sequence[Message]
+    came: int
+    """Tokens of the messages as they came."""
     room: Room
 
 
@@ -90,7 +91,7 @@ def held(attempt: Attempt, content: bool = False) -> Held:
             return NOTHING_SEEN
         past = planned.past
         if type(attempt) is AsItCame and 0 < len(past) <= SHORT:
-            return Short(past, planned.room)
+            return Short(past.measured, past.sent_tokens, planned.room)
         return _unseen(attempt, planned, content)
     except Exception:
         logger.exception("a bug, in describing a request for the dashboard")
@@ -136,15 +137,14 @@ def _shown(requests: Sequence[Short], outcomes: Sequence[Outcome]) -> tuple[list
 
 def _together(requests: Sequence[Short], outcomes: Sequence[Outcome]) -> tuple[list[int | None], list[Sent]]:
     """Return the same. The interpreter takes no step for a single one of them."""
-    pasts, rooms = zip(*map(msgspec.structs.astuple, requests), strict=True)
+    messages, came, rooms = zip(*map(msgspec.structs.astuple, requests), strict=True)
     namespaces, dialects, models = zip(*map(_names, outcomes), strict=True)
-    messages = [*map(_measured, pasts)]
     began: Iterable[tuple[bytes, ...]] = map(opening, messages)
     if {*map(_role, map(_first, messages))} == {Role.USER}:
         began = zip(map(_meaning, map(_first, messages)), strict=True)
     number = _number if max(map(len, models)) <= LONGEST_NAME else _number.__wrapped__
     numbers = map(number, namespaces, dialects, models, began)
-    return [*numbers], [*figures(messages, map(_came, pasts), map(_room, rooms))]
+    return [*numbers], [*figures(messages, came, map(_room, rooms))]
 
 
 @lru_cache(SESSIONS)

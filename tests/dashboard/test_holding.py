@@ -40,7 +40,7 @@ class Past:
 
 
 def brief(messages: list[Any]) -> Any:
-    return Short(Past(messages), ROOM)  # type: ignore[arg-type]
+    return Short(messages, 1_000, ROOM)
 
 
 ROLES = ("1", "01", "001232", "0123", "12", "3", "0", "01242323")
