@@ -70,6 +70,9 @@ AGAIN = 5.0
 EXPIRE = 3600.0
 """Seconds between two looks for rows that are too old."""
 
+REST = 0.005
+"""Seconds between two steps of packing rows of an earlier version, or requests would wait for the interpreter."""
+
 LONGEST_AGE = 30 * 86_400.0
 """Seconds that a row is kept at most, whatever its tenant's retention."""
 
@@ -280,6 +283,7 @@ class Writer:
         while not database.gone():
             if database.older and not self._ended.is_set():
                 database.upgrade()
+                self._ended.wait(REST)
                 self._close()
             else:
                 self._gather()
