@@ -43,6 +43,11 @@ REWRITTEN: dict[str, tuple[Visible, Visible]] = {
     "a defaulted argument added": (ONE, reply("", call("call_0", path="a.txt", limit=3, deep=False, glob=""))),
     "an argument left out, with an id of its own": (OWN, reply("", call(RANDOM))),
     "a text added, with an id of its own": (OWN, reply("(edited)", *OWN.calls)),
+    "nulls left out": (
+        reply("", call("", a={"b": None, "c": [{"d": None}]}, e=1)),
+        reply("", call("", a={"c": [{}]}, e=1)),
+    ),
+    "nulls written out": (reply("Hi.", call("", a={"c": 1})), reply("Hi.", call("", a={"b": None, "c": 1}, d=None))),
     "the first call kept": (TWO, reply("", TWO.calls[0])),
     "the second call kept": (TWO, reply("", TWO.calls[1])),
     "calls reordered": (TWO, reply("", *reversed(TWO.calls))),
@@ -69,6 +74,7 @@ OTHERS: dict[str, tuple[Visible, Visible]] = {
     "other arguments and the text": (ONE, reply("I look.", call("call_0", path="b.txt", limit=3))),
     "other arguments, with an id of its own": (OWN, reply("", call(RANDOM, path="b.txt"))),
     "an argument that is no default": (ONE, reply("", call("call_0", path="a.txt", limit=3, glob="*.md"))),
+    "a null for an argument": (ONE, reply("", call("call_0", path="a.txt", limit=None))),
     "an argument left out": (ONE, reply("", call("call_0", path="a.txt"))),
     "an id of the same kind": (OWN, reply("", call(OTHER_RANDOM, path="a.txt"))),
     "the next number": (ONE, reply("", call("call_1", path="a.txt", limit=3))),
@@ -103,6 +109,8 @@ def test_arguments_that_are_no_json_are_compared_as_they_are() -> None:
     patch = reply("", ToolCall("call_0", "patch", "*** Begin\n"))
     assert resembles(patch, reply("", ToolCall("call_0", "patch", "*** Begin")))
     assert not resembles(patch, reply("", ToolCall("call_0", "patch", "*** End")))
+    deep = reply("", ToolCall("call_0", "patch", "[" * 900 + "null" + "]" * 900))
+    assert resembles(deep, deep)
     deep = reply("", ToolCall("call_0", "patch", "[" * 100_000))
     assert resembles(deep, deep)
 

@@ -60,6 +60,8 @@ _UNSAID = frozenset((FOUND, "mcp_approval_response"))
 """Results without a text that could move."""
 _SERVED = frozenset(("id", "status", "type", "call_id"))
 """Members that do not belong to what a call asks for."""
+_REFERENCE = "item_reference"
+"""An item that upstream has stored. Its id is all that it says."""
 
 Places = list[tuple[int | None, str]]
 
@@ -132,7 +134,7 @@ def call_of(members: Members, type: str) -> ToolCall:
     id = (text_of(members.get("call_id")) or text_of(members.get("id"))) if is_answered(type, members) else ""
     if type in _ARGUMENTS:
         return ToolCall(id, text_of(members.get("name")), _argument(members.get(_ARGUMENTS[type])))
-    asked = {key: members[key] for key in sorted(members) if key not in _SERVED}
+    asked = {key: members[key] for key in sorted(members) if key not in _SERVED or (type, key) == (_REFERENCE, "id")}
     return ToolCall(id, type, rawjson.encode(asked).decode())
 
 

@@ -226,6 +226,12 @@ def test_a_reply_means_its_text_and_its_calls() -> None:
         assert read(*other).meaning != meant
 
 
+def test_a_reference_means_the_item_that_it_names() -> None:
+    """Otherwise histories with other replies would share their records."""
+    one, same, other = (read({"type": "item_reference", "id": id}) for id in ("msg_1", "msg_1", "msg_2"))
+    assert one.meaning == same.meaning != other.meaning
+
+
 def test_no_meaning_is_that_of_a_chat_message() -> None:
     chat = CHAT.read(json.dumps(USER).encode(), READING, len)
     assert chat.meaning != read(USER).meaning
