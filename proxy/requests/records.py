@@ -14,8 +14,8 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import Protocol, TypeVar
+from functools import lru_cache, partial
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -23,6 +23,7 @@ from msgspec import Raw
 from proxy.core import rawjson
 from proxy.core.history import extend
 from proxy.core.preview import STEP
+from proxy.core.rawjson import NotJson
 from proxy.core.recognition import Reply, Visible, resembles
 from proxy.core.turn import Continuation, HiddenRound
 from proxy.dialects.chat import CHAT
@@ -32,6 +33,7 @@ from proxy.stores.memory import Missing
 from proxy.telemetry.outcome import StoreError
 
 T = TypeVar("T")
+RecordT = TypeVar("RecordT", bound=msgspec.Struct)
 
 
 class Run(Protocol):
@@ -49,8 +51,6 @@ LOOKUPS, MOST_LOOKUPS = 16, 1_024
 """The number of replies in the first lookup, which takes the newest ones. Each further lookup takes four times as many,
 up to the second number, as that takes the event loop 20 ms. Most conversations have no hidden rounds, and then each
 reply is looked up once."""
-
-_UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _SEAL = re.compile(rb',"sha256":"([0-9a-f]{64})"\}\Z')
 _SEAL_BYTES = len(',"sha256":""}') + 64
@@ -324,12 +324,25 @@ def _place(before: bytes, number: int) -> str:
     return extend(before, b"place %d" % number).hex()
 
 
-def _decoded(value: bytes, kind: type[T]) -> T | None:
+def _decoded(value: bytes, kind: type[RecordT]) -> RecordT | None:
     """Decode a record. Returns None for anything else, such as a record of another version."""
     try:
-        return msgspec.json.decode(value, type=kind)
-    except _UNDECODABLE:
+        found, masked = rawjson.decode(_decoder(kind), value)
+    except NotJson:
         return None
+    return kind(*map(_unmasked, msgspec.structs.astuple(found))) if masked else found
+
+
+@lru_cache
+def _decoder(kind: type[RecordT]) -> msgspec.json.Decoder[RecordT]:
+    return msgspec.json.Decoder(kind)
+
+
+def _unmasked(value: Any) -> Any:
+    """Return a record's member as it was stored: entries may have half a surrogate pair."""
+    if isinstance(value, list):
+        return list(map(_unmasked, value))
+    return rawjson.unmasked(value) if isinstance(value, Raw) else value
 
 
 # -- seals ---------------------------------------------------------------------------------------------------------

@@ -324,7 +324,7 @@ def _usable() -> Iterator[None]:
     """Raise UpstreamBroken if the turn cannot use upstream's reply."""
     try:
         yield
-    except (Broken, sse.TooLarge) as error:
+    except (Broken, NotJson, sse.TooLarge) as error:
         raise UpstreamBroken(f"Upstream's reply cannot be used: {error}") from error
 
 

@@ -37,6 +37,23 @@ async def test_a_reply_with_half_a_character_is_remembered() -> None:
     assert b'"grep"' in json.dumps(json.loads(world.sent[-1])["messages"]).encode()
 
 
+async def test_a_hidden_round_with_half_a_character_is_put_back() -> None:
+    world = World()
+    world.policy = replace(POLICY, tools=ToolsPolicy(inject=Inject.ALWAYS))
+    history: list[dict[str, Any]] = [{"role": "user", "content": "Find it."}]
+    grep = {"content": HALF, **calls(called("grep", '{"pattern": "x"}', id="h"))}
+    body = {"model": "m", "messages": history}
+    last = whole({"content": "It is 42."})
+    client, _ = await world.ask(
+        json.dumps(body).encode(), ScriptedReply(whole(grep, "tool_calls")), ScriptedReply(last)
+    )
+    sent = json.loads(world.sent[-1])["messages"]
+    history += [{"role": "assistant", **read(client.body)["message"]}, {"role": "user", "content": "Sure?"}]
+    await world.ask(json.dumps(body).encode(), ScriptedReply(last))
+    assert json.loads(world.sent[-1])["messages"][: len(sent)] == sent
+    assert sent[1]["content"] == HALF
+
+
 async def test_a_snapshot_with_half_a_character_is_stored() -> None:
     world = Summaries()
     said = [Section("1 tool", f"{HALF} of 12 items, see /var/{HALF}.log", Role.TOOL)]

@@ -43,6 +43,7 @@ from tests.dialects.chat.turns import (
     usage,
     whole,
 )
+from tests.dialects.messages import turns as messages
 from tests.dialects.turning import run
 from tests.requests.scripted import JSON, STREAM, ScriptedReply, Step
 
@@ -100,7 +101,7 @@ class Bench:
         self, *replies: ScriptedReply | Exception, stream: bool = True, heartbeat: float = 3600, **members: Any
     ) -> None:
         self.partner = Partner(*replies)
-        self.turn = ChatTurn(asked(stream, **members))
+        self.turn: Turn = ChatTurn(asked(stream, **members))
         self.browser = ScriptedClient()
         self._heartbeat = heartbeat
 
@@ -411,6 +412,17 @@ async def test_unusable_reply_that_is_not_a_stream_is_broken(reply: bytes) -> No
     with pytest.raises(UpstreamBroken):
         await bench.run()
     assert bench.browser.messages == []
+
+
+async def test_reply_that_cannot_be_written_back_is_broken() -> None:
+    """Half a surrogate pair beside the character that stands for its escape, each in an event of its own."""
+    blocks = [{"type": "text", "text": text} for text in ("\ud83d", "\x7fud83d")]
+    reply = messages.stream(messages.message(*blocks, {"type": "tool_use", "name": "grep", "input": {}}), 100)
+    bench = Bench(ScriptedReply(reply.replace(b"\\u007f", b"\x7f")))
+    bench.turn = messages.turn()
+    with pytest.raises(UpstreamBroken, match="cannot be used"):
+        await bench.run()
+    assert b"upstream_broken" in bench.browser.body
 
 
 LATE: dict[str, tuple[Step, ...]] = {

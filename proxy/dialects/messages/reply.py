@@ -18,6 +18,7 @@ from msgspec import Raw
 
 from proxy.core import rawjson
 from proxy.core.history import ToolCall
+from proxy.core.rawjson import NotJson
 from proxy.core.turn import Broken
 from proxy.dialects import parsing
 from proxy.dialects.messages.blocks import THINKING, call_of
@@ -45,6 +46,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 _head = msgspec.json.Decoder(_Head)
+_anything = msgspec.json.Decoder(Raw)
 
 
 class ReplyEvent:
@@ -298,6 +300,7 @@ def _made(type: str, **members: object) -> ReplyEvent:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(msgspec.json.decode(text or "{}"), dict)
-    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        raw, _ = rawjson.decode(_anything, text.encode("utf-8", "replace") or b"{}")
+    except NotJson:
         return False
+    return bytes(raw).lstrip().startswith(b"{")

@@ -366,6 +366,18 @@ def test_arguments_that_are_no_object_go_back_as_an_empty_one() -> None:
     assert json.loads(one.request())["messages"][1]["content"][0]["input"] == {}
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_arguments_with_half_a_surrogate_pair_stay(whole: bool) -> None:
+    """The client would otherwise call its tool without any."""
+    mixed = message(call("grep", {"pattern": "x\ud83d"}), call("fetch", {"n": "\ude00y"}), number=3)
+    replies = [json.dumps(one).encode() if whole else stream(one, 100) for one in (LOOKS, mixed)]
+    one = turn(stream=not whole)
+    out, _ = run(one, *replies)
+    final = json.loads(out) if whole else accumulated(out)
+    assert final["content"][-1] == mixed["content"][1]
+    assert put_back(one, final["content"])[2]["content"] == mixed["content"]
+
+
 def test_citations_come_back() -> None:
     cited = [{"type": "char_location", "cited_text": "x", "document_index": 0}]
     reply = message({**say("It."), "citations": cited}, call("grep", {"pattern": "x"}))
