@@ -108,9 +108,13 @@ class Guarded:
         if operation in WRITES:
             self.writing.succeeded()
 
+    def answers(self, operation: StoreOperation) -> int:
+        """Return how many operations the engine did so far: of `WRITES` if this is one of them, else of all."""
+        return self._breaker(operation).answers
+
     def failed(self, operation: str, reason: str) -> str:
         """Record a fault of the engine, and return `reason`."""
-        (self.writing if operation in WRITES else self.breaker).failed()
+        self._breaker(operation).failed()
         return self.told(operation, reason)
 
     def told(self, operation: str, reason: str) -> str:
@@ -122,6 +126,9 @@ class Guarded:
         """Count and log a damaged record, which is treated as absent. May be called in any thread."""
         self._count_damaged(key.split("/")[1])
         self._warn("store damaged", f"store: a damaged record counts as absent: {key}")
+
+    def _breaker(self, operation: str) -> Breaker:
+        return self.writing if operation in WRITES else self.breaker
 
     async def close(self) -> bool:
         """Close the store, within `CLOSING`. Returns False if an operation hangs, which the log then names."""
@@ -259,12 +266,13 @@ class Visit:
             return self._missed(operation, StoreMiss.BUDGET)
         if not self._guarded.admit(operation):
             return self._missed(operation, StoreMiss.OPEN)
+        answers = self._guarded.answers(operation)
         try:
             with self._allowance.spending():
                 async with asyncio.timeout(self._allowance.left):
                     answer = await ask()
         except TimeoutError:
-            return self._late(operation)
+            return self._late(operation, answers)
         except NamespaceFault as fault:  # which must not keep the others from the engine
             self._guarded.told(operation, fault.message)
             return self._missed(operation, StoreMiss.FAILED)
@@ -279,10 +287,14 @@ class Visit:
         self._guarded.succeeded(operation)
         return answer
 
-    def _late(self, operation: StoreOperation) -> Literal[Missing.FAILED]:
-        """Count a timeout. After a first answer it is not a fault of the engine: the request may ask too much."""
-        if not self._answered:
-            self._guarded.failed(operation, "no answer in time")
+    def _late(self, operation: StoreOperation, answers: int) -> Literal[Missing.FAILED]:
+        """Count a timeout. It is not a fault of the engine if that has answered others meanwhile, of which there may be
+        very many, or this visit before, which may have asked too much."""
+        text = "no answer in time"
+        if self._answered or self._guarded.answers(operation) > answers:
+            self._guarded.told(operation, f"{text}: too much was asked for at once")
+        else:
+            self._guarded.failed(operation, text)
         return self._missed(operation, StoreMiss.TIMEOUT)
 
     def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Literal[Missing.FAILED]:

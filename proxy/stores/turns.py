@@ -20,6 +20,10 @@ class Turns:
         self._waiting: OrderedDict[str, OrderedDict[asyncio.Future[None], None]] = OrderedDict()
         """Who waits, by owner. The owner that comes next is first."""
 
+    def waiting(self, owner: str) -> int:
+        """Return how many operations of this owner wait for a slot."""
+        return len(self._waiting.get(owner, ()))
+
     @asynccontextmanager
     async def slot(self, owner: str) -> AsyncIterator[None]:
         """Wait for a slot, and give it back at the end."""

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from proxy.errors import StoreFault
+from proxy.errors import NamespaceFault, StoreFault
 from proxy.stores.turns import Turns
 
 T = TypeVar("T")
@@ -23,7 +23,8 @@ THREADS = 8
 """Most threads. They are our own because a disk that hangs must not block the event loop's executor."""
 
 WAITING = 10_000
-"""Most calls waiting for a thread. If there are more, the disk cannot keep up, and they would only fill memory."""
+"""Most calls of an owner waiting for a thread. If there are more, the disk cannot keep up, and they would only fill
+memory."""
 
 Item = tuple[Future[Any], Callable[[], Any]]
 
@@ -35,7 +36,6 @@ class Workers:
         self._name = name
         self._free = Turns(threads)
         self._most_waiting = waiting
-        self._waiting = 0
         self._threads: list[threading.Thread] = []
         self._items: SimpleQueue[Item | None] = SimpleQueue()
         self._under_way: dict[Future[Any], tuple[str, float]] = {}
@@ -46,10 +46,15 @@ class Workers:
 
         If no thread is free, all owners that wait for one come in turn.
 
-        Raises StoreFault if too many calls are waiting or after `close`. If the caller is cancelled before a thread is
-        free, the work never runs. If it is cancelled while the work runs, the work continues.
+        Raises NamespaceFault if too many calls of this owner are waiting, and StoreFault after `close`. If the caller
+        is cancelled before a thread is free, the work never runs. If it is cancelled while the work runs, the work
+        continues.
         """
-        await self._turn(owner)
+        if self._closed:
+            raise StoreFault("the store is closed")
+        if (waiting := self._free.waiting(owner)) >= self._most_waiting:
+            raise NamespaceFault(f"{waiting} calls wait for the store already")
+        await self._free.take(owner)
         future: Future[T] = Future()
         self._under_way[future] = what, time.monotonic()
         loop = asyncio.get_running_loop()
@@ -69,17 +74,6 @@ class Workers:
         now = time.monotonic()
         hanging = [each for future, each in self._under_way.items() if not future.done()]
         return [f"{what} for {now - since:.0f} s" for what, since in hanging]
-
-    async def _turn(self, owner: str) -> None:
-        if self._closed:
-            raise StoreFault("the store is closed")
-        if self._waiting >= self._most_waiting:
-            raise StoreFault(f"{self._waiting} calls wait for the store already")
-        self._waiting += 1
-        try:
-            await self._free.take(owner)
-        finally:
-            self._waiting -= 1
 
     def _ended(self, future: Future[Any]) -> None:
         del self._under_way[future]

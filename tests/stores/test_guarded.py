@@ -343,6 +343,21 @@ async def test_a_request_that_asks_for_very_much_does_not_open_the_breaker(store
     assert guarded.state == "open"
 
 
+async def test_a_store_that_is_busy_with_one_caller_is_not_kept_from_the_others(store: Scripted) -> None:
+    warned = list[str]()
+    guarded = Guarded(store, warn=lambda _, text: warned.append(text), budget_seconds=0.05, breaker=Breaker(limit=3))
+    for others, state in (True, "closed"), (False, "open"):
+        store.seconds = 5
+        waiting = [asyncio.create_task(guarded.visit().put(f"a-1/originals/{number}", b"1")) for number in range(5)]
+        await asyncio.sleep(0)
+        if others:
+            store.seconds = 0
+            assert await guarded.visit().put("b-1/originals/k", b"1") is Put.WRITTEN
+        assert {*await asyncio.gather(*waiting)} == {Put.FAILED}
+        assert guarded.state == state
+    assert "too much was asked for at once" in warned[0] and "at once" not in warned[-1]
+
+
 async def test_a_cancelled_request_is_no_fault(
     guarded: Guarded, store: Scripted, warned: list[tuple[str, str]]
 ) -> None:

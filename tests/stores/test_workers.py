@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.errors import StoreFault
+from proxy.errors import NamespaceFault, StoreFault
 from proxy.stores.workers import Workers
 
 
@@ -60,7 +60,8 @@ async def test_hanging_threads_leave_nothing_behind_of_who_gave_up(let_go: threa
         assert all(
             isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*late, return_exceptions=True)
         ), turn
-    assert (workers._waiting, workers._items.qsize(), len(workers._under_way), len(workers._threads)) == (0, 0, 2, 2)
+    assert (workers._free.waiting(""), workers._items.qsize()) == (0, 0)
+    assert (len(workers._under_way), len(workers._threads)) == (2, 2)
     for task in hanging:
         task.cancel()
     await asyncio.gather(*hanging, return_exceptions=True)
@@ -73,10 +74,12 @@ async def test_hanging_threads_leave_nothing_behind_of_who_gave_up(let_go: threa
 
 async def test_too_much_that_waits_is_refused_at_once(let_go: threading.Event) -> None:
     workers = Workers("test", threads=1, waiting=3)
-    tasks = [asyncio.create_task(workers.run("get", let_go.wait)) for _ in range(4)]
+    tasks = [asyncio.create_task(workers.run("get", let_go.wait, "a-1")) for _ in range(4)]
     await asyncio.sleep(0.01)
-    with pytest.raises(StoreFault, match="3 calls wait"):
-        await workers.run("get", lambda: None)
+    with pytest.raises(NamespaceFault, match="3 calls wait"):
+        await workers.run("get", lambda: None, "a-1")
+    tasks.append(asyncio.create_task(workers.run("get", let_go.wait, "b-1")))
+    await asyncio.sleep(0.01)
     let_go.set()
     await asyncio.gather(*tasks)
 
