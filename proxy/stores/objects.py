@@ -68,9 +68,9 @@ RETRY: RetryConfig = {"max_retries": 1, "retry_timeout": timedelta(seconds=5)}
 class ObjectStore:
     """Records as objects.
 
-    Every operation is its own task, which continues if its caller is cancelled. obstore answers through the event loop,
-    and if that has been closed, the interpreter can abort. `close` waits for these tasks, at most as long as `CLIENT`
-    and `RETRY` let an operation take.
+    Every operation that has begun is a task of its own, which continues if its caller is cancelled. obstore answers
+    through the event loop, and if that has been closed, the interpreter can abort. `close` waits for these tasks, at
+    most as long as `CLIENT` and `RETRY` let an operation take.
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
@@ -153,20 +153,28 @@ class ObjectStore:
             return
 
     async def _run(self, work: Coroutine[Any, Any, T], key: str) -> T:
-        task = asyncio.create_task(self._in_turn(work, namespace_of(key)))
+        """Do this work in turn. It is never begun if the caller is cancelled before."""
+        try:
+            await self._slots.take(namespace_of(key))
+        except asyncio.CancelledError:
+            work.close()
+            raise
+        task = asyncio.create_task(self._begun(work))
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    async def _begun(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            with _faults():
+                return await work
+        finally:
+            self._slots.give_back()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
             task.exception()  # or asyncio logs it as a bug, if the caller has gone
-
-    async def _in_turn(self, work: Coroutine[Any, Any, T], owner: str) -> T:
-        async with self._slots.slot(owner):
-            with _faults():
-                return await work
 
 
 async def _next(pages: Any) -> Sequence[Any]:

@@ -13,6 +13,7 @@ from obstore.store import MemoryStore
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Store, open_store
+from proxy.stores import objects as objects_module
 from proxy.stores.objects import ObjectStore
 from proxy.stores.retention import Sweeper
 from tests.stores.contract import StoreContract, listed, swept
@@ -224,8 +225,10 @@ async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:
         await store.close()
 
 
-async def test_close_waits_for_what_callers_gave_up() -> None:
-    """Otherwise obstore's late answers would find the loop closed. The pending writes are stored, too."""
+async def test_close_waits_for_what_callers_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise obstore's late answers would find the loop closed. Writes that have begun are stored, too; no others
+    wait on without their callers, or a slow store would have ever more of them."""
+    monkeypatch.setattr(objects_module, "CONCURRENCY", 8)
     answered = 0
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -238,7 +241,7 @@ async def test_close_waits_for_what_callers_gave_up() -> None:
 
     async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
         store = open_store(s3_url(server.sockets[0].getsockname()[1]))
-        tasks = [asyncio.create_task(store.put(f"a-1/original/{number}", b"1")) for number in range(8)]
+        tasks = [asyncio.create_task(store.put(f"a-1/original/{number}", b"1")) for number in range(20)]
         await asyncio.sleep(0.2)
         for task in tasks:
             task.cancel()
