@@ -31,8 +31,6 @@ class Breaker:
         self._closed = True
         self._probing = False
         self._next_probe = 0.0
-        self.answers = 0
-        """How many calls were answered so far."""
 
     def another(self) -> Breaker:
         """Return a closed breaker with the same limit, pause and clock."""
@@ -62,7 +60,6 @@ class Breaker:
 
     def succeeded(self) -> None:
         """Note that a call was answered, and close the breaker."""
-        self.answers += 1
         self._failures = 0
         self._closed = True
         self._probing = False

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Literal, TypeVar
 
 from proxy.errors import NamespaceFault, StoreFault
+from proxy.stores import turns
 from proxy.stores.base import Entry, Retention, Store, lifetime
 from proxy.stores.breaker import Breaker
 from proxy.stores.memory import Absent, Memory, Missing
@@ -108,13 +109,9 @@ class Guarded:
         if operation in WRITES:
             self.writing.succeeded()
 
-    def answers(self, operation: StoreOperation) -> int:
-        """Return how many operations the engine did so far: of `WRITES` if this is one of them, else of all."""
-        return self._breaker(operation).answers
-
     def failed(self, operation: str, reason: str) -> str:
         """Record a fault of the engine, and return `reason`."""
-        self._breaker(operation).failed()
+        (self.writing if operation in WRITES else self.breaker).failed()
         return self.told(operation, reason)
 
     def told(self, operation: str, reason: str) -> str:
@@ -126,9 +123,6 @@ class Guarded:
         """Count and log a damaged record, which is treated as absent. May be called in any thread."""
         self._count_damaged(key.split("/")[1])
         self._warn("store damaged", f"store: a damaged record counts as absent: {key}")
-
-    def _breaker(self, operation: str) -> Breaker:
-        return self.writing if operation in WRITES else self.breaker
 
     async def close(self) -> bool:
         """Close the store, within `CLOSING`. Returns False if an operation hangs, which the log then names."""
@@ -266,13 +260,13 @@ class Visit:
             return self._missed(operation, StoreMiss.BUDGET)
         if not self._guarded.admit(operation):
             return self._missed(operation, StoreMiss.OPEN)
-        answers = self._guarded.answers(operation)
+        left = self._allowance.left
         try:
-            with self._allowance.spending():
-                async with asyncio.timeout(self._allowance.left):
+            with self._allowance.spending(), turns.waiting() as wait:
+                async with asyncio.timeout(left):
                     answer = await ask()
         except TimeoutError:
-            return self._late(operation, answers)
+            return self._late(operation, left - wait.seconds)
         except NamespaceFault as fault:  # which must not keep the others from the engine
             self._guarded.told(operation, fault.message)
             return self._missed(operation, StoreMiss.FAILED)
@@ -287,14 +281,14 @@ class Visit:
         self._guarded.succeeded(operation)
         return answer
 
-    def _late(self, operation: StoreOperation, answers: int) -> Literal[Missing.FAILED]:
-        """Count a timeout. It is not a fault of the engine if that has answered others meanwhile, of which there may be
-        very many, or this visit before, which may have asked too much."""
-        text = "no answer in time"
-        if self._answered or self._guarded.answers(operation) > answers:
-            self._guarded.told(operation, f"{text}: too much was asked for at once")
+    def _late(self, operation: StoreOperation, seconds: float) -> Literal[Missing.FAILED]:
+        """Count a timeout of an operation that the engine had for so many seconds. If most of the time went by before,
+        in waiting for a turn, or after a first answer, it is not a fault of the engine: its caller asks too much."""
+        reason = "no answer in time"
+        if self._answered or seconds < self._allowance.whole / 2:
+            self._guarded.told(operation, f"{reason}: much is asked for at once")
         else:
-            self._guarded.failed(operation, text)
+            self._guarded.failed(operation, reason)
         return self._missed(operation, StoreMiss.TIMEOUT)
 
     def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Literal[Missing.FAILED]:
@@ -307,14 +301,14 @@ class Allowance:
     """Seconds that may be spent waiting. Concurrent waits count once, because the client waits only once."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._whole = self._seconds = seconds
+        self.whole = self._seconds = seconds
         self._clock = clock
         self._waiting = 0
         self._since = 0.0
 
     def anew(self) -> Allowance:
         """Return a full allowance of the same size."""
-        return Allowance(self._whole, self._clock)
+        return Allowance(self.whole, self._clock)
 
     @property
     def left(self) -> float:

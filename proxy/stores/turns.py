@@ -8,8 +8,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+
+
+class TurnWait:
+    """How long an operation waited for its turn; if it needed several at once, for the last of them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+
+_wait: ContextVar[TurnWait] = ContextVar("wait")
+
+
+@contextmanager
+def waiting() -> Iterator[TurnWait]:
+    """Measure how long what is done in this block waits for turns, in this task and those that it creates."""
+    wait = TurnWait()
+    token = _wait.set(wait)
+    try:
+        yield wait
+    finally:
+        _wait.reset(token)
 
 
 class Turns:
@@ -20,13 +42,13 @@ class Turns:
         self._waiting: OrderedDict[str, OrderedDict[asyncio.Future[None], None]] = OrderedDict()
         """Who waits, by owner. The owner that comes next is first."""
 
-    def waiting(self, owner: str) -> int:
+    def count(self, owner: str) -> int:
         """Return how many operations of this owner wait for a slot."""
         return len(self._waiting.get(owner, ()))
 
     @asynccontextmanager
     async def slot(self, owner: str) -> AsyncIterator[None]:
-        """Wait for a slot, and give it back at the end."""
+        """TurnWait for a slot, and give it back at the end."""
         await self.take(owner)
         try:
             yield
@@ -34,11 +56,12 @@ class Turns:
             self.give_back()
 
     async def take(self, owner: str) -> None:
-        """Wait for a slot. The caller has to give it back."""
+        """TurnWait for a slot. The caller has to give it back."""
         if self._free:
             self._free -= 1
             return
-        turn = asyncio.get_running_loop().create_future()
+        loop, wait = asyncio.get_running_loop(), _wait.get(TurnWait())
+        turn, began = loop.create_future(), loop.time()
         self._waiting.setdefault(owner, OrderedDict())[turn] = None
         try:
             await turn
@@ -48,6 +71,8 @@ class Turns:
             else:  # it has the slot: both came at the same moment
                 self.give_back()
             raise
+        finally:
+            wait.seconds = max(wait.seconds, loop.time() - began)
 
     def give_back(self) -> None:
         """Pass the slot on to the next owner that waits, or keep it free."""

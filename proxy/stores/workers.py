@@ -52,7 +52,7 @@ class Workers:
         """
         if self._closed:
             raise StoreFault("the store is closed")
-        if (waiting := self._free.waiting(owner)) >= self._most_waiting:
+        if (waiting := self._free.count(owner)) >= self._most_waiting:
             raise NamespaceFault(f"{waiting} calls wait for the store already")
         await self._free.take(owner)
         future: Future[T] = Future()

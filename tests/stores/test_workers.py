@@ -60,7 +60,7 @@ async def test_hanging_threads_leave_nothing_behind_of_who_gave_up(let_go: threa
         assert all(
             isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*late, return_exceptions=True)
         ), turn
-    assert (workers._free.waiting(""), workers._items.qsize()) == (0, 0)
+    assert (workers._free.count(""), workers._items.qsize()) == (0, 0)
     assert (len(workers._under_way), len(workers._threads)) == (2, 2)
     for task in hanging:
         task.cancel()
