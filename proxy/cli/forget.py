@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 
 import msgspec
@@ -61,13 +61,14 @@ def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
 class _Kept(msgspec.Struct):
     """What is kept of a namespace. `rows` is None if the dashboard has neither rows nor sums."""
 
-    entries: list[Entry] = msgspec.field(default_factory=list)
+    entries: dict[str, Entry] = msgspec.field(default_factory=dict)
+    """By their keys: a record may come back while a proxy runs."""
     files: int = 0
     size: int = 0
     rows: int | None = None
 
     def add(self, more: _Kept) -> None:
-        self.entries += more.entries
+        self.entries |= more.entries
         self.files, self.size = self.files + more.files, self.size + more.size
         if more.rows is not None:
             self.rows = (self.rows or 0) + more.rows
@@ -79,12 +80,13 @@ class _Kept(msgspec.Struct):
             lines += [_described(self.files, "file of captured requests", self.size, "files of captured requests")]
         if self.rows is not None:
             lines += [f"{self.rows} {'row' if self.rows == 1 else 'rows'} of the dashboard, and their sums"]
-        return [*lines, *_records(self.entries)]
+        return [*lines, *_records(self.entries.values())]
 
     @property
     def recent(self) -> bool:
-        """Whether a proxy may be writing right now."""
-        return any(entry.modified > time.time() - RECENT for entry in self.entries)
+        """Whether a proxy may be writing right now. How old captures are is not asked: there is one more look."""
+        since = time.time() - RECENT
+        return self.files > 0 or any(entry.modified > since for entry in self.entries.values())
 
 
 def _forgotten(settings: Settings, namespace: str) -> tuple[_Kept, bool]:
@@ -109,13 +111,14 @@ def _kept(settings: Settings, namespace: str, *, delete: bool) -> _Kept:
     kept = _Kept()
 
     async def look(engine: Store) -> int:
-        kept.entries = [entry async for entry in engine.list(f"{namespace}/")]
+        kept.entries = {entry.key: entry async for entry in engine.list(f"{namespace}/")}
         return 0
 
     async def delete_all(engine: Store) -> int:
         await look(engine)
-        for start in range(0, len(kept.entries), AT_ONCE):
-            await asyncio.gather(*(engine.delete(entry.key) for entry in kept.entries[start : start + AT_ONCE]))
+        keys = [*kept.entries]
+        for start in range(0, len(keys), AT_ONCE):
+            await asyncio.gather(*map(engine.delete, keys[start : start + AT_ONCE]))
         return 0
 
     kept.files, kept.size = _captures(settings, namespace, delete=delete)
@@ -124,7 +127,7 @@ def _kept(settings: Settings, namespace: str, *, delete: bool) -> _Kept:
     return kept
 
 
-def _records(entries: list[Entry]) -> Iterator[str]:
+def _records(entries: Collection[Entry]) -> Iterator[str]:
     """Yield what there is in the store, for each kind."""
     for kind in sorted({entry.key.split("/")[1] for entry in entries}):
         sizes = [entry.size for entry in entries if entry.key.split("/")[1] == kind]

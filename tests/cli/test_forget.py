@@ -104,13 +104,29 @@ def test_what_is_still_being_written_goes_too(
     assert main(["store", "forget", CALLER, "--store", store, "--capture", str(captures), "--yes"]) == OK
     assert capsys.readouterr() == (
         "deleted 4 files of captured requests, 4 KiB\n"
-        "deleted 3 records of kind beliefs, 15 B\n"
-        "deleted 15 records of kind rounds, 75 B\n",
+        "deleted 1 record of kind beliefs, 5 B\n"
+        "deleted 5 records of kind rounds, 25 B\n",
         "",
     )
     assert looks == 3
     assert asyncio.run(_keys(store)) == {f"{OTHER}/rounds/1", "acme/files/f"}
     assert not (captures / CALLER).exists()
+
+
+def test_captures_that_are_still_being_written_go_too(
+    store: str, captures: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def writes(seconds: float) -> None:
+        monkeypatch.setattr("time.sleep", lambda seconds: None)
+        (captures / "late-1").mkdir()
+        (captures / "late-1" / "2.jsonl").write_text("x" * 1_000)
+
+    (captures / "late-1").mkdir()
+    (captures / "late-1" / "1.jsonl").write_text("x" * 1_000)
+    monkeypatch.setattr("time.sleep", writes)
+    assert main(["store", "forget", "late-1", "--store", store, "--capture", str(captures), "--yes"]) == OK
+    assert capsys.readouterr() == ("deleted 2 files of captured requests, 2 KiB\n", "")
+    assert not (captures / "late-1").exists()
 
 
 def test_what_does_not_stop_coming_is_told(
