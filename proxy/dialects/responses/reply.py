@@ -77,8 +77,8 @@ class OutputItem:
         self._name = ""  # which of our tools it calls
         self.released = False
         """Whether its events are shown as they arrive."""
-        self.lost = False
-        """Whether it is reasoning for a call that is dropped, without which it is refused."""
+        self.alone = False
+        """Whether it is reasoning for a call that the client does not see, without which it is refused."""
         self.size = 0
         """About how many bytes of it came in pieces."""
         self.kept: list[ItemEvent] = []
@@ -236,8 +236,8 @@ class ResponsesRound:
         before_ours = False
         for item in reversed(self.items):
             before_ours = item.ours or (before_ours and item.type == "reasoning") or False
-            item.lost = visible and before_ours and not item.released
-        kept = [item for item in self.items if not item.ours and not item.lost]
+            item.alone = before_ours and not item.released
+        kept = [item for item in self.items if not item.ours and not item.alone]
         released = [item for item in kept if visible or item.released or item.type != "message"]
         parts = [part for item in released for part in self._flushed(item)]
         return [*parts, *((None, item) for item in released)]
@@ -245,7 +245,7 @@ class ResponsesRound:
     def written(self, answered: Collection[object]) -> list[bytes]:
         """Return the items. Where upstream stores nothing, no item is found by its id, and reasoning that is not in the
         item itself is lost."""
-        kept = [item for item in self.items if not item.lost and (not item.ours or item in answered)]
+        kept = [one for one in self.items if (answered or not one.alone) and (not one.ours or one in answered)]
         raws = [bytes(raw) for item in kept if (raw := item.written()) is not None]
         if self._stored:
             return raws

@@ -159,6 +159,19 @@ def test_reasoning_of_a_call_of_ours_is_hidden_with_it() -> None:
     assert json.loads(result)["call_id"] == "call_1_1"
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_reasoning_of_a_call_of_ours_behind_the_clients_is_hidden_with_it(streamed: bool) -> None:
+    """Upstream would refuse it for ever after, if the hidden round cannot be put back."""
+    calls = call("fetch", {"n": 1}), reasoning(), reasoning("I look."), call("grep", {"pattern": "x"})
+    mixed = response(reasoning("Both."), *calls)
+    one = turn(stream=streamed)
+    out, _ = run(one, stream(mixed) if streamed else json.dumps(mixed).encode())
+    final = accumulated(out) if streamed else json.loads(out)
+    assert types(final["output"]) == ["reasoning", "function_call"]
+    assert one.hidden is not None
+    assert json.loads(one.hidden.instead or b"") == mixed["output"]
+
+
 def test_reasoning_waits_for_the_item_after_it_and_text_does_not() -> None:
     raw = stream(response(reasoning("Hm."), say("Hello."), tools=[]))
     thought, text = raw.split(b"event: response.output_item.added\ndata: ", 2)[1:]
