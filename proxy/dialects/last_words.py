@@ -7,6 +7,8 @@ MAX_CIRCLES = 2
 goes on until its rounds are used up, and each of them costs time."""
 NO_MORE = "({} and {} cannot be called again in this turn: answer now, with what you have.)"
 """The last line of the answers before the last round."""
+NOT_ANSWERED = "(not answered: the turn ended with this call)"
+"""The result of a call with which a turn ended, where upstream keeps the call and wants a result."""
 SAID_NOTHING = (
     "[offload-proxy: the model ended its turn without an answer, even when it was asked again without the tools {} and"
     " {}. Please ask again, or for less at once.]"

@@ -168,6 +168,8 @@ class RequestTurnIO:
 
     async def remember(self, turn: Turn) -> None:
         """Store the hidden rounds under the digest of the history that ends with the visible reply."""
+        if continuation := turn.continuation:
+            await self._records.keep_continuation(continuation)
         hidden, model = turn.hidden, self._history.request.model
         if hidden is None:
             await self._records.contest(self._history.chain[-1], model, lambda: self.aside(partial(_visible, turn)))
@@ -175,8 +177,6 @@ class RequestTurnIO:
         link, visible, sizes = await self.aside(partial(self._measured, turn, hidden))
         found, chain = self._ready.found, self._history.chain
         earlier = [(chain[index + 1], found[index].name) for index in sorted(found)]
-        if continuation := turn.continuation:
-            await self._records.keep_continuation(continuation)
         counted = msgspec.structs.replace(hidden, tokens=sum(sizes), sizes=sizes)
         befores = self._history.befores()
         await self._records.remember(link, model, counted, earlier, befores, visible, self.aside)

@@ -14,7 +14,7 @@ from proxy.core.history import ToolCall, extend
 from proxy.core.policy import Policy, Tools
 from proxy.core.recognition import Visible
 from proxy.core.retrieval.tools import REPEATED
-from proxy.core.turn import HiddenRound, Usage
+from proxy.core.turn import Continuation, HiddenRound, Usage
 from proxy.dialects.chat import CHAT
 from proxy.regex import Budget
 from proxy.requests.prepare import rendered
@@ -85,7 +85,10 @@ async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -
     async def contest(before: bytes, model: str, visible: Callable[[], Awaitable[Visible]]) -> None:
         notes["remembered"].append((before, model, await visible()))
 
-    records: Any = SimpleNamespace(remember=remember, contest=contest)
+    async def keep_continuation(continuation: Continuation) -> None:
+        notes["remembered"].append(continuation)
+
+    records: Any = SimpleNamespace(remember=remember, contest=contest, keep_continuation=keep_continuation)
     io = RequestTurnIO(services, client, tenant, ready, records, lambda: [(b"x-ours", b"1")], Budget(10))
     return World(io, ready, notes)
 
@@ -190,8 +193,9 @@ async def test_hidden_rounds_are_stored_under_the_history_that_the_reply_ends() 
     befores = one.ready.history.befores()
     assert befores == {one.ready.history.chain[-1]}
     assert one.remembered == [(link, "m", counted, [], befores, Visible("It is 42."))]
-    await one.io.remember(SimpleNamespace(hidden=None, visible=("Sure.", []), spent=Usage()))
-    assert one.remembered[1:] == [(one.ready.history.chain[-1], "m", Visible("Sure."))]
+    going_on = Continuation("r1", "r2", ())
+    await one.io.remember(SimpleNamespace(hidden=None, continuation=going_on, visible=("Sure.", []), spent=Usage()))
+    assert one.remembered[1:] == [going_on, (one.ready.history.chain[-1], "m", Visible("Sure."))]
 
 
 async def test_a_summary_call_is_answered_in_the_dialects_words() -> None:

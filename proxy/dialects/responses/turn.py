@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from proxy.core import rawjson, sse
 from proxy.core.history import ToolCall
-from proxy.core.turn import Continuation
+from proxy.core.turn import Continuation, State
+from proxy.dialects.last_words import NOT_ANSWERED
 from proxy.dialects.responses import errors
 from proxy.dialects.responses.client_reply import USAGE, ResponsesClientReply, ResponsesWholeReply
 from proxy.dialects.responses.items import output, said
@@ -74,9 +75,15 @@ class ResponsesTurn(Turn):
 
     @property
     def continuation(self) -> Continuation | None:
-        if self.hidden is None or not (self._asked.stores and self._shown.id and self._round.id):
+        """Upstream keeps calls of ours that were not answered, too, and refuses what follows them without results."""
+        self._require(State.DONE)
+        kept = self._asked.stores and self._shown.id and self._round.id
+        if not (kept and self._round.hides) or self._round.failed:
             return None
-        return Continuation(self._shown.id, self._round.id, tuple(self._after))
+        dropped = [item for item in self._round.ours if item.call_id and item not in self._answering]
+        after = (*self._after, *(self._result(item.call_id, NOT_ANSWERED) for item in dropped))
+        same = self._shown.id == self._round.id and not after
+        return None if same else Continuation(self._shown.id, self._round.id, after)
 
     @property
     def visible(self) -> tuple[str, list[ToolCall]]:

@@ -13,6 +13,7 @@ from proxy.core import sse
 from proxy.core.turn import Broken, Continuation, State
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ItemEvent
+from proxy.dialects.responses.turn import ResponsesTurn
 from proxy.dialects.values import object_of, text_of
 from proxy.errors import UpstreamBroken
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
@@ -435,6 +436,39 @@ def test_an_error_event_counts_on() -> None:
     assert said["type"] == "error"
     assert said["sequence_number"] == len(events(sent))
     assert said["error"]["message"] == said["message"] == "broke"
+
+
+def going_on(one: ResponsesTurn) -> tuple[str, str, list[str]] | None:
+    found = one.continuation
+    return found and (found.shown, found.last, [json.loads(raw)["call_id"] for raw in found.after])
+
+
+def test_what_follows_goes_on_from_the_own_request_that_was_sent_instead() -> None:
+    """The client has seen the beginning of the first round, whose call of ours has no result."""
+    one = turn()
+    one.request()
+    feed(one, stream(response(call("grep", {"pattern": "x"}))))
+    one.answer(["found"])
+    one.request()  # is refused
+    assert one.start_over()
+    one.request()
+    feed(one, stream(response(say("It is 42."), number=2, tools=[])))
+    assert one.hidden is None
+    assert going_on(one) == ("resp_1", "resp_2", [])
+
+
+def test_calls_that_were_dropped_get_results_from_what_follows() -> None:
+    looks = [response(call("grep", {"pattern": "y"}), call("fetch", {}), number=number) for number in (1, 2)]
+    cut = response(say("Let me"), {**call("grep", {"pattern": "y"}), "status": "incomplete"}, status="incomplete")
+    for rounds, expected in (
+        ([LOOKS, looks[1]], ("resp_1", "resp_2", ["call_2_0"])),
+        ([looks[0]], ("resp_1", "resp_1", ["call_1_0"])),
+        ([cut], ("resp_1", "resp_1", ["call_1_1"])),
+        ([response(say("It is 42."))], None),
+    ):
+        one = turn(max_rounds=1)
+        run(one, *map(stream, rounds))
+        assert going_on(one) == expected
 
 
 def test_nothing_is_continued_where_nothing_is_stored() -> None:
