@@ -39,6 +39,8 @@ REWRITTEN: dict[str, tuple[Visible, Visible]] = {
     "as it was": (ONE, ONE),
     "text dropped": (ONE, reply("", *ONE.calls)),
     "text trimmed": (reply("I look.\n\n", *ONE.calls), reply(" I look.", *ONE.calls)),
+    "parts of a text trimmed": (reply("I look.\n\nIt is 42."), reply("I look.It is 42.")),
+    "parts of a text joined": (reply("I look.It is 42.", *ONE.calls), reply("I look.\nIt is 42.", *ONE.calls)),
     "arguments reordered": (ONE, reply("", ToolCall("call_0", "look", '{ "limit":3,"path":"a.txt"}'))),
     "a defaulted argument added": (ONE, reply("", call("call_0", path="a.txt", limit=3, deep=False, glob=""))),
     "an argument left out, with an id of its own": (OWN, reply("", call(RANDOM))),
