@@ -7,14 +7,14 @@ times as long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import add, floordiv, gt, itemgetter
 from typing import Any, TypeVar
 
 import msgspec
 
-from proxy.dashboard.packs import SPAN, Pack, PackedRow, entries, pack, with_sent
+from proxy.dashboard.packs import APART, SPAN, Pack, PackedRow, entries, pack, with_sent
 from proxy.dashboard.rows import (
     DAY,
     HOUR,
@@ -156,8 +156,7 @@ class Batch:
     def _part(self, places: Sequence[int], rows: Sequence[PackedRow]) -> Batch:
         """Return a batch of the rows in these places."""
         batch = Batch()
-        for at in range(0, len(places), SPAN):
-            some = [rows[place] for place in places[at : at + SPAN]]
+        for some in _close_together([rows[place] for place in places]):
             seen = [Seen(row.session, row.sent, self.details.get(row.id)) for row in some]
             outcomes = [msgspec.convert(named(row.values), Outcome) for row in some]
             batch.add([row.time for row in some], outcomes, together(seen))
@@ -223,6 +222,18 @@ class Batch:
             for session, part in self._parts.items()
             for newest in (part.newest,)
         ]
+
+
+def _close_together(rows: Iterable[PackedRow]) -> Iterator[list[PackedRow]]:
+    """Yield rows that may be packed together, in their order."""
+    some: list[PackedRow] = []
+    for row in rows:
+        if some and (len(some) == SPAN or abs(row.time - some[0].time) > APART):
+            yield some
+            some = []
+        some.append(row)
+    if some:
+        yield some
 
 
 def _grouped(keys: Sequence[K]) -> dict[K, Sequence[int]]:

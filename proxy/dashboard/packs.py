@@ -19,6 +19,9 @@ from proxy.dashboard.rows import Damaged, Sent, Table, Values, unpacked
 SPAN = 256
 """Ids from the first row of a pack to its last, at most. Rows of other namespaces may have some of them."""
 
+APART = 60.0
+"""Most seconds between the ends of requests that are packed together: their rows are deleted together, too."""
+
 NO_SESSION = -1
 """The number in place of a session's, which has 63 bits."""
 

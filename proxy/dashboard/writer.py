@@ -28,7 +28,7 @@ from proxy.dashboard import versions
 from proxy.dashboard.batch import Batch
 from proxy.dashboard.database import LEAVING, Database, opened
 from proxy.dashboard.holding import Held, Unseen, shown
-from proxy.dashboard.packs import SPAN
+from proxy.dashboard.packs import APART, SPAN
 from proxy.dashboard.rows import NOTHING_SEEN
 from proxy.errors import DashboardFault
 from proxy.telemetry import logs
@@ -45,9 +45,6 @@ HELD = 64 << 20
 TOGETHER = 128
 """Rows that are packed together, which takes about a millisecond. In packs of 32 a row takes half as much again, and
 packs of 256 save nothing more."""
-
-APART = 60.0
-"""Most seconds between the ends of requests that are packed together: their rows are deleted together, too."""
 
 AHEAD = 32
 """Long requests that are described together."""

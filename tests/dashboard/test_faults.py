@@ -28,6 +28,7 @@ from proxy.dashboard import file as file_module
 from proxy.dashboard import live as live_module
 from proxy.dashboard import writer as writer_module
 from proxy.dashboard.access import Viewer
+from proxy.dashboard.batch import Batch
 from proxy.dashboard.database import FORGETTING, LEAVING, Database
 from proxy.dashboard.events import LiveEvent
 from proxy.dashboard.file import unreadable
@@ -868,6 +869,30 @@ def test_requests_that_end_far_apart_are_not_kept_together(tmp_path: Path) -> No
     with closing(sqlite3.connect(tmp_path / "rows.db")) as file:
         assert file.execute("SELECT count FROM packs").fetchall() == [(10,)] * 12
     assert writer.state.written == 120
+
+
+def test_nor_are_those_of_which_fewer_are_written_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, write, sizes = 2.0e9, Database.write, list[int]()
+
+    def fail_at_first(database: Database, batch: Batch) -> int:
+        sizes.append(len(batch))
+        if len(sizes) == 1:
+            raise sqlite3.OperationalError("database or disk is full")
+        return write(database, batch)
+
+    monkeypatch.setattr(Database, "write", fail_at_first)
+    writer = Writer(tmp_path / "rows.db", SIZE, clock=lambda: now)
+    for number in range(120):
+        writer.record([outcome(number)])
+        now += 3_600.0 if number % 10 == 9 else 1.0
+    writer.start()
+    until(lambda: writer.state.written == 120)
+    writer.close()
+    assert sizes[:2] == [120, 30]
+    with closing(sqlite3.connect(tmp_path / "rows.db")) as file:
+        assert file.execute("SELECT count FROM packs").fetchall() == [(10,)] * 12
 
 
 def test_more_requests_than_a_pack_may_have_become_several(tmp_path: Path) -> None:
