@@ -67,6 +67,9 @@ AGAIN = 5.0
 EXPIRE = 3600.0
 """Seconds between two looks for rows that are too old."""
 
+IDLE = 60.0
+"""Seconds without rows after which the thread asks whether it is time for that."""
+
 REST = 0.005
 """Seconds between two steps of packing rows of an earlier version, or requests would wait for the interpreter."""
 
@@ -288,15 +291,16 @@ class Writer:
                 self._write_some(database)
                 if self._due:
                     self._close()
+            self._expire(database)
             self._none.set()
             if self._ended.is_set() and not self._waiting():
                 return
 
     def _gather(self) -> None:
-        """Wait for rows, and for more of them."""
+        """Wait for rows, and for more of them. Returns without any when it may be time to look for old ones."""
         self._asleep = True
-        if not self._waiting():
-            self._some.wait()
+        if not self._waiting() and not self._some.wait(IDLE if self._next_expiry else SOON):
+            return
         self._asleep = False
         begun = time.monotonic()
         while not self._hurried() and self._waiting() < BATCH and self._came - self._left < HELD // 4:
@@ -357,7 +361,6 @@ class Writer:
             return
         self._done(batch)
         self._most, self.state.fault = WAITING, ""
-        self._expire(database)
 
     def _try_fewer(self, batch: Batch, error: sqlite3.Error) -> None:
         """Have a batch wait on, and fewer rows tried next. One that fails alone is lost."""
@@ -389,7 +392,7 @@ class Writer:
         self._older = database.older
         if packed or not 0 <= self._next_expiry - now <= EXPIRE:  # it is time, or the clock was set back
             more = database.expire(self._seconds, now) >= LEAVING
-            self._next_expiry = 0.0 if more else now + EXPIRE
+            self._next_expiry, self.state.fault = 0.0 if more else now + EXPIRE, ""
             versions.expire(self._path, now - LONGEST_AGE)
 
     def _seconds(self, namespace: str) -> float:

@@ -858,6 +858,23 @@ def test_rows_of_a_clock_that_was_ahead_keep_no_others(tmp_path: Path) -> None:
         assert database.expire(lambda namespace: 30 * DAY, now + 400 * DAY) == LEAVING
 
 
+def test_rows_that_are_too_old_leave_also_while_no_request_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now = tmp_path / "rows.db", 2.0e9
+    monkeypatch.setattr(writer_module, "IDLE", 0.01)
+    monkeypatch.setattr(writer_module, "SOON", 0.01)
+    with closing(Database(path, 16 << 20)) as database, closing(Reader(path)) as reader:
+        database.write(batch_of(rows(2 * LEAVING, at=now - 2 * LEAVING)))
+        writer = Writer(path, 16 << 20, lambda namespace: DAY, lambda: now)
+        writer.start()
+        until(lambda: writer._next_expiry)
+        assert len(reader.before(1 << 62)) == 200
+        now += 2 * DAY
+        until(lambda: not reader.before(1 << 62))
+        writer.close()
+
+
 def test_requests_that_end_far_apart_are_not_kept_together(tmp_path: Path) -> None:
     now = 2.0e9
     writer = Writer(tmp_path / "rows.db", SIZE, clock=lambda: now)
