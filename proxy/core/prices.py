@@ -50,7 +50,10 @@ PRICES = (
 
 def prices_of(base_url: str) -> CachePrices | None:
     """Return the prices of an upstream at this address; None if its host is not in the table."""
-    host = urlsplit(base_url).hostname or ""
+    try:
+        host = urlsplit(base_url).hostname or ""
+    except ValueError:
+        return None  # no address; whoever checks the policy names its place
     for prices in PRICES:
         if any(host == one or host.endswith(f".{one}") for one in prices.hosts):
             return prices

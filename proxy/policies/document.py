@@ -128,7 +128,8 @@ class _Reader:
             raise self._error(node, path, "cannot be read as YAML; put it in quotes if it is text")
         try:
             value = self._loader.construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
+            # Besides its own errors, PyYAML raises Python's where a tag does not fit: `!!bool maybe`, `!!int ''`.
             raise self._error(node, path, "cannot be read as YAML; put it in quotes if it is text") from error
         if isinstance(value, str):
             value = self._filled_in(value, node, path)

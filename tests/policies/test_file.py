@@ -556,6 +556,12 @@ def test_bad_durations(text: str) -> None:
             KEYED + "rules:\n- match: {model: x}\n  upstream: {context_window: 1000}",
             "acme.yaml:3: rules[0].offload.compress.snapshot_tokens: expected less than",
         ),
+        (KEYED + "upstream: {base_url: 'http://[::1/v1'}", "acme.yaml:2: upstream.base_url: expected an address"),
+        (KEYED + "upstream: {base_url: 'http://a\u2100b'}", "acme.yaml:2: upstream.base_url: expected an address"),
+        (
+            KEYED + "upstreams:\n  chat: {base_url: 'http://[x]/v1'}",
+            "acme.yaml:3: upstreams.chat.base_url: expected an address",
+        ),
     ],
 )
 def test_bad_files_are_named_with_line_key_and_what_was_expected(text: str, message: str) -> None:
