@@ -29,12 +29,11 @@ Url = Annotated[str, Meta(pattern=BASE_URL)]
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of the process. Times are in seconds, sizes in bytes."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Meta(description="a host name or an address, such as 127.0.0.1")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535, description="a port from 1 to 65535, or 0 for any free one")] = 8787
     policies: Annotated[Path | None, Meta(description="a directory")] = None
     """The directory of policies. None: one built-in policy for everybody."""
-    store: str = "offload-store"
-    """A URL or a directory."""
+    store: Annotated[str, Meta(description="a URL or a directory")] = "offload-store"
     upstream: Annotated[Url | None, Meta(description="an address such as https://api.openai.com/v1")] = None
     """The upstream of policies without `upstream.base_url`. None: OpenAI."""
     workers: Annotated[int, Meta(ge=1, le=256, description="a number of processes from 1 to 256")] = 1
@@ -132,16 +131,29 @@ def _names(text: str) -> list[str]:
     return [name.strip().lower().removesuffix(".").strip("[]") for name in text.split(",") if name.strip()]
 
 
+def _filled(text: str) -> str:
+    """The text. Raises ValueError if it is empty: `--host "$HOST"` must not listen on all addresses without HOST."""
+    if not text.strip():
+        raise ValueError(text)
+    return text
+
+
+def _path(text: str) -> str:
+    """A path with the home directory in place of `~`. Raises ValueError if it is empty, as that means `.` otherwise."""
+    return os.path.expanduser(_filled(text))
+
+
 _PLAIN: Mapping[str, Callable[[str], object]] = {
     "allowed_hosts": _names,
     "body_limit": _bytes,
     "buffered_limit": _bytes,
-    "capture": os.path.expanduser,
+    "capture": _path,
     "capture_limit": _bytes,
-    "dashboard": os.path.expanduser,
+    "dashboard": _path,
     "dashboard_limit": _bytes,
-    "policies": os.path.expanduser,
-    "store": os.path.expanduser,
+    "host": _filled,
+    "policies": _path,
+    "store": _path,
 }
 """Parsers of settings whose text msgspec cannot convert itself."""
 

@@ -161,6 +161,8 @@ def _listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]  # the rest repeats the address
         raise UserMistake(f"cannot listen on {_address(host, port)}: {reason}") from error
+    except (TypeError, ValueError) as error:  # the name cannot be written as DNS wants it
+        raise UserMistake(f"cannot listen on {_address(host, port)}: expected a host name or an address") from error
     listener.set_inheritable(True)
     return listener
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from proxy.errors import UserMistake
 from proxy.stores.base import Damaged, Entry, Retention, Store
@@ -23,6 +23,11 @@ def open_store(url: str, retention: Retention = lambda namespace: None, damaged:
     if scheme not in _OPENERS:
         known = ", ".join(f"{name}://" for name in _OPENERS if name)
         raise UserMistake(f"no store is known for {scheme}://; a folder's path or one of {known}")
+    try:
+        _parts(url)
+    except ValueError as error:
+        # Python's own text may repeat the password.
+        raise UserMistake("the store's URL: expected a host's name, or an IPv6 address in brackets") from error
     return _OPENERS[scheme](url, retention, damaged)
 
 
@@ -33,14 +38,19 @@ def expires_by_itself(url: str) -> bool:
 
 def describe(url: str) -> str:
     """Return the URL without user, password and query, for logs."""
-    parts = urlsplit(url)
-    if not _scheme(url):
+    parts = _parts(url)
+    if parts is None:
         return url
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def _scheme(url: str) -> str:
     return url.partition("://")[0].lower() if "://" in url else ""
+
+
+def _parts(url: str) -> SplitResult | None:
+    """Return a URL's parts; None for a folder's path. Raises ValueError for brackets that hold no IPv6 address."""
+    return urlsplit(url) if _scheme(url) else None
 
 
 def folder_of(url: str) -> Path | None:

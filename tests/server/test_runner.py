@@ -470,6 +470,13 @@ def test_a_foreign_address_is_a_user_mistake(tmp_path: Path) -> None:
     assert said.startswith("offload-proxy: cannot listen on nowhere.invalid:0: ")
 
 
+@pytest.mark.parametrize("host", ["\xe9..x", "x" * 64 + "\xe9"])
+def test_a_name_that_is_no_host_is_a_user_mistake(tmp_path: Path, host: str) -> None:
+    code, said = run("--port=0", f"--host={host}", store=tmp_path)
+    assert code == 2
+    assert said == f"offload-proxy: cannot listen on {host}:0: expected a host name or an address\n"
+
+
 @WORKERS
 def test_invalid_policies_are_a_user_mistake(tmp_path: Path, flags: tuple[str, ...]) -> None:
     (tmp_path / "policies").mkdir()

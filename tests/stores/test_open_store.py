@@ -42,11 +42,16 @@ async def test_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://host/x", "redis://"),
         ("file://host/x", "three slashes"),
         ("file://", "three slashes"),
+        ("redis://:secret@[::1", "IPv6 address in brackets"),
+        ("redis+sentinel://[x/mymaster", "IPv6 address in brackets"),
+        ("s3://[b", "IPv6 address in brackets"),
+        ("rediss://:secret@a\u2100b", "the store's URL: expected a host's name"),
     ],
 )
 def test_what_is_no_store(url: str, says: str) -> None:
-    with pytest.raises(UserMistake, match=says):
+    with pytest.raises(UserMistake, match=says) as caught:
         open_store(url)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
