@@ -184,6 +184,8 @@ class Database:
         moved = self._within(lambda: move_older(self.connection))
         self.connection.execute(f"PRAGMA secure_delete = {secure}")
         self.older = moved > 0
+        if not self.older:
+            self._limit_pages()
         return moved
 
     def used(self) -> int:
@@ -252,7 +254,13 @@ class Database:
         self._within(self._create_tables)
         run("SELECT max(last) FROM packs").fetchone()
         self.older = has_older(self.connection)
-        run(f"PRAGMA max_page_count = {self._pages}").fetchone()
+        self._limit_pages()
+
+    def _limit_pages(self) -> None:
+        """Set how far the file may grow: further while it has rows of an earlier version, whose messages' descriptions
+        take more room before their rows take less."""
+        room = self._pragma("page_count") * 5 // 4 + SPARE if self.older else 0
+        self.connection.execute(f"PRAGMA max_page_count = {max(self._pages, room)}").fetchone()
 
     def _check_version(self) -> None:
         """Raises OtherVersion if the file holds tables, and not ours of a version that can be read."""

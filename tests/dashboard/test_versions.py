@@ -269,6 +269,21 @@ def test_new_rows_do_not_wait_until_a_full_file_of_an_earlier_version_is_packed(
         assert database.connection.execute("SELECT count(*) FROM older").fetchone()[0] > 5_000
 
 
+def test_a_file_of_an_earlier_version_is_packed_that_is_larger_than_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    older(path, MANY)
+    with closing(sqlite3.connect(path)) as old:  # four fill a page
+        old.executemany("INSERT OR IGNORE INTO details VALUES (?, zeroblob(1012))", ((id,) for id in range(1, 6_005)))
+        old.commit()
+        old.execute("VACUUM")
+    with closing(opened(path, 4 << 20)) as database, closing(Reader(path)) as reader:
+        assert database.write(batch_of(rows(3, at=time.time()))) == 3
+        upgraded(database)
+        assert len(reader.before(1 << 62)) == 200
+        assert database.used() <= database._full
+        assert database._pragma("max_page_count") == max(1024, database._pragma("page_count"))
+
+
 def test_a_file_that_another_version_still_writes_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
