@@ -44,6 +44,9 @@ T = TypeVar("T")
 CONCURRENCY = 32
 """Most operations at once in one process."""
 
+HAND_OVER = 0.1
+"""Seconds that obstore's threads have at the end to let go of results they handed over."""
+
 CLOCK = ".clock"
 """The object that tells the store's time. It is no record, because no part of a key begins with a dot."""
 
@@ -110,8 +113,11 @@ class ObjectStore:
         await self._run(self._delete(checked(key)), key)
 
     async def close(self) -> None:
-        """Wait for running operations."""
+        """Wait for running operations, and for obstore's threads to be done with them."""
         await asyncio.gather(*self._under_way, return_exceptions=True)
+        # A thread that has handed over its result still drops objects of Python. If the interpreter ends meanwhile, the
+        # process aborts, and there is nothing to wait for but time.
+        await asyncio.sleep(HAND_OVER)
 
     async def _ahead(self) -> float:
         """Return how many seconds our clock is ahead of the store's; zero where we may not write, so cannot tell."""

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import subprocess
+import sys
 import time
 import traceback
 from contextlib import suppress
@@ -271,3 +273,30 @@ def test_gcs_and_azure_open_by_their_usual_variables(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     for good in ("gs://bucket/prefix", "az://container/prefix"):
         open_store(good)
+
+
+LEAVING = """
+import asyncio, sys, threading, time
+from obstore.store import MemoryStore
+from proxy.stores.objects import ObjectStore
+
+wake = asyncio.SelectorEventLoop._write_to_self
+
+def woken(loop):
+    wake(loop)
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.02)  # as if the system ran the main thread first
+
+async def work():
+    store = ObjectStore(MemoryStore())
+    assert await store.get("a/originals/b") is None
+    await store.close()
+
+asyncio.SelectorEventLoop._write_to_self = woken
+asyncio.run(work())
+"""
+
+
+def test_a_process_ends_well_after_its_last_operation() -> None:
+    for _ in range(3):  # each of them aborted, nine times of ten
+        subprocess.run([sys.executable, "-c", LEAVING], check=True)
