@@ -15,6 +15,7 @@ import stat
 import sys
 import zlib
 from base64 import b64decode
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -48,7 +49,6 @@ HEAD = 4 << 10
 _STRING = rb'"(?:[^"\\]|\\.)*"'
 _HAR = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*(?:%b\s*:\s*(?:%b|[\w.+-]+)\s*,\s*)*"log"\s*:\s*\{' % (_STRING, _STRING))
 """Some programs write a version or a comment before the log."""
-_BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 _STEP = 1 << 20
 _ENVELOPE = frozenset(("url", "body"))
@@ -95,7 +95,11 @@ def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
         with _opened(path) as file:
             packed = file.peek(HEAD).startswith(_GZIP)
             unpacked = gzip.GzipFile(fileobj=file) if packed else file
-            if not _HAR.match(unpacked.peek(HEAD)):
+            head = unpacked.peek(HEAD)
+            if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+                cure = "PowerShell's > writes it; save it with | Out-File -Encoding utf8"
+                raise UserMistake(f"{path}: expected UTF-8, and this is UTF-16: {cure}")
+            if not _HAR.match(head):
                 yield from _lines(str(path), file, unpacked, dialect)
             elif packed or _size(file) is None:
                 raise UserMistake(f"{path}: a HAR is not read compressed or from a pipe; save it to a file first")
@@ -141,7 +145,7 @@ def _lines(
             return
         if len(line) > LONGEST:
             raise UserMistake(f"{name}:{number}: longer than {LONGEST:,} bytes")
-        body = line.removeprefix(_BOM).strip() if number == 1 else line.strip()
+        body = line.removeprefix(BOM_UTF8).strip() if number == 1 else line.strip()
         position = file.tell() / size if size else None
         if number > 1 and not line.endswith(b"\n") and _is_cut(body):
             yield RecordedRequest(position, None, reason=Reason.INVALID)
@@ -242,7 +246,7 @@ _entry = msgspec.json.Decoder(_Entry)
 def _har(name: str, file: io.BufferedReader) -> Iterator[RecordedRequest]:
     """Yield the requests of a HAR. The file is mapped into memory, and one entry at a time is decoded."""
     mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    start = len(_BOM) if mapped[: len(_BOM)] == _BOM else 0
+    start = len(BOM_UTF8) if bytes(mapped[: len(BOM_UTF8)]) == BOM_UTF8 else 0
     try:
         entries = msgspec.json.decode(mapped[start:], type=_Har).log.entries
     except (ValueError, RecursionError) as error:

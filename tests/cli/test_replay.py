@@ -349,6 +349,15 @@ def test_a_har_of_messages_is_billed_by_its_own_usage_and_counting_is_another_ap
     assert found["cost_before"] == 4_000 * 0.5 + 16_000
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_a_recording_in_utf_16_says_how_to_save_it(
+    encoding: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = json.dumps(session("one", 1)[0]) + "\r\n"
+    (folder / "a.jsonl").write_bytes((text if encoding == "utf-16" else f"\ufeff{text}").encode(encoding))
+    assert "expected UTF-8, and this is UTF-16: PowerShell's > writes it" in mistake(capsys, "a.jsonl")
+
+
 def test_a_line_whose_log_is_no_object_is_no_har(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "a.jsonl").write_text('{"stream": "stdout", "log": "text"}\n')
     assert "a.jsonl:1: expected a request body of" in mistake(capsys, "a.jsonl")
