@@ -77,8 +77,6 @@ class OutputItem:
         self._name = ""  # which of our tools it calls
         self.released = False
         """Whether its events are shown as they arrive."""
-        self.alone = False
-        """Whether it is reasoning for a call that the client does not see, without which it is refused."""
         self.size = 0
         """About how many bytes of it came in pieces."""
         self.kept: list[ItemEvent] = []
@@ -233,11 +231,7 @@ class ResponsesRound:
         return shown
 
     def release(self, *, visible: bool) -> list[Part]:
-        before_ours = False
-        for item in reversed(self.items):
-            before_ours = item.ours or (before_ours and item.type == "reasoning") or False
-            item.alone = before_ours and not item.released
-        kept = [item for item in self.items if not item.ours and not item.alone]
+        kept = self._without(self.ours)
         released = [item for item in kept if visible or item.released or item.type != "message"]
         parts = [part for item in released for part in self._flushed(item)]
         return [*parts, *((None, item) for item in released)]
@@ -245,7 +239,7 @@ class ResponsesRound:
     def written(self, answered: Collection[object]) -> list[bytes]:
         """Return the items. Where upstream stores nothing, no item is found by its id, and reasoning that is not in the
         item itself is lost."""
-        kept = [one for one in self.items if (answered or not one.alone) and (not one.ours or one in answered)]
+        kept = self._without([call for call in self.ours if call not in answered])
         raws = [bytes(raw) for item in kept if (raw := item.written()) is not None]
         if self._stored:
             return raws
@@ -254,6 +248,16 @@ class ResponsesRound:
             for members in map(rawjson.members, raws)
             if text_of(members.get("type")) != "reasoning" or text_of(members.get("encrypted_content"))
         ]
+
+    def _without(self, calls: Collection[OutputItem]) -> list[OutputItem]:
+        """Return the items but these calls and the reasoning for them, which upstream refuses without them. What the
+        client has seen of that stays."""
+        kept, before = list[OutputItem](), False
+        for item in reversed(self.items):
+            before = item in calls or (before and item.type == "reasoning")
+            if not before or (item.released and item not in calls):
+                kept.append(item)
+        return kept[::-1]
 
     def _item(self, event: ItemEvent) -> OutputItem | None:
         """Return the item that an event is about. Some servers announce none and send each only at its end."""

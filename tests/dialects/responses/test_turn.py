@@ -173,6 +173,16 @@ def test_reasoning_of_a_call_of_ours_behind_the_clients_is_hidden_with_it(stream
     assert json.loads(one.hidden.instead or b"") == mixed["output"]
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_reasoning_of_a_call_of_ours_that_was_cut_off_goes_with_it(streamed: bool) -> None:
+    thought, cut = reasoning("On."), {**call("grep", {"pattern": "y"}), "status": "incomplete"}
+    mixed = response(reasoning(), call("grep", {"pattern": "x"}), call("fetch", {}), thought, cut, status="incomplete")
+    one = turn(stream=streamed)
+    run(one, stream(mixed) if streamed else json.dumps(mixed).encode())
+    assert one.hidden is not None
+    assert json.loads(one.hidden.instead or b"") == mixed["output"][:3]
+
+
 def test_reasoning_waits_for_the_item_after_it_and_text_does_not() -> None:
     raw = stream(response(reasoning("Hm."), say("Hello."), tools=[]))
     thought, text = raw.split(b"event: response.output_item.added\ndata: ", 2)[1:]
