@@ -169,8 +169,9 @@ def _listener(host: str, port: int) -> socket.socket:
 
 def _announce(listener: socket.socket) -> None:
     host, port, *_ = listener.getsockname()
-    sys.stderr.write(f"offload-proxy listening on http://{_address(host, port)}\n")
-    sys.stderr.flush()
+    with suppress(OSError, ValueError):  # a full disk below standard error is no reason not to serve
+        sys.stderr.write(f"offload-proxy listening on http://{_address(host, port)}\n")
+        sys.stderr.flush()
 
 
 def _address(host: str, port: int) -> str:
@@ -274,6 +275,14 @@ class _Supervisor(Multiprocess):
     """Several workers on one listening socket."""
 
     killed = False
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except BaseException:  # the interpreter would wait for the workers, which nothing else ends then
+            self.terminate_all()
+            self.join_all()
+            raise
 
     def init_processes(self) -> None:
         super().init_processes()

@@ -11,13 +11,14 @@ import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from uvicorn.supervisors import Multiprocess
 
-from proxy.server.runner import SHORT_TOKEN, warn_of_a_short_token
+from proxy.server.runner import SHORT_TOKEN, _Supervisor, warn_of_a_short_token
 from tests import serving
 from tests.serving import Start, started
 from tests.wire import EVENTS, OK, Handler, Peer, Wire, ask, chunk, chunks, connection, read_head, replying, upstream
@@ -125,6 +126,30 @@ async def test_ready_line_and_clean_end(tmp_path: Path, flags: tuple[str, ...]) 
         assert (await ask(served.port, GET)).body == b"ok"
         served.process.terminate()
         assert await served.ends() == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@WORKERS
+async def test_a_full_disk_below_the_log_keeps_nobody_from_serving(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with upstream(replying(OK)) as wire:
+        given = command(f"--port={port}", f"--upstream={wire.url}/v1", *flags, store=tmp_path / "store")
+        with await asyncio.to_thread(open, "/dev/full", "wb") as full:
+            process = await asyncio.to_thread(started, given, os.environ, full, full)
+        try:
+            async with asyncio.timeout(SOON):
+                while process.poll() is None:
+                    with suppress(OSError):
+                        assert (await ask(port, GET)).body == b"ok"
+                        break
+                    await asyncio.sleep(0.1)
+            assert process.poll() is None
+            await asyncio.sleep(0.5)  # until it has told where it listens
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, SOON) == 0
+        finally:
+            process.kill()
 
 
 @WORKERS
@@ -430,6 +455,21 @@ async def test_workers_end_with_a_supervisor_that_was_killed(tmp_path: Path) -> 
         served.process.kill()
         await served.ends()
         await refused(served.port)
+
+
+def test_a_supervisor_that_fails_ends_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter waits for them at its end, and they would serve on, deaf to the signals that it gets."""
+
+    def fails(self: object) -> None:
+        raise OSError("no space left")
+
+    done: list[str] = []
+    monkeypatch.setattr(Multiprocess, "run", fails)
+    monkeypatch.setattr(_Supervisor, "terminate_all", lambda self: done.append("told"))
+    monkeypatch.setattr(_Supervisor, "join_all", lambda self: done.append("ended"))
+    with pytest.raises(OSError, match="no space left"):
+        object.__new__(_Supervisor).run()
+    assert done == ["told", "ended"]
 
 
 async def test_a_burst_over_pooled_connections(tmp_path: Path) -> None:
