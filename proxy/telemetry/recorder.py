@@ -7,9 +7,12 @@ The log writes the lines of a batch together, and the metrics add up what it cou
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 from proxy.telemetry.outcome import Outcome
+
+logger = logging.getLogger(__name__)
 
 MOST = 32
 """The most outcomes in a batch; recording so many takes less than a millisecond."""
@@ -19,7 +22,7 @@ LATEST = 0.05
 
 
 class Recorder:
-    """Passes every outcome to each of the `sinks`, in order.
+    """Passes every outcome to each of the `sinks`, in order. What fails in one of them keeps nothing from the others.
 
     `record` needs a running event loop; `flush` does not.
     """
@@ -40,4 +43,7 @@ class Recorder:
         """Record all waiting outcomes. Call it before the metrics are read, and at the end."""
         waiting, self._waiting = self._waiting, []
         for sink in self._sinks:
-            sink(waiting)
+            try:
+                sink(waiting)
+            except Exception:
+                logger.exception("a bug, in recording requests: %s", getattr(sink, "__qualname__", sink))

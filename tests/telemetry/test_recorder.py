@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+
+import pytest
 
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.telemetry.recorder import LATEST, MOST, Recorder
@@ -34,3 +37,15 @@ async def test_flush_records_all_that_wait_once() -> None:
     ledger.flush()
     await asyncio.sleep(LATEST * 4)
     assert written == [outcome(0)]
+
+
+async def test_what_fails_in_one_sink_keeps_nothing_from_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(batch: Sequence[Outcome]) -> None:
+        raise FileNotFoundError("the metrics' folder")
+
+    written: list[Outcome] = []
+    ledger = Recorder(fails, written.extend)
+    for number in range(MOST):
+        ledger.record(outcome(number))
+    assert len(written) == MOST
+    assert "a bug, in recording requests" in caplog.text
