@@ -23,7 +23,9 @@ everybody.
 The proxy loads the directory as a whole or not at all: if one file is bad, the old policies stay in force, and the
 log names the file, the line, the key and what was expected. A change is picked up within two seconds, or at once on
 SIGHUP. Requests under way finish with the policy that they started with. `offload-proxy check DIR` validates a
-directory without a server.
+directory without a server. A program that writes a policy should write it under another name, such as `.acme.yaml`,
+and rename it: one that is cut off after a line is valid YAML, and is taken if the rest does not follow within half a
+second.
 
 `${NAME}` anywhere in a text is the environment variable of that name. [default.yaml](../policies/default.yaml) shows
 every key with its default, [schema.json](../policies/schema.json) serves editors, and
