@@ -29,6 +29,19 @@ async def test_outcomes_are_recorded_in_order_and_soon() -> None:
     assert one == other == [f"{number}" for number in range(MOST + 2)]
 
 
+async def test_a_full_batch_does_not_cut_the_next_one_short() -> None:
+    sizes: list[int] = []
+    ledger = Recorder(lambda batch: sizes.append(len(batch)))
+    for number in range(MOST):
+        ledger.record(outcome(number))
+    await asyncio.sleep(LATEST * 0.6)
+    ledger.record(outcome(MOST))
+    await asyncio.sleep(LATEST * 0.6)  # the first batch's time is over, the second one's is not
+    assert sizes == [MOST]
+    await asyncio.sleep(LATEST)
+    assert sizes == [MOST, 1]
+
+
 async def test_flush_records_all_that_wait_once() -> None:
     written: list[Outcome] = []
     ledger = Recorder(written.extend)
