@@ -17,6 +17,7 @@ from typing import Literal, TextIO
 
 import msgspec
 
+from proxy.telemetry.nonblocking import NonBlockingHandler
 from proxy.telemetry.outcome import Outcome
 
 Format = Literal["json", "text"]
@@ -42,15 +43,21 @@ class Requests(tuple[Outcome, ...]):
 
 
 def configure(form: Format, stream: TextIO | None = None) -> None:
-    """Send all logging of this process to `stream` (default: standard error): ours and the server's from INFO on,
-    everything else from WARNING on."""
+    """Send all logging of this process to `stream` (default: standard error, which is never waited for): ours and the
+    server's from INFO on, everything else from WARNING on."""
     # No line shows these, and collecting them costs time.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream) if stream else _standard_error()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in ("proxy", "uvicorn"):
         logging.getLogger(name).setLevel(logging.INFO)
+
+
+def _standard_error() -> logging.Handler:
+    if sys.stderr is None:  # it was closed when the process began
+        return logging.NullHandler()
+    return NonBlockingHandler(sys.stderr.fileno())
 
 
 def requests(outcomes: Sequence[Outcome]) -> None:

@@ -128,15 +128,16 @@ async def test_ready_line_and_clean_end(tmp_path: Path, flags: tuple[str, ...]) 
         assert await served.ends() == 0
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-@WORKERS
-async def test_a_full_disk_below_the_log_keeps_nobody_from_serving(tmp_path: Path, flags: tuple[str, ...]) -> None:
+@asynccontextmanager
+async def serving_with_log(
+    log: BinaryIO, folder: Path, flags: Sequence[str]
+) -> AsyncIterator[tuple[serving.Process, int]]:
+    """The command and its port, with standard error going to `log`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     async with upstream(replying(OK)) as wire:
-        given = command(f"--port={port}", f"--upstream={wire.url}/v1", *flags, store=tmp_path / "store")
-        with await asyncio.to_thread(open, "/dev/full", "wb") as full:
-            process = await asyncio.to_thread(started, given, os.environ, full, full)
+        given = command(f"--port={port}", f"--upstream={wire.url}/v1", *flags, store=folder / "store")
+        process = await asyncio.to_thread(started, given, os.environ, log, log)
         try:
             async with asyncio.timeout(SOON):
                 while process.poll() is None:
@@ -146,10 +147,30 @@ async def test_a_full_disk_below_the_log_keeps_nobody_from_serving(tmp_path: Pat
                     await asyncio.sleep(0.1)
             assert process.poll() is None
             await asyncio.sleep(0.5)  # until it has told where it listens
-            process.terminate()
-            assert await asyncio.to_thread(process.wait, SOON) == 0
+            yield process, port
         finally:
             process.kill()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@WORKERS
+async def test_a_full_disk_below_the_log_keeps_nobody_from_serving(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with await asyncio.to_thread(open, "/dev/full", "wb") as full:
+        async with serving_with_log(full, tmp_path, flags) as (process, _):
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, SOON) == 0
+
+
+@WORKERS
+async def test_a_log_that_nobody_reads_keeps_nobody_from_serving(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """A pipe to a program that hangs is full after some 70 requests."""
+    read, write = os.pipe()
+    with os.fdopen(read, "rb"), os.fdopen(write, "wb") as log:
+        async with serving_with_log(log, tmp_path, flags) as (process, port):
+            for _ in range(300):
+                assert (await asyncio.wait_for(ask(port, GET), SOON)).body == b"ok"
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, SOON) == 0
 
 
 @WORKERS
