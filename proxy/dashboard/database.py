@@ -169,8 +169,10 @@ class Database:
     def trim(self) -> None:
         """Delete the oldest rows while the file is nearly full, or first pack some of an earlier version: new rows do
         not wait for all of those."""
+        if self.used() <= self._full:
+            return
         for _ in range(AT_ONCE):
-            if self.used() <= self._full or not self.upgrade():
+            if not self.upgrade() or self.used() <= self._full:
                 break
         while not self.older and self.used() > self._full and self._within(self._shrink):
             pass

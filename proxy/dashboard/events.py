@@ -14,12 +14,17 @@ import msgspec
 
 from proxy.dashboard.packs import PackedRow
 from proxy.dashboard.rows import ADDED, STORED, Damaged
-from proxy.telemetry.outcome import Outcome
+from proxy.telemetry.outcome import Kind, Outcome
 
-LIVE = ("namespace", "tenant", "kind", "method", "path", "dialect", "model", "status", "fault", "detail", "reason",
+LIVE = ("tenant", "kind", "dialect", "model", "status", "fault", "detail", "reason",
         "obstacle", "tokens_before", "tokens_after", "prompt_tokens", "cached_tokens", "compacted", "compressed",
         "reinserted", "rounds", "events", "new_event", "holdout")  # fmt: skip
 """Fields of an outcome that the live page shows of a request."""
+
+ADDRESS = ("method", "path")
+"""Those that it shows of requests of these kinds, too."""
+
+_WITH_ADDRESS = (Kind.RELAY, Kind.OPERATION)
 
 _LEAST = len(STORED) - len(ADDED)
 
@@ -45,12 +50,14 @@ _Shown: Callable[..., msgspec.Struct] = msgspec.defstruct(
         *(("id", int), ("time", float), ("worker", int)),
         *((name, Any, _empty(name)) for name in LIVE),
         ("session", str | None, None),
+        *((name, Any, "") for name in ADDRESS),
     ],
     omit_defaults=True,
     gc=False,
 )
 _live = itemgetter(*map(STORED.index, LIVE))
-_NAMESPACE = STORED.index("namespace")
+_address = itemgetter(*map(STORED.index, ADDRESS))
+_NAMESPACE, _KIND = map(STORED.index, ("namespace", "kind"))
 _encode = msgspec.json.Encoder().encode
 
 
@@ -61,7 +68,8 @@ def live_event(entry: PackedRow) -> LiveEvent:
         if len(values) < _LEAST:
             raise Damaged("too few values")
         session = None if entry.session is None else name_of(entry.session)
-        shown = _Shown(entry.id, entry.time, entry.worker, *_live(values), session)
+        address = _address(values) if values[_KIND] in _WITH_ADDRESS else ()
+        shown = _Shown(entry.id, entry.time, entry.worker, *_live(values), session, *address)
         return LiveEvent(entry.id, values[_NAMESPACE], b"id: %d\ndata: %b\n\n" % (entry.id, _encode(shown)))
     except (msgspec.MsgspecError, RecursionError, TypeError, ValueError, OverflowError) as error:
         raise Damaged(str(error)) from error
