@@ -1,80 +1,68 @@
-"""Rows as the stream of the live page has them: one server-sent event each, with what this page shows and no more.
+"""Rows as the stream of the live page has them: by columns, as they are kept, with what this page shows and no more.
 
-They are made soon after their requests ended, for whoever watches, and so take as little as possible: 72 rows in a
-fifth of a millisecond.
+They are made soon after their requests ended, for whoever watches, and so take as little as possible: what a pack has
+once is read, written and sent once. The page takes them apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import itemgetter
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
-from proxy.dashboard.packs import PackedRow
+from proxy.dashboard.packs import checked
 from proxy.dashboard.rows import ADDED, STORED, Damaged
-from proxy.telemetry.outcome import Kind, Outcome
 
-LIVE = ("tenant", "kind", "dialect", "model", "status", "fault", "detail", "reason",
-        "obstacle", "tokens_before", "tokens_after", "prompt_tokens", "cached_tokens", "compacted", "compressed",
-        "reinserted", "rounds", "events", "new_event", "holdout")  # fmt: skip
+T = TypeVar("T")
+
+LIVE = ("tenant", "kind", "method", "path", "dialect", "model", "status", "fault", "detail", "reason", "obstacle",
+        "tokens_before", "tokens_after", "prompt_tokens", "cached_tokens", "compacted", "compressed", "reinserted",
+        "rounds", "events", "new_event", "holdout")  # fmt: skip
 """Fields of an outcome that the live page shows of a request."""
 
-ADDRESS = ("method", "path")
-"""Those that it shows of requests of these kinds, too."""
-
-_WITH_ADDRESS = (Kind.RELAY, Kind.OPERATION)
-
 _LEAST = len(STORED) - len(ADDED)
-
-
-class LiveEvent(msgspec.Struct, frozen=True, gc=False):
-    """A row, as viewers get it."""
-
-    id: int
-    namespace: str
-    text: bytes
-
-
-def _empty(name: str) -> object:
-    """Return the value of a field that the stream leaves out."""
-    default = _DEFAULTS[name]
-    return "" if default is msgspec.NODEFAULT or isinstance(default, str) else default
-
-
-_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outcome)}
-_Shown: Callable[..., msgspec.Struct] = msgspec.defstruct(
-    "_Shown",
-    [
-        *(("id", int), ("time", float), ("worker", int)),
-        *((name, Any, _empty(name)) for name in LIVE),
-        ("session", str | None, None),
-        *((name, Any, "") for name in ADDRESS),
-    ],
-    omit_defaults=True,
-    gc=False,
-)
-_live = itemgetter(*map(STORED.index, LIVE))
-_address = itemgetter(*map(STORED.index, ADDRESS))
-_NAMESPACE, _KIND = map(STORED.index, ("namespace", "kind"))
+_SHOWN = [(STORED.index(name), name) for name in LIVE]
+_NAMESPACE = STORED.index("namespace")
 _encode = msgspec.json.Encoder().encode
 
 
-def live_event(entry: PackedRow) -> LiveEvent:
-    """Return a row's event, without fields that are empty or 0. Raises Damaged."""
+class LiveRows(msgspec.Struct, frozen=True, gc=False):
+    """Rows of one namespace, as viewers get them."""
+
+    id: int
+    """The newest one's."""
+    namespace: str
+    text: bytes
+    """A JSON object: the `ids`, `times` and `sessions` of the rows; the `worker`; `same`, the fields in which they
+    agree, without those that are empty or 0; and `each`, all values of the others."""
+
+
+def live_rows(first: int, worker: int, sessions: bytes, rows: bytes, after: int) -> LiveRows:
+    """Return those rows of a pack that have larger ids than `after`. Raises Damaged."""
+    columns, places, numbers = checked(sessions, rows)
+    values, others = columns.values, columns.others
+    if len(values) < _LEAST or _NAMESPACE in others or not isinstance(values[_NAMESPACE], str):
+        raise Damaged("these are not the values of a pack")
     try:
-        values = entry.values
-        if len(values) < _LEAST:
-            raise Damaged("too few values")
-        session = None if entry.session is None else name_of(entry.session)
-        address = _address(values) if values[_KIND] in _WITH_ADDRESS else ()
-        shown = _Shown(entry.id, entry.time, entry.worker, *_live(values), session, *address)
-        return LiveEvent(entry.id, values[_NAMESPACE], b"id: %d\ndata: %b\n\n" % (entry.id, _encode(shown)))
+        new = [at for at, place in enumerate(places) if first + place > after]
+        shown: dict[str, object] = {
+            "ids": [first + places[at] for at in new],
+            "times": _at(new, columns.times),
+            "sessions": [name_of(number) for number in _at(new, numbers)],
+            "worker": worker,
+            "same": {name: values[at] for at, name in _SHOWN if at not in others and values[at]},
+            "each": {name: _at(new, others[at]) for at, name in _SHOWN if at in others},
+        }
+        return LiveRows(first + max(places), values[_NAMESPACE], _encode(shown))
     except (msgspec.MsgspecError, RecursionError, TypeError, ValueError, OverflowError) as error:
         raise Damaged(str(error)) from error
 
 
-def name_of(session: int) -> str:
+def name_of(session: int | None) -> str | None:
     """Return a session's number as text, because JavaScript's numbers are not exact enough."""
-    return f"{session:016x}"
+    return None if session is None else f"{session:016x}"
+
+
+def _at(places: Sequence[int], column: Sequence[T]) -> Sequence[T]:
+    return column if len(places) == len(column) else [column[place] for place in places]

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from itertools import islice
 
 from proxy.dashboard.access import Viewer
-from proxy.dashboard.events import LiveEvent
+from proxy.dashboard.events import LiveRows
 from proxy.errors import DashboardFault
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ which other processes write at once."""
 WRITES = 4.0
 """Writes to viewers a second above which the looks become rarer."""
 
-KEPT = 1_000
-"""Most rows that a slow viewer may be behind. It does not get the others."""
+KEPT = 400
+"""Most packs of rows that a slow viewer may be behind. It does not get the others."""
 
 SILENCE = 15.0
 """Seconds after which a comment shows that the stream is alive."""
@@ -66,10 +66,10 @@ class _Stream:
 class Live:
     """`rows` returns the rows after an id, of all workers, and `newest` the newest id."""
 
-    def __init__(self, rows: Callable[[int], Awaitable[list[LiveEvent]]], newest: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, rows: Callable[[int], Awaitable[list[LiveRows]]], newest: Callable[[], Awaitable[int]]) -> None:
         self._rows = rows
         self._newest = newest
-        self._events: deque[LiveEvent] = deque(maxlen=KEPT)
+        self._events: deque[LiveRows] = deque(maxlen=KEPT)
         self._looking: asyncio.Task[None] | None = None
         self._streams: set[_Stream] = set()
         self._count = 0
@@ -221,6 +221,8 @@ def _pushed(push: Push, text: bytes) -> bool:
         return False
 
 
-def _joined(events: Iterable[LiveEvent], namespace: str | None) -> bytes:
-    """Return the events of a namespace; without one, those of all."""
-    return b"".join([event.text for event in events if namespace in (None, event.namespace)])
+def _joined(events: Iterable[LiveRows], namespace: str | None) -> bytes:
+    """Return the rows of a namespace as one event; without a namespace, those of all."""
+    if not (own := [event for event in events if namespace in (None, event.namespace)]):
+        return b""
+    return b"id: %d\ndata: [%b]\n\n" % (own[-1].id, b",".join([event.text for event in own]))

@@ -113,13 +113,14 @@ def entries(
 
     Raises Damaged.
     """
-    times, values, others, places = msgspec.structs.astuple(unpacked(rows, Columns))
+    columns, places, numbers = checked(sessions, rows)
+    times, values, others, _ = msgspec.structs.astuple(columns)
     count = len(times)
     try:
         known = unpacked(sent, list[Any]) if sent else [None] * count
-        beside = [places or range(count), times, _numbers(sessions, count), known]
-        if {*map(len, (*beside, *others.values()))} != {count} or not 0 <= min(beside[0]) <= max(beside[0]) < SPAN:
-            raise Damaged("these are not the rows of a pack")
+        if len(known) != count:
+            raise Damaged("this is not what was sent in the rows of a pack")
+        beside = [places, times, numbers, known]
         if only is not None:
             wanted = [at for at, session in enumerate(beside[2]) if session == only]
             count = len(wanted)
@@ -130,8 +131,25 @@ def entries(
             PackedRow(first + place, time, worker, session, row, one)
             for place, time, session, one, row in zip(*beside, zip(*fields, strict=True), strict=True)
         ]
-    except (ValueError, struct.error, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise Damaged(str(error)) from error
+
+
+def checked(sessions: bytes, rows: bytes) -> tuple[Columns, Sequence[int], Sequence[int | None]]:
+    """Return a pack's columns, the places of its rows, and their sessions. Raises Damaged unless all are of one
+    length."""
+    columns = unpacked(rows, Columns)
+    count = len(columns.times)
+    places: Sequence[int] = columns.places or range(count)
+    try:
+        numbers = _numbers(sessions, count)
+    except (struct.error, TypeError) as error:
+        raise Damaged(str(error)) from error
+    if {*map(len, (places, numbers, *columns.others.values()))} != {count}:
+        raise Damaged("these are not the rows of a pack")
+    if not count or not 0 <= min(places) <= max(places) < SPAN:
+        raise Damaged("these are not the ids of a pack")
+    return columns, places, numbers
 
 
 def name(session: int) -> bytes:

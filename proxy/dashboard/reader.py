@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from proxy.dashboard.events import LiveEvent, live_event, name_of
+from proxy.dashboard.events import LiveRows, live_rows, name_of
 from proxy.dashboard.file import moved, unreadable
 from proxy.dashboard.packs import SPAN, PackedRow, entries, name
 from proxy.dashboard.rows import DAY, HOUR, HOURLY, KEYS, NO_ROW, SUMS, Damaged, named
@@ -69,13 +69,19 @@ class Reader:
         )
         return [row["name"] for row in found]
 
-    def after(self, id: int) -> list[LiveEvent]:
-        """Return up to `PAGE` rows that are newer than this one, the newest of them, in their order."""
-        events = []
-        for row in reversed(self._newest(f"packs WHERE last > ? AND last < {NO_ROW}", (id,), after=id, full=False)):
+    def after(self, id: int) -> list[LiveRows]:
+        """Return the rows that are newer than this one, of the `PAGE` newest, in the order of the newest of each
+        pack."""
+        found = list[LiveRows]()
+        query = f"SELECT last, first, worker, sessions, rows FROM packs WHERE last > ? AND last < {NO_ROW}"
+        for last, first, worker, sessions, rows in self._each(f"{query} ORDER BY last DESC", (id,)):
+            if not found:
+                id = max(id, last - PAGE)
+            if last <= id:
+                break
             with suppress(Damaged):
-                events.append(live_event(row))
-        return events
+                found.append(live_rows(first, worker, sessions, rows, id))
+        return found[::-1]
 
     def before(self, id: int, namespace: str | None = None) -> list[Row]:
         """Return up to `PAGE` rows that are older than this one, the newest first."""
@@ -199,14 +205,11 @@ class Reader:
         before: int = NO_ROW,
         most: int = PAGE,
         session: int | None = None,
-        full: bool = True,
     ) -> list[PackedRow]:
         """Return the newest rows of these packs, the newest first: with an id between these, and of a session if one is
-        given. What was sent is left out unless `full`. Raises DashboardFault."""
+        given. Raises DashboardFault."""
         found: list[PackedRow] = []
-        query = (
-            f"SELECT last, first, worker, sessions, rows, {'sent' if full else 'NULL'} FROM {packs} ORDER BY last DESC"
-        )
+        query = f"SELECT last, first, worker, sessions, rows, sent FROM {packs} ORDER BY last DESC"
         for last, *kept in self._each(query, values):
             if len(found) >= most:
                 found = _latest(found, most)
@@ -265,5 +268,5 @@ def _shown(row: PackedRow) -> Row:
     """Return a request as pages get it: its outcome with what is known beside it. Raises Damaged."""
     sent = sent_tokens(row.sent) if row.sent else None
     beside = {"kinds": sent.tokens, "came": sent.came} if sent else {}
-    session = None if row.session is None else name_of(row.session)
-    return {**named(row.values), "id": row.id, "time": row.time, "worker": row.worker, **beside, "session": session}
+    about = {"id": row.id, "time": row.time, "worker": row.worker, "session": name_of(row.session)}
+    return {**named(row.values), **beside, **about}

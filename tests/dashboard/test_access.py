@@ -20,7 +20,7 @@ import pytest
 from proxy.dashboard import live as live_module
 from proxy.dashboard.access import VALID, Access, Viewer
 from proxy.dashboard.database import Database
-from proxy.dashboard.events import ADDRESS, LIVE, LiveEvent
+from proxy.dashboard.events import LIVE, LiveRows
 from proxy.dashboard.live import ALIVE, BEGINNING, VIEWERS, Live
 from proxy.dashboard.pages import savings_page
 from proxy.dashboard.reader import Reader
@@ -30,7 +30,7 @@ from proxy.errors import Fault
 from proxy.telemetry.outcome import Holdout, Kind
 from tests.bench.dashboard import Recorded, batch_of
 from tests.dashboard.test_faults import outcome
-from tests.dashboard.traffic import begin, dashboard, recorded, session, turn, until
+from tests.dashboard.traffic import apart, begin, dashboard, recorded, session, turn, until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -196,16 +196,16 @@ def test_savings_are_those_of_the_own_namespace(tmp_path: Path) -> None:
 
 
 async def test_a_viewers_stream_has_its_own_rows() -> None:
-    async def rows(last: int) -> list[LiveEvent]:
+    async def rows(last: int) -> list[LiveRows]:
         return [event(id, f"acme-{id}") for id in (1, 2)] if last == 0 else []
 
     async def newest() -> int:
         return 0
 
-    for viewer, ids in ((Viewer("acme-1"), [b"id: 1"]), (Viewer(), [b"id: 1", b"id: 2"])):
+    for viewer, ids in ((Viewer("acme-1"), [1]), (Viewer(), [1, 2])):
         stream = Live(rows, newest).events(viewer, lambda: 0.0)
         await anext(stream)
-        assert [line for line in (await anext(stream)).split(b"\n") if line.startswith(b"id")] == ids
+        assert await anext(stream) == streamed(*ids)
         await stream.aclose()
 
 
@@ -227,7 +227,7 @@ async def test_a_stream_goes_on_after_the_rows_that_a_viewer_has(
             ids.append(late.pop(0))
         return result
 
-    async def rows(last: int) -> list[LiveEvent]:
+    async def rows(last: int) -> list[LiveRows]:
         return await found(lambda: [event(id) for id in ids if id > last])
 
     async def newest() -> int:
@@ -240,7 +240,7 @@ async def test_a_stream_goes_on_after_the_rows_that_a_viewer_has(
     stream = live.events(Viewer(), lambda: 0.0, push, after=1)
     while b"id: 9\n" not in text:
         text += await anext(stream)
-    assert [int(id) for id in re.findall(rb"id: (\d+)", text)] == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert [int(id) for id in re.findall(rb'"ids":\[(\d+)', text)] == [2, 3, 4, 5, 6, 7, 8, 9]
     for one in (stream, *already):
         await one.aclose()
 
@@ -250,7 +250,7 @@ async def test_a_stream_goes_on_in_a_file_whose_ids_begin_anew(after: int, monke
     monkeypatch.setattr(live_module, "EVERY", 0.001)
     ids, looks = [1, 2, 3], asyncio.Semaphore(0)
 
-    async def rows(last: int) -> list[LiveEvent]:
+    async def rows(last: int) -> list[LiveRows]:
         return [event(id) for id in ids if id > last]
 
     async def newest() -> int:
@@ -266,7 +266,7 @@ async def test_a_stream_goes_on_in_a_file_whose_ids_begin_anew(after: int, monke
     for _ in range(5):
         await looks.acquire()
     ids.append(2)
-    assert await coming == event(2).text
+    assert await coming == streamed(2)
     await stream.aclose()
 
 
@@ -286,7 +286,8 @@ def test_a_browser_that_connects_again_gets_what_came_meanwhile(tmp_path: Path) 
                 lines, ids = stream.iter_lines(), list[int]()
                 while len(ids) < len(expected):
                     line = next(lines)
-                    ids += [int(line[4:])] if line.startswith("id: ") else []
+                    kind, _, data = line.partition(": ")
+                    ids += sorted(id for rows in json.loads(data) for id in rows["ids"]) if kind == "data" else []
             assert ids[: len(expected)] == expected
 
 
@@ -329,21 +330,26 @@ def test_the_stream_has_what_the_live_page_shows(tmp_path: Path) -> None:
         batch_of([Recorded(5.0, moved, Seen(7)), Recorded(6.0, failed, Seen()), Recorded(7.0, called, Seen())])
     )
     with closing(Reader(tmp_path / "rows.db")) as reader:
-        whole, events = reader.before(9)[::-1], reader.after(0)
-        assert reader.after(1) == events[1:]
+        whole, came = reader.before(9)[::-1], reader.after(0)
+        [newer] = reader.after(1)[1:]
+        [partly] = reader.after(2)
     database.close()
-    assert [(one.id, one.namespace) for one in events] == [(1, "acme-1"), (2, "acme-2"), (3, "acme-1")]
-    assert all(re.fullmatch(rb"id: %d\ndata: .+\n\n" % one.id, one.text) for one in events)
-    live = [json.loads(one.text.partition(b"data: ")[2]) for one in events]
-    kept = ("id", "time", "worker")
-    shown = (*kept, "session", *LIVE)
-    expected = [{name: one[name] for name in shown if name in kept or one[name]} for one in whole]
-    expected[2] |= {name: whole[2][name] for name in ADDRESS}
-    assert live == expected
+    assert [(one.id, one.namespace, len(apart(one))) for one in came] == [(2, "acme-2", 1), (3, "acme-1", 2)]
+    assert newer == partly
+    kept = ("id", "time", "worker", "session")
+    shown = (*kept, *LIVE)
+    live = {row["id"]: row for one in came for row in apart(one)}
+    assert apart(partly) == [live[3]]
+    for row in whole:
+        found = live[row["id"]]
+        assert {name: value for name, value in found.items() if value} == {
+            name: row[name] for name in shown if row[name]
+        }
+        assert set(kept) <= set(found) <= set(shown)
     script = (files("proxy.dashboard") / "static" / "live.js").read_text()
     common = (files("proxy.dashboard") / "static" / "common.js").read_text()
     words = common[common.index("export function happened") :]
-    assert set(re.findall(r"\brow\.(\w+)", script + words)) <= {*shown, *ADDRESS}
+    assert set(re.findall(r"\brow\.(\w+)", script + words)) <= set(shown)
 
 
 def test_a_key_that_nobody_listed_does_not_open_a_shared_namespace(proxy: Proxy) -> None:
@@ -434,7 +440,7 @@ async def test_a_slow_viewer_misses_nothing_and_an_idle_one_hears_that_the_strea
     monkeypatch.setattr(live_module, "SILENCE", 0.01)
     ids: list[int] = []
 
-    async def rows(last: int) -> list[LiveEvent]:
+    async def rows(last: int) -> list[LiveRows]:
         return [event(id) for id in ids if id > last]
 
     async def newest() -> int:
@@ -448,13 +454,13 @@ async def test_a_slow_viewer_misses_nothing_and_an_idle_one_hears_that_the_strea
         assert await anext(stream) == BEGINNING
     assert await anext(stranger) == ALIVE
     ids.append(1)
-    first = event(1).text
+    first = streamed(1)
     assert await _event(slow) == first
     ids.append(2)
     text = b""
     while b"id: 2" not in text:  # the slow one asks for nothing meanwhile
         text += await _event(other)
-    assert text == first + await _event(slow)
+    assert text in (first + streamed(2), streamed(1, 2)) and await _event(slow) == streamed(2)
     assert await anext(stranger) == ALIVE
     live.end()
     for stream in (slow, other, stranger):
@@ -471,7 +477,7 @@ async def test_a_look_writes_to_viewers_itself_unless_they_are_behind_or_their_l
     heard: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue()
     now = 0.0
 
-    async def rows(last: int) -> list[LiveEvent]:
+    async def rows(last: int) -> list[LiveRows]:
         return [event(id, namespace) for id in ids for namespace in ("acme", "other") if id > last]
 
     async def newest() -> int:
@@ -502,13 +508,17 @@ async def test_a_look_writes_to_viewers_itself_unless_they_are_behind_or_their_l
         for id, (answer, way) in enumerate(steps, 1):
             push = answer
             ids.append(id)
-            assert await row() == (way, event(id).text)
+            assert await row() == (way, streamed(id))
         now = 6.0
     assert live.viewers == 0
 
 
-def event(id: int, namespace: str = "acme") -> LiveEvent:
-    return LiveEvent(id, namespace, b"id: %d\ndata: {}\n\n" % id)
+def event(id: int, namespace: str = "acme") -> LiveRows:
+    return LiveRows(id, namespace, b'{"ids":[%d]}' % id)
+
+
+def streamed(*ids: int) -> bytes:
+    return b"id: %d\ndata: [%b]\n\n" % (ids[-1], b",".join(event(id).text for id in ids))
 
 
 def _status(url: str) -> int:

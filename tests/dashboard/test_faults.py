@@ -30,7 +30,7 @@ from proxy.dashboard import writer as writer_module
 from proxy.dashboard.access import Viewer
 from proxy.dashboard.batch import Batch
 from proxy.dashboard.database import FORGETTING, LEAVING, Database
-from proxy.dashboard.events import LiveEvent
+from proxy.dashboard.events import LiveRows
 from proxy.dashboard.file import unreadable
 from proxy.dashboard.holding import BRIEF, Unseen
 from proxy.dashboard.live import Live
@@ -41,7 +41,7 @@ from proxy.errors import DashboardFault
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Kind, Outcome
 from tests.bench.dashboard import Recorded, batch_of
-from tests.dashboard.traffic import begin, dashboard, recorded, turn, until
+from tests.dashboard.traffic import apart, begin, dashboard, recorded, turn, until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, served, spawned, tight
 
@@ -535,7 +535,7 @@ def test_a_damaged_pack_hides_no_other_pack(table: str, column: str, written: ob
         database.connection.execute(f"UPDATE {table} SET {column} = ? WHERE {id} = 2", (written,))
         database.expire(lambda namespace: 1e9, time.time())
     with closing(Reader(path)) as reader:
-        assert {1, 3} <= {row.id for row in reader.after(0)}
+        assert {1, 3} <= {row["id"] for rows in reader.after(0) for row in apart(rows)}
         assert {1, 3} <= {row["id"] for row in reader.before(9)}
         assert {1, 3} <= {row["id"] for row in reader.session(0)}
         assert len(reader.sessions()) == 1
@@ -585,7 +585,7 @@ def test_sessions_and_requests_whose_ids_somebody_else_wrote_end_in_no_bug(tmp_p
 
 async def test_viewers_go_on_after_a_bug_in_looking_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_module, "EVERY", 0.01)
-    found: list[Any] = [ValueError("a bug"), [LiveEvent(1, "acme-1", b"data: {}\n\n")]]
+    found: list[Any] = [ValueError("a bug"), [LiveRows(1, "acme-1", b"{}")]]
 
     async def newest() -> int:
         return 0

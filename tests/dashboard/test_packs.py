@@ -18,6 +18,7 @@ from proxy.dashboard.reader import PAGE, Reader
 from proxy.dashboard.rows import STORED, Damaged, Seen, Sent, named, storable, together
 from proxy.telemetry.outcome import Holdout, Outcome, ToolUse
 from tests.dashboard.test_faults import SIZE, outcome
+from tests.dashboard.traffic import apart
 
 USES = (ToolUse("grep", "ok", 40),)
 SENT = b"\x93\x90\x01\xc0"
@@ -155,7 +156,10 @@ def test_rows_of_many_namespaces_come_in_the_order_of_their_requests(tmp_path: P
                 before = found[-1]
             assert found == expected
         for after in (0, 17, 2_990, 3_000):
-            assert [row.id for row in reader.after(after)] == [*range(max(after, 3_000 - PAGE) + 1, 3_001)]
+            packs = reader.after(after)
+            ids = sorted(row["id"] for rows in packs for row in apart(rows))
+            assert ids == [*range(max(after, 3_000 - PAGE) + 1, 3_001)]
+            assert [rows.id for rows in packs] == sorted(rows.id for rows in packs)
         for session in {*sessions}:
             ids = [place + 1 for place in range(len(names)) if sessions[place] == session]
             assert [row["id"] for row in reader.session(session)] == ids

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from proxy.dashboard.events import LiveRows
 from tests.fake_upstream import StrictUpstream, calls, text
 from tests.serving import PLAIN, Proxy
 
@@ -70,3 +71,14 @@ def recorded(proxy: Proxy, count: int) -> list[dict[str, Any]]:
     until(lambda: len(dashboard(proxy, "requests")) >= count)
     rows: list[dict[str, Any]] = dashboard(proxy, "requests")
     return rows
+
+
+def apart(rows: LiveRows) -> list[dict[str, Any]]:
+    """Return rows as the page does (live.js)."""
+    found = json.loads(rows.text)
+    worker, same, each = found["worker"], found["same"], found["each"]
+    return [
+        {**same, **{name: values[at] for name, values in each.items()}, "worker": worker,
+         "id": id, "time": found["times"][at], "session": found["sessions"][at]}
+        for at, id in enumerate(found["ids"])
+    ]  # fmt: skip

@@ -2,7 +2,15 @@ import { ask, cached, clock, element, happened, line, name, number, table } from
 
 const MOST = 500; // rows on the page
 
-// The stream leaves out values that are empty or 0.
+// The stream has rows as the file keeps them: several together, with what they agree in written once. Values that are
+// empty or 0 may be missing.
+const apart = ({ ids, times, sessions, worker, same, each }) =>
+  ids.map((id, at) => ({
+    ...same,
+    ...Object.fromEntries(Object.entries(each).map(([name, values]) => [name, values[at]])),
+    id, worker, time: times[at], session: sessions[at],
+  }));
+
 const COLUMNS = [
   ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, element("time", { datetime: new Date(row.time * 1000).toISOString() }, clock(row.time))), "time"],
   ["Tenant", (row) => row.tenant],
@@ -50,9 +58,9 @@ export async function live(page) {
     status.textContent = source.readyState === EventSource.CLOSED ? "The stream has ended. Load the page again." : "Connecting again.";
   };
   source.onmessage = (message) => {
-    const row = JSON.parse(message.data);
-    if (!paused) add(row);
-    else held = [...held, row].slice(-MOST);
+    const came = JSON.parse(message.data).flatMap(apart).sort((one, other) => one.id - other.id);
+    if (!paused) came.forEach(add);
+    else held = [...held, ...came].slice(-MOST);
   };
   return () => source.close();
 }
