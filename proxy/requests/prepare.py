@@ -314,17 +314,22 @@ def rendered(
 
 
 def fitting(ready: RenderedRequest, reader: MessageCache) -> RenderedRequest:
-    """Return the request without the hidden rounds that do not fit the window. The oldest are left out first."""
+    """Return the request without the hidden rounds that do not fit the window. The oldest are left out first.
+
+    Each time that one more is left out, the prefix breaks near its beginning. So they leave in a few large steps, of
+    more than half of all tokens but the newest round's. The newest is left out only if it does not fit itself.
+    """
     history, rounds = ready.history, dict(ready.found)
-    tokens = ready.tokens
     start = ready.shown.boundary.end if ready.shown else 0
-    for index in sorted(rounds):
-        if history.room.holds(tokens):
+    sizes = [(index, hidden.tokens if index >= start else 0) for index, hidden in sorted(ready.rounds.items())]
+    excess = -history.room.left(ready.tokens)
+    step = 1 << max(sum(size for _, size in sizes[:-1]).bit_length() - 1, 0)
+    freed, enough = 0, -(-excess // step) * step
+    for index, size in sizes:
+        if freed >= (excess if index == sizes[-1][0] else enough):
             break
         del rounds[index]
-        tokens -= ready.rounds[index].tokens if index >= start else 0
-    if len(rounds) == len(ready.found):
-        return ready
+        freed += size
     fewer = rendered(history, ready.shown, rounds, reader, ready.plan)
     return msgspec.structs.replace(fewer, found=ready.found)
 

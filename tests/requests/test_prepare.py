@@ -140,12 +140,12 @@ async def test_hidden_rounds_count_and_bring_the_tools() -> None:
     assert ready.injecting
 
 
-async def test_only_the_hidden_rounds_that_do_not_fit_are_left_out() -> None:
+async def test_hidden_rounds_that_do_not_fit_are_left_out_in_large_steps_and_the_newest_last() -> None:
     said = {"role": "assistant", "content": "hm"}
     history, reader = await planned([*SHORT, said, LAST, said, LAST, said, LAST])
     round = HiddenRound((b'{"role":"assistant","content":"before"}',), None, (), 500)
     found = {2: round, 4: round, 6: replace(round, tokens=100)}
-    for room, kept in ((1_200, {2, 4, 6}), (700, {4, 6}), (300, {6}), (50, set())):
+    for room, kept in ((1_200, {2, 4, 6}), (700, {6}), (150, {6}), (50, set())):
         window = int((history.tokens + room) / 0.95) + 1
         narrow = replace(history, room=Room(window, 0))
         ready = fitting(rendered(narrow, None, found, reader), reader)
