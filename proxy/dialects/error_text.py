@@ -6,6 +6,7 @@ upstream's. So only messages, codes and types are read, and quotations in messag
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -36,6 +37,9 @@ _PARAMETER = re.compile(r"`(\w{1,40})`(?= (?:tokens|and|exceed|must|is no smalle
 
 _QUOTE = re.compile(r"(?<!\w)['\u2019]|['\u2019](?!\w)|[\"`\u201c\u201d\u2018\u00ab\u00bb]")
 """A quotation mark. An apostrophe within a word is none."""
+
+
+_json = json.JSONDecoder()
 
 
 class ErrorText(msgspec.Struct, frozen=True):
@@ -93,18 +97,19 @@ def _parts(value: Any, depth: int) -> Iterator[str | Mapping[str, Any]]:
 
 
 def _texts(text: str, depth: int) -> Iterator[str | Mapping[str, Any]]:
-    """Yield a text, and what a gateway puts behind its own words: the provider's error as JSON."""
+    """Yield a text, and what a gateway puts behind or between its own words: the provider's error as JSON."""
     own, brace, behind = text.partition("{")
     if not brace or _QUOTE.search(own):
         yield text
         return
     try:
-        inner = msgspec.json.decode(brace + behind)
-    except (msgspec.MsgspecError, RecursionError):
+        inner, end = _json.raw_decode(brace + behind)
+    except (ValueError, RecursionError):
         yield text
         return
     yield own
     yield from _parts(inner, depth + 1)
+    yield behind[end - 1 :]
 
 
 def _without_quotations(text: str) -> str:

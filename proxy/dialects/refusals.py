@@ -28,6 +28,9 @@ _REFUSING = (400, 404, 422)
 _CODES = ("code", "type", "error_type", "status", "reason", "param")
 """Members of an error that hold a name for it, or that of the field at fault."""
 
+_model_name = re.compile(r"""\b(models?:? )(?:'[^\s']+'|`[^\s`]+`|"[^\s"]+")""", re.IGNORECASE)
+"""A model's name, which may be any word."""
+
 _quotation = re.compile(r"(?<!\w)(['`])([^'`]*)\1(?!\w)")
 _input = re.compile(r"""['"]input['"]\s*:.*|\binput_value=.*""", re.DOTALL)
 """What follows Pydantic's names for the value that it quotes."""
@@ -37,6 +40,7 @@ _generation = re.compile(
       tool_use_failed | failed\ to\ call\ a\ function | failed_generation     # Groq
     | output_parse_failed | json_validate_failed | tool\ call\ validation     # Groq
     | model\ (produced|generated|returned)\ (an\ )?(invalid|malformed)        # OpenAI, DeepInfra
+    | model\ response\ did\ not\ respect                                     # Databricks
     | malformed_?\ ?function_?\ ?call                                         # Gemini
     | (failed\ to\ pars|error\ pars|could\ not\ pars)\w*\ (the\ )?           # llama.cpp, Ollama
       (tool|function|model|output|input\ at\ pos)
@@ -51,9 +55,11 @@ _final = re.compile(
     | data_?inspection_?failed | content\ exists\ risk | high\ risk | new_sensitive       # DashScope, DeepSeek, MiniMax
     | api[ _-]?key | authenticat | unauthori[sz]ed | permission | user\ location           # Gemini and xAI use 400
     | quota | billing | credit\ balance | insufficient\ (balance|credit|fund) | rate[ _-]?limit | too\ many\ requests
-    | not_found_error | model_not_(found|exist) | deploymentnotfound | model_decommissioned | (unknown|invalid)\ model\b
+    | not_found_error | model_not_(found|exist|supported) | unsupported_api_for_model | model_terms_required
+    | deploymentnotfound | model_decommissioned | (unknown|invalid)\ model\b
     | \bmodel\b.{0,120}\b(does\ not\ exist|not\ exist|not\ found|no\ longer\ available|decommissioned)
-    | not\ a\ valid\ model | models?/\S{1,100}\ is\ not\ found | unable\ to\ access\ model | no\ endpoints\ found\ for
+    | not\ a\ valid\ model | models?/\S{1,100}\ is\ not\ found | no\ endpoints\ found\ for
+    | unable\ to\ access\ (\S{1,40}\ )?model | no\ endpoints\ available\ matching               # Together, OpenRouter
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -65,6 +71,7 @@ _place = re.compile(
       roles?\ must\ alternate | must\ alternate | alternating                 # Llama, Gemma and Mistral templates
     | (successive|consecutive|multiple|two)\ ['"`]?(user|assistant|system)    # DeepSeek, Anthropic, MiniMax
     | unexpected\ role | (expected|invalid)\ last\ role | message_order       # Mistral
+    | invalid\ message\ role:\ (system|developer)                            # MiniMax
     | (system|developer)['"`]?\ (role|prompt|message|instruction)s?\b.{0,60}  # Gemma, Gemini, o1, Qwen
       (\bnot\b|n't|unsupported|\bonly\b|\bmust\b|\bfirst\b|beginning|start)
     | (not|n't|no|only)\b.{0,60}\b(system|developer)['"`]?\ (role|prompt|message|instruction)
@@ -75,23 +82,36 @@ _place = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 
-_TOOL = r"\b(?:tools?|tool_choice|tool_?\ ?calls?|functions?|function_?\ ?call(?:s|ing)?)\b"
+_TOOL = r"""(?<![\w-])(?:tools?(?!\ results?\b)|tool_choice|functions?|(?:tool|function)[_\ -]?call(?:s|ing)?)
+    (?![\w-]|:\w)"""
+"""No part of a longer name: many a model is called `my-tools-7b`."""
+
 _NOT = r"""(?:\bnot\b|n't|\bno\b|\bcannot\b|un(?:support|known|recogni|expected|available)\w*|forbidden|disabled
     |incompatible|\brequires?\b|value_error\.extra)"""
-_tools = re.compile(rf"{_TOOL}.{{0,120}}?{_NOT} | {_NOT}.{{0,80}}?{_TOOL}", re.IGNORECASE | re.VERBOSE)
+_tools = re.compile(
+    rf"""
+      {_TOOL}.{{0,120}}?{_NOT} | {_NOT}.{{0,80}}?{_TOOL}
+    | tool[_-]call[_-]parser                                                # SGLang, vLLM
+    | built-in\ tools\ with\ function                                       # Gemini
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
 
 _pairing = re.compile(
     r"""
       no\ tool\ (output|call)s?\ found\ for                                  # OpenAI's Responses
     | must\ be\ followed\ by\ tool\ messages                                # OpenAI
     | (tool|messages?\ with\ role)\ .{0,40}must\ be\ a\ response\ to          # OpenAI
+    | tool\ call\ and\ result\ not\ match | tool\ result's\ tool\ id          # MiniMax
     | \btool_use_id\b | `?tool_use`?\ ids?\b | tool_call_ids?\b              # Anthropic, OpenAI
     """,
     re.IGNORECASE | re.VERBOSE,
 )
 """Calls and results that do not belong together. Such a history says nothing about tools as such."""
 
-_names_ours = re.compile(r"\btools?\b|function[ _-]?call|\broles?\b|template|jinja|system message", re.IGNORECASE)
+_names_ours = re.compile(
+    r"(?<![\w-])(?:tools?|function[ _-]?call\w*)(?![\w-]|:\w)|\broles?\b|template|jinja|system message", re.IGNORECASE
+)
 
 
 def complaint(status: int, body: bytes) -> Complaint:
@@ -174,7 +194,8 @@ def told(body: bytes) -> str:
 
 
 def _words(text: str) -> str:
-    return _quotation.sub(_kept, _input.sub("", text[: error_text.KEPT]))
+    beginning = " ".join(_input.sub("", text[: error_text.KEPT]).split())
+    return _quotation.sub(_kept, _model_name.sub(r"\1", beginning))
 
 
 def _kept(quotation: re.Match[str]) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.dialects import error_text, overflow
 from proxy.dialects.overflow import WORDINGS, is_overflow, may_be, window
+from tests.dialects import test_wordings
 
 OPENAI = "Please reduce the length of the messages."
 
@@ -137,7 +138,8 @@ def test_other_errors_are_others(status: int, body: Any) -> None:
 
 @pytest.mark.parametrize("vendor", WORDINGS)
 def test_every_wording_was_seen(vendor: str) -> None:
-    texts = [error_text.read(sent(body)).text for *_, body, _ in OVERFLOWS]
+    bodies = [row[3] for row in OVERFLOWS] + [row[2] for row in test_wordings.WORDINGS]
+    texts = [error_text.read(sent(body)).text for body in bodies]
     assert any(overflow._wordings[vendor].search(text) for text in texts)
 
 
@@ -149,6 +151,18 @@ def test_what_is_no_error_says_nothing(body: bytes) -> None:
 @pytest.mark.parametrize("digits", [20, 5_000])
 def test_a_number_without_end_is_no_window(digits: int) -> None:
     assert window(sent(said("maximum context length is " + "9" * digits))) is None
+
+
+@pytest.mark.parametrize("counted", ["", " 1234567", " (1234567)"])
+@pytest.mark.parametrize("allowed", ["1048576", "(1048576)"])
+def test_gemini_writes_numbers_with_and_without_parentheses(counted: str, allowed: str) -> None:
+    told = f"The input token count{counted} exceeds the maximum number of tokens allowed {allowed}."
+    assert window(sent(said(told))) == 1_048_576
+
+
+def test_a_gateway_adds_words_before_and_behind_the_error() -> None:
+    told = f"AnthropicException - {json.dumps(said('prompt is too long: 5000 tokens > 4096 maximum'))}. Group=x"
+    assert window(sent(said(told))) == 4096
 
 
 @pytest.mark.parametrize(("number", "tokens"), [("255", None), ("256", 256), ("200,000", 200_000), ("8192, and", 8192)])

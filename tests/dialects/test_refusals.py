@@ -293,6 +293,32 @@ def test_quotations_of_the_request_say_nothing(body: Any) -> None:
     assert complaint(400, json.dumps(body).encode()) is ANY
 
 
+@pytest.mark.parametrize("name", ["my-tool-7b", "hhao/coder-tools", "r1-tool-calling:14b", "fire-function-v2", "tools"])
+@pytest.mark.parametrize("mark", ["`", "'", '"'])
+def test_the_name_of_a_model_says_nothing(name: str, mark: str) -> None:
+    for wording in (
+        "model {} not found, try pulling it first",
+        "The model {} does not exist or you have no access to it.",
+    ):
+        assert meant(400, wording.format(f"{mark}{name}{mark}")) is FINAL
+    assert meant(400, f"Model {mark}{name}{mark} is not supported.") is ANY
+    if name != "tools":
+        assert meant(400, f"Model {name} is not supported here.") is ANY
+        assert meant(500, f"Model {name} has crashed.") is FINAL
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_server_without_a_parser_for_calls_refuses_tools(status: int) -> None:
+    assert meant(status, "Internal server error: Unsupported tool_call_parser: None") is TOOLS
+    assert (
+        meant(status, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set') is TOOLS
+    )
+
+
+def meant(status: int, message: str) -> Complaint:
+    return complaint(status, json.dumps(said(message)).encode())
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [
