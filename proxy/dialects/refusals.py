@@ -22,8 +22,9 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 MOST = 4 * error_text.KEPT
 """The most characters of all its texts in which we look for wordings: some 20 ms of work, on the event loop."""
 
-_REFUSING = (400, 404, 422)
-"""The statuses of a request that upstream could not accept. OpenRouter uses 404 if no provider takes its fields."""
+_REFUSING = (400, 404, 405, 422)
+"""The statuses of a request that upstream could not accept. OpenRouter uses 404 if no provider takes its fields, and
+DeepInfra 405 for tools."""
 
 _CODES = ("code", "type", "error_type", "status", "reason", "param")
 """Members of an error that hold a name for it, or that of the field at fault."""

@@ -78,6 +78,9 @@ WORDINGS: list[tuple[str, int, Any, Complaint | None, int | None]] = [
     ("QwenLM/Qwen3/issues/1321", 400, vllm("The input (61709 tokens) is longer than the model's context length (40960 tokens)."), OVERFLOW, 40_960),
     ("barun-saha/slide-deck-ai/issues/44", 422, {"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 32768. Given: X `inputs` tokens and Y `max_new_tokens`", "error_type": "validation"}, OVERFLOW, 32_768),
     ("triton-inference-server/tensorrtllm_backend/issues/565", 400, {"error": "Encountered an error when fetching new request: Prompt length (5000) exceeds maximum input length (4096)"}, OVERFLOW, 4096),
+    ("refly-ai/refly/issues/1177", 400, said('This endpoint\'s maximum context length is 32768 tokens. However, you requested about 42832 tokens (42832 of text input). Please reduce the length of either one, or use the "middle-out" transform to compress your prompt automatically.'), OVERFLOW, 32_768),
+    ("anthropics/claude-code/issues/408", 400, anthropic("input length and `max_tokens` exceed context limit: \n     189136 + 20000 > 204648, decrease input length or `max_tokens` and try again"), OVERFLOW, 204_648),
+    ("QwenLM/qwen-code/issues/98", 400, said("<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 204800]"), OVERFLOW, 204_800),
     # tools
     ("sgl-project/sglang/pull/10184", 500, vllm("Internal server error: Unsupported tool_call_parser: None", 500), TOOLS, None),
     ("agentscope-ai/QwenPaw/issues/1449", 400, said('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set', code="400"), TOOLS, None),
@@ -113,12 +116,24 @@ WORDINGS: list[tuple[str, int, Any, Complaint | None, int | None]] = [
     ("decolua/9router/issues/2509", 400, {"type": "error", "error": {"type": "bad_request_error", "message": "invalid params, invalid tool type: (2013)", "http_code": "400"}}, None, None),
     ("ggml-org/llama.cpp/issues/25895", 400, {"error": {"code": 400, "message": "Failed to initialize samplers: failed to parse grammar", "type": "invalid_request_error"}}, ANY, None),
     ("writer/writer-framework/pull/1013", 400, {"tpe": "fail.input.generic", "errors": [{"description": "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified.", "key": "fail.input.generic"}]}, None, None),
+    ("spring-ai-alibaba/website/issues/39", 400, {"code": "InvalidParameter", "message": "<400> InternalError.Algo.InvalidParameter: The tool call is not supported.", "request_id": "5"}, TOOLS, None),
+    ("avante-corp/avante.nvim/issues/1422", 400, {"code": 20037, "message": "Function call is not supported for this model.", "data": None}, TOOLS, None),
+    ("truefoundry/models/pull/944", 405, {"status": "failure", "message": "deepinfra error: Tool calling is not supported for model: mistralai/Mistral-Small-24B-Instruct-2501"}, TOOLS, None),
+    ("RooCodeInc/Roo-Code/issues/10259", 500, said("Internal server error: Unsupported tool_call_parser: None (request id: 202512200652133627752312601517)"), TOOLS, None),
+    ("567-labs/instructor/issues/155", 400, said("Unrecognized request argument supplied: functions"), TOOLS, None),
+    ("MicrosoftDocs/azure-docs/issues/121504", 400, {"error": {"code": 400, "message": "Functions are not supported for this API version or this model version. To learn how to user use function calling with Azure OpenAI Service. Please refer to this wiki  https://learn.microsoft.com/en-us/azure/ai-services/openai/how-to/function-calling?tabs=python"}}, TOOLS, None),
+    ("MicrosoftDocs/azure-docs/issues/118069", 404, said("Unrecognized request argument supplied: tools"), TOOLS, None),
     # the usage of a stream
     ("QuantumNous/new-api/issues/418", 400, said("Unknown parameter: 'stream_options'. (request id: 20240806214436917505976hvsFC5y2)", param="stream_options", code="unknown_parameter"), USAGE, None),
     ("CherryHQ/cherry-studio/issues/9214", 400, {"detail": "Extra parameters ['stream_options'] are not allowed when extra-parameters is not set or set to be 'error'. Set extra-parameters to 'pass-through' to pass to the model."}, USAGE, None),
     ("FlowiseAI/Flowise/issues/2866", 400, said("Extra inputs are not permitted, field: 'stream_options'"), USAGE, None),
+    ("BerriAI/litellm/issues/5803", 400, said("litellm.BadRequestError: OpenAIException - Error code: 400 - {'error': {'message': \"The 'stream_options' parameter is only allowed when 'stream' is enabled.\", 'type': 'invalid_request_error', 'param': 'stream_options', 'code': None}}\nReceived Model Group=o1-mini\nAvailable Model Group Fallbacks=None"), USAGE, None),
     # our place
     ("BigPizzaV3/CodexPlusPlus/issues/267", 400, {"type": "error", "error": {"type": "bad_request_error", "message": "invalid params, chat content has invalid message role: system (2013)", "http_code": "400"}}, PLACE, None),
+    # Qwen's template at llama.cpp, whose words stand behind those of its parser
+    ("tailcallhq/forgecode/issues/2586", 400, {"error": {"code": 400, "message": "Unable to generate parser for this template. Automatic parser generation failed: \n------------\nWhile executing CallExpression at line 85, column 32 in source:\n...first %}↵            {{- raise_exception('System message must be at the beginnin...\n                                           ^\nError: Jinja Exception: System message must be at the beginning.", "type": "invalid_request_error"}}, PLACE, None),
+    ("cortexkit/magic-context/issues/5", 500, {"error": {"code": 500, "message": "\n------------\nWhile executing CallExpression at line 85, column 32 in source:\n...first %}↵            {{- raise_exception('System message must be at the beginnin...\n                                           ^\nError: Jinja Exception: System message must be at the beginning.", "type": "server_error"}}, PLACE, None),
+    ("langchain-ai/open_deep_research/issues/7", 400, said("Unsupported value: 'messages[0].role' does not support 'system' with this model.", param="messages[0].role", code="unsupported_value"), PLACE, None),
     # something else in the request
     ("editor-code-assistant/eca/issues/231", 422, extra("max_completion_tokens", input=32000), ANY, None),
     ("Gitlawb/openclaude/issues/739", 422, {"detail": [{"type": "extra_forbidden", "loc": ["body", "store"], "msg": "Extra inputs are not permitted", "input": False}]}, ANY, None),
@@ -145,6 +160,8 @@ WORDINGS: list[tuple[str, int, Any, Complaint | None, int | None]] = [
     ("anthropics/claude-code/issues/12894", 400, anthropic("messages.209.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`. When `thinking` is enabled, a final `assistant` message must start with a thinking block (preceeding the lastmost set of `tool_use` and `tool_result` blocks). We recommend you include thinking blocks from previous turns. To avoid this requirement, disable `thinking`."), ANY, None),
     ("browser-use/browser-use/issues/710", 400, {"message": "messages.2.content: Conversation blocks and tool result blocks cannot be provided in the same turn."}, ANY, None),
     ("anthropics/claude-code/issues/4378", 400, anthropic("messages.65.content.1.tool_use.text: Extra inputs are not permitted"), ANY, None),
+    ("continuedev/continue/issues/9855", 400, {"error": '"MFDoom/deepseek-r1-tool-calling:70b" does not support thinking'}, ANY, None),
+    ("langgenius/dify/issues/13207", 400, said("Unsupported value: 'stream' does not support true with this model.", param="stream", code="unsupported_value"), ANY, None),
     # the limit of the reply
     ("diffbot/code-gpt-docs/issues/284", 400, said("max_tokens is too large: 6000. This model supports at most 4096 completion tokens, whereas you provided 6000."), ANY, None),
     ("koosoli/ESPHomeDesigner/issues/379", 400, said("Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.", param="max_tokens", code="unsupported_parameter"), ANY, None),
@@ -174,6 +191,8 @@ WORDINGS: list[tuple[str, int, Any, Complaint | None, int | None]] = [
     ("BerriAI/litellm/pull/16231", 400, said("litellm.BadRequestError: litellm.ContentPolicyViolationError: AzureException - The response was filtered due to the prompt triggering Azure OpenAI's content management policy. Please modify your prompt and retry.", type=None, code="400"), FINAL, None),
     ("langflow-ai/langflow/issues/11120", 400, said("The model canopylabs/orpheus-arabic-saudi requires terms acceptance. Please have the org admin accept the terms at https://console.groq.com/playground?model=canopylabs%2Forpheus-arabic-saudi", code="model_terms_required"), FINAL, None),
     ("cline/cline/issues/4971", 413, said("Request too large for model `moonshotai/kimi-k2-instruct` in organization `org_01` service tier `on_demand` on tokens per minute (TPM): Limit 10000, Requested 15088, please reduce your message size and try again.", type="tokens", code="rate_limit_exceeded"), FINAL, None),
+    ("popjane/free_chatgpt_api/issues/76", 403, said("user quota is not enough (request id: 2025020911093417487821572799492)", type="v_api_error", code="insufficient_user_quota"), FINAL, None),
+    ("router-for-me/CLIProxyAPI/pull/3859", 400, anthropic("Your credit balance is too low to access the Anthropic API."), FINAL, None),
 ]
 # fmt: on
 

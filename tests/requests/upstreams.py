@@ -144,6 +144,15 @@ def upstreams() -> list[Upstream]:
             ),
             native=False,
         ),
+        # github.com/sgl-project/sglang/pull/10184
+        Upstream(
+            "SGLang without a tool parser",
+            _where(
+                _tools,
+                (500, {"object": "error", "message": "Internal server error: Unsupported tool_call_parser: None"}),
+            ),
+            native=False,
+        ),
         # github.com/vllm-project/vllm/issues/6862
         Upstream(
             "vLLM with Mistral's template",
