@@ -27,6 +27,7 @@
     + OtherVersion
   x UserMistake                      the command line prints it and exits with 2
     + PolicyError
+      - UnreadablePolicy
   x ClientGone                       the client hung up: nobody is left to reply to
   x Refusal                          upstream answered with an error, which the client gets unchanged
   x Failed                           no summary was made
@@ -261,3 +262,7 @@ class UserMistake(OffloadError):
 
 class PolicyError(UserMistake):
     """A policy file that cannot be used. The text names file, line, key and what was expected."""
+
+
+class UnreadablePolicy(PolicyError):
+    """A file of policies could not be read, for a reason that may pass."""

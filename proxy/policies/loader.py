@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
+import math
 import pathlib
 import signal
 import threading
@@ -17,7 +19,7 @@ import msgspec
 
 from proxy import regular_files
 from proxy.core.policy import Policy
-from proxy.errors import PolicyError
+from proxy.errors import PolicyError, UnreadablePolicy
 from proxy.policies.file import PolicySource, parse, parse_alone
 
 INTERVAL = 0.5
@@ -25,6 +27,9 @@ INTERVAL = 0.5
 
 PATIENCE = 30.0
 """A failed reload is logged each time the directory has not answered for so many more seconds."""
+
+AGAIN = 5.0
+"""Seconds before a file that could not be read is read again: its reason may pass without a change of the file."""
 
 LARGEST = 1 << 20
 """Most bytes of one policy file. The longest hand-written ones have a few thousand."""
@@ -74,17 +79,18 @@ def defaults(base_url: str | None = None) -> Policy:
 def load(directory: pathlib.Path, environment: Mapping[str, str], base_url: str | None = None) -> Policies:
     """Load every `*.yaml` in `directory`. `base_url` is used if a file has none.
 
-    Raises PolicyError with a line for each bad file.
+    Raises PolicyError with a line for each bad file; UnreadablePolicy if one of them cannot be read.
     """
-    sources, faults = [], []
+    sources, faults, kind = [], list[str](), PolicyError
     for path in _files(directory):
         try:
             sources.append(parse(_text(path), str(path), path.stem, environment, base_url))
         except PolicyError as error:
             faults.append(str(error))
+            kind = UnreadablePolicy if isinstance(error, UnreadablePolicy) else kind
     faults = faults or list(_collisions(sources))
     if faults:
-        raise PolicyError("\n".join(faults))
+        raise kind("\n".join(faults))
     return Policies(
         default=next((source.policy for source in sources if source.is_default), None),
         named=tuple(source.policy for source in sources if not source.is_default),
@@ -117,16 +123,22 @@ class PolicyLoader:
         self._base_url = base_url
         self._told = told
         self._seen: object = None
+        self._again_at = math.inf
+        """When to read again what could not be read, by the monotonic clock."""
         self.last: tuple[float, str] | None = None
         """When the last reload was, in seconds since the epoch, and why it failed; empty if it did not."""
         self.current = self._load()
 
-    def reload(self) -> bool:
-        """Load the directory again. If it is bad, keep the old policies, log the reason and return False."""
+    def reload(self, *, known: str = "") -> bool:
+        """Load the directory again. If it is bad, keep the old policies, log the reason unless it is `known`, and
+        return False."""
+        self._again_at = math.inf
         try:
             self.current = self._load()
         except PolicyError as error:
-            return self._failed(error)
+            if isinstance(error, UnreadablePolicy):
+                self._again_at = time.monotonic() + AGAIN
+            return str(error) != known and self._failed(error)
         except Exception as error:
             # A bug in reading one version must not stop the watch for the next.
             logger.exception("a bug, in reading the policies")
@@ -137,7 +149,7 @@ class PolicyLoader:
         return True
 
     async def watch(self) -> None:
-        """Reload after every change and on SIGHUP, until cancelled."""
+        """Reload after every change, on SIGHUP, and where something could not be read, until cancelled."""
         hangup = asyncio.Event()
         with _on_hangup(hangup.set):
             before = self._seen
@@ -150,6 +162,9 @@ class PolicyLoader:
                 if hangup.is_set() or (now == before and now != self._seen):
                     hangup.clear()
                     await self._patiently(self.reload)
+                elif now == before and time.monotonic() >= self._again_at:
+                    known = self.last[1] if self.last else ""
+                    await self._patiently(functools.partial(self.reload, known=known))
                 before = now
 
     async def _patiently(self, work: Callable[[], T]) -> T:
@@ -180,7 +195,7 @@ def _files(directory: pathlib.Path) -> list[pathlib.Path]:
     try:
         paths = _visible(directory)
     except OSError as error:
-        raise PolicyError(f"{directory}: expected a directory of policies: {error.strerror}") from error
+        raise UnreadablePolicy(f"{directory}: expected a directory of policies: {error.strerror}") from error
     if odd := next((path for path in paths if path.suffix == ".yml"), None):
         raise PolicyError(f"{odd}: only *.yaml is read; name it {odd.stem}.yaml")
     found = [path for path in paths if path.suffix == ".yaml"]
@@ -201,7 +216,7 @@ def _text(path: pathlib.Path) -> str:
             raise PolicyError(f"{path}: expected at most {LARGEST:,} bytes")
         return content.decode("utf-8-sig")
     except OSError as error:
-        raise PolicyError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UnreadablePolicy(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise PolicyError(f"{path}: expected text in UTF-8") from error
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -9,9 +10,11 @@ import signal
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from proxy import regular_files
 from proxy.core.policy import Offload, Policy, Upstream
 from proxy.errors import PolicyError
 from proxy.policies import Policies, PolicyLoader, builtin, load
@@ -334,6 +337,35 @@ async def test_a_file_that_is_still_being_written_is_not_taken(tmp_path: Path) -
                 seen.add(repr(book.current))
         await becomes(book, "x" * 12)
     assert seen == {"Policies(default)"}
+
+
+async def test_a_file_that_cannot_be_read_for_a_while_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing about the file changes when the process has file descriptors again."""
+    read, refuse, tries = regular_files.read, True, 0
+
+    def exhausted(*arguments: Any, **more: Any) -> bytes:
+        nonlocal tries
+        tries += refuse
+        if refuse:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(*arguments, **more)
+
+    told: list[bool] = []
+    book = PolicyLoader(put(tmp_path, default="{}"), {}, told=told.append)
+    monkeypatch.setattr(book_module, "AGAIN", 0.3)
+    monkeypatch.setattr(regular_files, "read", exhausted)
+    async with watched(book):
+        put(tmp_path, default="tenant: later")
+        async with asyncio.timeout(10):
+            while tries < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert repr(book.current) == "Policies(default)"
+        refuse = False
+        await becomes(book, "later", seconds=10)
+    assert told == [False, True]
+    assert caplog.text.count("cannot be read: Too many open files") == 1
 
 
 async def test_sighup_takes_the_directory_at_once(tmp_path: Path) -> None:
