@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
@@ -28,9 +29,6 @@ from proxy.upstream.traffic import Traffic
 if TYPE_CHECKING:
     from proxy.settings import Settings
 
-_REPLAY_LIMIT = 1024 * 1024
-"""Bytes of a streamed request body that are kept in case it has to be sent again."""
-
 _BREATH = 0.002
 """Seconds of work on one chunk of a reply, including its reader's work, after which the event loop serves others."""
 
@@ -42,7 +40,6 @@ class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `url` and headers are sent byte for byte, the headers in their order.
 
     A body that is an iterator is sent as it arrives, with the `content-length` among the headers, or else chunked.
-    Cancelling its `__anext__` must lose nothing, because another connection may continue with the same body.
     Timeouts are in seconds. `first_byte_timeout` counts from the end of a streamed body, otherwise from the connection;
     `idle_timeout` is the longest time without progress.
     """
@@ -174,30 +171,26 @@ class UpstreamClient:
         HTTP lets a proxy repeat a POST only if it can tell that the first one was not applied (RFC 9110, 9.2.2). A
         server that closes an idle connection does not say so, but nearly always it is that, and browsers and curl
         repeat any method then. To a client that knows nothing of our connections, the error would make no sense; and
-        the SDKs would repeat the request after a 502, whatever had happened to it.
+        the SDKs would repeat the request after a 502, whatever had happened to it. A streamed body is not kept, and
+        never gets a pooled connection.
         """
-        body = None if isinstance(request.content, bytes) else _StreamedBody(request, request.content)
-        try:
-            reply = await self._attempt(request, origin, body)
-            if not reply.timed_out_idle or (body is not None and body.spent):
+        with suppress(Stale):
+            reply = await self._attempt(request, origin)
+            if not reply.timed_out_idle:
                 return reply
             await reply.aclose()
-        except Stale as stale:
-            if body is not None and body.spent:
-                raise _translated(stale, request.url) from stale
-        return await self._attempt(request, origin, body, fresh=True)
+        return await self._attempt(request, origin, fresh=True)
 
-    async def _attempt(
-        self, request: UpstreamRequest, origin: str, body: _StreamedBody | None, *, fresh: bool = False
-    ) -> UpstreamReply:
+    async def _attempt(self, request: UpstreamRequest, origin: str, *, fresh: bool = False) -> UpstreamReply:
         """Send once. Raises Stale, untranslated, if a pooled connection turns out to be closed."""
+        body = None if isinstance(request.content, bytes) else _StreamedBody(request, request.content)
         try:
             if body is None:
                 first_byte = request.first_byte_timeout
                 answer = await self._exchange(request, origin, request.content, first_byte, fresh=fresh)
             else:
                 async with asyncio.timeout(None) as deadline:
-                    answer = await self._exchange(request, origin, body.attempt(deadline), None, fresh=fresh)
+                    answer = await self._exchange(request, origin, body.stream(deadline), None, fresh=fresh)
                     body.settle()
         except Stale:
             raise
@@ -230,50 +223,28 @@ class UpstreamClient:
 
 
 class _StreamedBody:
-    """A body that arrives while it is sent, for one or more attempts. It moves the attempt's deadline as upstream
-    accepts it."""
+    """A body that arrives while it is sent. It moves its request's deadline as upstream accepts it."""
 
     def __init__(self, request: UpstreamRequest, source: AsyncIterator[bytes]) -> None:
         self._request = request
         self._source = source
-        self._kept: list[bytes] = []
-        self._size = 0
         self._deadline: asyncio.Timeout | None = None
         self.waited_for = ""
         """What upstream failed to do in time, in words."""
 
-    @property
-    def spent(self) -> bool:
-        """Whether the beginning has been discarded, so that the body cannot be sent again."""
-        return self._size > _REPLAY_LIMIT
-
-    def attempt(self, deadline: asyncio.Timeout) -> Content:
-        """Return the body from its beginning, and start a new deadline."""
+    async def stream(self, deadline: asyncio.Timeout) -> AsyncIterator[bytes]:
+        """Yield the body, and move the deadline."""
         self._deadline = deadline
-        return self._stream()
-
-    def settle(self) -> None:
-        """Lift the deadline: the reply has begun, even if the body is still being sent."""
-        self._deadline = None
-
-    async def _stream(self) -> AsyncIterator[bytes]:
-        for chunk in tuple(self._kept):
-            self._await_progress()
-            yield chunk
         self._await_client()
         async for chunk in self._source:
-            self._keep(chunk)
             self._await_progress()
             yield chunk
             self._await_client()
         self._await_reply()
 
-    def _keep(self, chunk: bytes) -> None:
-        self._size += len(chunk)
-        if self.spent:
-            self._kept.clear()
-        else:
-            self._kept.append(chunk)
+    def settle(self) -> None:
+        """Lift the deadline: the reply has begun, even if the body is still being sent."""
+        self._deadline = None
 
     def _await_client(self) -> None:
         self._give(None, "")

@@ -7,6 +7,7 @@ import re
 import select
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,10 @@ _HEAD_LIMIT = 256 * 1024
 _MAX_HEADERS = 1_000
 
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+
+
+_anew = ContextVar("anew", default=False)
+"""Whether those that idle are left to others."""
 
 
 class Exhausted(aiohttp.ClientError):
@@ -111,8 +116,18 @@ class Connector(aiohttp.TCPConnector):
         """Whether all connections are in use."""
         return len(self._acquired) >= self.limit
 
+    async def connect_anew(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], limits: aiohttp.ClientTimeout
+    ) -> Connection:
+        """Return a new connection, as `connect` returns any."""
+        token = _anew.set(True)
+        try:
+            return await self.connect(req, traces, limits)
+        finally:
+            _anew.reset(token)
+
     async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
-        idle = self._conns.get(key)
+        idle = None if _anew.get() else self._conns.get(key)
         while idle:
             kept, since = idle.pop()
             if not idle:

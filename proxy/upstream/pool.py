@@ -209,13 +209,15 @@ class ConnectionPool:
         fresh: bool = False,
     ) -> UpstreamResponse:
         """Send a request and return the reply as soon as its head arrives. Target and headers are sent byte for byte.
+        A streamed body, which cannot be sent again, always goes over a new connection.
 
         Raises Stale, but not on a fresh connection, Exhausted, ValueError for characters that are forbidden in a head,
         and TimeoutError. The first byte's timeout counts from the connection; None waits forever.
         """
         way = self._way(route)
         start = _head(way, method, target, headers, content)
-        connection, protocol = await self._connected(way, connect_timeout, fresh=fresh)
+        streamed = not isinstance(content, bytes)
+        connection, protocol = await self._connected(way, connect_timeout, fresh=fresh, streamed=streamed)
         reused = protocol.used
         if not reused:
             protocol.used = True
@@ -246,12 +248,15 @@ class ConnectionPool:
             response.timed_out_idle = loop.time() - began <= _STALE_WITHIN
         return response
 
-    async def _connected(self, way: _Way, seconds: float, *, fresh: bool) -> tuple[Connection, KeptConnection]:
-        """Return a connection, new if it has to be `fresh`. Then those that idle are closed: where one is stale, those
-        that have idled for longer are, too."""
+    async def _connected(
+        self, way: _Way, seconds: float, *, fresh: bool, streamed: bool
+    ) -> tuple[Connection, KeptConnection]:
+        """Return a connection, new if it is for a `streamed` body or has to be `fresh`. In the latter case those that
+        idle are closed: where one is stale, those that have idled for longer are, too."""
+        connect = self._connector.connect_anew if streamed else self._connector.connect
         while True:
             try:
-                connection = await self._connector.connect(way.asked, [], _timeout(seconds))
+                connection = await connect(way.asked, [], _timeout(seconds))
             except TimeoutError as error:
                 if self._connector.exhausted:
                     raise Exhausted(f"all {self._connector.limit} connections were in use for {seconds:g} s") from error
