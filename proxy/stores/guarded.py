@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from enum import Enum
 from typing import Literal, TypeVar
+from uuid import uuid4
 
 from proxy.errors import NamespaceFault, StoreFault
 from proxy.stores import turns
@@ -31,6 +32,9 @@ WRITES = (StoreOperation.PUT, StoreOperation.DELETE)
 PROBE = "health/probe/none"
 """A key that no record ever has, for checking whether the engine answers."""
 
+LARGE = 256 << 10
+"""Bytes of a record above which a failed write says little about others: it may be too slow or too large alone."""
+
 
 class Put(Enum):
     """The result of a put. EXISTED means that another writer was first, perhaps with different bytes."""
@@ -48,7 +52,8 @@ class Guarded:
     the last one, or within less if the namespace's `retention` is short. `count_damaged(kind)` is called for every
     damaged record.
 
-    Writes have one more breaker, because a store that is full or read-only can still be read.
+    Writes have one more breaker, because a store that is full, read-only or slow to write can still be read. Records
+    larger than `LARGE` never open it, or one tenant's results could keep all others' records from being written.
     """
 
     def __init__(
@@ -86,15 +91,22 @@ class Guarded:
         return Visit(self, Allowance(seconds, self._clock))
 
     async def check(self, seconds: float) -> str | None:
-        """Ask the engine, even if the breaker is open. Returns None if it answers within `seconds`, else the reason."""
+        """Read, and write and delete a record, even if a breaker is open. Returns None if all of this is done within
+        `seconds`, else the reason."""
+        record = f"health/probe/{uuid4().hex}"
+        operation = StoreOperation.GET
         try:
             async with asyncio.timeout(seconds):
                 await self.store.get(PROBE)
+                self.succeeded(operation)
+                operation = StoreOperation.PUT
+                await self.store.put(record, b"")
+                await self.store.delete(record)
+                self.succeeded(operation)
         except TimeoutError:
-            return self.failed("check", f"no answer within {seconds:g} s")
+            return self.failed(operation, f"no answer to a check within {seconds:g} s")
         except StoreFault as fault:
-            return self.failed("check", fault.message)
-        self.breaker.succeeded()
+            return self.failed(operation, fault.message)
         return None
 
     def admit(self, operation: StoreOperation) -> bool:
@@ -146,7 +158,8 @@ class Visit:
         self._store = guarded.store
         self._memory = guarded.memory
         self._allowance = allowance
-        self._answered = False
+        self._settled = set[str]()
+        """Of which kinds an operation was answered, or counted as late: later ones say nothing more of the engine."""
         self._errors: dict[StoreError, int] = {}
 
     @property
@@ -195,7 +208,7 @@ class Visit:
         """
         if not sure and self._memory.was_put(key):
             return Put.EXISTED
-        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value))
+        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value), telling=len(value) <= LARGE)
         if written is Missing.FAILED:
             return Put.FAILED
         self.note_put(key)
@@ -254,47 +267,61 @@ class Visit:
         if await self.discard(key, value) and final:
             self._memory.keep(key, Missing.ABSENT)
 
-    async def _ask(self, operation: StoreOperation, ask: Callable[[], Awaitable[T]]) -> T | Literal[Missing.FAILED]:
-        """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this."""
+    async def _ask(
+        self, operation: StoreOperation, ask: Callable[[], Awaitable[T]], *, telling: bool = True
+    ) -> T | Literal[Missing.FAILED]:
+        """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this.
+
+        Only a failure that is `telling` counts against the engine.
+        """
         if self._allowance.left <= 0:
             return self._missed(operation, StoreMiss.BUDGET)
         if not self._guarded.admit(operation):
             return self._missed(operation, StoreMiss.OPEN)
         left = self._allowance.left
+        failed = self._guarded.failed if telling else self._guarded.told
         try:
             with self._allowance.spending(), turns.waiting() as wait:
                 async with asyncio.timeout(left):
                     answer = await ask()
         except TimeoutError:
-            return self._late(operation, left - wait.seconds)
+            return self._late(operation, left - wait.seconds, failed)
         except NamespaceFault as fault:  # which must not keep the others from the engine
             self._guarded.told(operation, fault.message)
             return self._missed(operation, StoreMiss.FAILED)
         except StoreFault as fault:
-            self._guarded.failed(operation, fault.message)
+            failed(operation, fault.message)
             return self._missed(operation, StoreMiss.FAILED)
         except Exception:
             log.exception("a bug in the store, at %s", operation.value)
-            self._guarded.failed(operation, "a bug, see the log")
+            failed(operation, "a bug, see the log")
             return self._missed(operation, StoreMiss.FAILED)
-        self._answered = True
+        self._settled.add(_kind(operation))
         self._guarded.succeeded(operation)
         return answer
 
-    def _late(self, operation: StoreOperation, seconds: float) -> Literal[Missing.FAILED]:
+    def _late(
+        self, operation: StoreOperation, seconds: float, failed: Callable[[str, str], str]
+    ) -> Literal[Missing.FAILED]:
         """Count a timeout of an operation that the engine had for so many seconds. If most of the time went by before,
-        in waiting for a turn, or after a first answer, it is not a fault of the engine: its caller asks too much."""
+        in waiting for a turn, or after a first answer to such an operation, it is not a fault of the engine: its caller
+        asks too much. However many are late at once, they count as one."""
         reason = "no answer in time"
-        if self._answered or seconds < self._allowance.whole / 2:
+        if _kind(operation) in self._settled or seconds < self._allowance.whole / 2:
             self._guarded.told(operation, f"{reason}: much is asked for at once")
         else:
-            self._guarded.failed(operation, reason)
+            self._settled.add(_kind(operation))
+            failed(operation, reason)
         return self._missed(operation, StoreMiss.TIMEOUT)
 
     def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Literal[Missing.FAILED]:
         error = StoreError.of(operation, fault)
         self._errors[error] = self._errors.get(error, 0) + 1
         return Missing.FAILED
+
+
+def _kind(operation: StoreOperation) -> str:
+    return "writes" if operation in WRITES else "reads"
 
 
 class Allowance:

@@ -18,8 +18,8 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
@@ -29,7 +29,7 @@ from redis.asyncio.connection import ConnectionPool, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ReadOnlyError, RedisError
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores.base import Damaged, Entry, Retention, lifetime
@@ -81,13 +81,12 @@ class RedisStore:
         """Store the value if the key is absent, and renew the record's time to live, in one round trip."""
         name = self._name(key)
         kept = _milliseconds(lifetime(key, self._retention))
-        async with self._slots.slot(namespace_of(key)):
-            with _faults():
-                pipe = self._client.pipeline(transaction=False)
-                pipe.set(name, value, nx=True, px=kept)
-                pipe.persist(name) if kept is None else pipe.pexpire(name, kept)
-                # If redis-py raised the errors itself, their texts would contain the command with all its content.
-                created, _ = _answered(await pipe.execute(raise_on_error=False))
+        async with self._slots.slot(namespace_of(key)), self._writing():
+            pipe = self._client.pipeline(transaction=False)
+            pipe.set(name, value, nx=True, px=kept)
+            pipe.persist(name) if kept is None else pipe.pexpire(name, kept)
+            # If redis-py raised the errors itself, their texts would contain the command with all its content.
+            created, _ = _answered(await pipe.execute(raise_on_error=False))
         return bool(created)
 
     async def get(self, key: str) -> bytes | None:
@@ -131,7 +130,7 @@ class RedisStore:
     async def delete(self, key: str) -> None:
         """Delete the record."""
         name = self._name(key)
-        with _faults():
+        async with self._writing():
             await self._client.unlink(name)
 
     async def close(self) -> None:
@@ -139,6 +138,17 @@ class RedisStore:
         with _faults():
             for client in (self._client, *self._others):
                 await client.aclose()
+
+    @asynccontextmanager
+    async def _writing(self) -> AsyncIterator[None]:
+        """Translate errors, and have the next operation connect anew if Redis only reads: after a failover its address
+        leads to another master, while connections still lead to the old one."""
+        with _faults():
+            try:
+                yield
+            except ReadOnlyError:
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+                raise
 
     def _name(self, key: str) -> str:
         return self._prefix + checked(key)

@@ -59,8 +59,9 @@ class Workers:
         self._under_way[future] = what, time.monotonic()
         loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: _call_soon(loop, self._ended, future))
-        if len(self._threads) < len(self._under_way):
-            self._begin()
+        if len(self._threads) < len(self._under_way) and not self._begun() and not self._threads:
+            future.cancel()
+            raise StoreFault("the system starts no more threads")
         self._items.put((future, work))
         return await asyncio.wrap_future(future)
 
@@ -79,11 +80,16 @@ class Workers:
         del self._under_way[future]
         self._free.give_back()
 
-    def _begin(self) -> None:
+    def _begun(self) -> bool:
+        """Start one more thread, if the system lets us."""
         name = f"{self._name}-{len(self._threads)}"
         thread = threading.Thread(target=_work, args=(self._items,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
         self._threads.append(thread)
-        thread.start()
+        return True
 
 
 def _work(items: SimpleQueue[Item | None]) -> None:

@@ -44,6 +44,17 @@ def test_deep_health_checks_store_and_breaker(up: StrictUpstream, serve: Callabl
         assert deep(proxy)[1]["store"] == {"fault": None, "breaker": "closed"}
 
 
+def test_deep_health_tells_a_store_that_cannot_be_written(
+    up: StrictUpstream, serve: Callable[..., Proxy], tmp_path: Path
+) -> None:
+    up.respond(lambda _: whole({"object": "list", "data": []}))
+    with redis_server(tmp_path, "--maxmemory", "1") as redis:
+        proxy = serve({"default": {"upstream": {"base_url": up.url}}}, store=f"redis://127.0.0.1:{redis.port}/0")
+        status, page = deep(proxy)
+        assert (status, page["status"]) == (503, "degraded")
+        assert page["store"] == {"fault": "Redis failed: OutOfMemoryError OOM", "breaker": "closed"}
+
+
 def test_deep_health_checks_every_upstream(up: StrictUpstream, serve: Callable[..., Proxy]) -> None:
     up.respond(lambda _: whole({}, 500))
     [port] = free_ports(1)

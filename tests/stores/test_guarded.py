@@ -14,7 +14,7 @@ from proxy.errors import StoreFault
 from proxy.stores import Entry, open_store
 from proxy.stores import guarded as guarded_module
 from proxy.stores.breaker import Breaker
-from proxy.stores.guarded import Allowance, Guarded, Put, Visit
+from proxy.stores.guarded import LARGE, Allowance, Guarded, Put, Visit
 from proxy.stores.keys import namespace_of
 from proxy.stores.memory import Missing
 from proxy.stores.turns import Turns
@@ -290,6 +290,35 @@ async def test_a_full_store_is_still_read(guarded: Guarded, store: Scripted, clo
     assert guarded.state == "closed"
 
 
+async def test_a_store_that_is_slow_to_write_is_still_read(store: Scripted) -> None:
+    """Each request reads before it writes. What was read in time says nothing about writing."""
+    guarded = Guarded(store, warn=lambda *what: None, budget_seconds=0.05, breaker=Breaker(limit=3))
+    for number in range(3):
+        visit = guarded.visit()
+        store.seconds = 0
+        await visit.get(f"acme-1/round/{number}")
+        store.seconds = 5
+        assert await visit.put(f"acme-1/round/{number}", b"1") is Put.FAILED
+    assert guarded.writing.state == "open"
+    visit = guarded.visit()
+    assert await visit.put(KEY, b"1") is Put.FAILED
+    assert visit.errors == {"put:open": 1}, "nobody waits"
+    store.seconds = 0
+    assert await visit.get(OTHER) is Missing.ABSENT
+
+
+@pytest.mark.parametrize("trouble", [None, "too large"])
+async def test_records_that_are_large_keep_nobody_else_from_writing(store: Scripted, trouble: str | None) -> None:
+    guarded = Guarded(store, warn=lambda *what: None, budget_seconds=0.05, breaker=Breaker(limit=3))
+    store.seconds, store.trouble = (0 if trouble else 5), trouble
+    for _ in range(5):
+        assert await guarded.visit().put(KEY, bytes(LARGE + 1)) is Put.FAILED
+    assert guarded.state == "closed"
+    for _ in range(3):
+        assert await guarded.visit().put(KEY, bytes(LARGE)) is Put.FAILED
+    assert guarded.state == "open"
+
+
 async def test_a_write_that_reading_holds_up_is_no_probe(guarded: Guarded, store: Scripted, clock: Clock) -> None:
     store.trouble = "away"
     for _ in range(3):
@@ -387,10 +416,24 @@ async def test_the_health_check_asks_the_store_itself(guarded: Guarded, store: S
         assert await guarded.check(1) == "away"
     assert guarded.state == "open"
     store.trouble, store.seconds = None, 5
-    assert await guarded.check(0.01) == "no answer within 0.01 s"
+    assert await guarded.check(0.01) == "no answer to a check within 0.01 s"
     store.seconds = 0
     assert await guarded.check(1) is None
     assert guarded.state == "closed"
+
+
+async def test_the_health_check_writes_and_leaves_nothing(guarded: Guarded, store: Scripted) -> None:
+    assert await guarded.check(1) is None
+    _, put, delete = store.asked
+    assert put.split()[1] == delete.split()[1] and put.startswith("put health/probe/")
+
+    async def full(key: str, value: bytes) -> bool:
+        raise StoreFault("full")
+
+    store.put = full  # type: ignore[method-assign]
+    for _ in range(3):
+        assert await guarded.check(1) == "full"
+    assert (guarded.breaker.state, guarded.writing.state) == ("closed", "open")
 
 
 async def test_close(guarded: Guarded, store: Scripted) -> None:

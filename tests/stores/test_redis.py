@@ -167,6 +167,39 @@ async def test_it_comes_back_after_a_restart(tmp_path: Path) -> None:
         await store.close()
 
 
+async def test_an_address_that_moves_to_a_new_master_is_followed(tmp_path: Path) -> None:
+    """The old master only reads from then on, and its connections stay open."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    with redis_server(tmp_path / "old") as old, redis_server(tmp_path / "new") as new:
+        leads_to = old.port
+
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, away = await asyncio.open_connection("127.0.0.1", leads_to)
+            await asyncio.gather(_copied(reader, away), _copied(there, writer))
+
+        address = await asyncio.start_server(forward, "127.0.0.1", 0)
+        store = open_store(f"redis://127.0.0.1:{address.sockets[0].getsockname()[1]}/0")
+        await asyncio.gather(*(store.put(f"a-1/round/{number}", b"1") for number in range(9)))
+        leads_to = new.port
+        master = Redis(port=old.port)
+        await master.replicaof("127.0.0.1", new.port)
+        await master.aclose()
+        with pytest.raises(StoreFault, match="READONLY"):
+            await store.put("a-1/round/k", b"1")
+        assert await store.put("a-1/round/k", b"1")
+        await asyncio.gather(*(store.delete(f"a-1/round/{number}") for number in range(9)))
+        await store.close()
+        address.close()
+
+
+async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+    writer.close()
+
+
 async def test_a_frozen_server_is_a_fault_in_time(tmp_path: Path) -> None:
     with redis_server(tmp_path) as process:
         store = open_store(url(process, "socket_timeout=0.2"))

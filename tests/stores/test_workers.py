@@ -40,6 +40,24 @@ async def test_no_more_threads_than_there_is_work() -> None:
     assert len(workers._threads) <= 4
 
 
+async def test_where_the_system_starts_no_more_threads_others_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    workers = Workers("test", threads=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(5):
+            with pytest.raises(StoreFault, match="no more threads"):
+                await asyncio.wait_for(workers.run("one", lambda: 1), 5)
+    assert await workers.run("one", lambda: 1) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        numbers = (workers.run("many", lambda number=number: number) for number in range(9))  # type: ignore[misc]
+        assert await asyncio.wait_for(asyncio.gather(*numbers), 5) == [*range(9)]
+    assert await workers.close(1) == []
+
+
 async def test_hanging_threads_leave_nothing_behind_of_who_gave_up(let_go: threading.Event) -> None:
     workers = Workers("test", threads=2)
     ran: list[int] = []
