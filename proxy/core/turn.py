@@ -37,6 +37,8 @@ class Usage(msgspec.Struct):
     """The prompt of one round, the largest: upstream has shown that it takes so many."""
     hidden: int = 0
     """Those of the completion tokens that belong to rounds after which another one followed."""
+    said: int = 0
+    """Rounds of which upstream said what it counted."""
 
 
 class Continuation(msgspec.Struct, frozen=True):

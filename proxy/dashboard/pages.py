@@ -230,6 +230,8 @@ class _Pages:
 
 
 def savings_page(since: float, namespace: str | None, price: Price, reader: Reader) -> Any:
+    """Return what the page about savings shows, from the beginning of that day (UTC) on: the sums are those of days."""
+    since -= since % DAY
     sums = reader.sums(since, namespace)
     return {
         "models": savings(sums, price),

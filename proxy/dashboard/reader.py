@@ -124,12 +124,14 @@ class Reader:
         )
 
     def losses(self, since: float, namespace: str | None = None) -> Row:
-        """Return how many sessions with costs began since then, and how many of them cost more than as they came."""
+        """Return how many sessions with costs began since then, and how many of them cost more than as they came:
+        none of those that were only observed."""
         own, values = _own("namespace", namespace)
         [row] = self._rows(
             f"""SELECT count(*) AS sessions, coalesce(sum(cost_after > cost_before), 0) AS losses
             FROM sessions
-            WHERE began >= ? AND cost_before > 0 AND holdout != '{Holdout.KEPT}' {_by_id(own)}""",
+            WHERE began >= ? AND cost_before > 0 AND holdout != '{Holdout.KEPT}' AND kind != '{Kind.OBSERVED}'
+            {_by_id(own)}""",
             since,
             *values,
         )

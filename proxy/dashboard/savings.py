@@ -6,6 +6,7 @@ their requests, and summaries as rows of their own. Money is cost times the poli
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -36,7 +37,8 @@ def savings(sums: Iterable[Mapping[str, Any]], price: Price) -> list[Row]:
 def compared(groups: Iterable[Mapping[str, Any]], sums: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Return what conversations really cost in each group of a holdout, by tenant and model.
 
-    Only requests of which upstream said what it counted are in the costs, and summaries count for the planned ones.
+    Only requests of which upstream said what it counted are in the costs, and summaries count for the planned ones. If
+    another model made them, it is not known for which conversations: they count in proportion to the costs.
     """
     found: dict[tuple[str, str, str], Row] = {}
     for group in groups:
@@ -48,12 +50,20 @@ def compared(groups: Iterable[Mapping[str, Any]], sums: Iterable[Mapping[str, An
             "billed": 0,
             "cost": 0,
         }
+    others = Counter[str]()
     for one in sums:
         summary = one["kind"] == Kind.SUMMARY
         row = found.get((one["tenant"], one["model"], Holdout.PLANNED if summary else one["holdout"]))
         if row and (summary or one["usage"] == Basis.BILLED):
             row["billed"] += 0 if summary else one["requests"]
             row["cost"] += one["cost_before"] if one["holdout"] == Holdout.KEPT else one["cost_after"]
+        elif summary:
+            others[one["tenant"]] += one["cost_after"]
+    for tenant, cost in others.items():
+        planned = [row for row in found.values() if (row["tenant"], row["holdout"]) == (tenant, Holdout.PLANNED)]
+        whole = sum(row["cost"] for row in planned)
+        for row in planned:
+            row["cost"] += round(cost * row["cost"] / whole) if whole else 0
     return [found[names] for names in sorted(found)]
 
 

@@ -79,6 +79,7 @@ class UsageLedger:
         """Add the usage of a round that has ended."""
         usage = object_of(raw)
         prompt = whole(usage.get(self._fields.prompt))
+        self.spent.said += prompt > 0
         self.spent.prompt += prompt
         self.spent.largest = max(self.spent.largest, prompt)
         self.spent.completion += whole(usage.get(self._fields.completion))

@@ -194,9 +194,10 @@ class Rewritten(msgspec.Struct, frozen=True):
 
     @property
     def costs(self) -> Costs:
-        """The cost of what was sent, and what the request would have cost as it came, in upstream's tokens."""
+        """The cost of what was sent, and what the request would have cost as it came, in upstream's tokens. It is
+        unknown if upstream did not say it of each round, as where the last one broke off: a part would look cheap."""
         spent, planned = self.spent, self.planned
-        if not spent.prompt:
+        if spent.said <= self.turn.rounds:
             return Costs(0, 0, Basis.UNKNOWN)
         offload, head = planned.policy.offload, planned.prompt(0) - OUR_TOOLS_TOKENS
         sent = head + self.tokens + sum(use.tokens for use in self.uses)

@@ -58,7 +58,7 @@ class Basis(StrEnum):
     BILLED = "billed"
     """Upstream said how many tokens it counted, and how many of them it had cached."""
     UNKNOWN = "unknown"
-    """It did not: everything that the request before this one had counts as cached."""
+    """It did not, or not of all rounds: everything that the request before this one had counts as cached."""
 
 
 class StoreOperation(StrEnum):

@@ -22,7 +22,7 @@ from proxy.dashboard.access import VALID, Access, Viewer
 from proxy.dashboard.database import Database
 from proxy.dashboard.events import LIVE, LiveRows
 from proxy.dashboard.live import ALIVE, BEGINNING, VIEWERS, Live
-from proxy.dashboard.pages import savings_page
+from proxy.dashboard.pages import DAY, savings_page
 from proxy.dashboard.reader import Reader
 from proxy.dashboard.rows import Seen
 from proxy.dashboard.writer import LOOKING
@@ -193,6 +193,21 @@ def test_savings_are_those_of_the_own_namespace(tmp_path: Path) -> None:
         assert (seen["sessions"], seen["groups"][0]["sessions"]) == ({"sessions": count, "losses": count}, count)
     reader.close()
     database.close()
+
+
+def test_all_of_the_savings_are_of_the_same_days_and_observed_sessions_are_no_losses(tmp_path: Path) -> None:
+    database = Database(tmp_path / "rows.db", 16 << 20)
+    costs = {"holdout": Holdout.PLANNED, "cost_before": 10, "cost_after": 20}
+    for number, at in enumerate((DAY - 1, DAY + 1, DAY + 50_000)):
+        database.write(batch_of([Recorded(at, outcome(number, **costs), Seen(number))]))
+    seen = msgspec.structs.replace(outcome(3, **costs), kind=Kind.OBSERVED)
+    database.write(batch_of([Recorded(DAY + 60_000, seen, Seen(3))]))
+    with closing(Reader(tmp_path / "rows.db")) as reader:
+        found = savings_page(DAY + 40_000.0, None, lambda tenant, model: None, reader)
+    database.close()
+    assert found["models"][0]["rewritten"] == sum(hour["requests"] for hour in found["hours"]) == 2
+    assert found["sessions"] == {"sessions": 2, "losses": 2}
+    assert found["groups"][0]["sessions"] == 3
 
 
 async def test_a_viewers_stream_has_its_own_rows() -> None:

@@ -15,10 +15,11 @@ import msgspec
 import pytest
 
 from proxy.dashboard.rows import SUMMED
+from proxy.dashboard.savings import compared
 from proxy.telemetry.metrics import SUMS
 from proxy.telemetry.outcome import Outcome
-from tests.dashboard.speaking import APIS, FAIL, HANG_UP, NO_TOOLS, PATHS, READ, Model, ask, play
-from tests.dashboard.traffic import begin, dashboard, recorded, session, until
+from tests.dashboard.speaking import APIS, FAIL, HANG_UP, NO_TOOLS, PATHS, READ, SAY, Model, ask, play, step
+from tests.dashboard.traffic import RESULT, begin, dashboard, recorded, session, until
 from tests.fake_upstream import StrictUpstream
 from tests.serving import PLAIN, Proxy, served, tight
 
@@ -158,6 +159,64 @@ def test_costs_are_those_that_upstream_billed(tmp_path: Path, stream: bool) -> N
             assert (row["cost_before"], row["cost_after"]) == (0, 0)
     assert rewritten[0]["cost_before"] < rewritten[0]["cost_after"], "the tools' definitions: a loss is shown as one"
     assert rewritten[-1]["cost_before"] > rewritten[-1]["cost_after"]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_request_whose_last_round_broke_off_is_not_counted(tmp_path: Path, api: str) -> None:
+    """Only the hidden round before it was billed, which is a part of what the request cost."""
+    with StrictUpstream(expect_refusals=True) as upstream:
+        upstream.respond(model := Model())
+        with served({"default": tight(upstream.url)}, dashboard=tmp_path / "rows.db") as proxy:
+            history = begin()
+            for number in range(6):
+                history += step(number, RESULT.format(turn=number))
+            for moves in ([READ, SAY], [READ, *[HANG_UP] * 4]):
+                model.next.extend(moves)
+                ask(proxy, api, history)
+                model.next.clear()
+            broken, whole = recorded(proxy, 2)
+            found = dashboard(proxy, "savings")
+    assert (whole["kind"], whole["usage"], whole["rounds"]) == ("offloaded", "billed", 1)
+    assert (broken["kind"], broken["usage"], broken["rounds"]) == ("offloaded", "unknown", 1)
+    assert broken["prompt_tokens"] and not broken["cost_before"] and not broken["cost_after"]
+    [row] = found["models"]
+    assert (row["rewritten"], row["billed"], row["expected"]) == (2, 1, whole["cost_before"])
+
+
+def test_summaries_of_another_model_count_in_the_planned_group() -> None:
+    groups = [
+        {"tenant": tenant, "model": model, "holdout": holdout, "sessions": 2, "requests": 4}
+        for tenant, model in (("acme", "large"), ("acme", "middle"), ("other", "large"))
+        for holdout in ("kept", "planned")
+    ]
+    sums = [
+        {"kind": "observed", "usage": "billed", "holdout": "kept", "cost_before": 900, "cost_after": 1, "requests": 4},
+        {
+            "kind": "offloaded",
+            "usage": "billed",
+            "holdout": "planned",
+            "cost_before": 9,
+            "cost_after": 300,
+            "requests": 3,
+        },
+    ]
+    sums = [
+        *({"tenant": "acme", "model": "large", **one} for one in sums),
+        {"tenant": "acme", "model": "middle", **sums[1], "cost_after": 100},
+        {"tenant": "acme", "model": "small", "kind": "summary", "usage": "billed", "holdout": "", "requests": 2,
+         "cost_before": 0, "cost_after": 40},
+        {"tenant": "acme", "model": "large", "kind": "summary", "usage": "billed", "holdout": "", "requests": 1,
+         "cost_before": 0, "cost_after": 20},
+    ]  # fmt: skip
+    costs = {(row["tenant"], row["model"], row["holdout"]): row["cost"] for row in compared(groups, sums)}
+    assert costs == {
+        ("acme", "large", "kept"): 900,
+        ("acme", "large", "planned"): 320 + round(40 * 320 / 420),
+        ("acme", "middle", "kept"): 0,
+        ("acme", "middle", "planned"): 100 + round(40 * 100 / 420),
+        ("other", "large", "kept"): 0,
+        ("other", "large", "planned"): 0,
+    }
 
 
 def test_a_held_out_conversation_is_left_as_it_comes_and_compared(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ function tiles({ models, sessions }) {
   const cash = priced.reduce((sum, row) => sum + (row.saved * row.price) / 1e6, 0);
   return element("dl", { class: "tiles" },
     tile("Saved cost", signed(saved), share(saved, expected, "expected for the rewritten requests"),
-      `${number(total(models, "billed"))} of ${number(total(models, "rewritten"))} rewritten requests are counted: of these upstream said what it billed`),
+      `${number(total(models, "billed"))} of ${number(total(models, "rewritten"))} rewritten requests are counted: of these upstream said what it billed for all rounds`),
     priced.length ? tile("Saved money", signed(cash, cash.toFixed(4)), `of models with input_price in the policy, ${priced.length} of ${models.length}`) : null,
     tile("Fewer tokens of history sent", signed(fewer), share(fewer, before, "tokens that clients sent")),
     tile("Spent on summaries", number(total(models, "summaries")), `summaries: ${number(total(models, "summary_calls"))}; subtracted above`),
@@ -84,6 +84,8 @@ function observed(models) {
   ], rows)];
 }
 
+const known = (row, cost) => (row.billed ? number(cost) : "not known");
+
 function holdout(groups) {
   if (!groups.length) return [];
   const groupName = { kept: "left as they came", planned: "as the policy says" };
@@ -93,8 +95,8 @@ function holdout(groups) {
     ["Group", (row) => groupName[row.holdout] ?? plain(row.holdout)],
     ["Conversations", (row) => number(row.sessions), true],
     ["Requests counted", (row) => number(row.billed), true],
-    ["Cost", (row) => number(row.cost), true],
-    ["Cost per request", (row) => (row.billed ? number(row.cost / row.billed) : "none yet"), true],
-    ["Cost per conversation", (row) => number(row.cost / row.sessions), true],
+    ["Cost", (row) => known(row, row.cost), true],
+    ["Cost per request", (row) => known(row, row.cost / row.billed), true],
+    ["Cost per conversation", (row) => known(row, row.cost / row.sessions), true],
   ], groups)];
 }

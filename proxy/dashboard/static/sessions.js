@@ -15,7 +15,7 @@ export async function sessions(page) {
       ["Tokens of the last request", (row) => number(row.tokens_before), true],
       ["of which were sent", (row) => number(row.kind === "observed" ? row.tokens_before : row.tokens_after), true],
       ["Cost as it came", (row) => (row.cost_before ? number(row.cost_before) : "not known"), true],
-      ["Saved", saved, true],
+      ["Saved, before summaries", saved, true],
     ], rows, "none yet"));
 }
 
