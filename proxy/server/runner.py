@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
 from proxy.errors import UserMistake
 from proxy.server.app import App, build
@@ -51,6 +52,9 @@ _BACKLOG = 2048
 _HEARTBEAT = 30
 """Seconds that a worker has to answer its supervisor before it is replaced. Replacing a worker ends its requests, so
 this is generous."""
+
+_ANSWER = 0.5
+"""Seconds for which the supervisor waits for an answer in one piece. It acts on no signal meanwhile."""
 
 GRACE = 5.0
 """Seconds that a process gets on top of the drain timeout. All that is then closed, one after the other, has a bound of
@@ -276,6 +280,11 @@ class _Supervisor(Multiprocess):
 
     killed = False
 
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        super().__init__(config, sockets)
+        self._silent: dict[Process, float] = {}
+        """Workers that do not answer, and since when."""
+
     def run(self) -> None:
         try:
             super().run()
@@ -288,6 +297,20 @@ class _Supervisor(Multiprocess):
         super().init_processes()
         if all(process.wait_until_ready(_HEARTBEAT, self.should_exit) for process in self.processes):
             _announce(self.sockets[0])
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace workers that have ended or been silent for `_HEARTBEAT`. uvicorn would wait for these seconds in one
+        piece, and neither end nor replace another worker meanwhile."""
+        now = time.monotonic()
+        silent = [one for one in self.processes if one.process.is_alive() and not one.ping(_ANSWER)]
+        self._silent = {one: self._silent.get(one, now) for one in silent}
+        waited_for = [one for one, since in self._silent.items() if now - since < _HEARTBEAT]
+        for one in set(silent) - set(waited_for):
+            one.process.kill()
+            one.process.join()
+        self.processes = [one for one in self.processes if one not in waited_for]
+        super().keep_subprocess_alive()
+        self.processes += waited_for
 
     def handle_hup(self) -> None:
         """Pass the signal on: policies reload in place, while uvicorn would replace the workers."""
@@ -314,6 +337,7 @@ class _Supervisor(Multiprocess):
                     self.killed = True
                     logger.error("worker %s is killed before it has ended", process.pid)
                     process.process.kill()
+                    process.process.join(GRACE)
             self.killed |= process.exitcode == ENDED_EARLY
 
     def _cut_all(self) -> None:

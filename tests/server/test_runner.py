@@ -411,6 +411,21 @@ async def test_sighup_reloads_policies(tmp_path: Path, flags: tuple[str, ...]) -
             assert served.process.poll() is None
 
 
+async def test_a_worker_that_is_stopped_keeps_neither_the_others_nor_the_end(tmp_path: Path) -> None:
+    """The supervisor waits for its answer for half a minute, and acts on signals and ended workers meanwhile."""
+    async with running(replying(OK), tmp_path, "--workers=2", "--drain-timeout=1") as served:
+        stopped, other = served.workers()
+        os.kill(stopped, signal.SIGSTOP)
+        await asyncio.sleep(1.5)  # until the supervisor waits
+        os.kill(other, signal.SIGKILL)
+        async with asyncio.timeout(SOON):
+            while not served.workers() - {stopped, other}:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        served.process.terminate()
+        assert await served.ends() == 1
+        assert (await served.rest).count(b"is killed before it has ended") == 1
+
+
 async def test_workers_share_the_port_and_the_metrics(tmp_path: Path) -> None:
     async with running(replying(OK), tmp_path, "--workers=2") as served:
         assert len(served.workers()) == 2
