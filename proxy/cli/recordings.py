@@ -65,6 +65,8 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     reason: Reason = Reason.NONE
     said: Reported | None = None
     """What upstream said about the cost."""
+    caller: str = ""
+    """Who asked: in a capture, the namespace."""
 
 
 def named(paths: Sequence[str]) -> list[Path]:
@@ -170,7 +172,8 @@ def _from_line(place: str, body: bytes, position: float | None, dialect: Dialect
         raise UserMistake(f"{place}: expected a request body, a JSON object on one line: {error}") from error
     if members.keys() >= _ENVELOPE:
         asked = text_of(members.get("method")) or "POST"
-        return _from_envelope(asked, text_of(members["url"]), bytes(members["body"]), position, _said(members))
+        found = _from_envelope(asked, text_of(members["url"]), bytes(members["body"]), position, _said(members))
+        return msgspec.structs.replace(found, caller=text_of(members.get("namespace")))
     candidates = [dialect] if dialect else for_body(body)
     for candidate in candidates:
         found = _parsed(candidate, body, position)

@@ -34,6 +34,8 @@ class SessionKey(NamedTuple):
     model: str
     beginning: bytes
     """Identifies the messages up to the user's first."""
+    caller: str
+    """Who asked, if that is known."""
 
 
 class Thinned(Generic[T]):
@@ -128,7 +130,7 @@ class Tally:
         self.cost_before += seen.before
         self.cost_after += seen.after
         self.total.append((self.cost_before, self.cost_after))
-        course = self._course(planned)
+        course = self._course(planned, recorded.caller)
         if event:
             course.events.append(course.requests)
         if course.points is not None and not planned.plan.empty and len(course.told) < WORDS:
@@ -154,8 +156,8 @@ class Tally:
             return None, error.reason
         return planned, f"{Reason.FIELD} {chat.obstacle}"
 
-    def _course(self, planned: PlannedRequest) -> Course:
-        session = _session(planned)
+    def _course(self, planned: PlannedRequest, caller: str) -> Course:
+        session = _session(planned, caller)
         course = self.sessions.get(session)
         if course is None:
             course = self.sessions[session] = Course()
@@ -194,8 +196,8 @@ def _kinds(planned: PlannedRequest) -> tuple[int, tuple[int, ...]]:
     return planned.tokens + room.preamble + definitions, tuple(kinds)
 
 
-def _session(planned: PlannedRequest) -> SessionKey:
-    """Return the session: its API, its model, and what it begins with, up to the user's first message."""
+def _session(planned: PlannedRequest, caller: str) -> SessionKey:
+    """Return the session: its API, its model, what it begins with, up to the user's first message, and its caller."""
     roles = [item.role for item in planned.past.items]
     asked = roles.index(Role.USER) + 1 if Role.USER in roles else min(1, len(roles))
-    return SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked])
+    return SessionKey(planned.dialect.name, planned.request.model, planned.chain[asked], caller)

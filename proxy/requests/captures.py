@@ -78,6 +78,7 @@ class Captured(msgspec.Struct, frozen=True):
             "custom_id": outcome.request_id,
             "time": datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds"),
             "tenant": outcome.tenant,
+            "namespace": outcome.namespace,
             "method": outcome.method,
             "url": outcome.path,
         }

@@ -403,6 +403,20 @@ def test_a_body_in_a_har_that_the_proxy_would_not_take_is_counted(
     assert (found["planned"], found["unplanned"]) == (1, {"encoding": 1})
 
 
+def test_callers_that_begin_alike_have_sessions_of_their_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In captures. Bodies alone do not say whose they are."""
+    first, *_, last = session("one")
+    given = [
+        {"url": "/v1/chat/completions", "tenant": "acme", "namespace": namespace, "body": body}
+        for body in (first, last)
+        for namespace in ("acme-1", "acme-2")
+    ]
+    [found] = asked(capsys, "--policy", "early.yaml", lines(folder / "a.jsonl", given))["policies"]
+    assert (found["planned"], found["sessions"]) == (4, 2)
+    [found] = asked(capsys, "--policy", "early.yaml", lines(folder / "b.jsonl", [first, last] * 2))["policies"]
+    assert (found["planned"], found["sessions"]) == (4, 1)
+
+
 def test_lines_may_name_their_address_as_batches_and_captures_do(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ async def test_a_capture_is_what_replay_reads(tmp_path: Path) -> None:
     assert billed.chat is not None and json.loads(billed.chat.body) == json.loads(BODY)
     assert billed.said is not None and (billed.said.prompt, billed.said.cached) == (100, 40)
     assert changed.chat is not None and changed.said is None, "what was billed is not the client's request"
+    assert billed.caller == changed.caller == OUTCOME.namespace
     first, _ = written(tmp_path)
     assert (first["custom_id"], first["tenant"], first["url"]) == ("req_1", "acme", "/v1/chat/completions")
 
