@@ -136,11 +136,12 @@ class NonBlockingHandler(logging.Handler):
 
 
 def _own(descriptor: int) -> int:
-    """Return a descriptor of the same pipe that is non-blocking; this one stays as other processes want it.
+    """Return a descriptor of the same pipe or terminal that is non-blocking; this one stays as other processes want it.
 
-    Two processes that find a pipe ready at once would otherwise both write, and one of them would wait.
+    Two processes that find a pipe ready at once would otherwise both write, and one of them would wait. A terminal
+    that is ready may have room for less than a `PIECE`: the write would wait until somebody reads.
     """
     with suppress(OSError):
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK)
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode) or os.isatty(descriptor):
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     return descriptor

@@ -149,3 +149,18 @@ def test_where_no_thread_starts_the_next_line_tries_again(pipe: Pipe, monkeypatc
             pipe.log(f"{number} {'x' * 200}")
     pipe.log("1000")
     assert [int(line["message"].split()[0]) for line in pipe.lines()] == list(range(1_001))
+
+
+def test_nobody_waits_for_a_terminal_that_is_not_read() -> None:
+    """A stopped terminal (Ctrl-S) has room for less than a piece."""
+    reader, terminal = os.openpty()
+    handler = NonBlockingHandler(terminal)
+    record = logging.LogRecord("a", logging.INFO, "", 0, "x" * 700, None, None)
+    thread = threading.Thread(target=lambda: [handler.handle(record) for _ in range(300)], daemon=True)
+    thread.start()
+    thread.join(5)
+    waits = thread.is_alive()
+    assert os.get_blocking(terminal), "others may write to it, too"
+    os.close(reader)
+    os.close(terminal)
+    assert not waits
