@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -52,9 +53,6 @@ _BACKLOG = 2048
 _HEARTBEAT = 30
 """Seconds that a worker has to answer its supervisor before it is replaced. Replacing a worker ends its requests, so
 this is generous."""
-
-_ANSWER = 0.5
-"""Seconds for which the supervisor waits for an answer in one piece. It acts on no signal meanwhile."""
 
 GRACE = 5.0
 """Seconds that a process gets on top of the drain timeout. All that is then closed, one after the other, has a bound of
@@ -282,8 +280,8 @@ class _Supervisor(Multiprocess):
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
         super().__init__(config, sockets)
-        self._silent: dict[Process, float] = {}
-        """Workers that do not answer, and since when."""
+        self._asked: dict[Process, float] = {}
+        """When workers were asked that have not answered yet."""
 
     def run(self) -> None:
         try:
@@ -299,18 +297,29 @@ class _Supervisor(Multiprocess):
             _announce(self.sockets[0])
 
     def keep_subprocess_alive(self) -> None:
-        """Replace workers that have ended or been silent for `_HEARTBEAT`. uvicorn would wait for these seconds in one
-        piece, and neither end nor replace another worker meanwhile."""
+        """Replace workers that have ended, or have not answered for `_HEARTBEAT`. uvicorn would wait for each answer,
+        and neither act on signals nor replace another worker meanwhile."""
         now = time.monotonic()
-        silent = [one for one in self.processes if one.process.is_alive() and not one.ping(_ANSWER)]
-        self._silent = {one: self._silent.get(one, now) for one in silent}
-        waited_for = [one for one, since in self._silent.items() if now - since < _HEARTBEAT]
-        for one in set(silent) - set(waited_for):
-            one.process.kill()
-            one.process.join()
-        self.processes = [one for one in self.processes if one not in waited_for]
+        for worker in self.processes:
+            if now - self._unanswered(worker, now) > _HEARTBEAT:
+                worker.process.kill()
+                worker.process.join()
+        living = [worker for worker in self.processes if worker.process.is_alive()]
+        self._asked = {worker: self._asked[worker] for worker in living if worker in self._asked}
+        self.processes = [worker for worker in self.processes if worker not in living]
         super().keep_subprocess_alive()
-        self.processes += waited_for
+        self.processes += living
+
+    def _unanswered(self, worker: Process, now: float) -> float:
+        """Return since when a worker has owed an answer. If it owes none, ask it."""
+        with suppress(OSError, EOFError, UnpicklingError):
+            if worker in self._asked and worker.parent_conn.poll():
+                worker.parent_conn.recv()
+                del self._asked[worker]
+            if worker not in self._asked:
+                worker.parent_conn.send(b"ping")
+                self._asked[worker] = now
+        return self._asked.get(worker, now)
 
     def handle_hup(self) -> None:
         """Pass the signal on: policies reload in place, while uvicorn would replace the workers."""
