@@ -19,11 +19,11 @@ from proxy.errors import DashboardFault
 
 logger = logging.getLogger(__name__)
 
-EVERY, SLOWEST = 1.0, 5.0
+EVERY, SLOWEST = 1.0, 8.0
 """Seconds between two looks at the file while somebody watches, at least and at most. It is less than the seconds for
 which other processes write at once."""
 
-WRITES = 4.0
+WRITES = 2.5
 """Writes to viewers a second above which the looks become rarer."""
 
 KEPT = 400

@@ -55,7 +55,7 @@ BATCH = 5_000
 LATEST, SOON = 10.0, 1.0
 """Seconds for which the rows of a batch are gathered while nobody looks, and while somebody does in another process."""
 
-LOOKING = 6.0
+LOOKING = 10.0
 """Seconds for which somebody looks who has asked another process for a page."""
 
 EVERY = 2.5
