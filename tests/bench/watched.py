@@ -32,7 +32,7 @@ RATES = (18.0, 44.0, 200.0)
 """Requests per second."""
 CONNECTIONS = 4
 SECONDS = 3 * SLOWEST
-"""Seconds of a run at a rate: three looks at the file."""
+"""Seconds of a run at a rate: three looks at the file with twenty viewers."""
 A_TURN, TURNS = 0.25, 40
 """Seconds of a turn, and turns of each system, in a run without a rate."""
 PAGES = ("requests", "sessions", "savings?days=30")
@@ -91,7 +91,7 @@ async def _measure(
         await _turn(systems[-1], PAGES[0])  # has the rows so far written
         async with _watching(systems[-1].port, viewers):
             if rate is None:
-                times.append(await _by_turns(systems, first, LATEST))
+                times.append(await _by_turns(systems, first))
             else:
                 await _at(systems, first, rate, LATEST)
                 times.append(await _at(systems, first, rate, SECONDS))
@@ -120,13 +120,13 @@ async def _at(systems: Sequence[System], first: int, rate: float, seconds: float
     return _times(before, after, counts, seconds)
 
 
-async def _by_turns(systems: Sequence[System], first: int, wait: float) -> Times:
+async def _by_turns(systems: Sequence[System], first: int) -> Times:
     """Ask each system by turns as often as it replies, and wait until all rows are written."""
     before, counts = [system.busy() for system in systems], [0] * len(systems)
     for turn in range(TURNS):
         for at in _order(systems, first + turn):
             counts[at] += (await wire.load(systems[at].port, REQUEST, CONNECTIONS, A_TURN)).count
-    await asyncio.sleep(wait)
+    await asyncio.sleep(LATEST)
     after = [system.busy() for system in systems]
     return _times(before, after, counts, TURNS * A_TURN)
 
