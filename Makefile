@@ -15,17 +15,17 @@ PYTHON ?= $(or $(shell for python in python3 python3.13 python3.12 python3.11; d
 
 # What starts no process and no proxy. Of these, test-fast leaves out what compares CPU times, reads recorded runs, or
 # takes long.
-FAST := tests/core tests/dialects tests/requests tests/policies tests/operations/test_envelope.py tests/operations/test_one_shot.py \
+FAST := tests/plan tests/tools tests/dialects tests/requests tests/policies tests/operations/test_envelope.py tests/operations/test_one_shot.py \
 	tests/operations/test_openapi.py tests/operations/test_parameters.py tests/operations/test_read.py tests/operations/test_search.py \
 	tests/stores/test_breaker.py tests/stores/test_keys.py tests/stores/test_memory.py tests/telemetry/test_logs.py \
 	tests/telemetry/test_recorder.py tests/upstream/test_egress.py tests/upstream/test_headers.py tests/test_deploy.py \
-	tests/test_layers.py tests/test_lru.py tests/test_settings.py
+	tests/test_layers.py tests/test_lru.py tests/test_policy.py tests/test_rawjson.py tests/test_settings.py tests/test_sse.py
 SLOWER := $(addprefix --ignore ,tests/policies/test_document.py tests/policies/test_loader.py tests/requests/test_counts.py \
 	tests/requests/test_paid_summaries.py tests/requests/test_rewriting_clients.py)
 
 # Every package that has a lower bound, by whoever uses it: the vocabulary, patterns, the stores, metrics, both ends of
 # HTTP, the workers, the operations, and the demo through all of them.
-LOWEST := tests/core tests/stores tests/operations tests/policies tests/upstream/test_content_encoding.py tests/test_regex.py \
+LOWEST := tests/plan tests/tools tests/stores tests/operations tests/policies tests/upstream/test_content_encoding.py tests/test_regex.py \
 	tests/test_tokens.py tests/telemetry/test_metrics.py tests/server/test_protocol.py tests/server/test_runner.py tests/upstream/test_client.py \
 	tests/test_fake_upstream.py tests/acceptance/test_openai_client.py tests/acceptance/test_demo.py
 
@@ -40,8 +40,8 @@ CLIENTS := $(patsubst tests/clients/%.txt,.clients/%/.installed,$(wildcard tests
 NODE_CLIENTS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/clients/*/package-lock.json))
 
 # What users would pick in the proxy's place, to be measured beside it.
-COMPETITORS := $(patsubst tests/bench/competitors/%.txt,.competitors/%/.installed,$(wildcard tests/bench/competitors/*.txt))
-NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard tests/bench/competitors/*/package-lock.json))
+COMPETITORS := $(patsubst bench/competitors/%.txt,.competitors/%/.installed,$(wildcard bench/competitors/*.txt))
+NODE_COMPETITORS := $(patsubst %/package-lock.json,%/node_modules/.package-lock.json,$(wildcard bench/competitors/*/package-lock.json))
 
 # Bytecode is kept whatever the environment says: tests start the proxy hundreds of times, and each start would compile it.
 unexport PYTHONDONTWRITEBYTECODE
@@ -80,13 +80,13 @@ types: $(STAMP)
 	$(PY) -m mypy
 
 bench-smoke: $(STAMP)
-	$(PY) -m tests.bench --smoke
+	$(PY) -m bench --smoke
 
 # What to ask, such as READBACK="--histories 1 --questions 10 --conditions everything compact".
 READBACK ?= --records 12
 
 bench-model: $(STAMP) .model/.installed
-	$(PY) -m tests.bench.readback --local .model $(READBACK)
+	$(PY) -m bench.readback --local .model $(READBACK)
 
 bench-competitors: $(STAMP) $(COMPETITORS) $(if $(shell command -v npm),$(NODE_COMPETITORS))
 
@@ -107,16 +107,16 @@ lock:
 		--output-file tests/lowest.txt
 
 lock-clients:
-	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in tests/bench/readback/llama.in,$(COMPILE) --custom-compile-command "make lock-clients" \
+	$(foreach input,$(wildcard tests/clients/*.in) tests/servers.in bench/readback/llama.in,$(COMPILE) --custom-compile-command "make lock-clients" \
 		$(if $(findstring llama,$(input)),--no-deps) $(input) --output-file $(input:.in=.txt) &&) true
 
 lock-competitors:
-	$(foreach input,$(wildcard tests/bench/competitors/*.in),$(COMPILE) --custom-compile-command "make lock-competitors" \
+	$(foreach input,$(wildcard bench/competitors/*.in),$(COMPILE) --custom-compile-command "make lock-competitors" \
 		$(input) --output-file $(input:.in=.txt) &&) true
 
 clean:
 	rm -rf $(VENV) .clients .lowest .competitors .model build dist *.egg-info .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache
-	rm -rf tests/clients/*/node_modules tests/bench/competitors/*/node_modules
+	rm -rf tests/clients/*/node_modules bench/competitors/*/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): constraints.txt pyproject.toml
@@ -143,17 +143,17 @@ $(STAMP): constraints.txt pyproject.toml
 	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .clients/$*/bin/python $<
 	touch $@
 
-.model/.installed: tests/bench/readback/llama.txt | .clients/uv/.installed
+.model/.installed: bench/readback/llama.txt | .clients/uv/.installed
 	.clients/uv/bin/uv venv --quiet --allow-existing --python $(PY) .model
 	.clients/uv/bin/uv pip sync --quiet --require-hashes --python .model/bin/python $<
 	touch $@
 
-.competitors/%/.installed: tests/bench/competitors/%.txt | $(STAMP)
+.competitors/%/.installed: bench/competitors/%.txt | $(STAMP)
 	test -x .competitors/$*/bin/python || $(PY) -m venv --without-pip .competitors/$*
 	$(PIP) --python .competitors/$*/bin/python $(INSTALL) $<
 	touch $@
 
 # Not `npm ci`: it refuses a lock that lacks optional packages of other platforms, and not all of them can be had.
-tests/%/node_modules/.package-lock.json: tests/%/package-lock.json
-	cd tests/$* && npm install --no-save --no-audit --no-fund --loglevel=error
+%/node_modules/.package-lock.json: %/package-lock.json
+	cd $* && npm install --no-save --no-audit --no-fund --loglevel=error
 	mkdir -p $(@D) && touch $@

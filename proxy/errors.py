@@ -36,7 +36,7 @@
 The last three are defined beside the work that they end, in `proxy.requests`. They have no status, because the proxy
 does not reply with them.
 
-Some exceptions are outside of the tree. `proxy.core` and `proxy.dialects` know of no requests and nobody's fault: they
+Some exceptions are outside of the tree. `proxy.plan` and `proxy.dialects` know of no requests and nobody's fault: they
 raise ValueErrors about a value (`NotJson`, `TooManyElements`, `Unplannable`, `TooLarge`, `TooSlow`, `LineTooLong`,
 `BadName`, `Unusable`, `Useless`, `Broken`), as `int` does, and `WrongState`, a RuntimeError, for a bug in the caller.
 `NotRegular` is an OSError, and `Stale` and `Exhausted` are errors of aiohttp's, because their callers handle them

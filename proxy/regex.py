@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import re2  # type: ignore[import-untyped]
 
-from proxy.core.retrieval.search import Find, LineTooLong, TextLine, TooSlow
 from proxy.threads import SLICE, WorkPool
+from proxy.tools.search import Find, LineTooLong, TextLine, TooSlow
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from proxy.core.policy import BASE_URL
 from proxy.errors import UserMistake
+from proxy.policy import BASE_URL
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.retrieval.aliases import Index
-from proxy.core.retrieval.search import Find, TooSlow, in_data
-from proxy.core.retrieval.tools import Material, ToolAnswer, answer, answering
 from proxy.regex import LINE_STEPS, MAX_LENGTH, Budget, compile, literal, sliced
 from proxy.threads import SLICE, WorkPool
+from proxy.tools.aliases import Index
+from proxy.tools.answer import Material, ToolAnswer, answer, answering
+from proxy.tools.search import Find, TooSlow, in_data
 from tests.doubling import assert_linear, cpu
 
 

@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiktoken_ext import openai_public
 
+from bench import vocabularies
 from proxy import regex, tokens
-from proxy.core.retrieval.aliases import Index
-from proxy.core.retrieval.tools import Material, answer
 from proxy.errors import ProxyError
 from proxy.tokens import (
     CL100K,
@@ -37,8 +36,9 @@ from proxy.tokens import (
     pieces,
     table,
 )
+from proxy.tools.aliases import Index
+from proxy.tools.answer import Material, answer
 from tests import transcripts
-from tests.bench import vocabularies
 from tests.doubling import assert_linear
 from tests.sampling import sample
 
@@ -149,7 +149,7 @@ MEASURED = {
     "JSON, compact": (4_358, 4_358, 4_557),
     "base64": (8_972, 8_492, 9_267),
 }
-"""Tokens of qwen3, gemma3 and Mistral's tekken, counted with their own vocabularies by tests.bench.vocabularies."""
+"""Tokens of qwen3, gemma3 and Mistral's tekken, counted with their own vocabularies by bench.vocabularies."""
 
 
 @pytest.mark.parametrize("kind", MEASURED)

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.policy import Offload
-from proxy.core.profiles import presets
+from proxy.plan.profiles import presets
+from proxy.policy import Offload
 
 
 def offload(**keys: Any) -> Offload:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from proxy.core.policy import Mode, Policy
 from proxy.policies import Policies, load
+from proxy.policy import Mode, Policy
 from proxy.settings import Settings
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))

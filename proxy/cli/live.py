@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from proxy.core.policy import Policy, Upstream
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamFault
 from proxy.policies.tenants import KEY_HEADERS, Tenant
+from proxy.policy import Policy, Upstream
 from proxy.settings import Settings
 from proxy.upstream.headers import url_for
 from proxy.upstream.models import ModelList, ModelsClient

@@ -25,15 +25,15 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import Unplannable
-from proxy.core.rawjson import NotJson
-from proxy.core.reasons import Reason
-from proxy.core.request import Request
+from proxy import rawjson
 from proxy.dialects import DIALECTS, Dialect, for_body, for_request
 from proxy.dialects.usage import Reported
 from proxy.dialects.values import object_of, text_of
 from proxy.errors import UserMistake
+from proxy.plan.history import Unplannable
+from proxy.plan.reasons import Reason
+from proxy.plan.request import Request
+from proxy.rawjson import NotJson
 from proxy.requests.passthrough import ReplyEnds
 
 STDIN = Path("-")

@@ -18,8 +18,8 @@ from proxy.cli.progress import Progress, columns
 from proxy.cli.recordings import named, requests
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
-from proxy.core.telling import CAUSES
 from proxy.errors import UserMistake
+from proxy.plan.telling import CAUSES
 from proxy.policies import defaults, load_alone
 from proxy.requests.message_cache import MessageCache
 from proxy.threads import Threads

@@ -13,8 +13,6 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from proxy import regex
-from proxy.core.retrieval.names import name_of
-from proxy.core.retrieval.search import TooSlow
 from proxy.errors import NamespaceFault, UserMistake
 from proxy.policies import builtin, duration, load
 from proxy.policies.tenants import retention
@@ -22,6 +20,8 @@ from proxy.settings import Settings
 from proxy.stores import Entry, Retention, Store, expires_by_itself, folder_of, open_store
 from proxy.stores.base import lifetime
 from proxy.stores.keys import checked, checked_prefix
+from proxy.tools.names import name_of
+from proxy.tools.search import TooSlow
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from proxy.cli.recordings import RecordedRequest
-from proxy.core.forecast import Billed, as_sent, by_kind
-from proxy.core.history import Unplannable
-from proxy.core.plan import Role
-from proxy.core.policy import Mode, Policy
-from proxy.core.reasons import Reason
-from proxy.core.telling import event_at, told
+from proxy.plan.forecast import Billed, as_sent, by_kind
+from proxy.plan.history import Unplannable
+from proxy.plan.plan import Role
+from proxy.plan.reasons import Reason
+from proxy.plan.telling import event_at, told
+from proxy.policy import Mode, Policy
 from proxy.requests import prepare
 from proxy.requests.attempt import foreseen
 from proxy.requests.message_cache import MessageCache

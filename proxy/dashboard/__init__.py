@@ -28,8 +28,8 @@ from proxy.policies.tenants import identify, retention
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from proxy.core.policy import Policy
     from proxy.policies import Policies
+    from proxy.policy import Policy
     from proxy.requests.attempt import Attempt
     from proxy.settings import Settings
     from proxy.telemetry.outcome import Outcome

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from proxy.core.conversation import opening
-from proxy.core.history import BEGINNING, extend
-from proxy.core.plan import Role, Room
 from proxy.dashboard.rows import LONGEST_NAME, NOTHING_SEEN, Seen, Sent, Shown, together
 from proxy.dashboard.sessions import SHORT, described, figures
+from proxy.plan.conversation import opening
+from proxy.plan.history import BEGINNING, extend
+from proxy.plan.plan import Role, Room
 from proxy.requests.attempt import AsItCame, Observed, Rewritten
 
 if TYPE_CHECKING:
-    from proxy.core.history import Message
+    from proxy.plan.history import Message
     from proxy.requests.attempt import Attempt
     from proxy.requests.prepare import PlannedRequest
     from proxy.telemetry.outcome import Outcome

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from proxy.core.history import digest as history_digest
-from proxy.core.plan import Room, live
 from proxy.dashboard.rows import Damaged, converted, unpacked
 from proxy.dialects import render
+from proxy.plan.history import digest as history_digest
+from proxy.plan.plan import Room, live
 from proxy.requests.attempt import Observed, Rewritten
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
-    from proxy.core.history import Message
+    from proxy.plan.history import Message
     from proxy.requests.prepare import PlannedRequest
 
 KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapshot", "hidden")

@@ -14,14 +14,6 @@ from typing import Protocol
 
 from msgspec import Raw
 
-from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable
-from proxy.core.policy import SnapshotRole
-from proxy.core.rawjson import NotJson
-from proxy.core.refusals import Complaint
-from proxy.core.request import Request
-from proxy.core.retrieval.definitions import NAMES, Names
-from proxy.core.summary import Section, SummaryAnswer
-from proxy.core.turn import Continuation, HiddenRound
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.refusals import RawHeaders
@@ -29,6 +21,14 @@ from proxy.dialects.responses import RESPONSES
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
 from proxy.errors import ProxyError
+from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable
+from proxy.plan.refusals import Complaint
+from proxy.plan.request import Request
+from proxy.plan.summary import Section, SummaryAnswer
+from proxy.plan.turn import Continuation, HiddenRound
+from proxy.policy import SnapshotRole
+from proxy.rawjson import NotJson
+from proxy.tools.definitions import NAMES, Names
 
 Entry = bytes | Raw
 """One entry of a history as JSON."""

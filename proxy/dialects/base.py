@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.request import Request
-from proxy.core.turn import Continuation
+from proxy import rawjson
 from proxy.dialects import overflow, refusals
 from proxy.dialects.reply_limits import lowered, lowest
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import prompt_tokens, reported
+from proxy.plan.request import Request
+from proxy.plan.turn import Continuation
 
 
 class BaseDialect:

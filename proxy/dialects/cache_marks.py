@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.rawjson import NotJson
-from proxy.core.request import Request
+from proxy import rawjson
 from proxy.dialects.values import Members, text_of
+from proxy.plan.request import Request
+from proxy.rawjson import NotJson
 
 MOST_MARKS = 4
 """The most breakpoints of one request that Anthropic takes."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import Message, ToolCall
-from proxy.core.plan import Role
-from proxy.core.summary import Section
+from proxy import rawjson
+from proxy.plan.history import Message, ToolCall
+from proxy.plan.plan import Role
+from proxy.plan.summary import Section
 
 
 def appended(entry: bytes | Raw, text: str, part: str = "text") -> bytes:

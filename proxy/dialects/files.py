@@ -8,13 +8,13 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from proxy.core import summary
-from proxy.core.history import Transcript, moved_pieces
-from proxy.core.labels import ORIGINALS, Label
-from proxy.core.plan import Plan, SummaryBoundary
-from proxy.core.retrieval.aliases import Index
-from proxy.core.summary import Section
 from proxy.dialects import Dialect, render
+from proxy.plan import summary
+from proxy.plan.history import Transcript, moved_pieces
+from proxy.plan.labels import ORIGINALS, Label
+from proxy.plan.plan import Plan, SummaryBoundary
+from proxy.plan.summary import Section
+from proxy.tools.aliases import Index
 
 KEPT = 64 << 20
 """The most bytes of decoded text kept while a round's calls are answered; equal to the default limit for a body."""

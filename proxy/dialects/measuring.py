@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from proxy.core import labels, preview, rawjson
-from proxy.core.history import Count, Message, Piece, Reading, ToolCall, digest
-from proxy.core.labels import Label
-from proxy.core.plan import Item, Role
-from proxy.core.preview import Shape
-from proxy.core.results import Carries
+from proxy import rawjson
+from proxy.plan import labels, preview
+from proxy.plan.history import Count, Message, Piece, Reading, ToolCall, digest
+from proxy.plan.labels import Label
+from proxy.plan.plan import Item, Role
+from proxy.plan.preview import Shape
+from proxy.plan.results import Carries
 
 MESSAGE_TOKENS = 4
 """Tokens of a message's frame. OpenAI's cookbook says 3, and 1 for a name; other models' templates need a few more."""

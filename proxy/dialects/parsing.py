@@ -8,11 +8,11 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import Unplannable
-from proxy.core.rawjson import TooManyElements
-from proxy.core.reasons import Reason
-from proxy.core.retrieval.tools import NAMES, OTHER_NAMES, Names
+from proxy import rawjson
+from proxy.plan.history import Unplannable
+from proxy.plan.reasons import Reason
+from proxy.rawjson import TooManyElements
+from proxy.tools.answer import NAMES, OTHER_NAMES, Names
 
 T = TypeVar("T", bound=msgspec.Struct)
 

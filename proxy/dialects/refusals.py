@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.core.refusals import Addition, Complaint, Verdict
-from proxy.core.request import Request
 from proxy.dialects import error_text, overflow
 from proxy.dialects.tools import has_tools
+from proxy.plan.refusals import Addition, Complaint, Verdict
+from proxy.plan.request import Request
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 

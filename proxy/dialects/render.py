@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 from msgspec.structs import replace
 
-from proxy.core import preview, summary
-from proxy.core.history import Message, Transcript, moved_pieces
-from proxy.core.plan import Plan, Role, SummaryBoundary
-from proxy.core.policy import SnapshotRole
-from proxy.core.preview import Shape
-from proxy.core.request import Request
-from proxy.core.retrieval.definitions import NAMES, Names
-from proxy.core.summary import Section
-from proxy.core.turn import HiddenRound
 from proxy.dialects import Dialect, Entry, cache_marks
+from proxy.plan import preview, summary
+from proxy.plan.history import Message, Transcript, moved_pieces
+from proxy.plan.plan import Plan, Role, SummaryBoundary
+from proxy.plan.preview import Shape
+from proxy.plan.request import Request
+from proxy.plan.summary import Section
+from proxy.plan.turn import HiddenRound
+from proxy.policy import SnapshotRole
+from proxy.tools.definitions import NAMES, Names
 
 
 class ActiveSnapshot(msgspec.Struct, frozen=True):

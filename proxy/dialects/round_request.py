@@ -9,11 +9,11 @@ from typing import ClassVar
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.request import Request
+from proxy import rawjson
 from proxy.dialects.reply_limits import lowered
 from proxy.dialects.tools import elements, has_tools, tool_name, with_tools
 from proxy.dialects.values import Members, object_of, text_of
+from proxy.plan.request import Request
 
 WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 """Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""

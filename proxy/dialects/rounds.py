@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar
 
 from msgspec import Raw
 
-from proxy.core.history import ToolCall
-from proxy.core.turn import Broken
+from proxy.plan.history import ToolCall
+from proxy.plan.turn import Broken
 
 MAX_REPLY = 32 << 20
 """The most bytes that are held for one round: about eight million tokens."""

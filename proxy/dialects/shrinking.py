@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from proxy.core.history import ToolCall
-from proxy.core.retrieval.definitions import NAMES, OTHER_NAMES, Names
-from proxy.core.turn import HiddenRound
+from proxy.plan.history import ToolCall
+from proxy.plan.turn import HiddenRound
+from proxy.tools.definitions import NAMES, OTHER_NAMES, Names
 
 POINTER_BYTES = 4
 """Bytes of a token of the line that replaces an answer, about."""

@@ -8,11 +8,11 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 
-from proxy.core.request import Request
-from proxy.core.summary import SummaryAnswer
 from proxy.dialects import overflow
 from proxy.dialects.tools import has_tools, with_tools
 from proxy.dialects.values import Members
+from proxy.plan.request import Request
+from proxy.plan.summary import SummaryAnswer
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy import rawjson
 from proxy.dialects.values import text_of
 
 

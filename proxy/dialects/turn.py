@@ -18,17 +18,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from proxy.core import sse
-from proxy.core.history import ToolCall
-from proxy.core.rawjson import NotJson
-from proxy.core.retrieval.tools import REPEATED
-from proxy.core.turn import Broken, Continuation, HiddenRound, State, Usage, WrongState
+from proxy import sse
 from proxy.dialects.last_words import MAX_CIRCLES, NO_MORE, SAID_NOTHING
 from proxy.dialects.refusals import is_error
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.rounds import Call, Round, ShownReply, check_arguments
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
+from proxy.plan.history import ToolCall
+from proxy.plan.turn import Broken, Continuation, HiddenRound, State, Usage, WrongState
+from proxy.rawjson import NotJson
+from proxy.tools.answer import REPEATED
 
 
 class Turn(ABC):

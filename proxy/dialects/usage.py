@@ -7,9 +7,9 @@ import re
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.turn import Usage
+from proxy import rawjson
 from proxy.dialects.values import NULL, Members, number, object_of, whole
+from proxy.plan.turn import Usage
 
 _PROMPT = re.compile(rb'(?<!\\)"(?:prompt|input)_tokens"\s*:\s*(\d{1,11})(?![\d.eE])')
 _COMPLETION = re.compile(rb'(?<!\\)"(?:completion|output)_tokens"\s*:\s*(\d{1,11})(?![\d.eE])')

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.rawjson import NotJson
+from proxy import rawjson
+from proxy.rawjson import NotJson
 
 Members = dict[str, Raw]
 

@@ -14,16 +14,16 @@ from typing import NoReturn
 
 import msgspec
 
-from proxy.core.policy import Policy
-from proxy.core.retrieval import names
 from proxy.errors import NotThere, StoreFault
 from proxy.operations.seals import is_intact, is_seal, needs_seal, seal_of
+from proxy.policy import Policy
 from proxy.stores.base import Entry
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.keys import is_part
 from proxy.stores.memory import Missing
 from proxy.telemetry.outcome import StoreError
 from proxy.threads import Threads
+from proxy.tools import names
 
 KIND, SEALS, ORIGINALS = "files", "seals", "originals"
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy import rawjson
 from proxy.errors import ProxyError
 
 PIECE = 1 << 20

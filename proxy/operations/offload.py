@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw
 
-from proxy.core.history import Message
-from proxy.core.policy import Mode, SnapshotRole
-from proxy.core.retrieval import names
-from proxy.core.retrieval.names import BadName
 from proxy.errors import ClientFault
 from proxy.operations import one_shot, parameters, summaries
 from proxy.operations.envelope import OperationReply
 from proxy.operations.one_shot import Offloaded, Options
+from proxy.plan.history import Message
+from proxy.policy import Mode, SnapshotRole
+from proxy.tools import names
+from proxy.tools.names import BadName
 
 if TYPE_CHECKING:
-    from proxy.core.policy import Policy
     from proxy.operations.call import OperationCall
     from proxy.operations.caller_files import CallerFiles
+    from proxy.policy import Policy
 
 KEEP_RECENT = 5
 """How many messages `/context_compress` keeps by default, for compatibility."""

@@ -17,19 +17,20 @@ from contextlib import suppress
 import msgspec
 from msgspec import Raw
 
-from proxy.core import preview, rawjson, summary
-from proxy.core.history import Message, Naming, Reading, Unplannable, digest, moved_pieces
-from proxy.core.plan import Item, Role
-from proxy.core.policy import Mode, SnapshotRole
-from proxy.core.preview import Shape
-from proxy.core.rawjson import NotJson
-from proxy.core.retrieval.names import joined, stem
-from proxy.core.summary import Section
+from proxy import rawjson
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat import messages as chat_messages
 from proxy.dialects.chat.render import is_system
 from proxy.dialects.measuring import MESSAGE_TOKENS
 from proxy.dialects.render import compact
+from proxy.plan import preview, summary
+from proxy.plan.history import Message, Naming, Reading, Unplannable, digest, moved_pieces
+from proxy.plan.plan import Item, Role
+from proxy.plan.preview import Shape
+from proxy.plan.summary import Section
+from proxy.policy import Mode, SnapshotRole
+from proxy.rawjson import NotJson
+from proxy.tools.names import joined, stem
 
 NEVER = 1 << 62
 """More tokens than any tool result has, so that no result is moved before the model has seen it."""

@@ -13,12 +13,12 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Raw
 
-from proxy.core import rawjson
-from proxy.core.rawjson import NotJson
-from proxy.core.retrieval import names
-from proxy.core.retrieval.names import BadName
+from proxy import rawjson
 from proxy.errors import ClientFault
 from proxy.operations.one_shot import LONGEST_NAME
+from proxy.rawjson import NotJson
+from proxy.tools import names
+from proxy.tools.names import BadName
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.core.retrieval import names, pages
 from proxy.errors import NotThere
 from proxy.operations import parameters
 from proxy.operations.envelope import OperationReply
+from proxy.tools import names, pages
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from proxy.core.labels import digest_in
+from proxy.plan.labels import digest_in
 from proxy.requests.records import sealed
 
 _SEAL = re.compile(rb'\{"content":"([0-9a-f]{64})","sha256":"[0-9a-f]{64}"\}')

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from proxy import regex
-from proxy.core.retrieval import names, search
-from proxy.core.retrieval.search import Find, LineMatch, TooSlow
 from proxy.errors import ClientFault, NotThere
 from proxy.operations import parameters
 from proxy.operations.envelope import OperationReply
 from proxy.regex import Budget, sliced
+from proxy.tools import names, search
+from proxy.tools.search import Find, LineMatch, TooSlow
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall

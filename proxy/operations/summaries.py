@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from proxy.core.history import BEGINNING
-from proxy.core.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
 from proxy.dialects.chat import CHAT
 from proxy.errors import NoSummary, UpstreamSilent
+from proxy.plan.history import BEGINNING
+from proxy.plan.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
 from proxy.requests import turn_io
 from proxy.requests.lines import Line
 from proxy.requests.snapshot_writer import Failed, Spent, SummaryJob
@@ -20,8 +20,8 @@ from proxy.requests.snapshots import group_limits
 from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
-    from proxy.core.policy import Policy
     from proxy.operations.call import OperationCall
+    from proxy.policy import Policy
 
 LEAST = 200
 """The smallest size in tokens that a summary call asks for, because models ignore smaller limits."""

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from proxy.core.policy import Inject, Mode, Offload, Policy, Rule, Tools, Upstream
-from proxy.core.profiles import presets
-from proxy.core.results import ResultRole, ResultRule
+from proxy.plan.profiles import presets
+from proxy.plan.results import ResultRole, ResultRule
 from proxy.policies.document import Document, Path, read
 from proxy.policies.error_texts import explained
 from proxy.policies.format import SECTIONS, PolicyFile, duration
 from proxy.policies.warnings import idle_keys
+from proxy.policy import Inject, Mode, Offload, Policy, Rule, Tools, Upstream
 
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results"}
 """Keys that may be empty, for example because everything in a section is commented out."""

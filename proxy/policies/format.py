@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from proxy.core.policy import Compress, DashboardRules, Limits, Offload, Tools, Upstream, Upstreams
-from proxy.core.results import ResultRule
+from proxy.plan.results import ResultRule
+from proxy.policy import Compress, DashboardRules, Limits, Offload, Tools, Upstream, Upstreams
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = r"[1-9][0-9]{0,8}[smhdw]"

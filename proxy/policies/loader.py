@@ -18,9 +18,9 @@ from typing import TypeVar
 import msgspec
 
 from proxy import regular_files
-from proxy.core.policy import Policy
 from proxy.errors import PolicyError, UnreadablePolicy
 from proxy.policies.file import PolicySource, parse, parse_alone
+from proxy.policy import Policy
 
 INTERVAL = 0.5
 """Seconds between two looks at the directory. A change takes effect at the second look, within the promised 2 s."""

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.policy import Offload, Profile, Tools
-from proxy.core.prices import OWN_SERVERS, PRICES
-from proxy.core.profiles import PLAN_2_ONLY, presets
+from proxy.plan.prices import OWN_SERVERS, PRICES
+from proxy.plan.profiles import PLAN_2_ONLY, presets
 from proxy.policies.format import schema
+from proxy.policy import Offload, Profile, Tools
 
 Definition = Mapping[str, Any]
 

@@ -12,10 +12,10 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from proxy.core.policy import Policy, Upstream
 from proxy.errors import Unauthorized
 from proxy.lru import Lru
 from proxy.policies import Policies
+from proxy.policy import Policy, Upstream
 
 Header = tuple[bytes, bytes]
 

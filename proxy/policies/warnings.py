@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.core.policy import Mode, Offload, Policy
-from proxy.core.profiles import PLAN_2_ONLY
+from proxy.plan.profiles import PLAN_2_ONLY
 from proxy.policies.document import Path
+from proxy.policy import Mode, Offload, Policy
 
 _SUMMARISING = (Mode.COMPRESS, Mode.AUTO, Mode.OBSERVE)
 _BY_PRICE = ("max_total_tokens", "early_total_tokens", "early_saved_tokens", "max_loss")

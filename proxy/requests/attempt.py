@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from proxy.core.forecast import Billed, Forecast, as_sent, cost, cost_as_it_came, forecast
-from proxy.core.policy import Mode, SnapshotRole
-from proxy.core.reasons import Reason
-from proxy.core.refusals import Addition
-from proxy.core.request import Request
-from proxy.core.telling import Answers, event_at, newly_used, told
-from proxy.core.turn import Usage
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
+from proxy.plan.forecast import Billed, Forecast, as_sent, cost, cost_as_it_came, forecast
+from proxy.plan.reasons import Reason
+from proxy.plan.refusals import Addition
+from proxy.plan.request import Request
+from proxy.plan.telling import Answers, event_at, newly_used, told
+from proxy.plan.turn import Usage
 from proxy.policies.tenants import Tenant
+from proxy.policy import Mode, SnapshotRole
 from proxy.regex import Budget
 from proxy.requests.prepare import OUR_TOOLS_TOKENS, PlannedRequest, RenderedRequest
 from proxy.requests.turn_io import RequestTurnIO

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from proxy.core.plan import WINDOW_MARGIN
 from proxy.lru import Lru
+from proxy.plan.plan import WINDOW_MARGIN
 
 CALLERS, MODELS = 10_000, 100
 """The most callers that are remembered, and the most models of each."""

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from proxy.core import rawjson
-from proxy.core.rawjson import NotJson
+from proxy import rawjson
 from proxy.dialects.usage import Reported
 from proxy.errors import StoreFault, UserMistake
 from proxy.lru import Lru
 from proxy.policies.tenants import retention, tenant_of
+from proxy.rawjson import NotJson
 from proxy.regular_files import NotRegular
 from proxy.stores.base import Retention
 from proxy.stores.workers import Workers
@@ -37,9 +37,9 @@ from proxy.telemetry.logs import Limited, event
 from proxy.telemetry.outcome import Basis, Kind, Outcome
 
 if TYPE_CHECKING:
-    from proxy.core.policy import Policy
-    from proxy.core.request import Request
+    from proxy.plan.request import Request
     from proxy.policies import Policies
+    from proxy.policy import Policy
     from proxy.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from proxy.core import sse
+from proxy import sse
 from proxy.requests.exchange import ErrorEvent, Exchange
 from proxy.upstream.headers import Headers
 

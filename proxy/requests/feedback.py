@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proxy.core.refusals import Addition
+from proxy.plan.refusals import Addition
 from proxy.requests.attempt import AsItCame, Attempt, Rewritten
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
-    from proxy.core.policy import Policy
     from proxy.dialects import Dialect
+    from proxy.policy import Policy
     from proxy.requests.prepare import PlannedRequest
     from proxy.requests.services import Services
     from proxy.requests.tool_loop import Refusal

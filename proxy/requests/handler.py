@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
-from proxy.core.history import Unplannable
-from proxy.core.policy import SnapshotRole
-from proxy.core.reasons import Reason
-from proxy.core.refusals import Addition, Verdict
-from proxy.core.request import LARGE_BYTES
 from proxy.dialects import Dialect
 from proxy.dialects.usage import Reported
 from proxy.errors import ClientFault, Overloaded, UpstreamBroken
+from proxy.plan.history import Unplannable
+from proxy.plan.reasons import Reason
+from proxy.plan.refusals import Addition, Verdict
+from proxy.plan.request import LARGE_BYTES
+from proxy.policy import SnapshotRole
 from proxy.requests import prepare, tool_loop
 from proxy.requests.attempt import (
     AsItCame,

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from proxy.core.history import Message
-from proxy.core.plan import Role
 from proxy.lru import Lru
+from proxy.plan.history import Message
+from proxy.plan.plan import Role
 
 FIRST_BACKOFF, LONGEST_BACKOFF = 60.0, 3600.0
 """Seconds without summaries after a line's first failure. Each further failure doubles them, up to the longest."""

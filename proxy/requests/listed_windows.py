@@ -14,11 +14,11 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from proxy.core.policy import Policy
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import ProxyError, UpstreamBroken
 from proxy.lru import Lru
 from proxy.policies.tenants import KEY_HEADERS, Tenant
+from proxy.policy import Policy
 from proxy.telemetry import logs
 from proxy.upstream import models
 from proxy.upstream.client import UpstreamReply, UpstreamRequest, decoded

@@ -9,13 +9,13 @@ from typing import Protocol, TypeVar
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import History, Message, Reading, Terms, Transcript, digest
-from proxy.core.preview import Shape
-from proxy.core.request import LARGE_BYTES, LARGE_ENTRIES
+from proxy import rawjson
 from proxy.dialects import Dialect
 from proxy.dialects.render import Compacted, compact
 from proxy.lru import ENTRY_BYTES, Lru
+from proxy.plan.history import History, Message, Reading, Terms, Transcript, digest
+from proxy.plan.preview import Shape
+from proxy.plan.request import LARGE_BYTES, LARGE_ENTRIES
 from proxy.threads import READING, WorkPool
 
 T = TypeVar("T")

@@ -13,24 +13,25 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from proxy.core import rawjson, summary
-from proxy.core.conversation import beginning
-from proxy.core.history import History, Reading, Terms, Transcript, moved_pieces
-from proxy.core.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary, live
-from proxy.core.policy import Inject, Mode, Policy, SnapshotRole
-from proxy.core.rawjson import NotJson
-from proxy.core.recognition import Reply, Visible
-from proxy.core.refusals import Addition
-from proxy.core.request import Request
-from proxy.core.retrieval import tools
-from proxy.core.retrieval.definitions import OTHER_NAMES
-from proxy.core.turn import HiddenRound
+from proxy import rawjson
 from proxy.dialects import Dialect, Entry, cache_marks, render
 from proxy.dialects.files import EntryTexts, Files, moved_files
 from proxy.dialects.render import ActiveSnapshot
 from proxy.dialects.turn import Turn
+from proxy.plan import summary
+from proxy.plan.conversation import beginning
+from proxy.plan.history import History, Reading, Terms, Transcript, moved_pieces
+from proxy.plan.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary, live
+from proxy.plan.recognition import Reply, Visible
+from proxy.plan.refusals import Addition
+from proxy.plan.request import Request
+from proxy.plan.turn import HiddenRound
+from proxy.policy import Inject, Mode, Policy, SnapshotRole
+from proxy.rawjson import NotJson
 from proxy.requests.refusals import Subject
 from proxy.telemetry.outcome import Holdout
+from proxy.tools import answer as tools
+from proxy.tools.definitions import OTHER_NAMES
 
 if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache

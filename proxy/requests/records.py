@@ -20,13 +20,13 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import extend
-from proxy.core.preview import STEP
-from proxy.core.rawjson import NotJson
-from proxy.core.recognition import Reply, Visible, resembles
-from proxy.core.turn import Continuation, HiddenRound
+from proxy import rawjson
 from proxy.dialects.chat import CHAT
+from proxy.plan.history import extend
+from proxy.plan.preview import STEP
+from proxy.plan.recognition import Reply, Visible, resembles
+from proxy.plan.turn import Continuation, HiddenRound
+from proxy.rawjson import NotJson
 from proxy.requests.snapshot_writer import Snapshot
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing

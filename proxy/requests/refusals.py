@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from proxy.core.reasons import Reason
-from proxy.core.refusals import Addition, Complaint, Verdict
 from proxy.lru import Lru
+from proxy.plan.reasons import Reason
+from proxy.plan.refusals import Addition, Complaint, Verdict
 from proxy.telemetry import logs
 
 log = logging.getLogger(__name__)

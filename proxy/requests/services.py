@@ -10,9 +10,9 @@ from proxy.requests.calibration import Calibration
 from proxy.requests.refusals import RefusalMemory
 
 if TYPE_CHECKING:
-    from proxy.core.policy import Policy
-    from proxy.core.request import Request
+    from proxy.plan.request import Request
     from proxy.policies.tenants import Tenant
+    from proxy.policy import Policy
     from proxy.requests.background import Background
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.passthrough import Relay, Sink

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 import msgspec
 
-from proxy.core import facts, record, summary
-from proxy.core.policy import Offload
-from proxy.core.rawjson import encodable
-from proxy.core.record import Unusable
-from proxy.core.summary import Section, SummaryAnswer
 from proxy.errors import OffloadError
+from proxy.plan import facts, record, summary
+from proxy.plan.record import Unusable
+from proxy.plan.summary import Section, SummaryAnswer
+from proxy.policy import Offload
+from proxy.rawjson import encodable
 from proxy.requests.lines import Line
 from proxy.threads import WorkPool
 from proxy.upstream.traffic import Idle

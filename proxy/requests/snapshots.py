@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from proxy.core import summary
-from proxy.core.history import moved_pieces
-from proxy.core.plan import SummaryBoundary, live
-from proxy.core.policy import Compress, Source, Wait
-from proxy.core.refusals import Addition
-from proxy.core.summary import SummaryAnswer, shares
 from proxy.dialects import render
 from proxy.dialects.render import ActiveSnapshot
+from proxy.plan import summary
+from proxy.plan.history import moved_pieces
+from proxy.plan.plan import SummaryBoundary, live
+from proxy.plan.refusals import Addition
+from proxy.plan.summary import SummaryAnswer, shares
+from proxy.policy import Compress, Source, Wait
 from proxy.requests.lines import Line
 from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, summary_on_prefix
 from proxy.requests.refusals import RefusalMemory

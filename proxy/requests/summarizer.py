@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.forecast import cost
 from proxy.errors import Fault, Overloaded, UpstreamFault
 from proxy.lru import Lru
+from proxy.plan.forecast import cost
 from proxy.requests.lines import UNUSED, Flight, Line, Lines
 from proxy.requests.snapshot_writer import Failed, Snapshot, SnapshotWriter, Spent, SummaryJob
 from proxy.requests.speeds import Speeds

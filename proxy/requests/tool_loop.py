@@ -12,13 +12,13 @@ from functools import partial
 from itertools import filterfalse
 from typing import Protocol, TypeVar
 
-from proxy.core import rawjson, sse
-from proxy.core.history import ToolCall
-from proxy.core.rawjson import NotJson
-from proxy.core.turn import Broken, State
+from proxy import rawjson, sse
 from proxy.dialects import overflow
 from proxy.dialects.turn import Turn
 from proxy.errors import BadEncoding, OffloadError, ProxyError, UpstreamBroken, UpstreamFault, UpstreamUnreachable
+from proxy.plan.history import ToolCall
+from proxy.plan.turn import Broken, State
+from proxy.rawjson import NotJson
 from proxy.requests import passthrough
 from proxy.requests.client_line import HEARTBEAT, ClientLine
 from proxy.requests.exchange import Exchange

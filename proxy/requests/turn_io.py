@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from proxy import regex
-from proxy.core.history import ToolCall, extend
-from proxy.core.recognition import Visible
-from proxy.core.refusals import Addition, Verdict
-from proxy.core.retrieval import tools
-from proxy.core.summary import SummaryAnswer
-from proxy.core.turn import HiddenRound
 from proxy.dialects import Dialect
 from proxy.dialects.files import Files
 from proxy.dialects.turn import Turn
+from proxy.plan.history import ToolCall, extend
+from proxy.plan.recognition import Visible
+from proxy.plan.refusals import Addition, Verdict
+from proxy.plan.summary import SummaryAnswer
+from proxy.plan.turn import HiddenRound
 from proxy.regex import Budget, sliced
 from proxy.requests import tool_loop
 from proxy.requests.prepare import PlannedRequest, RenderedRequest
 from proxy.requests.records import Records
 from proxy.telemetry.outcome import ToolUse
+from proxy.tools import answer as tools
 from proxy.upstream.headers import Header, Headers
 from proxy.upstream.traffic import Idle
 

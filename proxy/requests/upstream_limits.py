@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
-from proxy.core.policy import Policy
 from proxy.lru import Lru
+from proxy.policy import Policy
 
 V = TypeVar("V")
 

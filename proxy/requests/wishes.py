@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from proxy.core.policy import Mode, Policy
-from proxy.core.reasons import Reason
+from proxy.plan.reasons import Reason
+from proxy.policy import Mode, Policy
 
 if TYPE_CHECKING:
     from proxy.requests.exchange import Exchange

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.types import Receive, Scope, Send
 
-    from proxy.core.policy import Policy
+    from proxy.policy import Policy
     from proxy.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from proxy.core.policy import Policy
 from proxy.errors import UpstreamFault
+from proxy.policy import Policy
 from proxy.stores.guarded import Guarded
 from proxy.upstream.models import ModelsClient
 

@@ -11,10 +11,10 @@ from typing import Self
 
 import msgspec
 
-from proxy.core.pairing import Irregular
-from proxy.core.reasons import Reason
-from proxy.core.refusals import Addition
 from proxy.errors import Fault
+from proxy.plan.pairing import Irregular
+from proxy.plan.reasons import Reason
+from proxy.plan.refusals import Addition
 
 DECIMALS = 6
 """Times are rounded to the microsecond."""

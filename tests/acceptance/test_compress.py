@@ -18,11 +18,11 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core import summary
-from proxy.core.plan import PATIENCE
-from tests.core.retrieval.paging import undone
+from proxy.plan import summary
+from proxy.plan.plan import PATIENCE
 from tests.fake_upstream import Message, Pieces, Recorded, Reply, StrictUpstream, calls, error, hang, text, whole
 from tests.serving import PLAIN, Proxy, stop, tight
+from tests.tools.paging import undone
 
 Json = dict[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core import sse
+from proxy import sse
 from tests.acceptance.test_openai_client import TOOL, history, references
 from tests.fake_upstream import Pieces, Recorded, Rules, StrictUpstream, calls, mixed, text, whole
 from tests.serving import PLAIN, Proxy, served, tight, wait_until

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.bench.readback.histories import histories
-from tests.bench.readback.local import MODEL, serving
+from bench.readback.histories import histories
+from bench.readback.local import MODEL, serving
 
 pytestmark = pytest.mark.clients
 

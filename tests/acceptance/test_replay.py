@@ -14,15 +14,15 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.core.history import History, Reading, Terms
-from proxy.core.plan import Plan, Room
-from proxy.core.policy import Offload
 from proxy.dialects.chat.messages import read
+from proxy.plan.history import History, Reading, Terms
+from proxy.plan.plan import Plan, Room
+from proxy.policy import Offload
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
-from tests.core.retrieval.paging import undone
 from tests.fake_upstream import Recorded, StrictUpstream, calls, text
 from tests.serving import PLAIN, Proxy, spawned
+from tests.tools.paging import undone
 from tests.transcripts import Run, load, needed, requests_of
 
 pytestmark = needed

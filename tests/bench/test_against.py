@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench import against
-from tests.bench.systems import ROOT
+from bench import against
+from bench.systems import ROOT
 
 
 def test_the_same_code_is_compared_with_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,11 +8,11 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from proxy.core.policy import Policy
+from bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, homes, table, unread, visible
+from bench.visibility import Sent, replay, synthetic
+from proxy.policy import Policy
 from proxy.requests.message_cache import MessageCache
 from proxy.tokens import Tokens
-from tests.bench.fidelity import KINDS, Reading, canaries, examined, facts, facts_in, homes, table, unread, visible
-from tests.bench.visibility import Sent, replay, synthetic
 
 TOKENS = Tokens()
 RESULT, GROUP = "/context_store/tool_call_1.txt", "/context_store/compressed_group_1.txt"

@@ -1,4 +1,4 @@
-"""The search benchmark on a few files. `python -m tests.bench.grep_speed` prints the real figures."""
+"""The search benchmark on a few files. `python -m bench.grep_speed` prints the real figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import grep_speed
+from bench import grep_speed
 
 
 def test_grep_speed_measures_a_few_files(tmp_path: Path) -> None:

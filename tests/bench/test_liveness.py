@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.liveness import ATTACKS, Row, corrected, percentile, table
-from tests.bench.misbehaving import REPLIES
+from bench.liveness import ATTACKS, Row, corrected, percentile, table
+from bench.misbehaving import REPLIES
 from tests.probing import Seen
 
 

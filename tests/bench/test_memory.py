@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import memory
+from bench import memory
 from tests.serving import spawned, tight
 
 

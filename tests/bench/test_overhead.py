@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from bench import bodies, expected, figures, overhead, report, wire
+from bench.competitors import COMPETITORS, PINS
+from bench.figures import Figures, Measured, Point
+from bench.systems import POLICIES, Launch, Launcher, Site, bare, nginx, proxy, start
 from proxy.dialects.chat.request import parse
-from tests.bench import bodies, expected, figures, overhead, report, wire
-from tests.bench.competitors import COMPETITORS, PINS
-from tests.bench.figures import Figures, Measured, Point
-from tests.bench.systems import POLICIES, Launch, Launcher, Site, bare, nginx, proxy, start
 
 SMALL, MEDIUM, LARGE = bodies.SIZES
 OTHERS = {"direct": (9000, 0.1), "bare relay": (1000, 1.0)}

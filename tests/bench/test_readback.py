@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.bench.readback import __main__ as command
-from tests.bench.readback import local
-from tests.bench.readback.histories import KINDS, Question, histories
-from tests.bench.readback.recorder import recording
-from tests.bench.readback.run import CONDITIONS, Asker, Score, measured, table
+from bench.readback import __main__ as command
+from bench.readback import local
+from bench.readback.histories import KINDS, Question, histories
+from bench.readback.recorder import recording
+from bench.readback.run import CONDITIONS, Asker, Score, measured, table
 from tests.fake_upstream import Message, Recorded, StrictUpstream, calls, text
 
 RECORD = "<state_snapshot>\n<overall_goal>Answer.</overall_goal>\nThe number is {fact}.\n</state_snapshot>"

@@ -10,15 +10,10 @@ from statistics import median
 
 import pytest
 
-from proxy.core.plan import Item, Role
-from proxy.core.policy import Compress, Inject, Mode, Offload, Wait
-from proxy.requests.prepare import OUR_TOOLS_TOKENS
-from proxy.tokens import Tokens
-from tests import written
-from tests.bench import profiles, savings
-from tests.bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE, PRICED, THIRD_MARK, Prompt
-from tests.bench.outcomes import figures
-from tests.bench.replay import (
+from bench import profiles, savings
+from bench.caches import BREAKPOINTS, FREE_READS, MODELS, NO_CACHE, PRICED, THIRD_MARK, Prompt
+from bench.outcomes import figures
+from bench.replay import (
     OUTPUT_PRICE,
     READ_CALL,
     SHRUNK,
@@ -34,7 +29,12 @@ from tests.bench.replay import (
     cost,
     plainly,
 )
-from tests.bench.strategies import PLACEHOLDER, awecompress, headroom, missing, redeciding, window
+from bench.strategies import PLACEHOLDER, awecompress, headroom, missing, redeciding, window
+from proxy.plan.plan import Item, Role
+from proxy.policy import Compress, Inject, Mode, Offload, Wait
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.tokens import Tokens
+from tests import written
 from tests.transcripts import load, needed
 
 ROLES = {"s": Role.SYSTEM, "u": Role.USER, "a": Role.ASSISTANT, "t": Role.TOOL}

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.core.history import places
-from proxy.core.pairing import Pairing
-from proxy.tokens import Tokens
-from tests.bench.metering import Cost, answering, metered
-from tests.bench.replay import measured
-from tests.bench.scale import (
+from bench.metering import Cost, answering, metered
+from bench.replay import measured
+from bench.scale import (
     AUTO,
     COMPACT,
     MODES,
@@ -29,6 +26,9 @@ from tests.bench.scale import (
     request,
     small,
 )
+from proxy.plan.history import places
+from proxy.plan.pairing import Pairing
+from proxy.tokens import Tokens
 
 
 def point(messages: int, size: int, warm: float) -> Point:

@@ -1,4 +1,4 @@
-"""A short soak. `python -m tests.bench.soak` is the long one, with figures."""
+"""A short soak. `python -m bench.soak` is the long one, with figures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bench import soak
 from proxy.stores.redis import CONNECTIONS
-from tests.bench import soak
 
 SECONDS = 10.0
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.bench.startup import SERVING, Import, Start, imports, table
+from bench.startup import SERVING, Import, Start, imports, table
 
 SEEN = """\
 import time: self [us] | cumulative | imported package

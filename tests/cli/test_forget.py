@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.dashboard import batch_of
 from proxy.cli import FAILED, MISTAKE, OK, forget, main
 from proxy.dashboard.database import Database
 from proxy.stores import open_store
-from tests.bench.dashboard import batch_of
 from tests.dashboard.test_faults import rows
 from tests.stores.engines import redis_server
 

@@ -22,7 +22,7 @@ from proxy.cli import INTERRUPTED, MISTAKE, OK, main, progress, recordings
 from proxy.cli.progress import Progress
 from proxy.cli.replay import table
 from proxy.cli.tally import Tally
-from proxy.core.policy import Policy
+from proxy.policy import Policy
 from tests.serving import wait_until
 
 Json = dict[str, Any]

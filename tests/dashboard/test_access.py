@@ -17,6 +17,7 @@ import httpx
 import msgspec
 import pytest
 
+from bench.dashboard import Recorded, batch_of
 from proxy.dashboard import live as live_module
 from proxy.dashboard.access import VALID, Access, Viewer
 from proxy.dashboard.database import Database
@@ -28,7 +29,6 @@ from proxy.dashboard.rows import Seen
 from proxy.dashboard.writer import LOOKING
 from proxy.errors import Fault
 from proxy.telemetry.outcome import Holdout, Kind
-from tests.bench.dashboard import Recorded, batch_of
 from tests.dashboard.test_faults import outcome
 from tests.dashboard.traffic import apart, begin, dashboard, recorded, session, turn, until
 from tests.fake_upstream import StrictUpstream, text

@@ -20,8 +20,7 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.core.history import Role
-from proxy.core.plan import Room
+from bench.dashboard import Recorded, batch_of
 from proxy.dashboard import Dashboard
 from proxy.dashboard import database as database_module
 from proxy.dashboard import file as file_module
@@ -38,9 +37,10 @@ from proxy.dashboard.reader import Reader
 from proxy.dashboard.rows import DAY, LONGEST_NAME, NO_ROW, STORED, Seen
 from proxy.dashboard.writer import AHEAD, BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
+from proxy.plan.history import Role
+from proxy.plan.plan import Room
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Kind, Outcome
-from tests.bench.dashboard import Recorded, batch_of
 from tests.dashboard.traffic import apart, begin, dashboard, recorded, turn, until
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, served, spawned, tight

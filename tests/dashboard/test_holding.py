@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.core.plan import Role, Room
 from proxy.dashboard.holding import BRIEF, Short, Unseen, held, shown
 from proxy.dashboard.rows import NOTHING_SEEN, Damaged, Seen
 from proxy.dashboard.sessions import SHORT, sent_tokens
+from proxy.plan.plan import Role, Room
 from proxy.requests.attempt import AsItCame
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from tests.dashboard.test_faults import outcome

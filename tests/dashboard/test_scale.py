@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from bench.dashboard import Recorded, batch_of, pages, recorded
 from proxy.dashboard.database import Database
 from proxy.dashboard.reader import Reader
-from tests.bench.dashboard import Recorded, batch_of, pages, recorded
 
 FEW, MANY = 4_200, 8_400
 EVERY = 100

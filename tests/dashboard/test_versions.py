@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.dashboard import batch_of
 from proxy.dashboard import database as database_module
 from proxy.dashboard import versions
 from proxy.dashboard.database import Database, opened
@@ -19,7 +20,6 @@ from proxy.dashboard.versions import VERSION, aside
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Outcome
-from tests.bench.dashboard import batch_of
 from tests.dashboard.test_faults import SIZE, outcome, rows
 from tests.dashboard.traffic import apart, until
 

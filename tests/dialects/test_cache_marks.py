@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core.policy import Mode, Policy
 from proxy.dialects import Dialect, cache_marks
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
+from proxy.policy import Mode, Policy
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.prepare import rendered

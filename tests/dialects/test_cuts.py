@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from proxy.core import summary
-from proxy.core.history import History, Reading, Terms, Transcript
-from proxy.core.plan import Plan, Role, Room
-from proxy.core.policy import Compress, Mode, Offload, SnapshotRole
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.render import ActiveSnapshot
+from proxy.plan import summary
+from proxy.plan.history import History, Reading, Terms, Transcript
+from proxy.plan.plan import Plan, Role, Room
+from proxy.policy import Compress, Mode, Offload, SnapshotRole
 from tests import written
 from tests.templates import refusal
 from tests.transcripts import load, needed

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 import proxy.dialects
-from proxy.core.history import Reading, Unplannable
-from proxy.core.policy import Offload
 from proxy.dialects import DIALECTS, Dialect, for_request
+from proxy.plan.history import Reading, Unplannable
+from proxy.policy import Offload
 
 
 @pytest.mark.parametrize(

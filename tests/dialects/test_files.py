@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from proxy.core import preview, summary
-from proxy.core.history import BEGINNING, Naming, Reading, Transcript, links
-from proxy.core.plan import Move, OffloadEvent, Plan, SummaryBoundary
-from proxy.core.policy import Offload
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT, messages
 from proxy.dialects.files import Files, moved_files
+from proxy.plan import preview, summary
+from proxy.plan.history import BEGINNING, Naming, Reading, Transcript, links
+from proxy.plan.plan import Move, OffloadEvent, Plan, SummaryBoundary
+from proxy.policy import Offload
 from tests.doubling import assert_linear
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}

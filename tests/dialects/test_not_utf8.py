@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from proxy.core import rawjson
-from proxy.core.history import Unplannable
-from proxy.core.rawjson import NotJson
-from proxy.core.reasons import Reason
-from proxy.core.turn import Broken, State
+from proxy import rawjson
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.turn import Turn
+from proxy.plan.history import Unplannable
+from proxy.plan.reasons import Reason
+from proxy.plan.turn import Broken, State
+from proxy.rawjson import NotJson
 from tests.dialects.chat import turns as chat
 from tests.dialects.messages import turns as messages
 from tests.dialects.responses import turns as responses

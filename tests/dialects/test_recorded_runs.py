@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from proxy.core.history import History, Reading, Terms
-from proxy.core.plan import Room
-from proxy.core.policy import Mode, Offload, Policy
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
+from proxy.plan.history import History, Reading, Terms
+from proxy.plan.plan import Room
+from proxy.policy import Mode, Offload, Policy
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
 from proxy.tokens import Tokens

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.refusals import Addition, Complaint, Verdict
 from proxy.dialects.chat import CHAT
 from proxy.dialects.refusals import MOST, complaint, error_status, told
+from proxy.plan.refusals import Addition, Complaint, Verdict
 from tests.doubling import assert_linear
 
 FINAL, GENERATION = Verdict.FINAL, Verdict.GENERATION

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import summary
-from proxy.core.history import BEGINNING, Message, Naming, Reading, Transcript, items, links, moved_pieces, places
-from proxy.core.pairing import Pairing
-from proxy.core.plan import Plan, Role, Room
-from proxy.core.planner import fold
-from proxy.core.policy import Compress, Mode, Offload, SnapshotRole
-from proxy.core.retrieval.tools import OTHER_NAMES
-from proxy.core.turn import HiddenRound
 from proxy.dialects import render
 from proxy.dialects.chat import CHAT
 from proxy.dialects.files import moved_files
 from proxy.dialects.render import ActiveSnapshot
+from proxy.plan import summary
+from proxy.plan.history import BEGINNING, Message, Naming, Reading, Transcript, items, links, moved_pieces, places
+from proxy.plan.pairing import Pairing
+from proxy.plan.plan import Plan, Role, Room
+from proxy.plan.planner import fold
+from proxy.plan.turn import HiddenRound
+from proxy.policy import Compress, Mode, Offload, SnapshotRole
+from proxy.tools.answer import OTHER_NAMES
 from tests import written
 
 OFFLOAD = written.offload(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy import rawjson
 from proxy.dialects import DIALECTS, Dialect
 from proxy.dialects.reply_limits import LEAST_REPLY, lowered, lowest
 

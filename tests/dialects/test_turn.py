@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core.retrieval.tools import REPEATED
-from proxy.core.turn import Broken, State
 from proxy.dialects.last_words import SAID_NOTHING
 from proxy.dialects.rounds import MAX_ARGUMENTS
 from proxy.dialects.turn import Turn
+from proxy.plan.turn import Broken, State
+from proxy.tools.answer import REPEATED
 from tests.dialects.chat import turns as chat
 from tests.dialects.messages import api as messages_api
 from tests.dialects.messages import turns as messages

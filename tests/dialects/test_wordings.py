@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.refusals import Addition, Complaint, Verdict
 from proxy.dialects.overflow import window
 from proxy.dialects.refusals import complaint
+from proxy.plan.refusals import Addition, Complaint, Verdict
 
 OVERFLOW, GENERATION, FINAL = Verdict.OVERFLOW, Verdict.GENERATION, Verdict.FINAL
 TOOLS, USAGE, PLACE, ANY = Addition.TOOLS, Addition.USAGE, Addition.PLACE, Addition.ANY

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from proxy.core import sse
-from proxy.core.turn import State
+from proxy import sse
 from proxy.dialects.turn import Turn
+from proxy.plan.turn import State
 
 
 def receive(turn: Turn, raw: bytes, cuts: Iterable[int] = ()) -> bytes:

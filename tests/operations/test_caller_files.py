@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.core.policy import Policy
-from proxy.core.retrieval.names import key_part
 from proxy.errors import StoreFault
 from proxy.operations.caller_files import CallerFiles, File
+from proxy.policy import Policy
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import Threads
+from proxy.tools.names import key_part
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy import rawjson
 from proxy.errors import NotThere, ProxyError
 from proxy.operations import envelope
 from proxy.operations.envelope import OperationReply, refusal

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from proxy.core import summary
-from proxy.core.history import Message
-from proxy.core.plan import Role
-from proxy.core.policy import Mode, SnapshotRole
 from proxy.operations import one_shot
 from proxy.operations.one_shot import Offloaded, Options
+from proxy.plan import summary
+from proxy.plan.history import Message
+from proxy.plan.plan import Role
+from proxy.policy import Mode, SnapshotRole
 
 Json = dict[str, Any]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import asdict
 
-from proxy.core.retrieval.names import KEY_BYTES
 from proxy.errors import ClientFault
 from proxy.operations import parameters
 from proxy.operations.parameters import Find, OffloadParameters, ReadFile, Search
+from proxy.tools.names import KEY_BYTES
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

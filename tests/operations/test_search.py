@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from proxy import regex
-from proxy.core.policy import Policy
-from proxy.core.retrieval.search import Find, LineMatch, TooSlow
 from proxy.operations import search
 from proxy.operations.caller_files import CallerFiles, File
 from proxy.operations.search import (
@@ -24,10 +22,12 @@ from proxy.operations.search import (
     _valid,
     searched,
 )
+from proxy.policy import Policy
 from proxy.regex import Budget, sliced
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
 from proxy.threads import Threads
+from proxy.tools.search import Find, LineMatch, TooSlow
 
 FIND = regex.compile("needle")
 

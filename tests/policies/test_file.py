@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.policy import (
+from proxy.errors import PolicyError
+from proxy.plan.results import After, ResultPreset, ResultRole, ResultRule
+from proxy.policies.file import overlay, parse
+from proxy.policies.format import PolicyFile, duration, schema
+from proxy.policies.reference import reference
+from proxy.policy import (
     Compress,
     DashboardRules,
     Inject,
@@ -25,11 +30,6 @@ from proxy.core.policy import (
     Upstream,
     Wait,
 )
-from proxy.core.results import After, ResultPreset, ResultRole, ResultRule
-from proxy.errors import PolicyError
-from proxy.policies.file import overlay, parse
-from proxy.policies.format import PolicyFile, duration, schema
-from proxy.policies.reference import reference
 
 DIGEST = "0cf11aba70590ecf45f06e6a47b6ba1d3d9f3c6f62a8d19ad9d5fd2b7a0c9c52"
 ENVIRONMENT = {"CLIENT": "sk-client", "KEY": "sk-upstream", "EMPTY": "", "NEWLINE": "sk-x\n", "UMLAUT": "schlüssel"}

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from proxy import regular_files
-from proxy.core.policy import Offload, Policy, Upstream
 from proxy.errors import PolicyError
 from proxy.policies import Policies, PolicyLoader, builtin, load
 from proxy.policies import loader as book_module
+from proxy.policy import Offload, Policy, Upstream
 
 SHIPPED = Path(__file__).parents[2] / "policies"
 ENVIRONMENT = {"ACME": "sk-acme", "GLOBEX": "sk-globex"}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.policy import Policy, Upstream
 from proxy.errors import Unauthorized
 from proxy.policies import Policies
 from proxy.policies.tenants import Callers, Header, allowed, identify, namespace, retention
+from proxy.policy import Policy, Upstream
 
 ACME = Policy(tenant="acme", upstream=Upstream(api_key="sk-upstream"), retention=60)
 SHARED = Policy(tenant="shared", share_namespace=True, retention=None)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from proxy.core.history import BEGINNING, Reading, links
-from proxy.core.preview import Shape
 from proxy.dialects.chat import CHAT
+from proxy.plan.history import BEGINNING, Reading, links
+from proxy.plan.preview import Shape
 from proxy.requests.lines import Line
 
 ROLES = {"u": "user", "a": "assistant", "s": "system"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from proxy.core.policy import Compress, Inject, Mode, Policy, Tools
 from proxy.dialects.chat import CHAT
+from proxy.policy import Compress, Inject, Mode, Policy, Tools
 from proxy.requests import prepare
 from proxy.requests.message_cache import Counter, MessageCache
 from proxy.requests.prepare import PlannedRequest

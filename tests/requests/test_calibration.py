@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.plan import WINDOW_MARGIN, Room
+from proxy.plan.plan import WINDOW_MARGIN, Room
 from proxy.requests.calibration import CALLERS, FALLS_AFTER, MODELS, MOST, Calibration, FactorBelief
 
 WINDOW = 8_192

@@ -17,11 +17,11 @@ import pytest
 from msgspec.structs import replace
 
 from proxy.cli import recordings
-from proxy.core.policy import Policy
-from proxy.core.request import Request
 from proxy.dialects.chat import CHAT
 from proxy.errors import UserMistake
+from proxy.plan.request import Request
 from proxy.policies import Policies
+from proxy.policy import Policy
 from proxy.requests import captures
 from proxy.requests.captures import CaptureFolder, Captures
 from proxy.settings import Settings

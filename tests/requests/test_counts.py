@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.policy import Policy
 from proxy.dialects.chat import CHAT
+from proxy.policy import Policy
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.prepare import rendered

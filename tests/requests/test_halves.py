@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.core.plan import Role
-from proxy.core.policy import Inject
-from proxy.core.policy import Tools as ToolsPolicy
-from proxy.core.summary import Section
+from proxy.plan.plan import Role
+from proxy.plan.summary import Section
+from proxy.policy import Inject
+from proxy.policy import Tools as ToolsPolicy
 from tests.dialects.chat.turns import called, calls, read, whole
 from tests.requests.planning import CUT, planned
 from tests.requests.scripted import ScriptedReply

@@ -13,15 +13,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from proxy.core import rawjson
-from proxy.core.history import History
-from proxy.core.policy import Mode, Policy
-from proxy.core.policy import Tools as ToolsPolicy
-from proxy.core.policy import Upstream as Where
+from proxy import rawjson
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.errors import StoreFault, UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
+from proxy.plan.history import History
 from proxy.policies.tenants import Tenant
+from proxy.policy import Mode, Policy
+from proxy.policy import Tools as ToolsPolicy
+from proxy.policy import Upstream as Where
 from proxy.requests import snapshots
 from proxy.requests.background import Background
 from proxy.requests.handler import Chat

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.core.policy import Compress, Mode, Policy, Wait
-from proxy.core.policy import Upstream as Where
+from proxy.policy import Compress, Mode, Policy, Wait
+from proxy.policy import Upstream as Where
 from tests import written
 from tests.dialects.chat.turns import called, whole
 from tests.dialects.chat.turns import calls as tool_calls

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.core.policy import Policy, Upstream
 from proxy.errors import UpstreamUnreachable
 from proxy.policies.tenants import Tenant
+from proxy.policy import Policy, Upstream
 from proxy.requests import listed_windows
 from proxy.requests.background import Background
 from proxy.requests.listed_windows import AGAIN, ListedWindows

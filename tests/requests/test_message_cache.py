@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from proxy.core.history import History, Message, Naming, Reading, Terms, Transcript, Unplannable
-from proxy.core.plan import Room
-from proxy.core.preview import Shape
-from proxy.core.request import LARGE_ENTRIES
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
+from proxy.plan.history import History, Message, Naming, Reading, Terms, Transcript, Unplannable
+from proxy.plan.plan import Room
+from proxy.plan.preview import Shape
+from proxy.plan.request import LARGE_ENTRIES
 from proxy.requests.message_cache import BATCH_BYTES, INLINE_BYTES, KEY_BYTES, TEXT_BYTES, MessageCache
 from proxy.threads import WorkPool
 from tests import written

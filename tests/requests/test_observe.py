@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.policy import Mode, Policy, Rule
 from proxy.dialects import Dialect
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
 from proxy.errors import Overloaded, UpstreamBroken
+from proxy.policy import Mode, Policy, Rule
 from proxy.requests import prepare
 from proxy.requests.handler import Chat
 from proxy.telemetry.metrics import Metrics

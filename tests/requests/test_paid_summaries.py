@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.policy import Policy, Wait
-from proxy.core.summary import SummaryAnswer
 from proxy.errors import StoreFault
+from proxy.plan.summary import SummaryAnswer
+from proxy.policy import Policy, Wait
 from proxy.requests.prepare import rendered
 from proxy.requests.records import Records
 from proxy.requests.snapshots import Snapshots

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.core.policy import Policy
-from proxy.core.policy import Upstream as Where
 from proxy.policies.tenants import Tenant
+from proxy.policy import Policy
+from proxy.policy import Upstream as Where
 from proxy.requests.passthrough import GATHERED, Relay
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Outcome

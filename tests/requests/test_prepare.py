@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.history import Unplannable
-from proxy.core.plan import Room
-from proxy.core.policy import Inject, Mode, Policy, Tools
-from proxy.core.turn import HiddenRound
 from proxy.dialects.chat import CHAT
 from proxy.dialects.measuring import canonical
 from proxy.dialects.render import ActiveSnapshot
+from proxy.plan.history import Unplannable
+from proxy.plan.plan import Room
+from proxy.plan.turn import HiddenRound
+from proxy.policy import Inject, Mode, Policy, Tools
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.prepare import PlannedRequest, fitting, rendered, summary_on_prefix

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.history import ToolCall
-from proxy.core.recognition import Reply, Visible
-from proxy.core.turn import HiddenRound
+from proxy.plan.history import ToolCall
+from proxy.plan.recognition import Reply, Visible
+from proxy.plan.turn import HiddenRound
 from proxy.requests.records import MOST_LOOKUPS, PLACES, Records, sealed
 from proxy.requests.snapshot_writer import Snapshot
 from proxy.stores import open_store

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.reasons import Reason
-from proxy.core.refusals import Addition, Complaint, Verdict
+from proxy.plan.reasons import Reason
+from proxy.plan.refusals import Addition, Complaint, Verdict
 from proxy.requests import refusals
 from proxy.requests.refusals import FIRST_SPAN, FORGIVING, LONGEST_SPAN, Belief, RefusalMemory, Subject, Tries
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.policy import Wait
-from proxy.core.summary import SummaryAnswer
+from proxy.plan.summary import SummaryAnswer
+from proxy.policy import Wait
 from proxy.requests.prepare import rendered
 from proxy.requests.refusals import FIRST_SPAN, RefusalMemory
 from proxy.requests.snapshots import Snapshots

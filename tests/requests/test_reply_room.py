@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.core.plan import WINDOW_MARGIN
-from proxy.core.policy import Mode, Policy, Upstream
+from proxy.plan.plan import WINDOW_MARGIN
+from proxy.policy import Mode, Policy, Upstream
 from proxy.requests import prepare
 from proxy.requests.prepare import rendered
 from tests.requests.planning import LAST, MOVING, OFFLOAD, POLICY, SHORT, USER, Json, planned, step

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from proxy.core.policy import Inject, Mode
-from proxy.core.policy import Tools as ToolsPolicy
+from proxy.policy import Inject, Mode
+from proxy.policy import Tools as ToolsPolicy
 from tests import written
 from tests.dialects.chat.turns import Json, called, calls, read, whole
 from tests.requests.scripted import ScriptedReply

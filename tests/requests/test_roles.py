@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.plan import Role
-from proxy.core.policy import Mode, Offload, Policy
-from proxy.core.results import ResultPreset
 from proxy.dialects.render import originals
+from proxy.plan.plan import Role
+from proxy.plan.results import ResultPreset
+from proxy.policy import Mode, Offload, Policy
 from proxy.requests.prepare import PlannedRequest, rendered
 from tests.requests.planning import LAST, OFFLOAD, SYSTEM, USER, Json, planned, step
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.core.refusals import Addition
 from proxy.errors import StoreFault
+from proxy.plan.refusals import Addition
 from proxy.requests import shared_beliefs
 from proxy.requests.background import Background
 from proxy.requests.calibration import FALLS_AFTER

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.policy import Compress, Limits, Policy, Source, Wait
-from proxy.core.summary import SummaryAnswer
+from proxy.plan.summary import SummaryAnswer
+from proxy.policy import Compress, Limits, Policy, Source, Wait
 from proxy.requests.lines import Line
 from proxy.requests.prepare import PlannedRequest, rendered
 from proxy.requests.snapshot_writer import Snapshot, SummaryJob

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.plan import Role
-from proxy.core.summary import Section, SummaryAnswer
 from proxy.errors import UpstreamBroken
+from proxy.plan.plan import Role
+from proxy.plan.summary import Section, SummaryAnswer
 from proxy.requests import lines, summarizer
 from proxy.requests.lines import FIRST_BACKOFF, LONGEST_BACKOFF, UNUSED, UNUSED_LIMIT, UNUSED_PAUSE
 from proxy.requests.snapshot_writer import Failed, Snapshot, Spent, SummaryJob

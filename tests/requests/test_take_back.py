@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.policy import Inject, Tools
-from proxy.core.refusals import Verdict
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.errors import UpstreamBroken
+from proxy.plan.refusals import Verdict
 from proxy.policies.tenants import Tenant
+from proxy.policy import Inject, Tools
 from proxy.requests import tool_loop
 from proxy.requests.handler import Chat
 from tests.asgi import ScriptedClient

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.policy import Inject, Offload, Policy
-from proxy.core.policy import Tools as ToolsPolicy
-from proxy.core.results import ResultPreset
+from proxy.plan.results import ResultPreset
+from proxy.policy import Inject, Offload, Policy
+from proxy.policy import Tools as ToolsPolicy
 from proxy.requests.prepare import rendered
 from proxy.tokens import Tokens
 from tests.dialects.chat.turns import DONE, ROLE, called, calls, chunk, folded, read, stream, text, usage, whole

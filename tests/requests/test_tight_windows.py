@@ -7,9 +7,9 @@ import random
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
-from proxy.core.policy import Inject, Mode, Policy, Tools
-from proxy.core.turn import HiddenRound
 from proxy.dialects.render import ActiveSnapshot
+from proxy.plan.turn import HiddenRound
+from proxy.policy import Inject, Mode, Policy, Tools
 from proxy.requests.prepare import RenderedRequest, fitting, rendered
 from tests import written
 from tests.requests.planning import SYSTEM, USER, planned, step

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from proxy.core import sse
-from proxy.core.history import ToolCall
+from proxy import sse
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
+from proxy.plan.history import ToolCall
 from proxy.requests import tool_loop
 from proxy.requests.tool_loop import REFUSAL_LIMIT, Refusal
 from proxy.upstream.headers import Headers

@@ -10,16 +10,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from proxy.core.history import ToolCall, extend
-from proxy.core.policy import Policy, Tools
-from proxy.core.recognition import Visible
-from proxy.core.retrieval.tools import REPEATED
-from proxy.core.turn import Continuation, HiddenRound, Usage
 from proxy.dialects.chat import CHAT
+from proxy.plan.history import ToolCall, extend
+from proxy.plan.recognition import Visible
+from proxy.plan.turn import Continuation, HiddenRound, Usage
+from proxy.policy import Policy, Tools
 from proxy.regex import Budget
 from proxy.requests.prepare import rendered
 from proxy.requests.turn_io import ANOTHER, RequestTurnIO, rewritten
 from proxy.threads import Threads
+from proxy.tools.answer import REPEATED
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.headers import Headers
 from tests.requests.planning import MOVING, OFFLOAD, POLICY, planned

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.policy import Policy, Upstream
 from proxy.dialects.chat import CHAT
+from proxy.policy import Policy, Upstream
 from proxy.requests import upstream_limits
 from proxy.requests.upstream_limits import LEAST, Lesson, UpstreamLimits, WindowBelief
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from proxy.core.policy import Compress, Mode, Offload, Wait
 from proxy.policies.tenants import Tenant
+from proxy.policy import Compress, Mode, Offload, Wait
 from proxy.requests.records import Records
 from tests import written
 from tests.asgi import ScriptedClient

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import respx
 
-from proxy.core.policy import Policy, Upstream
+from proxy.policy import Policy, Upstream
 from proxy.server.health import DeepHealth
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.metering import status
 from proxy.server import runner
-from tests.bench.metering import status
 from tests.probing import Probe
 from tests.serving import Proxy, spawned, tight
 from tests.wire import Peer, read_message, upstream

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Raw
 
-from proxy.core import rawjson, sse
+from proxy import rawjson, sse
 from proxy.dialects.chat.reply import TEXTS, Chunk, ReplyMessage
 from proxy.dialects.chat.tool_calls import PartialCall
 from proxy.dialects.usage import UsageFields, UsageLedger

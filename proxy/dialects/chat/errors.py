@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.core import rawjson, sse
+from proxy import rawjson, sse
 from proxy.dialects.values import on_one_line
 from proxy.errors import ProxyError
 

@@ -7,13 +7,13 @@ from functools import partial
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import ToolCall
-from proxy.core.recognition import paired
-from proxy.core.turn import HiddenRound
+from proxy import rawjson
 from proxy.dialects import shrinking
 from proxy.dialects.chat.messages import texts, tool_calls
 from proxy.dialects.values import NULL, string, text_of
+from proxy.plan.history import ToolCall
+from proxy.plan.recognition import paired
+from proxy.plan.turn import HiddenRound
 
 
 def said(message: bytes | Raw) -> tuple[str, list[ToolCall]]:

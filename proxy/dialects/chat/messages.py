@@ -10,16 +10,17 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from proxy.core import labels, rawjson
-from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
-from proxy.core.plan import Role
-from proxy.core.preview import Shape
-from proxy.core.rawjson import NotJson
-from proxy.core.request import Request
-from proxy.core.results import carried
+from proxy import rawjson
 from proxy.dialects import attachments, cache_marks
 from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, hashed, item, pieces, spaces, unreadable
 from proxy.dialects.values import text_of
+from proxy.plan import labels
+from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
+from proxy.plan.plan import Role
+from proxy.plan.preview import Shape
+from proxy.plan.request import Request
+from proxy.plan.results import carried
+from proxy.rawjson import NotJson
 
 ROLES = {
     "system": Role.SYSTEM,

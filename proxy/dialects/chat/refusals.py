@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.core.request import Request
 from proxy.dialects import refusals
 from proxy.dialects.values import object_of, text_of
+from proxy.plan.request import Request
 
 REASONING = ("reasoning_effort", "reasoning", "thinking", "enable_thinking")
 """Members that switch reasoning on: OpenAI's, OpenRouter's, and those of DeepSeek and DashScope."""

@@ -7,14 +7,14 @@ from contextlib import suppress
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import Message
-from proxy.core.policy import SnapshotRole
-from proxy.core.rawjson import NotJson
-from proxy.core.summary import Section
+from proxy import rawjson
 from proxy.dialects.chat.messages import reasoning, text_message, tool_calls
 from proxy.dialects.entries import appended, call_section, title
 from proxy.dialects.values import text_of
+from proxy.plan.history import Message
+from proxy.plan.summary import Section
+from proxy.policy import SnapshotRole
+from proxy.rawjson import NotJson
 
 
 def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: SnapshotRole) -> list[bytes | Raw]:

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.rawjson import NotJson
-from proxy.core.turn import Broken
+from proxy import rawjson
 from proxy.dialects.chat.plain import PlainDelta
 from proxy.dialects.rounds import MAX_REPLY
 from proxy.dialects.values import EMPTY, NULL, Members, join, members_of, object_of, string, text_of
+from proxy.plan.turn import Broken
+from proxy.rawjson import NotJson
 
 _Pieces = list[str | Raw]
 

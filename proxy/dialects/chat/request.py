@@ -7,13 +7,13 @@ from operator import attrgetter
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import Unplannable
-from proxy.core.rawjson import NotJson
-from proxy.core.reasons import Reason
-from proxy.core.request import Request
+from proxy import rawjson
 from proxy.dialects import parsing
 from proxy.dialects.values import NULL
+from proxy.plan.history import Unplannable
+from proxy.plan.reasons import Reason
+from proxy.plan.request import Request
+from proxy.rawjson import NotJson
 
 MAX_MESSAGES = rawjson.MAX_ELEMENTS
 """The most messages of a request that we parse. A request with more is forwarded unchanged."""

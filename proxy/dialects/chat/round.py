@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy import rawjson
 from proxy.dialects.chat import text_calls
 from proxy.dialects.chat.reply import Chunk, ReplyMessage, held
 from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls

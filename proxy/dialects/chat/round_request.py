@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy import rawjson
 from proxy.dialects.chat.request import function_tool, tool_name
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.values import Members, object_of, text_of

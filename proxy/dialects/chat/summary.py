@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.request import Request
-from proxy.core.summary import SummaryAnswer
+from proxy import rawjson
 from proxy.dialects import summary_calls
 from proxy.dialects.chat.messages import cache_breakpoint, text_message, with_cache_breakpoint
 from proxy.dialects.chat.request import function_tool
 from proxy.dialects.chat.round_request import LIMITS
 from proxy.dialects.chat.users import followed
+from proxy.plan.request import Request
+from proxy.plan.summary import SummaryAnswer
 
 IDENTITY = ("user", "safety_identifier")
 KEPT = (*IDENTITY, "prompt_cache_key", "cache_control", "service_tier", "reasoning_effort")

@@ -13,14 +13,14 @@ from functools import cached_property
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import ToolCall
-from proxy.core.rawjson import NotJson
-from proxy.core.turn import Broken
+from proxy import rawjson
 from proxy.dialects.chat.reply import CallDelta, signature
 from proxy.dialects.rounds import MAX_REPLY, check_arguments
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import NULL, Members, join, place, string, text_of
+from proxy.plan.history import ToolCall
+from proxy.plan.turn import Broken
+from proxy.rawjson import NotJson
 
 CALL_SIZE = 1024
 """Roughly the bytes that a call takes besides its arguments, so that endless empty calls also reach the size limit."""

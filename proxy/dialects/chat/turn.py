@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from proxy.core import rawjson, sse
-from proxy.core.history import ToolCall
-from proxy.core.rawjson import NotJson
+from proxy import rawjson, sse
 from proxy.dialects.chat import errors
 from proxy.dialects.chat.client_reply import USAGE, ChatClientReply, ChatWholeReply
 from proxy.dialects.chat.plain import plain_delta
@@ -16,6 +14,8 @@ from proxy.dialects.chat.round_request import ChatRoundRequest
 from proxy.dialects.refusals import is_error
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
+from proxy.plan.history import ToolCall
+from proxy.rawjson import NotJson
 
 
 class ChatTurn(Turn):

@@ -7,9 +7,9 @@ from itertools import groupby
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.rawjson import NotJson
+from proxy import rawjson
 from proxy.dialects.values import Members, text_of
+from proxy.rawjson import NotJson
 
 BLANK_LINE = b"\\n\\n"
 """As it is written in a JSON string."""

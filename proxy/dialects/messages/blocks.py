@@ -9,16 +9,17 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from proxy.core import labels, rawjson
-from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
-from proxy.core.plan import Role
-from proxy.core.rawjson import NotJson
-from proxy.core.request import Request
-from proxy.core.results import Carries, carried
+from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
 from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
 from proxy.dialects.messages.request import FRAME, RESULT, is_reminder, parts_of
 from proxy.dialects.values import Members, object_of, text_of
+from proxy.plan import labels
+from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
+from proxy.plan.plan import Role
+from proxy.plan.request import Request
+from proxy.plan.results import Carries, carried
+from proxy.rawjson import NotJson
 
 THINKING = ("thinking", "redacted_thinking")
 BINARY = ("image", "document", "container_upload")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Raw
 
-from proxy.core import rawjson, sse
+from proxy import rawjson, sse
 from proxy.dialects.messages.reply import BEGIN, CALLED, CLOSING, DELTA, START, STOP, Block, Part, ReplyEvent
 from proxy.dialects.usage import UsageLedger
 from proxy.dialects.values import NULL, Members, object_of, string, text_of

@@ -6,7 +6,7 @@ import re
 
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy import rawjson
 from proxy.dialects.usage import Reported, UsageFields
 from proxy.dialects.values import Members, object_of, whole
 

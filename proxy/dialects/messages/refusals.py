@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.refusals import Addition, Complaint
-from proxy.core.request import Request
+from proxy import rawjson
 from proxy.dialects import refusals
 from proxy.dialects.refusals import RawHeaders
 from proxy.dialects.values import object_of, text_of
+from proxy.plan.refusals import Addition, Complaint
+from proxy.plan.request import Request
 
 BETA = b"anthropic-beta"
 BINDING = b"thinking-binding-controls-2026-08-01"

@@ -6,19 +6,19 @@ from functools import partial
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import Message, ToolCall
-from proxy.core.plan import Role
-from proxy.core.policy import SnapshotRole
-from proxy.core.recognition import kept_calls
-from proxy.core.summary import Section
-from proxy.core.turn import HiddenRound
+from proxy import rawjson
 from proxy.dialects import shrinking
 from proxy.dialects.entries import call_section, title
 from proxy.dialects.messages import blocks
 from proxy.dialects.messages.blocks import THINKING, blocks_of, call_of, result, text_message
 from proxy.dialects.messages.request import RESULT, Entry, blocks_in, is_blocks, is_text, parts_of, user_message
 from proxy.dialects.values import Members, text_of
+from proxy.plan.history import Message, ToolCall
+from proxy.plan.plan import Role
+from proxy.plan.recognition import kept_calls
+from proxy.plan.summary import Section
+from proxy.plan.turn import HiddenRound
+from proxy.policy import SnapshotRole
 
 
 def with_snapshot(entries: list[Entry], leading: int, block: str, role: SnapshotRole) -> list[Entry]:

@@ -16,16 +16,16 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import ToolCall
-from proxy.core.rawjson import NotJson
-from proxy.core.turn import Broken
+from proxy import rawjson
 from proxy.dialects import parsing
 from proxy.dialects.messages.blocks import THINKING, call_of
 from proxy.dialects.messages.costs import merged, with_prompt
 from proxy.dialects.rounds import MAX_REPLY, check_arguments
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, place, string, text_of
+from proxy.plan.history import ToolCall
+from proxy.plan.turn import Broken
+from proxy.rawjson import NotJson
 
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"
 BEGIN, CLOSING, END = "message_start", "message_delta", "message_stop"

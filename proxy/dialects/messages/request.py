@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import Unplannable
-from proxy.core.rawjson import NotJson
-from proxy.core.reasons import Reason
-from proxy.core.request import Request
+from proxy import rawjson
 from proxy.dialects import parsing
 from proxy.dialects.tools import tool_name
 from proxy.dialects.values import NULL, Members, object_of, text_of
+from proxy.plan.history import Unplannable
+from proxy.plan.reasons import Reason
+from proxy.plan.request import Request
+from proxy.rawjson import NotJson
 
 Entry = bytes | Raw
 

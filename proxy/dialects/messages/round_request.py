@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from proxy.core import rawjson
+from proxy import rawjson
 from proxy.dialects.messages.request import assembled, client_tool
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.values import NULL, Members, object_of, string, text_of

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.request import Request
-from proxy.core.summary import SummaryAnswer
+from proxy import rawjson
 from proxy.dialects import summary_calls
 from proxy.dialects.messages.blocks import cache_breakpoint, text_message
 from proxy.dialects.messages.render import followed
 from proxy.dialects.messages.request import assembled, client_tool, text_block, user_message
 from proxy.dialects.messages.round_request import LIMITS
 from proxy.dialects.values import Members, object_of, string, whole
+from proxy.plan.request import Request
+from proxy.plan.summary import SummaryAnswer
 
 IDENTITY = ("metadata",)
 KEPT = (*IDENTITY, "cache_control", "service_tier", "thinking", "context_management", "anthropic_version")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from proxy.core import rawjson, sse
-from proxy.core.history import ToolCall
+from proxy import rawjson, sse
 from proxy.dialects.messages import errors
 from proxy.dialects.messages.blocks import result, said
 from proxy.dialects.messages.client_reply import MessageStream, WholeMessage
@@ -14,6 +13,7 @@ from proxy.dialects.messages.reply import MessagesRound, Part, ReplyEvent, as_ev
 from proxy.dialects.messages.round_request import MessagesRoundRequest
 from proxy.dialects.turn import Turn
 from proxy.errors import ProxyError
+from proxy.plan.history import ToolCall
 
 
 class MessagesTurn(Turn):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Raw
 
-from proxy.core import rawjson, sse
+from proxy import rawjson, sse
 from proxy.dialects.responses.reply import BEGINNINGS, ENDINGS, ItemEvent, OutputItem, Part
 from proxy.dialects.usage import UsageFields, UsageLedger, added
 from proxy.dialects.values import Members, object_of, text_of, whole

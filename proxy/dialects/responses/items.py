@@ -8,11 +8,7 @@ from functools import partial
 import msgspec
 from msgspec import Raw
 
-from proxy.core import labels, rawjson
-from proxy.core.history import Count, Message, Reading, ToolCall, Unplannable, digest
-from proxy.core.plan import Role
-from proxy.core.rawjson import NotJson
-from proxy.core.results import carried
+from proxy import rawjson
 from proxy.dialects import attachments, measuring
 from proxy.dialects.attachments import OTHER_PART_TOKENS
 from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
@@ -29,6 +25,11 @@ from proxy.dialects.responses.request import (
     members_of,
 )
 from proxy.dialects.values import Members, object_of, text_of
+from proxy.plan import labels
+from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
+from proxy.plan.plan import Role
+from proxy.plan.results import carried
+from proxy.rawjson import NotJson
 
 APPROVAL = "mcp_approval_request"
 """A question whether upstream may call a tool. It has no `call_id`, and the answer names its id."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.core.request import Request
 from proxy.dialects import refusals
 from proxy.dialects.values import object_of, text_of
+from proxy.plan.request import Request
 
 
 def shape(request: Request) -> str:

@@ -6,19 +6,19 @@ from functools import partial
 
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import Message, ToolCall
-from proxy.core.plan import Role
-from proxy.core.policy import SnapshotRole
-from proxy.core.recognition import kept_calls
-from proxy.core.summary import Section
-from proxy.core.turn import HiddenRound
+from proxy import rawjson
 from proxy.dialects import shrinking
 from proxy.dialects.entries import appended, call_section, title
 from proxy.dialects.responses import items
 from proxy.dialects.responses.items import call_of, output, reasoning, text_message, texts
 from proxy.dialects.responses.request import COMPACTIONS, items_of, kind, members_of
 from proxy.dialects.values import text_of
+from proxy.plan.history import Message, ToolCall
+from proxy.plan.plan import Role
+from proxy.plan.recognition import kept_calls
+from proxy.plan.summary import Section
+from proxy.plan.turn import HiddenRound
+from proxy.policy import SnapshotRole
 
 Entry = bytes | Raw
 

@@ -16,16 +16,16 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import ToolCall
-from proxy.core.rawjson import NotJson
-from proxy.core.turn import Broken
+from proxy import rawjson
 from proxy.dialects import parsing
 from proxy.dialects.responses.items import call_of, is_answered, said, without_id
 from proxy.dialects.responses.request import NAMESPACE
 from proxy.dialects.rounds import MAX_REPLY, check_arguments
 from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.values import NULL, Members, object_of, place, string, text_of
+from proxy.plan.history import ToolCall
+from proxy.plan.turn import Broken
+from proxy.rawjson import NotJson
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}

@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.history import Unplannable
-from proxy.core.rawjson import NotJson
-from proxy.core.reasons import Reason
-from proxy.core.request import Request
-from proxy.core.turn import Continuation
+from proxy import rawjson
 from proxy.dialects import parsing
 from proxy.dialects.tools import tool_name
 from proxy.dialects.values import NULL, Members, text_of
+from proxy.plan.history import Unplannable
+from proxy.plan.reasons import Reason
+from proxy.plan.request import Request
+from proxy.plan.turn import Continuation
+from proxy.rawjson import NotJson
 
 OUTPUTS = frozenset(
     (

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from proxy.core import rawjson
-from proxy.core.request import Request
-from proxy.core.summary import SummaryAnswer
+from proxy import rawjson
 from proxy.dialects import summary_calls
 from proxy.dialects.responses.items import text_message
 from proxy.dialects.responses.request import function_tool, joined
 from proxy.dialects.values import Members
+from proxy.plan.request import Request
+from proxy.plan.summary import SummaryAnswer
 
 IDENTITY = ("user", "safety_identifier")
 KEPT = (*IDENTITY, "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier", "reasoning")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from proxy.core import rawjson, sse
-from proxy.core.history import ToolCall
-from proxy.core.turn import Continuation, State
+from proxy import rawjson, sse
 from proxy.dialects.last_words import NOT_ANSWERED
 from proxy.dialects.responses import errors
 from proxy.dialects.responses.client_reply import USAGE, ResponsesClientReply, ResponsesWholeReply
@@ -16,6 +14,8 @@ from proxy.dialects.responses.round_request import ResponsesRoundRequest
 from proxy.dialects.turn import Turn
 from proxy.dialects.values import object_of
 from proxy.errors import ProxyError
+from proxy.plan.history import ToolCall
+from proxy.plan.turn import Continuation, State
 
 
 class ResponsesTurn(Turn):

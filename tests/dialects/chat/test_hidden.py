@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.core.turn import HiddenRound
 from proxy.dialects.chat import CHAT
+from proxy.plan.turn import HiddenRound
 from tests.dialects.chat.turns import Json
 
 

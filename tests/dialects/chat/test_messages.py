@@ -11,8 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import rawjson
-from proxy.core.history import (
+from proxy import rawjson
+from proxy.dialects.attachments import OTHER_PART_TOKENS
+from proxy.dialects.chat import CHAT
+from proxy.dialects.chat.messages import cache_breakpoint, read, reply_meaning, texts, with_cache_breakpoint
+from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS
+from proxy.dialects.render import compact
+from proxy.plan.history import (
     BEGINNING,
     Message,
     Naming,
@@ -25,15 +30,10 @@ from proxy.core.history import (
     links,
     places,
 )
-from proxy.core.pairing import Pairing
-from proxy.core.plan import Role
-from proxy.core.policy import Offload
-from proxy.core.preview import MARK, Shape
-from proxy.dialects.attachments import OTHER_PART_TOKENS
-from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.messages import cache_breakpoint, read, reply_meaning, texts, with_cache_breakpoint
-from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS
-from proxy.dialects.render import compact
+from proxy.plan.pairing import Pairing
+from proxy.plan.plan import Role
+from proxy.plan.preview import MARK, Shape
+from proxy.policy import Offload
 
 SHAPE = Shape(store_dir="/context_store", preview_chars=100, preview_tail_chars=0)
 READING = Reading(SHAPE, 20_000)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.history import Unplannable
-from proxy.core.request import Request
 from proxy.dialects.chat.request import function_tool, parse
+from proxy.plan.history import Unplannable
+from proxy.plan.request import Request
 
 
 def request(**members: Any) -> Request:

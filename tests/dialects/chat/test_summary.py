@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.summary import SummaryAnswer
 from proxy.dialects.chat import CHAT
 from proxy.dialects.summary_calls import ANSWER_BYTES
+from proxy.plan.summary import SummaryAnswer
 
 TOOL = b'{"name":"grep","description":"d","parameters":{}}'
 MESSAGES = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core import rawjson
+from proxy import rawjson
 from proxy.dialects.chat.reply import CallDelta
 from proxy.dialects.chat.tool_calls import ToolCalls
 from tests.dialects.chat.turns import Json, called, more

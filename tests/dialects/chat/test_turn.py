@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import sse
-from proxy.core.turn import Broken, State, WrongState
+from proxy import sse
 from proxy.dialects.chat.request import parse
 from proxy.dialects.chat.round_request import ChatRoundRequest
 from proxy.dialects.chat.turn import ChatTurn
 from proxy.dialects.last_words import NO_MORE, SAID_NOTHING
+from proxy.plan.turn import Broken, State, WrongState
 from tests.dialects.chat.turns import (
     ANSWER,
     DONE,

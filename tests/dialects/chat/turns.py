@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from proxy.core import sse
+from proxy import sse
 from proxy.dialects.chat.request import parse
 from proxy.dialects.chat.round_request import ChatRoundRequest
 from proxy.dialects.chat.turn import ChatTurn

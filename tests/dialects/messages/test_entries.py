@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from proxy.core.history import Message, Reading, Unplannable
-from proxy.core.plan import Role
-from proxy.core.policy import SnapshotRole
-from proxy.core.preview import MARK, Shape
-from proxy.core.results import Carries
-from proxy.core.turn import HiddenRound
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.request import assembled
 from proxy.dialects.render import compact
+from proxy.plan.history import Message, Reading, Unplannable
+from proxy.plan.plan import Role
+from proxy.plan.preview import MARK, Shape
+from proxy.plan.results import Carries
+from proxy.plan.turn import HiddenRound
+from proxy.policy import SnapshotRole
 from tests.dialects.messages.api import call, say, thinking
 
 Json = dict[str, Any]

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.history import Reading
-from proxy.core.preview import Shape
-from proxy.core.refusals import Addition
-from proxy.core.turn import Broken, State
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.reply import ReplyEvent
 from proxy.dialects.messages.request import assembled
 from proxy.dialects.messages.turn import MessagesTurn
 from proxy.errors import UpstreamBroken
+from proxy.plan.history import Reading
+from proxy.plan.preview import Shape
+from proxy.plan.refusals import Addition
+from proxy.plan.turn import Broken, State
 from tests.dialects.messages.api import call, encoded, say, thinking
 from tests.dialects.messages.turns import (
     FETCH,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from proxy.core import sse
+from proxy import sse
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.messages.turn import MessagesTurn
 from tests.dialects.messages.api import encoded, events_of, usage

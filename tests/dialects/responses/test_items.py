@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from proxy.core.history import Message, Reading, Unplannable, places
-from proxy.core.pairing import Pairing
-from proxy.core.plan import Role
-from proxy.core.policy import SnapshotRole
-from proxy.core.preview import MARK, Shape
-from proxy.core.rawjson import MAX_ELEMENTS
-from proxy.core.retrieval.tools import NAMES, OTHER_NAMES
-from proxy.core.turn import Continuation
 from proxy.dialects.chat import CHAT
 from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_OTHERS
 from proxy.dialects.render import compact
 from proxy.dialects.responses import RESPONSES
+from proxy.plan.history import Message, Reading, Unplannable, places
+from proxy.plan.pairing import Pairing
+from proxy.plan.plan import Role
+from proxy.plan.preview import MARK, Shape
+from proxy.plan.turn import Continuation
+from proxy.policy import SnapshotRole
+from proxy.rawjson import MAX_ELEMENTS
+from proxy.tools.answer import NAMES, OTHER_NAMES
 from tests.dialects.responses.api import call, reasoning, say
 
 Json = dict[str, Any]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core import sse
-from proxy.core.refusals import Addition, Verdict
-from proxy.core.turn import State
+from proxy import sse
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.turn import ResponsesTurn
+from proxy.plan.refusals import Addition, Verdict
+from proxy.plan.turn import State
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
 from tests.dialects.responses.turns import (
     FETCH,

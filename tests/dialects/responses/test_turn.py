@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core import sse
-from proxy.core.turn import Broken, Continuation, State
+from proxy import sse
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.reply import ItemEvent
 from proxy.dialects.responses.turn import ResponsesTurn
 from proxy.dialects.values import object_of, text_of
 from proxy.errors import UpstreamBroken
+from proxy.plan.turn import Broken, Continuation, State
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say
 from tests.dialects.responses.turns import (
     FETCH,
@@ -279,8 +279,8 @@ def test_what_is_put_back_is_what_the_model_wrote() -> None:
 
 
 def test_the_meaning_of_the_visible_reply_is_that_of_what_comes_back() -> None:
-    from proxy.core.history import Reading
-    from proxy.core.preview import Shape
+    from proxy.plan.history import Reading
+    from proxy.plan.preview import Shape
 
     for rounds in ([LOOKS, ANSWERS], [MIXED]):
         one = turn()

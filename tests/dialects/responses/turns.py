@@ -15,7 +15,7 @@ from openai._types import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
-from proxy.core import sse
+from proxy import sse
 from proxy.dialects.responses import RESPONSES
 from proxy.dialects.responses.turn import ResponsesTurn
 from tests.dialects.responses.api import encoded, events_of

@@ -1,0 +1,9 @@
+"""`python -m bench [--smoke]`: runs all benchmarks, one after another."""
+
+import sys
+
+from bench import fidelity, grep_speed, history, liveness, overhead, savings, scale, startup
+
+BENCHMARKS = (overhead, history, savings, fidelity, scale, startup, grep_speed, liveness)
+
+sys.exit(next((fault for benchmark in BENCHMARKS if (fault := benchmark.main())), 0))

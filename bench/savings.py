@@ -1,0 +1,251 @@
+"""The proxy's savings on recorded runs, in tokens and in cost under five kinds of cache, beside other strategies.
+
+    python -m bench.savings [--transcripts DIR] [--above TOKENS] [--smoke] [--competitors] [--png-dir DIR]
+                                   [--dialect chat|responses|messages] [--json FILE]
+
+Every request of a run is planned and priced on paper, without a server or a model. Summaries are canned. A summary's
+input is charged through the same cache as everything else; its output, and that of calls that read back, costs 5 input
+tokens for each token. A snapshot exists from the client's next request on (*3 later*: three requests later). Each
+figure is a ratio to the same run without a proxy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from bench import as_data, chart, profiles
+from bench.caches import BREAKPOINTS, MODELS
+from bench.outcomes import Bench, Figures, percentile
+from bench.replay import Kind, Proxied, Recorded, Strategy, plainly, recorded
+from bench.strategies import COMPETITORS, awecompress, headroom, missing, redeciding, window
+from proxy.dialects import Dialect
+from proxy.dialects.chat import CHAT
+from proxy.dialects.messages import MESSAGES
+from proxy.dialects.responses import RESPONSES
+from proxy.plan.history import Unplannable
+from proxy.plan.plan import Room
+from proxy.plan.planner import fold
+from proxy.policy import Compress, Mode, Offload, Wait
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.tokens import Tokens
+from tests import written
+from tests.transcripts import FOLDER, Run, absence, load
+
+OURS = f"proxy: {profiles.DEFAULT} (default)"
+PLAN_1 = "proxy: plan 1"
+STRATEGIES: dict[str, Strategy] = {
+    "no proxy": plainly,
+    **{name: plan.strategy() for name, plan in (profiles.PROFILES | {PLAN_1: profiles.PLANS[PLAN_1]}).items()},
+    "proxy: auto, wait: always": Proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
+    "proxy: auto, 3 later": Proxied(Offload(), late=4),
+    "proxy: for free reads": Proxied(Offload(cached_read=0.0, cache_write=1.0)),
+    "proxy: compact": Proxied(written.offload(mode=Mode.COMPACT)),
+    "proxy: compress": Proxied(written.offload(mode=Mode.COMPRESS)),
+    "last 5 results": window(5),
+    "last 10 results": window(10),
+    "decided at every request": redeciding(Offload(max_total_tokens=20_000, max_tool_message_tokens=2_000)),
+}
+LIBRARIES = {"headroom-ai 0.42.0": headroom, "awecompress 0.2.0": awecompress}
+"""Libraries that run without weights, at their own defaults."""
+DIALECTS: dict[str, Dialect] = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
+READ_BACK = (0.0, 0.05, 0.2)
+"""Probabilities that a moved result is read back, once."""
+MAX_TOTAL, KEEP = (10_000, 20_000, 40_000, 80_000), (None, 6, 12)
+"""The sweep over `max_total_tokens` and `keep_recent_count`."""
+SWEPT = ("128 x 0.25", "128 x 0.1", BREAKPOINTS)
+
+
+def read_back(chance: float, never: Sequence[float], always: Sequence[float]) -> list[float]:
+    """The expected ratios at this chance, between those where results are never and always read back."""
+    return [low + chance * (high - low) for low, high in zip(never, always, strict=True)]
+
+
+def share(values: Sequence[float], limit: float = 1.0) -> float:
+    """The share of the values that are at most the limit, rounding errors aside."""
+    return sum(value <= limit + 1e-9 for value in values) / len(values)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def sent_table(bench: Bench, found: dict[str, list[Figures]]) -> str:
+    lines = [f"{'medians; means behind |':26}{'sent':>8}{'last':>8} |{'breaks':>7}{'summaries':>11}"]
+    for strategy, rows in found.items():
+        sent, last = bench.ratios(rows, lambda one: one.sent), bench.ratios(rows, lambda one: one.last)
+        broken, summaries = (sum(getattr(row, name) for row in rows) / len(rows) for name in ("breaks", "summaries"))
+        lines.append(f"{strategy:26}{median(sent):8.3f}{median(last):8.3f} |{broken:7.1f}{summaries:11.1f}")
+    return "\n".join(lines)
+
+
+def cost_table(
+    bench: Bench, found: dict[str, list[Figures]], title: str, of: Callable[[Sequence[float]], float]
+) -> str:
+    lines = [f"{title:26}" + "".join(f"{model:>13}" for model in MODELS)]
+    lines += [
+        f"{strategy:26}" + "".join(f"{of(bench.costs(rows, model)):13.3f}" for model in MODELS)
+        for strategy, rows in found.items()
+        if rows != bench.plain
+    ]
+    return "\n".join(lines)
+
+
+def default_table(bench: Bench, ours: Sequence[Figures], reading: Sequence[Figures]) -> str:
+    chances = "".join(f"{f'{chance:.0%} read':>10}" for chance in READ_BACK[1:])
+    lines = [f"{OURS:26}{'median':>8}{'p90':>8}{'worst':>8}{'<= 1.00':>9}{chances}"]
+    for model in MODELS:
+        costs, always = bench.costs(ours, model), bench.costs(reading, model)
+        expected = "".join(f"{median(read_back(chance, costs, always)):10.3f}" for chance in READ_BACK[1:])
+        spread = f"{median(costs):8.3f}{percentile(costs, 0.9):8.3f}{max(costs):8.3f}{share(costs):9.0%}"
+        lines.append(f"{model:26}{spread}{expected}")
+    return "\n".join(lines)
+
+
+def source_table(bench: Bench, ours: Sequence[Figures]) -> str:
+    lines = [f"{'by source':26}{'runs':>6}{'sent':>8}" + "".join(f"{model:>13}" for model in SWEPT)]
+    sent = bench.ratios(ours, lambda one: one.sent)
+    for source in sorted({run.source for run in bench.runs}):
+        places = [place for place, run in enumerate(bench.runs) if run.source == source]
+        costs = [median(bench.costs(ours, model)[place] for place in places) for model in SWEPT]
+        middle = median(sent[place] for place in places)
+        lines.append(f"{source:26}{len(places):6}{middle:8.3f}" + "".join(f"{one:13.3f}" for one in costs))
+    return "\n".join(lines)
+
+
+Sweep = dict[tuple[int, int | None], list[Figures]]
+
+
+def swept(bench: Bench) -> Sweep:
+    """By `max_total_tokens` and `keep_recent_count`."""
+    policies = {
+        (total, keep): written.offload(max_total_tokens=total, keep_recent_count=keep)
+        for total in MAX_TOTAL
+        for keep in KEEP
+    }
+    return {key: bench.figures(Proxied(policy), SWEPT) for key, policy in policies.items()}
+
+
+def sweep_table(bench: Bench, sweep: Sweep) -> str:
+    head = f"{'max_total':>9} {'keep_recent':>11} {'sent':>7} {'last':>7} {'events':>7}"
+    lines = [head + "".join(f"{f'{model} (worst)':>24}" for model in SWEPT)]
+    for (total, keep), rows in sweep.items():
+        sent, last = bench.ratios(rows, lambda one: one.sent), bench.ratios(rows, lambda one: one.last)
+        costs = [bench.costs(rows, model) for model in SWEPT]
+        priced = "".join(f"{f'{median(one):.3f} ({max(one):.3f})':>24}" for one in costs)
+        happened = events(bench.runs, written.offload(max_total_tokens=total, keep_recent_count=keep))
+        lines.append(f"{total:9,} {keep or 'null':>11} {median(sent):7.3f} {median(last):7.3f} {happened:7.2f}{priced}")
+    return "\n".join(lines)
+
+
+def events(runs: Sequence[Recorded], offload: Offload) -> float:
+    """The mean number of events in a run."""
+    plans = [fold(run.items[: run.points[-1]], offload, Room(), 0 if run.tools else OUR_TOOLS_TOKENS) for run in runs]
+    return sum(len(plan.events) for plan in plans) / len(plans)
+
+
+# -- charts ------------------------------------------------------------------------------------------------------------
+
+
+def draw(folder: Path, bench: Bench, found: dict[str, list[Figures]], sweep: Sweep) -> None:
+    ours = found[OURS]
+    x, y = "share of the runs, cheapest first", "cost, of no proxy"
+    with chart.saved(folder / "savings-cost.png", "Cost of each run at the default policy", x=x, y=y) as axes:
+        for model in MODELS:
+            if model in ("64 x 0.1", "16 x 0.1"):
+                continue  # their curves coincide with 128 x 0.1
+            costs = sorted(bench.costs(ours, model))
+            axes.plot([place / len(costs) for place in range(1, len(costs) + 1)], costs, label=model)
+        axes.axhline(1, color="black", linewidth=0.8)
+    run = max(bench.runs, key=lambda one: len(one.points))
+    with chart.saved(folder / "savings-turns.png", f"One run, {run.id}", x="request", y="tokens sent") as axes:
+        for name in ("no proxy", OURS, "last 5 results", "decided at every request"):
+            axes.plot([call.prompt.tokens for call in STRATEGIES[name](run) if call.kind is Kind.CLIENT], label=name)
+    x, y = "max_total_tokens", "median, of no proxy"
+    with chart.saved(folder / "savings-sweep.png", "How much old history is allowed", x=x, y=y) as axes:
+        rows = [sweep[total, None] for total in MAX_TOTAL]
+        axes.plot(
+            MAX_TOTAL, [median(bench.ratios(one, lambda figures: figures.sent)) for one in rows], "k--", label="sent"
+        )
+        for model in SWEPT:
+            axes.plot(MAX_TOTAL, [median(bench.costs(one, model)) for one in rows], marker="o", label=f"cost, {model}")
+
+
+def report(
+    runs: Sequence[Recorded], folder: Path | None, competitors: bool = False, written: Path | None = None
+) -> None:
+    """Print every table and, given a folder, draw the charts. `competitors`: include other people's libraries.
+
+    `written`: the file for every figure as JSON.
+    """
+    bench = Bench(runs)
+    found = {name: bench.figures(strategy) for name, strategy in STRATEGIES.items()}
+    for name, competitor in (LIBRARIES if competitors else {}).items():
+        with competitor(Tokens()) as strategy:
+            found[name] = bench.figures(strategy)
+    reading = bench.figures(Proxied(Offload(), reading=True))
+    ours, sweep = found[OURS], swept(bench)
+    tables = [
+        f"{len(runs)} runs, {sum(len(run.points) for run in runs):,} requests",
+        sent_table(bench, found),
+        cost_table(bench, found, "cost, median", median),
+        cost_table(bench, found, "cost, worst", max),
+        default_table(bench, ours, reading),
+        source_table(bench, ours),
+        sweep_table(bench, sweep),
+    ]
+    print("\n\n".join(tables))
+    compared = profiles.compared(runs)
+    print("\n" + profiles.report(compared))
+    if written:
+        data = {
+            "runs": [run.id for run in runs],
+            "strategies": {name: as_data.strategy(bench, rows) for name, rows in found.items()},
+            "default": as_data.default(bench, ours, reading),
+            "by_source": as_data.by_source(bench, ours),
+            "sweep": as_data.sweep(bench, sweep),
+            "profiles": compared,
+        }
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n")
+    if folder:
+        draw(folder, bench, found, sweep)
+
+
+def plannable(runs: Iterable[Run], dialect: Dialect = CHAT) -> Iterator[Recorded]:
+    """The runs that the proxy would plan, as clients of this API. Prints the ids of the others."""
+    tokens = Tokens()
+    for run in runs:
+        try:
+            yield recorded(run, tokens, dialect)
+        except Unplannable as error:
+            print(f"{run.id}: left out, {error}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transcripts", type=Path, default=FOLDER, help="the folder of the recorded runs")
+    parser.add_argument("--above", type=int, default=30_000, help="the least tokens of a run [30000]")
+    parser.add_argument("--smoke", action="store_true", help="only two runs, as a quick check that it works")
+    parser.add_argument("--competitors", action="store_true", help=f"include the libraries in {COMPETITORS} (minutes)")
+    parser.add_argument("--dialect", choices=DIALECTS, default="chat", help="the API of the runs' clients [chat]")
+    parser.add_argument("--json", type=Path, help="the file to write every figure to")
+    parser.add_argument("--png-dir", type=Path, help="the folder to draw charts to")
+    options = parser.parse_args()
+    if absence(options.transcripts):
+        print(absence(options.transcripts))
+        return 0
+    if options.competitors and missing():
+        parser.error(f"not installed: {', '.join(missing())}; `make bench-competitors`")
+    loaded = load(options.above, folder=options.transcripts)
+    runs = plannable(loaded, DIALECTS[options.dialect])
+    report(list(islice(runs, 2 if options.smoke else None)), options.png_dir, options.competitors, options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""What users could do instead of running the proxy: other strategies (`bench.replay.Strategy`) to send a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.caches import Prompt, Segment
+from bench.replay import (
+    SUMMARY,
+    SUMMARY_OUTPUT,
+    TASK,
+    Call,
+    Kind,
+    Recorded,
+    Strategy,
+    content_blocks,
+    measured,
+    prompt,
+    whole,
+)
+from proxy.plan.plan import Role
+from proxy.policy import Offload
+from proxy.tokens import Tokens
+from tests.transcripts import Json
+
+PLACEHOLDER = 20
+"""Tokens of the message that replaces an omitted result, its frame included."""
+
+
+def window(results: int) -> Strategy:
+    """Send the last `results` tool results whole and a placeholder for each older one.
+
+    SWE-agent's history processor `last_n_observations` does this (its paper uses five), and so do many later agents.
+    """
+
+    def calls(run: Recorded) -> Iterator[Call]:
+        tools = [index for index, item in enumerate(run.items) if item.role is Role.TOOL]
+        for point in run.points:
+            seen = [index for index in tools if index < point]
+            old = set(seen[:-results])
+            messages = [_elided(run, index) if index in old else _whole(run, index) for index in range(point)]
+            yield Call(prompt(run, messages))
+
+    return calls
+
+
+COMPETITORS = Path(__file__).parents[1] / ".competitors"
+"""Where `make bench-competitors` installs them, each in an environment of its own."""
+
+
+def missing(competitors: Iterable[str] = ("headroom", "awecompress")) -> list[str]:
+    """The competitors that are not installed."""
+    return [competitor for competitor in competitors if not _interpreter(competitor).exists()]
+
+
+@contextmanager
+def headroom(tokens: Tokens) -> Iterator[Strategy]:
+    """headroom-ai's library, offline, as a client would call it: with its whole history before each request."""
+    settings = {"HEADROOM_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    with _library("headroom", settings) as ask:
+        segment = _segments(tokens)
+
+        def calls(run: Recorded) -> Iterator[Call]:
+            for point in run.points:
+                yield Call(prompt(run, map(segment, ask(run.messages[:point]))))
+
+        yield calls
+
+
+@contextmanager
+def awecompress(tokens: Tokens) -> Iterator[Strategy]:
+    """awecompress's own plan at its defaults, with canned summaries.
+
+    A summary call consists of its own task and a transcript, so no prefix of it is cached.
+    """
+    with _library("awecompress", {}) as ask:
+        segment = _segments(tokens)
+
+        def calls(run: Recorded) -> Iterator[Call]:
+            for point in run.points:
+                answer = ask({"run": run.id, "messages": run.messages[:point]})
+                if answer["transcript"]:
+                    task = (("transcript", point), tokens.count(answer["transcript"], "gpt-4o"), 1)
+                    yield Call(Prompt([task], head=0), output=SUMMARY, kind=Kind.SUMMARY)
+                yield Call(prompt(run, map(segment, answer["messages"])))
+
+        yield calls
+
+
+def _segments(tokens: Tokens) -> Callable[[Json], Segment]:
+    @cache
+    def segment(raw: bytes) -> Segment:
+        return raw, measured(raw, tokens).tokens, content_blocks(json.loads(raw))
+
+    return lambda message: segment(json.dumps(message).encode())
+
+
+@contextmanager
+def _library(competitor: str, settings: dict[str, str]) -> Iterator[Callable[[Any], Any]]:
+    """A function that calls a competitor's library in a process of its own: JSON in, JSON out."""
+    with TemporaryDirectory(prefix="offload-competitor-") as home:
+        command = [str(_interpreter(competitor)), str(Path(__file__).with_name(f"{competitor}_library.py"))]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, env={"HOME": home, **settings}, text=True, **pipes) as process:
+            asked, answers = process.stdin, process.stdout
+            assert asked and answers
+
+            def ask(question: Any) -> Any:
+                asked.write(json.dumps(question) + "\n")
+                asked.flush()
+                return json.loads(answers.readline())
+
+            yield ask
+
+
+def _interpreter(competitor: str) -> Path:
+    return COMPETITORS / competitor / "bin/python"
+
+
+def redeciding(offload: Offload) -> Strategy:
+    """`/context_offload` in auto mode before each request, on the client's whole history, whose result it never adopts.
+
+    Large old results are compacted. If that leaves too much, all but the recent messages become a summary, anew each
+    time. The summary's prompt is the history followed by the task, so it has a cached prefix too.
+    """
+    return lambda run: _Redeciding(run, offload).calls()
+
+
+class _Redeciding:
+    def __init__(self, run: Recorded, offload: Offload) -> None:
+        self._run = run
+        self._offload = offload
+
+    def calls(self) -> Iterator[Call]:
+        for point in self._run.points:
+            compacted = list(self._compacted(point))
+            recent = self._recent(point, self._offload.keep_for_compression())
+            if self._too_much(point, compacted, recent):
+                yield Call(prompt(self._run, self._summary_call(recent)), output=SUMMARY_OUTPUT, kind=Kind.SUMMARY)
+                yield Call(prompt(self._run, self._compressed(point, recent)))
+            else:
+                yield Call(prompt(self._run, compacted))
+
+    def _compacted(self, point: int) -> Iterator[Segment]:
+        items, offload = self._run.items, self._offload
+        above = sum(item.tokens for item in items[:point]) > offload.max_total_tokens
+        recent = self._recent(point, offload.keep_for_compaction())
+        for index in range(point):
+            item = items[index]
+            large = item.role is Role.TOOL and item.tokens > offload.max_tool_message_tokens
+            if above and large and index < recent:
+                yield (index, "brief"), item.preview, self._run.blocks[index]
+            else:
+                yield _whole(self._run, index)
+
+    def _too_much(self, point: int, compacted: list[Segment], recent: int) -> bool:
+        items, offload = self._run.items, self._offload
+        before, after = sum(item.tokens for item in items[:point]), sum(size for _, size, _ in compacted)
+        old = sum(compacted[index][1] for index in range(recent) if items[index].role is not Role.SYSTEM)
+        return old > offload.max_total_tokens and after / before > offload.compact_ratio_threshold
+
+    def _summary_call(self, recent: int) -> Iterator[Segment]:
+        for index in range(recent):
+            yield ("rendered", index), self._run.items[index].tokens, 0
+        yield ("task", recent), TASK, 1
+
+    def _compressed(self, point: int, recent: int) -> Iterator[Segment]:
+        for index in range(recent):
+            if self._run.items[index].role is Role.SYSTEM:
+                yield _whole(self._run, index)
+        yield ("snapshot", point), SUMMARY, 1
+        yield from whole(self._run, range(recent, point))
+
+    def _recent(self, point: int, keep: int) -> int:
+        """Where the recent messages begin; a step (a call and its results) is not split."""
+        start = max(point - keep, 0)
+        while start and self._run.items[start].role is Role.TOOL:
+            start -= 1
+        return start
+
+
+def _whole(run: Recorded, index: int) -> Segment:
+    return index, run.items[index].tokens, run.blocks[index]
+
+
+def _elided(run: Recorded, index: int) -> Segment:
+    key: Hashable = (index, "elided")
+    return key, min(PLACEHOLDER, run.items[index].tokens), run.blocks[index]

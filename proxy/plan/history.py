@@ -1,0 +1,423 @@
+"""A history as the planner sees it: the measures of its messages, the digests that identify it, and its plan so far.
+
+A dialect reads an entry into a `Message`, which depends only on the entry's bytes. `History` folds messages. If it
+continues an earlier request's history, only the new messages have to be read.
+
+The *history digest* covers the meaning of messages and not their bytes, so that a client is still recognised if it
+serialises anew on every turn, moves cache breakpoints or adds annotations. The leading system messages are not part of
+it, because agents put the time of day there. Later ones are, because some clients send results as system messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+
+import msgspec
+from msgspec import Raw
+
+from proxy.plan import labels
+from proxy.plan.labels import Label
+from proxy.plan.opening import START, Opening
+from proxy.plan.pairing import REGULAR, Irregular, Pairing, Place
+from proxy.plan.plan import Item, Plan, Role, Room
+from proxy.plan.planner import Fold, begun, least_planned
+from proxy.plan.preview import Shape
+from proxy.plan.reasons import Reason
+from proxy.plan.results import Carries, ResultRule
+from proxy.policy import Offload
+
+Count = Callable[[str], int]
+
+
+class Unplannable(ValueError):
+    """This is not a request that we can read, or it has too many parts. It goes upstream as it came."""
+
+    def __init__(self, message: str, reason: Reason = Reason.INVALID) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+def digest(raw: bytes | Raw) -> bytes:
+    """Identifies an entry's bytes."""
+    return hashlib.sha256(raw).digest()
+
+
+class ToolCall(msgspec.Struct, frozen=True, gc=False):
+    """A tool call of a model. `arguments` is the text as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """A text that can be moved. `part` is its place in the entry; None where there is only one text."""
+
+    part: int | None
+    digest: str
+    """Of the text; see `preview.digest`."""
+    tokens: int
+    preview: int
+    """Tokens of its replacement at an event; `tokens` where that would not be smaller."""
+    first_preview: int
+    """The same for a text that the model has not seen yet."""
+    spare: int
+    """Characters that the replacement is shorter than the text, without a label."""
+    label: Label
+    """What it is. A result has a general label until `Naming` has found its call."""
+    kept: int = 0
+    """The first characters of it that stay in any case: they tell the client's model that a result follows."""
+    name: str = ""
+    """The name of the file that it moves to; empty until `Naming` has given it one."""
+
+    def named(self, name: str, label: Label) -> Piece:
+        """Return the piece with its name and label, and with the tokens that they add to its replacement."""
+        fits = label.chars < self.spare
+        return msgspec.structs.replace(
+            self,
+            name=name,
+            label=label,
+            preview=min(self.preview + label.tokens, self.tokens) if fits else self.tokens,
+            first_preview=min(self.first_preview + label.tokens, self.tokens) if fits else self.tokens,
+        )
+
+
+MESSAGE_BYTES, PIECE_BYTES, CALL_BYTES = 480, 300, 180
+"""Bytes that a message, each of its pieces, and each of its calls take, without the texts of names, ids and labels."""
+COPY_BYTES = 420
+"""Bytes of a message's copy in which a piece has its name."""
+PLACE_BYTES, FOLD_BYTES = 330, 7_000
+"""Bytes that a history takes for each message beside the message, and for its plan. `tests/plan/test_sizes.py` compares
+all of these with what the objects take."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Everything that the plan needs of one message, without its text."""
+
+    digest: bytes
+    """Of the bytes as they came, and of the names of its pieces. What depends on both is cached under it."""
+    role: Role
+    meaning: bytes
+    tokens: int
+    item: Item
+    """For the plan."""
+    pieces: tuple[Piece, ...]
+    calls: tuple[tuple[str, str], ...]
+    """Id and name of each tool call that it makes."""
+    answers: str
+    """The id of the tool call whose result it is; empty for other messages."""
+    readable: bool = True
+    """Whether we know its role and the form of its content. It stays as it is otherwise."""
+    defines: bool = False
+    """Whether it defines tools for what follows, as the result of a search for tools does. A cut leaves it there."""
+    carries: Carries = Carries.NO
+    """Whether the policy's `results` name it, as far as that does not depend on its place."""
+    labels: tuple[Label, ...] = ()
+    """What the results of its calls are called, in the order of the calls."""
+    spaces: int = 0
+    """Tokens that its calls take beyond `tokens` as they are sent. The plan counts arguments in canonical form."""
+
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        size = MESSAGE_BYTES + len(self.answers)
+        if self.pieces:
+            size += sum([PIECE_BYTES + len(piece.name) for piece in self.pieces])
+        if self.calls:
+            size += sum([CALL_BYTES + len(id) + len(name) for id, name in self.calls])
+            size += sum(map(Label.size, self.labels))
+        return size
+
+    def item_at(self, place: Place, part: Role, movable: bool) -> Item:
+        """The item for the plan, in which the message plays this part."""
+        movable = movable and place.fits
+        stays = place.stays or self.role is Role.SEALED
+        if not stays and place is REGULAR and part is self.role and (movable or not self.pieces):
+            return self.item
+        return msgspec.structs.replace(
+            self.item,
+            role=part,
+            first_preview=self.item.first_preview if movable else self.tokens,
+            preview=self.item.preview if movable else self.tokens,
+            stays=stays,
+            stays_before=place.stays_before,
+        )
+
+
+class Naming(msgspec.Struct, frozen=True):
+    """Names the pieces of a history, message by message. A name depends only on what came before it."""
+
+    digits: int = labels.DIGITS
+    """Hex digits of a text's digest in its name."""
+    calls: Mapping[str, Label] = {}
+    """The labels of all calls, by their ids; of calls with the same id, the newest."""
+    taken: Mapping[str, str] = {}
+    """Each name so far, with the digest of its text: a text that would get another's name gets a longer one."""
+
+    def named(self, messages: Sequence[Message]) -> tuple[list[Message], Naming]:
+        """Return the messages with their pieces named, and the naming to continue with."""
+        if not any([message.calls or message.pieces for message in messages]):
+            return list(messages), self
+        calls, taken, found = dict(self.calls), dict(self.taken), list[Message]()
+        for message in messages:
+            calls |= {id: label for (id, _), label in zip(message.calls, message.labels, strict=False)}
+            known = calls.get(message.answers) if message.role is Role.TOOL else None
+            pieces = [self._named(piece, known, taken) for piece in message.pieces]
+            found.append(_with_pieces(message, pieces) if pieces else message)
+        return found, Naming(self.digits, calls, taken)
+
+    def _named(self, piece: Piece, known: Label | None, taken: dict[str, str]) -> Piece:
+        label = known or piece.label
+        name = labels.file_name(label, piece.digest, self.digits)
+        if taken.setdefault(name, piece.digest) != piece.digest:
+            name = labels.file_name(label, piece.digest, len(piece.digest))
+            taken[name] = piece.digest
+        return piece.named(name, label)
+
+
+def _with_pieces(message: Message, pieces: Sequence[Piece]) -> Message:
+    """Return the message with these pieces, and what depends on them."""
+    named = "".join(f"\n{piece.name}\n{piece.label.origin}" for piece in pieces).encode()
+    preview = message.tokens - sum(piece.tokens - piece.preview for piece in pieces)
+    first_preview = message.tokens - sum(piece.tokens - piece.first_preview for piece in pieces)
+    return msgspec.structs.replace(
+        message,
+        digest=digest(message.digest + named),
+        pieces=tuple(pieces),
+        item=msgspec.structs.replace(message.item, preview=preview, first_preview=first_preview),
+    )
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a `Message` depends on besides the bytes: the shape of replacements, the limit for unseen results, and the
+    rules that name messages with results."""
+
+    shape: Shape
+    max_unseen_tool_tokens: int
+    results: tuple[ResultRule, ...] = ()
+
+    @classmethod
+    def of(cls, offload: Offload) -> Reading:
+        shape = Shape(offload.store_dir, offload.preview_chars, offload.preview_tail_chars)
+        return cls(shape, offload.max_unseen_tool_tokens, offload.result_rules())
+
+
+def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
+    """The pieces of a moved message that are worth moving."""
+    return [
+        piece for piece in message.pieces if (piece.first_preview if first_preview else piece.preview) < piece.tokens
+    ]
+
+
+class Transcript:
+    """A whole history: the entries, and a `Message` for each."""
+
+    def __init__(
+        self, raws: Sequence[bytes | Raw], messages: Sequence[Message], tools: Sequence[str] | None = None
+    ) -> None:
+        self.raws = raws
+        self.messages = messages
+        self.tools = [place.tool for place in places(messages, Pairing())] if tools is None else tools
+        """Per message, the name of the tool whose result it is."""
+        self.leading = START.after(message.role for message in messages).leading
+        """The number of system messages at the beginning."""
+
+
+def places(messages: Sequence[Message], pairing: Pairing) -> list[Place]:
+    """The place of each of these messages among calls and results. `pairing` has those of the messages before them."""
+    return [
+        pairing.add(message.role, message.calls, message.answers, message.readable, message.defines)
+        for message in messages
+    ]
+
+
+def items(
+    messages: Sequence[Message], places: Sequence[Place], offload: Offload, opening: Opening = START
+) -> list[Item]:
+    """The items of these messages for the plan, after a history with this opening."""
+    excluded = {tool for tool in {place.tool for place in places if place is not REGULAR} if offload.excludes(tool)}
+    found: list[Item] = []
+    for message, place in zip(messages, places, strict=True):
+        part, movable = opening.part(message.role, message.tokens, message.carries, offload)
+        found.append(message.item_at(place, part, movable and place.tool not in excluded))
+        opening = opening.then(message.role)
+    return found
+
+
+BEGINNING = bytes(16)
+"""The digest of a history without messages."""
+
+
+def links(link: bytes, messages: Sequence[Message], opening: Opening = START) -> list[bytes]:
+    """The history's digest after each of these messages. The history before them has the digest `link`."""
+    found: list[bytes] = []
+    for message in messages:
+        if not opening.leads(message.role):
+            link = extend(link, message.meaning)
+        found.append(link)
+        opening = opening.then(message.role)
+    return found
+
+
+def extend(link: bytes, meaning: bytes) -> bytes:
+    """The digest of a history with one more message."""
+    return hashlib.sha256(link + meaning).digest()[:16]
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """Everything that a plan depends on besides the messages; see `planner.folded`."""
+
+    model: str
+    offload: Offload
+    room: Room
+    tool_definition_tokens: int
+
+    def leave_alone(self, tokens: int, leading: int) -> bool:
+        """Whether a history of so few tokens, `leading` of them in leading system messages, never needs a plan."""
+        if tokens > min(least_planned(self.offload), self.offload.max_unseen_tool_tokens):
+            return False
+        room = self.room
+        return room.window is None or room.holds(tokens - leading + room.reserved(leading))
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """What a plan needs of a history's messages. `links`: entry *i* identifies what the first *i* of them mean."""
+
+    messages: list[Message]
+    """With the names of their pieces."""
+    tools: list[str]
+    """Per message, the name of the tool whose result it is."""
+    items: list[Item]
+    links: list[bytes]
+    pairing: Pairing
+    """Never changed; `extended` continues a copy."""
+    opening: Opening = START
+    naming: Naming = Naming()
+
+    def extended(self, messages: Sequence[Message], offload: Offload) -> Parts:
+        """The parts of the history followed by these messages."""
+        messages, naming = self.naming.named(messages)
+        pairing = self.pairing.copy()
+        found = places(messages, pairing)
+        return Parts(
+            messages=[*self.messages, *messages],
+            tools=[*self.tools, *(place.tool for place in found)],
+            items=[*self.items, *items(messages, found, offload, self.opening)],
+            links=[*self.links, *links(self.links[-1], messages, self.opening)],
+            pairing=pairing,
+            opening=self.opening.after(message.role for message in messages),
+            naming=naming,
+        )
+
+
+NOTHING = Parts([], [], [], [BEGINNING], Pairing())
+
+
+class History:
+    """The messages of a history, measured and folded.
+
+    `fold` is None as long as the history is too small for a plan. Most requests have such a history and go upstream as
+    they came, so its parts are only computed if somebody asks for them.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        read: list[Message],
+        tokens: int = 0,
+        sent_tokens: int = 0,
+        held: int = 0,
+        fold: Fold | None = None,
+        parts: Parts | None = None,
+    ) -> None:
+        self.terms = terms
+        self.tokens = tokens
+        self.sent_tokens = sent_tokens
+        """The tokens of the history as it is sent, spaces in arguments included."""
+        self.fold = fold
+        self._read = read
+        self._held = held  # bytes of the messages, and of their copies
+        self._parts = parts
+
+    @classmethod
+    def beginning(cls, terms: Terms) -> History:
+        return cls(terms, [])
+
+    def __len__(self) -> int:
+        """The number of messages."""
+        return len(self._read)
+
+    def extended(self, messages: Sequence[Message]) -> History:
+        """The history followed by these messages."""
+        if not messages:
+            return self
+        read = [*self._read, *messages]
+        tokens = self.tokens + sum([message.tokens for message in messages])
+        sent = self.sent_tokens + sum([message.tokens + message.spaces for message in messages])
+        held = self._held + sum([message.size() + COPY_BYTES * len(message.pieces) for message in messages])
+        if self.fold is None and self.terms.leave_alone(tokens, _leading_tokens(read)):
+            return History(self.terms, read, tokens, sent, held)
+        terms, parts = self.terms, self.parts.extended(messages, self.terms.offload)
+        fold = self.fold.copy() if self.fold else begun(terms.offload, terms.room, terms.tool_definition_tokens)
+        for item in parts.items[len(self) if self.fold else 0 :]:
+            fold.add(item)
+        return History(terms, read, tokens, sent, held, fold, parts)
+
+    @property
+    def parts(self) -> Parts:
+        if self._parts is None:
+            self._parts = NOTHING.extended(self._read, self.terms.offload)
+        return self._parts
+
+    @property
+    def messages(self) -> list[Message]:
+        return self.parts.messages
+
+    @property
+    def tools(self) -> list[str]:
+        """Per message, the name of the tool whose result it is."""
+        return self.parts.tools
+
+    @property
+    def items(self) -> list[Item]:
+        return self.parts.items
+
+    @property
+    def links(self) -> list[bytes]:
+        """Entry *i* identifies what the first *i* messages mean."""
+        return self.parts.links
+
+    @property
+    def measured(self) -> Sequence[Message]:
+        """The messages, without the names of their pieces."""
+        return self._read
+
+    @property
+    def irregular(self) -> Mapping[Irregular, int]:
+        """How many messages fit into no pair, by the reason."""
+        pairing = self.parts.pairing
+        found = pairing.irregular
+        return found | {Irregular.NO_RESULT: found.get(Irregular.NO_RESULT, 0) + 1} if pairing.open else found
+
+    def size(self) -> int:
+        """About how many bytes it takes, with its messages, as their own cache may have evicted them, and its parts,
+        which may be computed later."""
+        naming = self._parts.naming if self._parts else Naming()
+        fold = FOLD_BYTES + 64 * self.fold.pins if self.fold else 0
+        return 1_000 + fold + PLACE_BYTES * len(self) + 100 * (len(naming.calls) + len(naming.taken)) + self._held
+
+    def plan(self) -> Plan:
+        """The plan for a request that ends here."""
+        if self.fold is None:
+            return Plan(moves={}, boundaries=(), events=(), live=self.tokens, fits=True)
+        return self.fold.plan()
+
+    def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:
+        """The history together with the bytes of its entries."""
+        return Transcript(raws, self.messages, self.tools)
+
+
+def _leading_tokens(messages: Sequence[Message]) -> int:
+    """The tokens of the system messages at the beginning."""
+    return sum([message.tokens for message in takewhile(lambda message: message.role is Role.SYSTEM, messages)])

@@ -1,0 +1,245 @@
+"""Recognises a reply that its client has rewritten before it sends it back.
+
+Clients drop the text beside calls, strip thinking, keep only the first call, give calls new ids, add defaulted
+arguments, render calls as text, or append the call that they made of the text. What remains must be the same, and it
+must prove something: `call_0` does not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Container, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from proxy.plan.history import ToolCall
+from proxy.rawjson import encodable
+
+THINKING = ("think", "thinking", "thought", "reasoning")
+"""Tags around reasoning that some servers leave in the text."""
+MAX_ARGUMENTS = 256 << 10
+"""Most characters of arguments that are parsed. Larger ones are compared as they are written."""
+
+MAX_VALUES = 2_000
+"""Most values of arguments among which nulls are left out. Looking at so many takes half a millisecond."""
+
+MAX_ID = 200
+"""Most characters of an id that are looked at."""
+MAX_LEAVES = 100
+"""Most values of a call that are looked for in a text."""
+MAX_CALLS = 32
+"""Most calls of a reply that is recognised: each is compared with each. Models make a few at once."""
+MAX_TEXT = 64 << 10
+"""Most characters of a text in which calls are looked for. Clients render calls and not whole files."""
+
+MAX_LABEL = 40
+"""Most characters that a client writes before the calls that it appends."""
+
+_CLOSING = re.compile(r"\A\s*</\w{1,40}>")
+_QUOTED = re.compile(r"['\"](\w{1,20})['\"]\s*:")
+_CALL_MEMBERS = {"name", "arguments"}
+_DISTINCTIVE = re.compile(r"(?=[A-Za-z]*\d)[A-Za-z0-9]{8,}")
+_RUN = re.compile(r"[A-Za-z0-9]{8,}|\d+")
+
+
+class Visible(msgspec.Struct, frozen=True):
+    """A reply as its client saw it, or as it sent it back."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, calls: Iterable[ToolCall]) -> Visible:
+        """Return the reply without halves of surrogate pairs, so that a record can hold it."""
+        whole = (ToolCall(encodable(call.id), encodable(call.name), encodable(call.arguments)) for call in calls)
+        return cls(encodable(text), tuple(whole))
+
+
+def kept_calls(wrote: Iterable[ToolCall], answered: Container[str], sent: Iterable[ToolCall]) -> bool:
+    """Whether the client sent back its calls as the model `wrote` them, beside those that we `answered`, or without
+    ids."""
+    theirs = [call.id for call in wrote if call.id and call.id not in answered]
+    return theirs == [call.id for call in sent if call.id]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A reply in the history that a client sends, and what identifies it."""
+
+    before: bytes
+    """The digest of the history before the reply."""
+    link: bytes
+    """The digest of the history that ends with the reply."""
+    visible: Callable[[], Visible]
+
+
+def resembles(seen: Visible, sent: Visible) -> bool:
+    """Whether `sent` may be what a client made of the reply `seen`. Both have the same history before them."""
+    if len(seen.calls) > MAX_CALLS:
+        return False
+    said, kept = plain(seen.text), plain(sent.text)
+    equal = said.replace(" ", "") == kept.replace(" ", "")  # clients trim each part of a text, or join them by lines
+    same_text = bool(said) and equal
+    if not sent.calls:
+        return (
+            same_text
+            or (not seen.calls and _completed(said, kept))
+            or any(_rendered(call, sent.text, said in kept) for call in seen.calls)
+        )
+    pairs = _paired(seen.calls, sent.calls, same_text)
+    if pairs is None:
+        return False
+    return equal or not kept or all(one.id == other.id and _distinctive(one.id) for one, other in pairs)
+
+
+def plain(text: str) -> str:
+    """Return the text without thinking, and with single spaces."""
+    for tag in THINKING:
+        closing = f"</{tag}>"
+        if closing in text:
+            *thought, rest = text.split(closing)
+            text = " ".join([*(_before(piece, f"<{tag}>") for piece in thought), rest])
+    return " ".join(text.split())
+
+
+def _completed(said: str, kept: str) -> bool:
+    """Whether a client closed the tag at which the model had stopped, or appended the call that it made of the text."""
+    if not said or not kept.startswith(said):
+        return False
+    added = _CLOSING.sub("", kept[len(said) :], count=1).strip()
+    if not added:
+        return True
+    label, opening, calls = added.partition("[")
+    labelled = not label or (len(label) <= MAX_LABEL and label.rstrip().endswith(":"))
+    return bool(opening) and labelled and calls.endswith("]") and _CALL_MEMBERS.issubset(_QUOTED.findall(calls))
+
+
+def _before(piece: str, opening: str) -> str:
+    """Return what comes before the thinking. Some templates open it themselves, and then there is nothing."""
+    said, found, _ = piece.partition(opening)
+    return said if found else ""
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+def paired(seen: tuple[ToolCall, ...], sent: tuple[ToolCall, ...]) -> list[tuple[ToolCall, ToolCall]]:
+    """Return each sent call with the call that it was, for a reply that `resembles` has recognised."""
+    return _paired(seen, sent, same_text=True) or []
+
+
+def _paired(
+    seen: tuple[ToolCall, ...], sent: tuple[ToolCall, ...], same_text: bool
+) -> list[tuple[ToolCall, ToolCall]] | None:
+    """Pair each sent call with a call that was seen. Returns None if one has no counterpart."""
+    if len(sent) > len(seen):
+        return None
+    left = list(seen)
+    pairs: list[tuple[ToolCall, ToolCall]] = []
+    for call in sent:
+        equal = (one for one in left if one.id == call.id and one.name == call.name)
+        others = (one for one in left if one.id != call.id and one.name == call.name)
+        match = next((one for one in equal if _same_call(one, call)), None)
+        match = match or next((one for one in others if _renumbered(one, call, same_text)), None)
+        if match is None:
+            return None
+        left.remove(match)
+        pairs.append((match, call))
+    return pairs
+
+
+def _same_call(seen: ToolCall, sent: ToolCall) -> bool:
+    """Whether a call with the same id and name may be the same call, with defaulted arguments added."""
+    before, after = _given(seen.arguments), _given(sent.arguments)
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return bool(before == after)
+    if any(after[key] != before[key] for key in before.keys() & after.keys()):
+        return False
+    if _distinctive(seen.id):
+        return True
+    added = [after[key] for key in after.keys() - before.keys()]
+    return before.keys() <= after.keys() and all(_like_a_default(value) for value in added)
+
+
+def _renumbered(seen: ToolCall, sent: ToolCall, same_text: bool) -> bool:
+    """Whether a call may be the same call with a new id.
+
+    A second sample of the same history has other ids, too, but ids that look like those of the first.
+    """
+    arguments = _given(seen.arguments)
+    if arguments != _given(sent.arguments):
+        return False
+    return same_text or (bool(arguments) and _style(seen.id) != _style(sent.id))
+
+
+def _like_a_default(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float) or not value
+
+
+def _distinctive(id: str) -> bool:
+    """Whether nobody else has this id: it has a long run of letters and digits, unlike `call_0`."""
+    return _DISTINCTIVE.search(id[:MAX_ID]) is not None
+
+
+def _style(id: str) -> str:
+    """What ids of one server have in common."""
+    return _RUN.sub(lambda run: "0" if run[0].isdigit() and len(run[0]) < 8 else f"<{len(run[0])}>", id[:MAX_ID])
+
+
+def _given(text: str) -> Any:
+    """Return arguments without members that are null: a client may leave them out, or write all that its types have."""
+    value = _arguments(text)
+    if "null" not in text or sum(map(text.count, ",[{")) > MAX_VALUES:
+        return value
+    try:
+        return _without_nulls(value)
+    except RecursionError:
+        return value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    return list(map(_without_nulls, value)) if isinstance(value, list) else value
+
+
+def _arguments(text: str) -> Any:
+    if len(text) > MAX_ARGUMENTS:
+        return text.strip()
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text.strip()
+
+
+# -- calls that a client renders as text ------------------------------------------------------------------------------
+
+
+def _rendered(call: ToolCall, text: str, text_kept: bool) -> bool:
+    """Whether the text names the call by its id, with its name and its arguments."""
+    if not call.id or len(text) > MAX_TEXT or call.name not in text:
+        return False
+    if not any(f"{quote}{call.id}{quote}" in text for quote in "'\"`"):
+        return False
+    if not (text_kept or _distinctive(call.id)):
+        return False
+    return all(_written(leaf, text) for leaf in islice(_leaves(_arguments(call.arguments)), MAX_LEAVES))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            pending += one.values()
+        elif isinstance(one, list):
+            pending += one
+        else:
+            yield one
+
+
+def _written(value: Any, text: str) -> bool:
+    """Whether a value stands in the text as Python or JSON write it."""
+    return any(form in text for form in (str(value), repr(value)[1:-1], json.dumps(value, ensure_ascii=False)))

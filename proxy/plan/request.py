@@ -1,0 +1,51 @@
+"""A client's request as far as we look into it: a few members decoded, and all of them kept as raw bytes."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+from msgspec import Raw
+
+from proxy import rawjson
+
+LARGE_BYTES = 512 << 10
+LARGE_ENTRIES = 1_000
+"""Requests above either limit are read, planned and rendered in a thread. Below, that takes the event loop a few
+milliseconds at most, since all but the newest entries are known from the request before."""
+
+
+class Request(msgspec.Struct, frozen=True, dict=True):
+    """What a dialect's `parse` finds in a body. An entry is the unit of history that the plan counts in."""
+
+    body: bytes
+    entries: list[Raw]
+    model: str
+    stream: bool
+    tools: Raw
+    """The client's tool definitions; `null` where it sent none."""
+    reply_tokens: int
+    """How many tokens the client reserved for the reply; 0 where it did not say."""
+    names: tuple[str, str] | None
+    """What our two tools are called in this request; None where there is no room for them."""
+    obstacle: str
+    """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
+    preamble: Raw = rawjson.NULL
+    """Text that precedes the history and is no part of it; `null` where there is none."""
+    continues: str = ""
+    """The id of an earlier reply, if upstream keeps the history and the request goes on from there."""
+
+    @cached_property
+    def members(self) -> dict[str, Raw]:
+        """All top-level members as raw JSON. Decoded on demand, since most requests are forwarded as they came."""
+        return rawjson.members(self.body)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the client sent tools of its own, as agents do."""
+        return bytes(self.tools).strip() not in (b"null", b"[]", b"")
+
+    @property
+    def large(self) -> bool:
+        """Whether work on all of the request takes more than a few milliseconds."""
+        return len(self.body) > LARGE_BYTES or len(self.entries) > LARGE_ENTRIES

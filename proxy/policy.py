@@ -1,0 +1,385 @@
+"""The frozen policy of one tenant, and its overlay for one model. Times are seconds, sizes tokens unless stated.
+
+`proxy.policies` parses and checks the files; instances of these classes are valid.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from proxy.plan.results import PRESETS, ResultPreset, ResultRule
+
+Tokens = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Count = Annotated[int, Meta(ge=0)]
+Price = Annotated[float, Meta(ge=0, le=100)]
+
+# The end of the text. Python's `$` also matches before a final newline.
+_END = r"$(?!\n)"
+_NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.-]+"
+# Visible ASCII without `?` and `#`, because the client's path and query are appended. No user:password@ either.
+_HOST = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])"
+_PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+BASE_URL = rf'^https?://{_HOST}(:{_PORT})?(/[!"$->@-~]*)?' + _END
+
+REPLY_SHARE, LEAST_REPLY, MOST_REPLY = 8, 1_000, 16_000
+"""The room for a reply: one part in so many of the window, and its bounds in tokens. Few replies of agents are longer
+than some thousand tokens, and models with small windows write shorter ones."""
+
+HARD_TOTAL = 2
+"""By default, offloading need not pay above so many times a `max_total_tokens` that the policy sets."""
+
+
+class Mode(StrEnum):
+    OFF = "off"
+    COMPACT = "compact"
+    COMPRESS = "compress"
+    AUTO = "auto"
+    OBSERVE = "observe"
+    """Planned as `auto`, but sent as it came."""
+
+
+class Wait(StrEnum):
+    NEVER = "never"
+    ALWAYS = "always"
+    IDLE = "idle"
+
+
+class Source(StrEnum):
+    CONVERSATION = "conversation"
+    ORIGINALS = "originals"
+
+
+class SnapshotRole(StrEnum):
+    AUTO = "auto"
+    """The system message, or the first user message of a conversation that has no system message."""
+    SYSTEM = "system"
+    USER = "user"
+
+
+class Inject(StrEnum):
+    WHEN_OFFLOADING = "when_offloading"
+    AGENTS = "agents"
+    """From the start for requests that bring tools of their own, and where the policy names `results`, as the clients
+    that need this describe their tools in the prompt. `WHEN_OFFLOADING` for the others."""
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class Profile(StrEnum):
+    """Presets of plan 2; see `profiles`."""
+
+    CAREFUL = "careful"
+    BALANCED = "balanced"
+    FRUGAL = "frugal"
+
+
+class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where requests go. Times are seconds."""
+
+    base_url: Annotated[
+        str, Meta(pattern=BASE_URL, description="an address without query, such as https://api.openai.com/v1")
+    ] = "https://api.openai.com/v1"
+    api_key: Annotated[
+        # It becomes a header's value: a stray newline from a secrets file would make every request fail.
+        Annotated[str, Meta(pattern=r"^[!-~]+" + _END)] | None,
+        Meta(description="a key of visible ASCII characters; left out: the client's own goes through"),
+    ] = None
+    connect_timeout: Annotated[Seconds, Meta(description="seconds to connect")] = 5
+    idle_timeout: Annotated[Seconds, Meta(description="seconds without a byte of the reply or of an upload")] = 300
+    context_window: Annotated[
+        Annotated[int, Meta(gt=0)] | None, Meta(description="tokens that the model takes; null: unknown")
+    ] = None
+    reply_tokens: Annotated[
+        Annotated[int, Meta(gt=0)] | None,
+        Meta(description="tokens of the window kept free for the reply; null: an eighth of it, from 1,000 to 16,000"),
+    ] = None
+    ask_models: Annotated[
+        bool, Meta(description="ask upstream for its models' windows where `context_window` is null")
+    ] = True
+
+    def reply_room(self, window: int | None) -> int:
+        """The tokens of this window that are kept free for the reply, whatever limit a request sets."""
+        if self.reply_tokens is not None:
+            return self.reply_tokens
+        return 0 if window is None else min(max(window // REPLY_SHARE, LEAST_REPLY), MOST_REPLY)
+
+    def __repr__(self) -> str:
+        """Omits the key, because such texts end up in logs and tracebacks."""
+        return f"Upstream(base_url={self.base_url!r}, api_key={'…' if self.api_key else None})"
+
+
+class Upstreams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Upstreams of their own for some APIs; what is left out is as in `upstream`."""
+
+    chat: Annotated[Upstream, Meta(description="for chat completions")] = msgspec.field(default_factory=Upstream)
+    responses: Annotated[Upstream, Meta(description="for OpenAI's Responses")] = msgspec.field(default_factory=Upstream)
+    messages: Annotated[Upstream, Meta(description="for Anthropic's Messages")] = msgspec.field(
+        default_factory=Upstream
+    )
+
+
+class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How old history becomes a snapshot."""
+
+    model: Annotated[str | None, Meta(description="the model that writes it; null: the request's own")] = None
+    wait: Annotated[
+        Wait, Meta(description="whether a request waits for its snapshot, or the snapshot for an idle upstream")
+    ] = Wait.NEVER
+    source: Annotated[
+        Source, Meta(description="made from the conversation as sent (cached prefix) or from originals")
+    ] = Source.CONVERSATION
+    snapshot_tokens: Annotated[int, Meta(ge=100, description="tokens of one snapshot")] = 1500
+    snapshot_role: Annotated[
+        SnapshotRole,
+        Meta(description="the message that carries it; auto: the first user message where there is no system message"),
+    ] = SnapshotRole.AUTO
+    group_token_threshold: Annotated[
+        Tokens, Meta(description="tokens of history for one summary call at most; 0: as much as fits")
+    ] = 0
+    max_calls: Annotated[
+        int, Meta(ge=1, le=64, description="calls for one summary; longer history is shortened first")
+    ] = 4
+    timeout: Annotated[
+        Seconds, Meta(description="seconds for one summary; up to five times as many where upstream is slow")
+    ] = 120
+
+
+class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When history is moved out of the context, and what stays."""
+
+    mode: Annotated[Mode, Meta(description="how old history may be moved")] = Mode.AUTO
+    plan: Annotated[
+        int,
+        Meta(ge=1, le=2, description="the rules of the plan; 2: every event pays for itself; 1: the older rules"),
+    ] = 2
+    profile: Annotated[
+        Profile,
+        Meta(description="plan 2: how soon results leave. It sets the keys below that are left out"),
+    ] = Profile.BALANCED
+    max_total_tokens: Annotated[Tokens, Meta(description="old history allowed before offloading starts, in tokens")] = (
+        10_000
+    )
+    max_tool_message_tokens: Annotated[Tokens, Meta(description="tool results up to this size stay, in tokens")] = 500
+    compact_ratio_threshold: Annotated[
+        float, Meta(ge=0, le=1, description="auto: compress where compaction leaves more than this share")
+    ] = 0.75
+    keep_recent_count: Annotated[
+        Count | None, Meta(description="last messages that stay; null: 1 for compact, 2 for compress")
+    ] = None
+    max_unseen_tool_tokens: Annotated[
+        Tokens, Meta(description="tokens above which a tool result is moved before the model has seen it")
+    ] = 20_000
+    min_views: Annotated[
+        int, Meta(ge=1, le=1_000, description="plan 2: replies of the model that a tool result stays for, at least")
+    ] = 3
+    max_loss: Annotated[
+        Annotated[float, Meta(ge=0, le=10)] | None,
+        Meta(
+            description="plan 2: the share of the cost without a proxy, counted as 25,000 tokens at least, by which "
+            "moving results may exceed it for a while; null: as much as they have cost"
+        ),
+    ] = 0.05
+    hard_total_tokens: Annotated[
+        Tokens | None,
+        Meta(
+            description="plan 2: old history above which offloading need not pay, in tokens; null: twice "
+            "`max_total_tokens`, also where the policy sets only that"
+        ),
+    ] = 100_000
+    early_total_tokens: Annotated[
+        Tokens | None,
+        Meta(
+            description="plan 2: old history allowed before the newest results move by themselves, in tokens; null: "
+            "`max_total_tokens`, also where the policy sets only that"
+        ),
+    ] = 0
+    early_saved_tokens: Annotated[
+        Tokens | None,
+        Meta(
+            description="plan 2: tokens that moving the newest results must save; null: `min_saved_tokens`, also where "
+            "the policy sets only that"
+        ),
+    ] = 1_000
+    min_saved_tokens: Annotated[Tokens, Meta(description="tokens that moving must save to be worth it")] = 8_000
+    preview_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the head")] = 100
+    preview_tail_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the tail")] = 0
+    cached_read: Annotated[Price, Meta(description="price of reading cached input; plain input is 1")] = 0.1
+    cache_write: Annotated[Price, Meta(description="price of writing input to the cache; plain input is 1")] = 1.25
+    input_price: Annotated[
+        Annotated[float, Meta(ge=0, le=1_000_000)] | None,
+        Meta(description="money for a million tokens of plain input, for the dashboard; null: it shows tokens only"),
+    ] = None
+    holdout: Annotated[
+        float, Meta(ge=0, le=1, description="share of conversations that are left as they come, to be compared with")
+    ] = 0.0
+    # One spelling for models, files and tools, so no odd characters.
+    store_dir: Annotated[
+        str,
+        Meta(
+            pattern=rf"^/?{_NAME}(/{_NAME})*" + _END,
+            description="the directory name that references carry, such as /context_store",
+        ),
+    ] = "/context_store"
+    exclude_tools: Annotated[
+        tuple[str, ...], Meta(description="client tools whose results are never moved (globs)")
+    ] = ()
+    results: Annotated[
+        tuple[ResultPreset | ResultRule, ...],
+        Meta(description="messages that carry results in another role: smolagents, gptme, cline, or rules"),
+    ] = ()
+    pin_user_tokens: Annotated[
+        Tokens,
+        Meta(
+            description="tokens of the user's messages that stay verbatim, and as many of later system messages; an "
+            "older user message that is larger by itself leaves a preview and a reference"
+        ),
+    ] = 8_000
+    compress: Annotated[Compress, Meta(description="how old history becomes a snapshot")] = msgspec.field(
+        default_factory=Compress
+    )
+
+    def keep_for_compaction(self) -> int:
+        """How many of the last messages compaction leaves alone."""
+        return 1 if self.keep_recent_count is None else self.keep_recent_count
+
+    def keep_for_compression(self) -> int:
+        """How many of the last messages a summary leaves alone."""
+        return 2 if self.keep_recent_count is None else self.keep_recent_count
+
+    def hard_total(self) -> int:
+        """The tokens of old history above which plan 2 has an event at any price."""
+        return HARD_TOTAL * self.max_total_tokens if self.hard_total_tokens is None else self.hard_total_tokens
+
+    def early_total(self) -> int:
+        """The tokens of old history above which plan 2 moves the newest results by themselves."""
+        return self.max_total_tokens if self.early_total_tokens is None else self.early_total_tokens
+
+    def early_saved(self) -> int:
+        """The least tokens that moving the newest results must free."""
+        return max(self.min_saved_tokens if self.early_saved_tokens is None else self.early_saved_tokens, 1)
+
+    def result_rules(self) -> tuple[ResultRule, ...]:
+        """The rules of `results`, those of presets included."""
+        if not self.results:
+            return ()
+        return tuple(
+            rule for named in self.results for rule in ((named,) if isinstance(named, ResultRule) else PRESETS[named])
+        )
+
+    def excludes(self, tool: str) -> bool:
+        """Whether this tool's results are never moved."""
+        return any(fnmatchcase(tool, glob) for glob in self.exclude_tools)
+
+
+class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tools with which the model reads back what was moved."""
+
+    inject: Annotated[Inject, Meta(description="when requests get the tools")] = Inject.AGENTS
+    max_rounds: Annotated[int, Meta(ge=1, le=64, description="internal rounds of one turn")] = 8
+    max_answer_tokens: Annotated[int, Meta(ge=100, description="tokens of one answer")] = 6_000
+    max_retrieved_tokens: Annotated[int, Meta(ge=100, description="tokens of all answers of a turn")] = 18_000
+    max_calls: Annotated[int, Meta(ge=1, le=1_000, description="calls answered in a round; others are refused")] = 16
+    max_search_seconds: Annotated[Seconds, Meta(description="seconds of processor time for all searches of a turn")] = 5
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The resources that one tenant may use."""
+
+    concurrent_requests: Annotated[int, Meta(ge=1, description="requests under way at once")] = 256
+    upstream_concurrency: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="requests that upstream works on at once; 1: summaries wait until it is idle; null: many"),
+    ] = None
+
+
+class DashboardRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the dashboard may keep of this tenant's requests."""
+
+    content: Annotated[bool, Meta(description="texts of messages, if `serve --dashboard-content` allows it too")] = (
+        False
+    )
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy's sections for models that match `model` (a glob), with every key filled in."""
+
+    model: str
+    upstream: Upstream
+    offload: Offload
+    tools: Tools
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """One tenant's valid policy. `retention` is in seconds; None keeps records forever."""
+
+    tenant: str = "default"
+    upstream: Upstream = msgspec.field(default_factory=Upstream)
+    by_api: tuple[tuple[str, Policy], ...] = ()
+    """The policy for each API with an upstream of its own, by the API's name."""
+    offload: Offload = msgspec.field(default_factory=Offload)
+    tools: Tools = msgspec.field(default_factory=Tools)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    store_originals: bool = True
+    capture: bool = False
+    dashboard: DashboardRules = msgspec.field(default_factory=DashboardRules)
+    retention: float | None = 30 * 86_400
+    share_namespace: bool = False
+    relay: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def wait(self) -> Wait:
+        """Who waits for a summary: a request, or the summary until upstream is idle, which one with one slot needs."""
+        wait = self.offload.compress.wait
+        return Wait.IDLE if wait is Wait.NEVER and self.limits.upstream_concurrency == 1 else wait
+
+    @property
+    def planning(self) -> Policy:
+        """The policy by which requests are planned: for `observe`, the one that it shows, which is `auto`."""
+        if self.offload.mode is not Mode.OBSERVE:
+            return self
+        return msgspec.structs.replace(self, offload=msgspec.structs.replace(self.offload, mode=Mode.AUTO))
+
+    def for_request(self, *, has_tools: bool) -> Policy:
+        """The policy for one request, which may bring tools of its own: `inject` is never `AGENTS` in it."""
+        if self.tools.inject is not Inject.AGENTS:
+            return self
+        return self._for_agents if has_tools or self.offload.results else self._for_others
+
+    @cached_property
+    def _for_agents(self) -> Policy:
+        return self._injecting(Inject.ALWAYS)
+
+    @cached_property
+    def _for_others(self) -> Policy:
+        return self._injecting(Inject.WHEN_OFFLOADING)
+
+    def _injecting(self, inject: Inject) -> Policy:
+        return msgspec.structs.replace(self, tools=msgspec.structs.replace(self.tools, inject=inject))
+
+    def for_api(self, name: str) -> Policy:
+        """The policy for requests of this API."""
+        for api, policy in self.by_api:
+            if api == name:
+                return policy
+        return self
+
+    @property
+    def upstreams(self) -> tuple[Upstream, ...]:
+        """Every upstream of the policy, with those of its rules."""
+        own = (self.upstream, *(rule.upstream for rule in self.rules))
+        return own + tuple(upstream for _, policy in self.by_api for upstream in policy.upstreams)
+
+    def for_model(self, model: str) -> Policy:
+        """The policy with the sections of the first rule that matches this model."""
+        for rule in self.rules:
+            if fnmatchcase(model, rule.model):
+                return msgspec.structs.replace(self, upstream=rule.upstream, offload=rule.offload, tools=rule.tools)
+        return self

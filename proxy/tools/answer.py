@@ -1,0 +1,366 @@
+"""How `grep` and `read_file` answer from given texts.
+
+Arguments come from a model. Whatever they are, they get an answer that fits its budget, and an error says what to send
+instead. A path that names no file means whatever `aliases` makes of it; a search that finds nothing where it was asked
+to look goes on everywhere else, and says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import msgspec
+
+from proxy.plan import summary
+from proxy.tools import pages
+from proxy.tools.aliases import Index, line_of
+from proxy.tools.arguments import Tool, Useless, at_most, brief, noted, number, parsed, path_of, string
+from proxy.tools.definitions import DEFAULT_MATCHES, NAMES, OTHER_NAMES, Names, definitions
+from proxy.tools.reports import FEW, LISTED, Reports
+from proxy.tools.search import Files, Find, LineMatch, LineTooLong, TooSlow, matches
+
+__all__ = ["NAMES", "OTHER_NAMES", "Names", "Tool", "definitions"]
+
+Result = Literal["ok", "empty", "refused", "budget"]
+
+BUDGET_USED_UP = "budget used up: answer with what you have"
+"""The only answer that is given even if it exceeds the budget."""
+
+TOO_MANY = "not answered: at most {most} calls are answered at once; send this call again if it is still needed"
+"""The answer to calls beyond that number."""
+
+REPEATED = "the same call was answered above in this turn: use that answer, or ask for something else"
+"""The answer to a call that the model repeats."""
+
+NOTHING_MOVED = "Nothing has been moved out of this conversation: all of it is in your context. Look there."
+"""The answer where there are no files. A weak model takes anything like *no matches* for the answer to its question."""
+
+MAX_MATCHES = 1_000
+"""The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
+
+TOKENS_PER_MATCH = 20
+"""The first guess at the size of a match."""
+
+LEAST_LINES, LEAST_CHARS = 30, 4_000
+"""A call for less of a file gets so many lines, or as many of them as these characters hold. Weak models ask for a
+line at a time until their rounds are used up."""
+
+
+class ToolAnswer(msgspec.Struct, frozen=True):
+    """The answer to the model. `result`: ok; empty, if there is nothing; refused, if the arguments are wrong; budget,
+    if there is no room."""
+
+    text: str
+    result: Result
+    tokens: int
+
+
+class _Short(Exception):
+    """An answer that gives a reason instead of content. `listed`: the files that it lists too; `shown`: a whole one."""
+
+    def __init__(
+        self, text: str, result: Result = "refused", *, listed: Sequence[str] | None = None, shown: str = ""
+    ) -> None:
+        super().__init__(text)
+        self.text, self.result, self.listed, self.shown = text, result, listed, shown
+
+
+class Material(msgspec.Struct, frozen=True, dict=True):
+    """What an answer is made of, and the most tokens that it may have, as counted by `count`.
+
+    `matcher` compiles a pattern; if it refuses one, it raises ValueError with a text.
+    """
+
+    files: Files
+    index: Index
+    store_dir: str
+    budget: int
+    count: Callable[[str], int]
+    matcher: Callable[[str], Find]
+    names: Names = NAMES
+
+    @cached_property
+    def reports(self) -> Reports:
+        return Reports(self.files, self.index, self.store_dir)
+
+    def fits(self, text: str) -> bool:
+        return self.count(text) <= self.budget
+
+    def less(self, text: str) -> Material:
+        """Return the same for an answer that begins with `text`."""
+        return msgspec.structs.replace(self, budget=self.budget - self.count(text)) if text else self
+
+
+def answer(tool: Tool, arguments: str | bytes, material: Material) -> ToolAnswer:
+    """Run `answering` to its end and return its result."""
+    steps = answering(tool, arguments, material)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            told: ToolAnswer = stop.value
+            return told
+
+
+def answering(tool: Tool, arguments: str | bytes, material: Material) -> Generator[None, None, ToolAnswer]:
+    """Answer a call with these JSON arguments.
+
+    It yields often, so that others can have their turn. Never raises because of anything that a model or a file's text
+    may contain.
+    """
+    result: Result = "ok"
+    text: str | None
+    note = ""
+    try:
+        given, ignored = parsed(tool, arguments, material.names)
+        note = noted(ignored, tool, material.names)
+        material = material.less(note)
+        text = (yield from _grep(given, material)) if tool == "grep" else _read(given, material)
+    except Useless as useless:
+        text, result = _fitting(_Short(str(useless)), material), "refused"
+    except _Short as short:
+        text, result = _fitting(short, material), short.result
+    if text is None:
+        note, text, result = "", BUDGET_USED_UP, "budget"
+    return ToolAnswer(note + text, result, material.count(note + text))
+
+
+def meaning(tool: Tool, arguments: str | bytes, index: Index, names: Names) -> tuple[str | bytes, ...]:
+    """Return what a call asks for, which is equal for calls that differ only in how they name the same files."""
+    try:
+        given, _ = parsed(tool, arguments, names)
+        path = path_of(given)
+    except Useless:
+        return tool, arguments
+    rest = {key: value for key, value in given.items() if key != "path" and value is not None}
+    return tool, msgspec.json.encode(rest, order="sorted"), *(index.find(path).paths or [path])
+
+
+def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
+    """Return the answer to a call beyond the first `most` of a round."""
+    text = TOO_MANY.format(most=most)
+    return ToolAnswer(text, "refused", count(text))
+
+
+def repeated(count: Callable[[str], int]) -> ToolAnswer:
+    """Return the answer to a call that has been answered before in the same turn."""
+    return ToolAnswer(REPEATED, "empty", count(REPEATED))
+
+
+def _fitting(short: _Short, material: Material) -> str | None:
+    """Return the longest wording of the answer that its budget allows."""
+    wordings = [f"{short.text}\n{short.shown}\n---"] if short.shown else []
+    if short.listed is not None:
+        reports, listed = material.reports, short.listed
+        wordings += [f"{short.text} {reports.listing(listed[:most], len(listed))}" for most in LISTED]
+    else:
+        wordings.append(short.text)
+    return next(filter(material.fits, wordings), None)
+
+
+# -- grep -------------------------------------------------------------------------------------------------------------
+
+
+class _Scope(msgspec.Struct, frozen=True):
+    """Where a search looks: in `first`, and if nothing is there, in `rest`. `where` says so; `missing` says why it
+    looks everywhere from the start."""
+
+    first: Sequence[str]
+    rest: Sequence[str]
+    where: str
+    missing: str = ""
+
+    @property
+    def named(self) -> str:
+        """The one file that the call named; empty if it named none or several."""
+        return self.first[0] if len(self.first) == 1 and not self.missing else ""
+
+
+def _grep(given: Mapping[str, Any], material: Material) -> Generator[None, None, str | None]:
+    pattern, limit = string(given, "pattern"), at_most(given, DEFAULT_MATCHES)
+    find = _compiled(pattern, material)
+    scope = _scope(path_of(given), string(given, "glob"), material)
+    if not material.index.paths:
+        raise _Short(NOTHING_MOVED, "empty")
+    try:
+        found = yield from _found(matches(material.files, scope.first, find))
+        wider = not found and bool(scope.rest)
+        if wider:
+            found = yield from _found(matches(material.files, scope.rest, find))
+    except LineTooLong as error:
+        read = f"or read the file in parts: {material.names[1]} takes offset and column"
+        raise _Short(f"This pattern cannot be used: {error}, {read}.") from error
+    except TooSlow as error:
+        raise _Short(f"This pattern cannot be used: {error}.") from error
+    short = material.reports.short(scope.named) if scope.named and (wider or not found) else ""
+    if not found:
+        raise _Short(_nothing(pattern, scope), "empty", listed=material.index.paths, shown=short)
+    return _report(_heads(pattern, scope, found, wider, short, material), found, limit, material)
+
+
+def _found(searching: Iterator[LineMatch | None]) -> Generator[None, None, list[LineMatch]]:
+    """Return the first matches, up to one more than are counted."""
+    found: list[LineMatch] = []
+    for match in searching:
+        yield
+        if match is not None:
+            found.append(match)
+        if len(found) > MAX_MATCHES:
+            break
+    return found
+
+
+def _compiled(pattern: str, material: Material) -> Find:
+    if not pattern:
+        raise _Short('"pattern" is missing or empty: send a regular expression, such as {"pattern": "error"}.')
+    try:
+        return material.matcher(pattern)
+    except TooSlow as error:
+        raise _Short(f"This pattern cannot be used: {error}.") from error
+    except ValueError as error:
+        raise _Short(
+            f"This pattern cannot be used: {error}. The syntax is RE2's, without look-ahead, look-behind and"
+            " back-references; put a backslash before ( [ { * + ? . | ^ $ \\ to search for the character itself."
+        ) from error
+
+
+def _scope(path: str, glob: str, material: Material) -> _Scope:
+    """Return where these arguments of grep look."""
+    index = material.index
+    path = path or material.store_dir
+    paths = index.find(path).paths
+    if not paths:
+        return _Scope(index.paths, (), "", _missing(path))
+    where = f'in path "{brief(path)}"' + (f' (filter: "{brief(glob)}")' if glob else "")
+    if glob:
+        paths = index.fitting(glob, paths)
+        if not paths:
+            return _Scope(index.paths, (), "", f'No file in "{brief(path)}" fits the glob "{brief(glob)}".')
+    chosen = set(paths)
+    return _Scope(paths, [path for path in index.paths if path not in chosen], where)
+
+
+def _missing(path: str) -> str:
+    unknown = f'Nothing that was moved out of this conversation is called "{brief(path)}"'
+    return f"{unknown}: look in your context, or use other tools."
+
+
+def _nothing(pattern: str, scope: _Scope) -> str:
+    if scope.missing:
+        return f'Nothing that was moved out of this conversation has a match for pattern "{pattern}". {scope.missing}'
+    return (
+        f'No matches for pattern "{pattern}" {scope.where}{", nor in anything else that was moved" * bool(scope.rest)}.'
+    )
+
+
+def _heads(
+    pattern: str, scope: _Scope, found: Sequence[LineMatch], wider: bool, short: str, material: Material
+) -> list[str]:
+    """Return the beginning of a report in all its lengths, longest first."""
+    total = _total(found)
+    number = f"{total} {'match' if total == '1' else 'matches'}"
+    numbered = f"(line numbers are {material.names[1]}'s offset)"
+    if scope.missing:
+        return [f'{scope.missing} Found {number} for pattern "{pattern}" in everything that was moved {numbered}:']
+    if not wider:
+        return [f'Found {number} for pattern "{pattern}" {scope.where} {numbered}:']
+    none = f'No matches for pattern "{pattern}" {scope.where}.'
+    elsewhere = f"Found {number} in everything else that was moved {numbered}:"
+    return [*([f"{none}\n{short}\n---\n{elsewhere}"] if short else []), f"{none} {elsewhere}"]
+
+
+def _total(found: Sequence[LineMatch]) -> str:
+    return f"{MAX_MATCHES}+" if len(found) > MAX_MATCHES else str(len(found))
+
+
+def _report(heads: Sequence[str], found: Sequence[LineMatch], limit: int, material: Material) -> str | None:
+    """Return the most complete report that fits: with the lines around few matches, or as many matches as fit."""
+    reports = material.reports
+    if len(found) <= min(FEW, limit):
+        for head in heads:
+            text = reports.report(head, found, around=True)
+            if material.fits(text):
+                return text
+    most = min(limit, len(found), MAX_MATCHES)
+
+    def report(shown: int) -> str:
+        foot = ""
+        if shown < len(found):
+            more = "send a larger limit, or narrow" if shown == limit < MAX_MATCHES else "narrow"
+            foot = f"[first {shown} of {_total(found)} matches; for the rest {more} the pattern, the path or the glob]"
+        return reports.report(heads[-1], found[:shown], around=False, foot=foot)
+
+    guess = 1 + material.budget // TOKENS_PER_MATCH
+    shown = pages.largest(most, guess, lambda shown: material.fits(report(shown)))
+    return report(shown) if shown or material.fits(report(0)) else None
+
+
+# -- read_file --------------------------------------------------------------------------------------------------------
+
+
+def _read(given: Mapping[str, Any], material: Material) -> str | None:
+    asked = path_of(given)
+    path, head = _existing(asked, material)
+    text = material.files[path]
+    line, column = number(given, "offset", _pointed_at(asked, text, bool(head))), number(given, "column", 0)
+    limit = at_most(given, sys.maxsize)
+    span = pages.span(text, line, limit, column)
+    if span is None:
+        raise _Short(head + _past_end(text, line, column), "empty")
+    span = _widened(text, span)
+    budget = material.budget - (material.count(head) if head else 0)
+    page = pages.page(text, span, f'{material.names[1]}(path="{path}"', budget, material.count)
+    return page and head + page
+
+
+def _existing(path: str, material: Material) -> tuple[str, str]:
+    """Return the file that read_file's argument means, and a line that names it if the argument does not."""
+    index = material.index
+    if not path:
+        raise _Short('"path" is missing: send the path of a file.', listed=index.paths)
+    if not index.paths:
+        raise _Short(NOTHING_MOVED, "empty")
+    meant = index.find(path)
+    if not meant.paths:
+        raise _Short(_missing(path), listed=index.paths)
+    if len(meant.paths) > 1:
+        several = f'"{brief(path)}" may mean {len(meant.paths)} files: send the path of one of them.'
+        raise _Short(several, listed=meant.paths)
+    [file] = meant.paths
+    about = index.about(file)
+    return file, "" if meant.exact else f"[this is {file}{about and f': {about}'}]\n"
+
+
+def _pointed_at(asked: str, text: str, inside: bool) -> int:
+    """Return the line, counted from 0, where reading begins: the one that a path such as `settings.py:120` names, if
+    the text has it. `inside`: the path is not the file's own; if originals have calls with it, the last of them."""
+    if line := line_of(asked):
+        return line if line < pages.line_count(text) else 0
+    sections = f"\n{text}".split(summary.HEADER) if inside else []
+    for place in range(len(sections) - 1, 0, -1):
+        title, _, said = sections[place].partition("\n")
+        if " calls " in title and f'"{asked.strip()}"' in said:
+            return summary.HEADER.join(sections[:place]).count("\n")
+    return 0
+
+
+def _widened(text: str, span: pages.Span) -> pages.Span:
+    """Return the span, or more lines if it has few."""
+    more = pages.span(text, span.line, LEAST_LINES, span.column)
+    stop = min(more.stop, span.start + LEAST_CHARS) if more else span.stop
+    if stop < len(text):
+        stop = text.rfind("\n", span.start, stop) + 1
+    return msgspec.structs.replace(span, stop=max(span.stop, stop))
+
+
+def _past_end(text: str, line: int, column: int) -> str:
+    """Explain, in a bracketed line like those of `pages`, why there is nothing to show."""
+    lines = pages.line_count(text)
+    if not lines:
+        return f"{pages.OURS} 0 of 0; the file is empty]"
+    if line >= lines:
+        return f"{pages.OURS} 0-{lines - 1} of {lines}; offset {line} is past the end]"
+    return f"{pages.OURS} {line}-{line} of {lines}; column {column} is past the end of line {line}]"

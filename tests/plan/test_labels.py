@@ -1,0 +1,188 @@
+"""How the files of moved texts are named after the calls whose results they are."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.plan import labels
+from proxy.plan.history import Message, Naming, Piece
+from proxy.plan.labels import Label
+from proxy.plan.plan import Item, Role
+from proxy.stores.keys import is_part
+from tests.doubling import assert_linear
+
+
+def label(tool: str, **arguments: Any) -> Label:
+    return labels.of_call(tool, json.dumps(arguments), len)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "stem"),
+    [
+        ("read_log", {"path": "/var/log/billing.log"}, "billing.log"),
+        ("read", {"file_path": "C:\\app\\mailer\\settings.py"}, "settings.py"),
+        ("open", {"files": [{"file_path": "a/b.py", "start": 3}]}, "b.py"),
+        ("edit", {"command": "view", "path": "/testbed/core/base.py", "view_range": [1, 2]}, "base.py"),
+        ("write", {"file_text": "import other.module\nx = 1", "path": "new.py"}, "new.py"),
+        ("fetch", {"url": "https://me:pw@example.org/docs/page?token=abc#top"}, "page"),
+        ("fetch", {"url": "https://me:pw@example.org/"}, "example.org"),
+        ("ls", {"path": "/srv/www/"}, "www"),
+        ("bash", {"command": "cd /testbed && python reproduce.py 2>/dev/null"}, "reproduce.py"),
+        ("bash", {"command": "cat > conf.yaml <<EOF\nsee other.txt\nEOF"}, "conf.yaml"),
+        ("bash", {"command": "grep -rn 'def loc' pandas/core"}, "core"),
+        ("bash", {"command": "goto 672"}, "goto_672"),
+        ("search", {"query": "how to brew coffee at home"}, "how_to_brew"),
+        ("search", {"query": "咖啡"}, "search"),
+        ("get_user", {"user_id": "aarav_garcia_1177"}, "aarav_garcia_1177"),
+        ("login", {"token": "sk-4fA81kd93jKd02mmXz71Qq"}, "login"),
+        ("get", {"id": "1f975693-876d-457b-a649-393859e79bf3"}, "get"),
+        ("read", {"path": "CON.txt"}, "x_CON.txt"),
+        ("read", {"path": "../.."}, "read"),
+        ("now", {}, "now"),
+        ("../../x", {}, "x"),
+        ("", {"n": 1}, "tool"),
+        ("read", {"path": "y" * 100 + ".log"}, "y" * 40),
+    ],
+)
+def test_a_file_is_named_after_what_identifies_the_call(tool: str, arguments: dict[str, Any], stem: str) -> None:
+    assert label(tool, **arguments).stem == stem
+
+
+def test_a_label_says_what_the_text_is() -> None:
+    made = label("read_log", path="/var/log/billing.log", lines=200)
+    assert made.origin == "result of read_log"
+    assert made.about == "result of read_log /var/log/billing.log"
+    assert made.said == ("/var/log/billing.log", "read_log")
+    assert made.tokens == len("billing.log") + len("result of read_log")
+    assert label("search", query="咖啡").about == "result of search 咖啡"
+    assert label("bash", command="cat a.log\n | wc").about == "result of bash cat a.log | wc"
+    assert label("bash", command="cat " + "x" * 500).about == "result of bash cat " + "x" * 76 + "…"
+
+
+def test_the_paths_in_a_command_are_words_for_its_result() -> None:
+    assert label("bash", command="cd /app && tail -n 5 logs/billing.log").said == (
+        "cd /app && tail -n 5 logs/billing.log",
+        "/app",
+        "logs/billing.log",
+        "bash",
+    )
+
+
+@pytest.mark.parametrize("arguments", ["not json at all", "cat /var/log/a.log", '["a.log", ["b.log"]]', '"a.log"', ""])
+def test_arguments_need_not_be_an_object(arguments: str) -> None:
+    assert labels.of_call("t", arguments, len).stem in ("not_json_at", "a.log", "t")
+
+
+@given(
+    st.text(max_size=50),
+    st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
+)
+def test_any_call_gives_a_safe_name(tool: str, arguments: Any) -> None:
+    made = labels.of_call(tool, json.dumps(arguments), len)
+    name = labels.file_name(made, "0" * 32, 32)
+    assert is_part(name) and len(name) <= labels.STEM_CHARS + 40
+    assert not re.match(r"(?i)(con|prn|aux|nul|com\d|lpt\d)\.", name)
+    assert len(made.said) <= labels.SAID + 1 and all(len(word) <= labels.SAID_CHARS for word in made.said)
+    assert len(made.about) < 200 and "\n" not in made.about
+
+
+@pytest.mark.parametrize("text", ["a", "a.1", "a/", "/", ".", "~", "a~", "a.b ", "-", "@"])
+def test_looking_for_paths_is_linear(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(labels, "_TEXT_CHARS", 10_000_000)
+    assert_linear(labels.paths, text * (30_000 // len(text)), text * (60_000 // len(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("cat /a/b.txt c.txt", ["/a/b.txt", "c.txt"]),
+        ("see ~/notes/x.md.", ["~/notes/x.md"]),
+        ("cat .env.local ../x/y", [".env.local", "../x/y"]),
+        ("a//b.txt x=conf/z.ini", ["/b.txt", "conf/z.ini"]),
+        ("no path at all, e.g. this one", []),
+        ("ls > /dev/null", []),
+    ],
+)
+def test_the_paths_in_a_text(text: str, found: list[str]) -> None:
+    assert [path for path in labels.paths(text) if path != "e.g"] == found
+
+
+def test_huge_arguments_are_looked_at_in_bounded_time() -> None:
+    calls = 0
+
+    def count(text: str) -> int:
+        nonlocal calls
+        calls += len(text)
+        return 1
+
+    made = labels.of_call("t", json.dumps({"path": "a.log", "data": "/x" * 1_000_000, "more": [["y"]] * 10_000}), count)
+    assert len(made.said) <= labels.SAID + 1 and calls < 200
+
+
+# -- the names of a history -------------------------------------------------------------------------------------------
+
+
+def message(role: Role, *, calls: dict[str, Label] | None = None, answers: str = "", digest: str = "") -> Message:
+    pieces = (Piece(None, digest, 1000, 50, 1000, 3000, labels.of_kind("tool result", len)),) if digest else ()
+    made = calls or {}
+    item = Item(role, 1000, 1000, 50)
+    ids = tuple((id, "t") for id in made)
+    return Message(b"d", role, b"m", 1000, item, pieces, ids, answers, labels=tuple(made.values()))
+
+
+def asking(**calls: Label) -> Message:
+    return message(Role.ASSISTANT, calls=calls)
+
+
+def answered(call: str, digest: str) -> Message:
+    return message(Role.TOOL, answers=call, digest=digest)
+
+
+def names(messages: list[Message], naming: Naming | None = None) -> list[str]:
+    return [piece.name for each in (naming or Naming()).named(messages)[0] for piece in each.pieces]
+
+
+A = label("read_log", path="/var/log/a.log")
+FIRST, TWIN, OTHER = "12345678" + "a" * 24, "12345678" + "b" * 24, "0" * 32
+
+
+def test_a_name_is_made_of_the_call_and_the_text() -> None:
+    assert names([asking(x=A), answered("x", FIRST)]) == ["a.log-12345678.txt"]
+    assert names([answered("x", FIRST)]) == ["tool_result-12345678.txt"], "its call is not known"
+    assert names([asking(x=A), message(Role.USER, digest=FIRST)]) == ["tool_result-12345678.txt"]
+
+
+def test_two_texts_never_share_a_name_and_equal_texts_share_a_file() -> None:
+    history = [asking(x=A, y=A, z=A), answered("x", FIRST), answered("y", TWIN), answered("z", FIRST)]
+    assert names(history) == ["a.log-12345678.txt", f"a.log-{TWIN}.txt", "a.log-12345678.txt"]
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_names_do_not_depend_on_where_a_history_is_continued(cut: int) -> None:
+    """O3: a name depends on what came before it, however many requests it took."""
+    history = [asking(x=A, y=A), answered("x", FIRST), answered("y", TWIN), asking(x=A), answered("x", OTHER)]
+    begun, naming = Naming().named(history[:cut])
+    rest, _ = naming.named(history[cut:])
+    assert [*begun, *rest] == Naming().named(history)[0]
+
+
+def test_a_name_adds_to_the_tokens_of_the_reference() -> None:
+    [_, named], _ = Naming().named([asking(x=A), answered("x", FIRST)])
+    [piece] = named.pieces
+    assert piece.preview == 50 + A.tokens == named.item.preview
+    assert piece.first_preview == 1000 == named.item.first_preview
+    long = msgspec.structs.replace(answered("x", FIRST).pieces[0], spare=A.chars)
+    assert long.named("n", A).preview == 1000, "the reference would be longer than the text"
+
+
+def test_what_depends_on_the_name_is_not_taken_for_what_depends_on_the_bytes() -> None:
+    [_, one], _ = Naming().named([asking(x=A), answered("x", FIRST)])
+    [_, other], _ = Naming().named([asking(x=label("read_log", path="b.log")), answered("x", FIRST)])
+    assert len({one.digest, other.digest, b"d"}) == 3

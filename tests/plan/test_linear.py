@@ -1,0 +1,242 @@
+"""Hostile JSON, events and tool calls cost what their size costs, and no object is made of what is too many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from proxy import rawjson, sse
+from proxy.dialects import overflow
+from proxy.dialects.chat.reply import CallDelta, ReplyMessage
+from proxy.dialects.chat.request import MAX_MESSAGES, parse
+from proxy.dialects.chat.tool_calls import ToolCalls
+from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
+from proxy.plan.history import Unplannable
+from proxy.rawjson import MAX_SURROGATES
+from tests.doubling import assert_linear
+from tests.sampling import sample
+
+LONE = rb'"\ud83d"'
+
+
+def many(one: bytes, number: int) -> bytes:
+    return b",".join([one] * number)
+
+
+def chat(messages: bytes, others: bytes = b"") -> bytes:
+    return b'{"messages":[' + messages + b"]" + others + b"}"
+
+
+def keys(number: int) -> bytes:
+    return b",".join(b'"k%d":1' % key for key in range(number))
+
+
+SHAPES: dict[str, Callable[[int], bytes]] = {
+    "empty messages": lambda size: chat(many(b"{}", size)),
+    "numbers for messages": lambda size: chat(many(b"1", size)),
+    "tools": lambda size: chat(b"", b',"tools":[' + many(b'{"function":{"name":"f"}}', size // 20) + b"]"),
+    "numbers elsewhere": lambda size: chat(b"", b',"x":[' + many(b"1", size) + b"]"),
+    "members": lambda size: chat(b"", b"," + keys(size // 4)),
+    "members of a message": lambda size: chat(b'{"role":"user",' + keys(size // 4) + b"}"),
+    "half a surrogate pair": lambda size: chat(many(b'{"role":"user","content":"text"}', 50) + b"," + LONE + many(
+        b',"' + b"x" * size + b'"', 1)),
+    "half pairs": lambda size: chat(b'"' + rb"\ud83d" * size + b'"'),
+    "backslashes": lambda size: chat(LONE + b',"' + rb"\\" * size + b'"'),
+    "brackets in a text": lambda size: chat(b'"' + b"{,}" * size + b'",' + LONE),
+    "nested": lambda size: chat(b"[" * size),
+}  # fmt: skip
+
+
+def looked_at(body: bytes) -> None:
+    try:
+        for raw in parse(body).entries:
+            rawjson.members(raw)
+    except (Unplannable, rawjson.NotJson):
+        pass
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_parsing_a_request_is_linear(name: str) -> None:
+    assert_linear(looked_at, SHAPES[name](1 << 19), SHAPES[name](1 << 20))
+
+
+class Untouched:
+    """A decoder that must not be asked."""
+
+    def decode(self, raw: object) -> object:
+        raise AssertionError("made objects of too many elements")
+
+
+@pytest.mark.parametrize("element", [b"{}", b"1", b'"a,b"', b"[[],[]]", b' {"role": "user", "content": "{,}"} '])
+def test_too_many_elements_are_refused_without_decoding_them(element: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = rawjson.MAX_ELEMENTS
+    assert len(rawjson.elements(b"[" + many(element, most) + b"]")) == most
+    monkeypatch.setattr(rawjson, "_elements", Untouched())
+    with pytest.raises(rawjson.NotJson, match="more than 100000"):
+        rawjson.elements(b"[" + many(element, most + 1) + b"]")
+
+
+def test_too_many_members_are_refused_without_decoding_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = rawjson.MAX_MEMBERS
+    assert len(rawjson.members(b"{" + keys(most) + b"}")) == most
+    monkeypatch.setattr(rawjson, "_members", Untouched())
+    with pytest.raises(rawjson.NotJson):
+        rawjson.members(b"{" + keys(most + 1) + b"}")
+
+
+def test_commas_in_texts_do_not_count_as_elements() -> None:
+    text = json.dumps('a "quoted", {"brace": [1,2,3]}, ' * 40_000).encode()
+    assert len(rawjson.elements(b"[" + text + b"," + text + b"]")) == 2
+    assert len(rawjson.members(b'{"a":' + text + b"}")) == 1
+
+
+@pytest.mark.parametrize("size", sample([(1 << 20) - 1, (2 << 20) + 3, 3 << 20], 1))
+@pytest.mark.parametrize(
+    "text", ["a", "é", "\U0001f600", "\n", "\\", '"', "\ud83d", "ab\\\u20ac\n", "x" * 99_999 + "\\"]
+)
+def test_long_texts_are_read_in_pieces(text: str, size: int) -> None:
+    whole = text * (size // len(text) + 1)
+    assert rawjson.string(json.dumps(whole).encode()) == whole
+    try:
+        encoded = json.dumps(whole, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return
+    assert rawjson.string(encoded) == whole
+    assert b"".join(rawjson.pieces(encoded)) == encoded
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(many(b'{"role":"user"}', MAX_MESSAGES + 1)),
+        chat(b"", b',"tools":[' + many(b'{"function":{"name":"f"}}', MAX_DEFINITIONS + 1) + b"]"),
+        chat(b"", b',"x":[' + many(b"1", MAX_OTHERS + 2) + b"]"),
+    ],
+    ids=["messages", "tools", "others"],
+)
+def test_requests_beyond_the_bounds_are_unplannable(body: bytes) -> None:
+    with pytest.raises(Unplannable, match="more than"):
+        parse(body)
+
+
+def test_a_model_with_an_endless_name_is_none_of_our_business() -> None:
+    named = b'{"model":"%b","messages":[]}'
+    assert parse(named % (b"m" * (MAX_MODEL - 2))).model
+    with pytest.raises(Unplannable, match="more than"):
+        parse(named % (b"m" * (MAX_MODEL - 1)))
+
+
+def test_many_halves_of_pairs_are_counted_and_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, more = (b'"' + rb"\uD83d" * number + b'"' for number in (MAX_SURROGATES, MAX_SURROGATES + 1))
+    assert len(parse(chat(some)).entries) == 1
+    monkeypatch.setattr(rawjson, "_surrogate", Untouched())
+    with pytest.raises(Unplannable, match="more than"):
+        parse(chat(more))
+
+
+@pytest.mark.parametrize(
+    "unit", sample(["exceed", "exceeds ", "input is ", "context size ", "context size 1", "> ", ">1"], 3)
+)
+@pytest.mark.parametrize("last", ["1" * 9_000 + "+", " " * 9_000, "x"])
+def test_twice_an_error_reply_takes_twice_as_long(unit: str, last: str) -> None:
+    def looked_at(times: int) -> None:
+        said = (unit * (times * 500) + last * times)[:20_000].encode()
+        overflow.is_overflow(400, said)
+        overflow.window(said)
+
+    assert_linear(lambda times: [looked_at(times) for _ in range(20)], 1, 2)
+
+
+def test_messages_with_half_a_surrogate_pair_keep_every_byte() -> None:
+    message = rb'{"role":"user","content":"\ud83d \\ud83d \ud83d\ude00 \\\ud83d"}'
+    assert [bytes(raw) for raw in parse(chat(message)).entries] == [message]
+    assert rawjson.string(rawjson.members(message)["content"]) == "\ud83d \\ud83d \U0001f600 \\\ud83d"
+
+
+# -- replies ----------------------------------------------------------------------------------------------------------
+
+
+def fed(data: bytes, step: int) -> int:
+    decoder = sse.EventDecoder()
+    events = 0
+    for start in range(0, len(data), step):
+        events += len(decoder.feed(data[start : start + step]))
+    return events + len(decoder.flush())
+
+
+EVENTS: dict[str, tuple[int, Callable[[int], bytes]]] = {
+    "byte by byte": (1, lambda size: b'data: {"a":1}\n\n' * (size // 64)),
+    "returns": (1000, lambda size: b"\r" * size),
+    "returns, byte by byte": (1, lambda size: b"\r" * (size // 4)),
+    "one event, byte by byte": (1, lambda size: b"data: " + b"x" * size + b"\n\n"),
+    "one event in pieces": (1000, lambda size: b"data: " + b"x" * (size * 8) + b"\n\n"),
+    "lines of data": (65_536, lambda size: b"data: \n" * size + b"\n"),
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_decoding_events_is_linear(name: str) -> None:
+    step, made = EVENTS[name]
+    assert_linear(lambda data: fed(data, step), made(1 << 16), made(1 << 17))
+
+
+def test_an_event_of_too_many_lines_is_not_parsed() -> None:
+    raw = b"data: \n" * 3 * sse.MAX_LINES + b"\n"
+    assert sse.EventDecoder().feed(raw) == [sse.ServerSentEvent(raw, None)]
+
+
+def deltas(made: Callable[[int], dict[str, object]], number: int) -> list[CallDelta]:
+    return [CallDelta(rawjson.members(json.dumps(made(place)).encode())) for place in range(number)]
+
+
+CALLS: dict[str, Callable[[int], dict[str, object]]] = {
+    "the name again and again": lambda place: {"function": {"name": "write", "arguments": '{"' if not place else "x"}},
+    "braces": lambda place: {"function": {"name": "write", "arguments": '{"a":{' if not place else '"b":{},'}},
+    "the name in pieces": lambda place: {"index": 0, "function": {"name": "ab"[place % 2] * 3}},
+    "other members": lambda place: {"index": 0, f"x{place}": place, "function": {"arguments": "1"}},
+    "calls without end": lambda place: {"index": place, "id": f"c{place}", "function": {"name": "write"}},
+}
+
+
+@pytest.mark.parametrize("names", sample([("grep", "read_file"), ()], 1))
+@pytest.mark.parametrize("name", CALLS)
+def test_joining_pieces_of_tool_calls_is_linear(name: str, names: tuple[str, ...]) -> None:
+    def work(made: list[CallDelta]) -> None:
+        calls = ToolCalls(names, numbered=True)
+        for delta in made:
+            calls.take([delta])
+        calls.settle()
+        for call in calls.all:
+            call.raw()
+
+    assert_linear(work, deltas(CALLS[name], 4_000), deltas(CALLS[name], 8_000))
+
+
+def test_arguments_in_many_pieces_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    members = rawjson.members
+    calls = ToolCalls((), numbered=True)
+    made = deltas(lambda place: {"function": {"name": "f", "arguments": "{}" if place % 2 else " "}}, 1_000)
+    made += deltas(lambda place: {"function": {"name": "g", "arguments": '{"a":"}'}}, 1)
+    made += deltas(lambda place: {"function": {"name": "g", "arguments": "}"}}, 999)
+    monkeypatch.setattr(
+        "proxy.dialects.chat.tool_calls.rawjson.members", lambda raw: parsed.append(raw) or members(raw)
+    )
+    for delta in made:
+        calls.take([delta])
+    assert len(calls.all) == 501, "each that is complete is followed by another, and the last one never is"
+    assert len(parsed) <= len(calls.all)
+
+
+def test_a_text_in_pieces_is_joined_in_linear_time() -> None:
+    def work(number: int) -> None:
+        message = ReplyMessage()
+        for _ in range(number):
+            message.add_text("content", "word ")
+        message.text()
+        msgspec.json.decode(message.history([]) or b"")
+
+    assert_linear(work, 50_000, 100_000)

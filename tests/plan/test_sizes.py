@@ -1,0 +1,76 @@
+"""What the caches count for an entry is about what it takes."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from bench.memory import ANTHROPIC, CHAT, RESPONSES, conversation, request
+from bench.scale import Conversation
+from proxy.dialects import DIALECTS, Dialect
+from proxy.plan.history import History, Terms
+from proxy.plan.plan import Room
+from proxy.policy import Offload
+from proxy.requests.message_cache import MessageCache
+from proxy.tokens import Tokens
+
+SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, Enum, bool, type(None))
+NAMED = {dialect.name: dialect for dialect in DIALECTS}
+HISTORIES = {
+    "chat": (NAMED["chat"], request(CHAT, conversation(7))["messages"]),
+    "responses": (NAMED["responses"], request(RESPONSES, conversation(7))["input"]),
+    "messages": (NAMED["messages"], request(ANTHROPIC, conversation(7))["messages"]),
+    "long": (NAMED["chat"], [json.loads(raw) for raw in Conversation(7, 4_000).messages(100)]),
+}
+
+
+def taken(root: Any, seen: dict[int, Any]) -> int:
+    """The bytes of all objects that are reachable from `root` and not `seen`, as the allocator rounds them.
+
+    `seen` holds the objects by their ids, as the id of one that is gone is soon that of another.
+    """
+    found, left = 0, [root]
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, SHARED) or (isinstance(one, int) and -6 < one < 257):
+            continue
+        seen[id(one)] = one
+        found += (sys.getsizeof(one) + 15) // 16 * 16
+        if isinstance(one, msgspec.Struct):  # some do not tell the collector what they refer to
+            left += [getattr(one, name) for name in one.__struct_fields__]
+        elif not isinstance(one, (str, bytes, int, float)):
+            left += gc.get_referents(one)
+    return found
+
+
+async def read(dialect: Dialect, messages: list[Any]) -> tuple[History, dict[int, Any]]:
+    """A history, and the objects that it shares with others."""
+    terms, shared = Terms("gpt-4.1", Offload(), Room(), 100), dict[int, Any]()
+    for known in (terms, await MessageCache(Tokens()).past(dialect, [], terms)):
+        taken(known, shared)
+    return await MessageCache(Tokens()).past(
+        dialect, [Raw(json.dumps(one).encode()) for one in messages], terms
+    ), shared
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+async def test_the_sizes_of_messages_and_histories_are_right_within_15_percent(name: str) -> None:
+    history, shared = await read(*HISTORIES[name])
+    messages = taken(list(history.measured), shared)
+    assert sum(message.size() for message in history.measured) == pytest.approx(messages, rel=0.15)
+    assert history.fold
+    assert history.size() == pytest.approx(messages + taken(history, shared), rel=0.15)
+
+
+async def test_a_history_without_a_plan_takes_no_more_than_is_counted() -> None:
+    history, shared = await read(NAMED["chat"], [{"role": "user", "content": f"hello {i}"} for i in range(4)])
+    assert history.fold is None
+    assert taken(history, shared) < history.size() < 8_000

@@ -1,0 +1,230 @@
+"""Which files a path means, and where a pattern matches in them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.tools import search
+from proxy.tools.search import LEAD, LONG_LINE, Files, Find, LineMatch, below, fitting, named, relative
+from tests.doubling import assert_linear
+
+FILES = ("/context_store/a.txt", "/context_store/b.json", "/context_store/sub/a.json", "/other/c.txt")
+
+
+def matches(files: Files, paths: list[str], find: Find) -> list[LineMatch]:
+    return [match for match in search.matches(files, paths, find) if match is not None]
+
+
+def find_in(pattern: str) -> Find:
+    """The standard library's engine behind the interface; `tests/test_regex.py` has the real one."""
+    compiled = re.compile(pattern.encode(), re.M | re.I)
+
+    def find(data: bytes, start: int) -> int:
+        match = compiled.search(data, start)
+        return match.start() if match else -1
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("path", "file"),
+    [
+        ("/context_store/a.txt", "/context_store/a.txt"),
+        ("context_store/a.txt", "/context_store/a.txt"),
+        ("./context_store/a.txt", "/context_store/a.txt"),
+        (" /context_store/a.txt/ ", "/context_store/a.txt"),
+        ("a.txt", "/context_store/a.txt"),
+        ("./a.txt", "/context_store/a.txt"),
+        ("sub/a.json", "/context_store/sub/a.json"),
+        ("c.txt", "/other/c.txt"),
+        ("txt", None),
+        (".txt", None),
+        ("A.TXT", None),
+        ("", None),
+        (".", None),
+        ("/", None),
+        ("/context_store", None),
+        ("/context_store/../other/c.txt", None),
+        ("../c.txt", None),
+        ("/etc/passwd", None),
+        ("a.txt\0", None),
+    ],
+)
+def test_a_path_names_one_file(path: str, file: str | None) -> None:
+    assert named(path, FILES) == file
+
+
+def test_a_name_that_two_files_have_is_ambiguous() -> None:
+    assert named("a.txt", ["/x/a.txt", "/y/a.txt"]) is None
+    assert named("x/a.txt", ["/x/a.txt", "/y/x/a.txt"]) == "/x/a.txt", "the whole path goes before a part of one"
+    assert named("a", ["/a", "a/"]) is None
+    assert named("/a", ["/a", "a"]) == "/a"
+
+
+@pytest.mark.parametrize(
+    ("directory", "files"),
+    [
+        ("/context_store", FILES[:3]),
+        ("/context_store/", FILES[:3]),
+        ("context_store", FILES[:3]),
+        ("./context_store//", FILES[:3]),
+        ("sub", FILES[2:3]),
+        ("/context_store/sub/", FILES[2:3]),
+        ("", FILES),
+        (".", FILES),
+        ("/", FILES),
+        ("/context", ()),
+        ("/context_store/a.txt", ()),
+        ("..", ()),
+    ],
+)
+def test_a_directory_names_the_files_below_it(directory: str, files: tuple[str, ...]) -> None:
+    assert below(directory, FILES) == list(files)
+
+
+@pytest.mark.parametrize(
+    ("glob", "files"),
+    [
+        ("*.txt", [FILES[0], FILES[3]]),
+        ("**/*.txt", [FILES[0], FILES[3]]),
+        ("./*.json", [FILES[1], FILES[2]]),
+        ("sub/*", [FILES[2]]),
+        ("*", list(FILES)),
+        ("[ab].*", list(FILES[:3])),
+        ("[", []),
+        ("*.TXT", []),
+    ],
+)
+def test_which_paths_a_glob_matches(glob: str, files: list[str]) -> None:
+    assert fitting(glob, FILES, "/context_store") == files
+
+
+def test_paths_are_shown_from_the_directory() -> None:
+    assert [relative(path, "/context_store/") for path in FILES] == ["a.txt", "b.json", "sub/a.json", "other/c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "lines"),
+    [
+        ("one\ntwo\nthree", "t", [(2, 0, "two"), (3, 0, "three")]),
+        ("aXbX\n", "x", [(1, 1, "aXbX")]),
+        ("a\r\nb\r\n", "b", [(2, 0, "b")]),
+        ("a\u2028b\nb", "b", [(1, 2, "a\u2028b"), (2, 0, "b")]),
+        ("é中x\n😀x", "x", [(1, 2, "é中x"), (2, 1, "😀x")]),
+        ("a\n\nb\n", "^$", [(2, 0, "")]),
+        ("a\nb", "$", [(1, 1, "a"), (2, 1, "b")]),
+        ("a\nb\n", "", [(1, 0, "a"), (2, 0, "b")]),
+        ("", "", []),
+        ("\n", "", [(1, 0, "")]),
+        ("x\0y", "y", [(1, 2, "x\0y")]),
+        ("\ud800x", "x", [(1, 1, "?x")]),
+        ("abc", "z", []),
+    ],
+)
+def test_search_returns_matching_lines_with_numbers(text: str, pattern: str, lines: list[tuple[int, int, str]]) -> None:
+    found = matches({"f": text}, ["f"], find_in(pattern))
+    assert [(match.line, match.column, match.text) for match in found] == lines
+
+
+def test_files_keep_their_order() -> None:
+    files = {"b": "x", "a": "x\nx", "c": "x"}
+    found = matches(files, ["b", "a"], find_in("x"))
+    assert [(match.path, match.line) for match in found] == [("b", 1), ("a", 1), ("a", 2)]
+
+
+def test_a_line_of_500_characters_is_shown_whole() -> None:
+    line = "é" * (LONG_LINE - 1) + "x"
+    assert list(matches({"f": line}, ["f"], find_in("x"))) == [LineMatch("f", 1, LONG_LINE - 1, line)]
+
+
+def test_a_longer_line_shows_windows() -> None:
+    line = "x" + "é" * 499 + "x" + "中" * 599 + "x" + "é" * 20
+    found = list(matches({"f": f"a\n{line}\nb"}, ["f"], find_in("x")))
+    assert [(match.line, match.column, match.windowed) for match in found] == [
+        (2, 0, True),
+        (2, 500, True),
+        (2, 1100, True),
+    ]
+    assert found[0].text == line[:LONG_LINE] + "…"
+    assert found[1].text == "…" + line[500 - LEAD : 850] + "…"
+    assert found[2].text == "…" + line[1100 - LEAD :]
+
+
+def test_a_long_line_has_no_more_windows_than_matches() -> None:
+    line = "x" + "é" * 2000
+    assert list(matches({"f": line}, ["f"], find_in("x"))) == [
+        LineMatch("f", 1, 0, line[:LONG_LINE] + "…", windowed=True)
+    ]
+
+
+def test_matches_within_one_window_count_once() -> None:
+    found = list(matches({"f": "ab" * 1000}, ["f"], find_in("a")))
+    assert [match.column for match in found] == [0, 500, 850, 1200, 1550, 1900]
+
+
+def test_an_empty_match_within_a_character() -> None:
+    assert list(matches({"f": "aé"}, ["f"], lambda data, start: 2)) == [LineMatch("f", 1, 1, "aé")]
+
+
+def test_lines_without_a_match_are_skipped_unread() -> None:
+    calls = []
+
+    def find(data: bytes, start: int) -> int:
+        calls.append(start)
+        return data.find(b"needle", start)
+
+    list(matches({"f": "hay\n" * 10_000 + "needle\n" + "hay\n" * 10_000}, ["f"], find))
+    assert len(calls) == 2
+
+
+@given(text=st.text(alphabet="aéx中\n\r\u2028"), needle=st.sampled_from("aéx中"))
+def test_finds_what_a_search_line_by_line_finds(text: str, needle: str) -> None:
+    expected = [
+        (number, line.index(needle), line.removesuffix("\r"))
+        for number, line in enumerate(text.split("\n"), 1)
+        if needle in line
+    ]
+    found = matches({"f": text}, ["f"], lambda data, start: data.find(needle.encode(), start))
+    assert [(match.line, match.column, match.text) for match in found] == expected
+
+
+@given(parts=st.lists(st.text(alphabet="éa中", min_size=1, max_size=900), min_size=1, max_size=6))
+def test_every_needle_of_a_long_line_is_in_a_window(parts: list[str]) -> None:
+    line = "é" * LONG_LINE + "x".join(["", *parts, ""])
+    found = list(matches({"f": line}, ["f"], lambda data, start: data.find(b"x", start)))
+    assert all(line[match.column] == "x" and match.text.strip("…") in line for match in found)
+    windows = [(max(0, match.column - LEAD), max(0, match.column - LEAD) + LONG_LINE) for match in found]
+    for column in (index for index, character in enumerate(line) if character == "x"):
+        assert any(start <= column < stop for start, stop in windows)
+
+
+def test_a_search_that_pauses_finds_the_same() -> None:
+    """`~offset`: nothing up to there, ask again."""
+    data = "".join(f"{number} {'x' if number % 7 == 0 else 'y'}\n" for number in range(100))
+    whole = find_in("x")
+
+    def pausing(data: bytes, start: int) -> int:
+        stop = data.find(b"\n", start) + 1
+        found = whole(data[:stop], start)
+        return found if found >= 0 or stop == len(data) else ~stop
+
+    assert matches({"f": data}, ["f"], pausing) == matches({"f": data}, ["f"], whole)
+    assert sum(match is None for match in search.matches({"f": data}, ["f"], pausing)) > 80
+
+
+MANY_LINES = {"f": "ab\n" * 100_000}
+LONG = {"f": "é" * 150_000 + "ab" * 150_000}
+MANY_FILES = {f"{number}": "ab\n" * 3 for number in range(20_000)}
+
+
+@pytest.mark.parametrize("files", [MANY_LINES, LONG, MANY_FILES], ids=["lines", "one line", "files"])
+@pytest.mark.parametrize("pattern", ["b", "x*", "c"])
+def test_searching_is_linear_in_the_text(files: dict[str, str], pattern: str) -> None:
+    find = find_in(pattern)
+    more = {f"{path}'": text for path, text in files.items()}
+    twice = files | more if len(files) > 1 else {"f": files["f"] * 2}
+    assert_linear(lambda files: matches(files, list(files), find), files, twice)
