@@ -69,18 +69,6 @@ def test_modules_on_the_architecture_page_exist() -> None:
     assert set(re.findall(r"`(proxy(?:\.\w+)+)`", ARCHITECTURE)) <= MODULES
 
 
-def test_modules_of_each_package_on_the_architecture_page_exist() -> None:
-    for packages, contents in re.findall(r"^\| (`proxy\..*?) \| (.*) \|$", ARCHITECTURE, re.MULTILINE):
-        homes = re.findall(r"`([\w.]+)`", packages)
-        for name in re.findall(r"`(\w+)`", contents):
-            assert any(f"{home}.{name}" in MODULES for home in homes), name
-
-
-def test_every_top_level_module_is_on_the_architecture_page() -> None:
-    top = {name for name in MODULES if name.count(".") == 1 and not name.endswith("__")}
-    assert top <= set(re.findall(r"`(proxy\.\w+)`", ARCHITECTURE))
-
-
 @each_page
 def test_files_named_in_the_docs_exist(name: str) -> None:
     for path, test in re.findall(r"`((?:proxy|tests|docs|policies)/[\w./-]+?)(?:::(\w+))?`", PAGES[name]):
@@ -94,7 +82,9 @@ def test_flags_headers_and_metrics_in_the_docs_exist(name: str) -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "proxy").rglob("*.py"))
     for word in {*re.findall(r"x-offload-[a-z-]*[a-z]", page), *re.findall(r"offload_\w+_total", page)}:
         assert word.removeprefix("offload_").removesuffix("_total") in sources, word
-    tools = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    tools = "".join(
+        path.read_text(encoding="utf-8") for place in ("tests", "bench") for path in (ROOT / place).rglob("*.py")
+    )
     for flag in re.findall(r"(?<=`--)[a-z-]+", page):
         assert flag in sources or flag.replace("-", "_") in sources or f'"--{flag}"' in tools, flag
 
@@ -108,7 +98,7 @@ def test_make_targets_in_the_docs_exist(name: str) -> None:
 
 @each_page
 def test_modules_run_in_the_docs_exist(name: str) -> None:
-    for module in re.findall(r"`python -m (tests\.\w+(?:\.\w+)?)", PAGES[name]):
+    for module in re.findall(r"`python -m ((?:tests|bench)\.\w+(?:\.\w+)?)", PAGES[name]):
         assert any((ROOT / f"{module.replace('.', '/')}{end}").is_file() for end in (".py", "/__main__.py")), module
 
 
