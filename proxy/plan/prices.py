@@ -1,67 +1,199 @@
-"""What providers charge for cached input, for policies that do not say. Plain input is 1."""
+"""What providers charge for input, for policies that do not say: the one table of prices.
+
+Reads and writes of a cache are in the price of plain input, which is 1; `input_price` is in USD for a million tokens.
+The model's name finds the row, because a gateway can have any address. Models with public weights are found by their
+provider's host only, because anybody may serve them.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import re
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
 
 
-class CachePrices(msgspec.Struct, frozen=True):
-    """The prices of upstreams at these hosts, and where they were read."""
+class Prices(msgspec.Struct, frozen=True):
+    """What the input of some models costs, and where that was read."""
 
-    name: str
-    hosts: tuple[str, ...]
+    models: str
+    """What they are called, with spaces between; in a result, also "this machine" or "unknown"."""
     cached_read: float
     cache_write: float
+    input_price: float | None = None
+    """None: the list does not say."""
+    long_above: int | None = None
+    """Above this many tokens, all input of a request costs `long_factor` times as much."""
+    long_factor: float = 2.0
+    source: str = ""
+    """Where and in which month this was read."""
+
+    def factor(self, prompt: int) -> float:
+        """How many times the usual price a prompt of so many tokens costs."""
+        return self.long_factor if self.long_above is not None and prompt > self.long_above else 1.0
+
+
+class PriceList(msgspec.Struct, frozen=True):
+    """One provider's prices. `newest` is for models that the list does not name."""
+
+    provider: str
+    hosts: tuple[str, ...]
+    anywhere: tuple[str, ...]
+    """How its models' names begin, if only this provider has them, wherever they are served."""
     source: str
-    seen: str
-    """The month in which the source said so."""
+    newest: Prices
+    named: tuple[Prices, ...]
 
 
-OWN_SERVERS = CachePrices("your own servers", (), 0.0, 1.0, "no price list: reading a cache takes no time", "2026-11")
-"""For hosts without a domain and for private addresses: only what is written takes time."""
+_LONG = 272_000
 
-PRICES = (
-    CachePrices("OpenAI", ("openai.com",), 0.1, 1.0, "https://developers.openai.com/api/docs/pricing", "2026-11"),
-    CachePrices(
-        "Anthropic",
-        ("anthropic.com",),
-        0.1,
-        1.25,
-        "https://platform.claude.com/docs/en/build-with-claude/prompt-caching",
-        "2026-11",
+PRICE_LISTS = (
+    PriceList(
+        "OpenAI",
+        ("openai.com", "openai.azure.com"),
+        ("gpt-3.5", "gpt-4", "gpt-4o", "gpt-4.1", "gpt-5", "gpt-6", "o1", "o3", "o4"),
+        "https://developers.openai.com/api/docs/pricing, 2026-11",
+        Prices("gpt-5.6 and newer", 0.1, 1.25, None, _LONG),
+        (
+            Prices("gpt-6.1-sol gpt-6.2-sol", 0.05, 1.25, 2.0, _LONG),
+            Prices("gpt-6-astra", 0.1, 1.25, 10.0, _LONG),
+            Prices("gpt-6-sol gpt-5.6-terra", 0.1, 1.25, 2.0, _LONG),
+            Prices("gpt-6-luna", 0.1, 1.25, 0.1, _LONG),
+            Prices("gpt-5.6-luna", 0.1, 1.25, 0.2, _LONG),
+            Prices("gpt-5.6 gpt-5.6-sol", 0.1, 1.25, 4.0, _LONG),
+            Prices("gpt-5.5", 0.1, 1.0, 5.0, _LONG),
+            Prices("gpt-5.4", 0.1, 1.0, 2.5, _LONG),
+            Prices("gpt-5.4-mini", 0.1, 1.0, 0.75),
+            Prices("gpt-5.4-nano", 0.1, 1.0, 0.2),
+            Prices("gpt-5.4-pro gpt-5.5-pro", 1.0, 1.0, 30.0, _LONG),
+            Prices("gpt-5.2 gpt-5.3", 0.1, 1.0, 1.75),
+            Prices("gpt-5 gpt-5.1", 0.1, 1.0, 1.25),
+            Prices("gpt-5-mini gpt-5.1-codex-mini", 0.1, 1.0, 0.25),
+            Prices("gpt-5-nano", 0.1, 1.0, 0.05),
+            Prices("gpt-4.1 o3", 0.25, 1.0, 2.0),
+            Prices("gpt-4.1-mini", 0.25, 1.0, 0.4),
+            Prices("gpt-4.1-nano", 0.25, 1.0, 0.1),
+            Prices("o4-mini", 0.25, 1.0, 1.1),
+            Prices("gpt-4o", 0.5, 1.0, 2.5),
+            Prices("gpt-4o-mini", 0.5, 1.0, 0.15),
+            Prices("o1", 0.5, 1.0, 15.0),
+            Prices("o1-mini o3-mini", 0.5, 1.0, 1.1),
+            Prices("gpt-3.5 gpt-4", 1.0, 1.0),  # these have no cache
+        ),
     ),
-    CachePrices(
+    PriceList(
+        "Anthropic",
+        ("anthropic.com", "claude.com"),
+        ("claude",),
+        "https://platform.claude.com/docs/en/about-claude/pricing, 2026-11",
+        Prices("claude", 0.1, 1.25),
+        (
+            Prices("fable-5.1 mythos-5.1", 0.025, 1.25, 10.0),
+            Prices("fable-5 mythos-5", 0.1, 1.25, 10.0),
+            Prices("opus-5.5", 0.05, 1.25, 4.0),
+            Prices("opus-5 opus-4.8 opus-4.7 opus-4.6 opus-4.5", 0.1, 1.25, 5.0),
+            Prices("opus-4.1 opus-4 3-opus", 0.1, 1.25, 15.0),
+            Prices("sonnet-5.5", 0.05, 1.25, 2.0),
+            Prices("sonnet-5", 0.1, 1.25, 2.0),
+            Prices("sonnet-4.6 sonnet-4.5 sonnet-4 3.7-sonnet 3.5-sonnet", 0.1, 1.25, 3.0),
+            Prices("haiku-5.5", 0.1, 1.25, 0.1, 100_000, 5.0),
+            Prices("haiku-4.5", 0.1, 1.25, 1.0),
+            Prices("3.5-haiku", 0.1, 1.25, 0.8),
+        ),
+    ),
+    PriceList(
         "Gemini",
         ("googleapis.com",),
-        0.1,
-        1.0,
-        "https://docs.cloud.google.com/gemini-enterprise-agent-platform/models/context-cache/context-cache-overview",
-        "2026-11",
+        ("gemini",),
+        "https://ai.google.dev/gemini-api/docs/pricing, 2026-10",
+        Prices("gemini", 0.1, 1.0),
+        (
+            Prices("gemini-3.8-flash", 0.1, 1.0, 0.75),
+            Prices("gemini-3.5-flash", 0.1, 1.0, 1.5),
+            Prices("gemini-3-flash", 0.1, 1.0, 0.5),
+            Prices("gemini-3-pro gemini-3.1-pro", 0.1, 1.0, 2.0, 200_000),
+            Prices("gemini-2.5-pro", 0.1, 1.0, 1.25, 200_000),
+            Prices("gemini-2.5-flash", 0.1, 1.0, 0.3),
+            Prices("gemini-2.5-flash-lite", 0.1, 1.0, 0.1),
+        ),
     ),
-    CachePrices(
-        "DeepSeek", ("deepseek.com",), 0.03, 1.0, "https://api-docs.deepseek.com/quick_start/pricing", "2026-10"
+    PriceList(
+        "xAI",
+        ("x.ai",),
+        ("grok",),
+        "https://docs.x.ai/developers/models, 2026-11",
+        Prices("grok", 0.25, 1.0),
+        (
+            Prices("grok-4.5 grok-4.6", 0.25, 1.0, 2.0, 200_000),
+            Prices("grok-4.3", 0.16, 1.0, 1.25, 200_000),
+        ),
+    ),
+    PriceList(
+        "DeepSeek",
+        ("deepseek.com",),
+        (),
+        "https://api-docs.deepseek.com/quick_start/pricing (off-peak), 2026-11",
+        Prices("deepseek", 0.02, 1.0),
+        (
+            Prices("deepseek-flash deepseek-v4-flash", 0.02, 1.0, 0.15),
+            Prices("deepseek-v4-pro", 0.033, 1.0, 0.66),
+        ),
     ),
 )
-"""By provider: for the newest models, as a provider's older ones cost more to read."""
+
+FREE = Prices("this machine", 0.0, 1.0, source="no price list: reading a cache takes no time")
+"""For loopback. A server elsewhere may be a gateway, and then reading is not free."""
+ASSUMED = Prices("unknown", 0.1, 1.25, source="no price list: assumed are the dearest ones' prices")
+"""For models of no list."""
+_NAME = 200
+"""Characters of a model's name that are looked at."""
+_OTHER = r"-(\d|mini|nano|lite|pro)"
+_DATE = re.compile(r"-?20\d\d-?[01]\d-?[0-3]\d")
 
 
-def prices_of(base_url: str) -> CachePrices | None:
-    """Return the prices of an upstream at this address; None if its host is not in the table."""
+def price_of(base_url: str, model: str = "") -> Prices:
+    """Return what this model's input costs at this address. Without a model: what the host's newest models cost."""
     try:
         host = urlsplit(base_url).hostname or ""
     except ValueError:
-        return None  # no address; whoever checks the policy names its place
-    for prices in PRICES:
-        if any(host == one or host.endswith(f".{one}") for one in prices.hosts):
-            return prices
-    return OWN_SERVERS if _is_private(host) else None
+        return ASSUMED  # no address; whoever checks the policy names its place
+    return FREE if is_loopback(host) else _looked_up(host, model[:_NAME].lower())
 
 
-def _is_private(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether this host name or address is the machine itself."""
     try:
-        return ipaddress.ip_address(host).is_private
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return bool(host) and "." not in host
+        return host == "localhost" or host.endswith(".localhost")
+
+
+@lru_cache(maxsize=1024)
+def _looked_up(host: str, model: str) -> Prices:
+    model = _plain(_DATE.sub("", model))
+    for prices in PRICE_LISTS:
+        if any(host == one or host.endswith(f".{one}") for one in prices.hosts):
+            return _priced(prices, model)
+    for prices in PRICE_LISTS:
+        if any(re.search(rf"(?<![a-z0-9]){_plain(start)}(?![a-z0-9])", model) for start in prices.anywhere):
+            return _priced(prices, model)
+    return ASSUMED
+
+
+def _priced(prices: PriceList, model: str) -> Prices:
+    """The row with the longest name in this model's. `gpt-5` is not in `gpt-5-7` or `gpt-5-mini`: other models."""
+    found = [
+        (len(name), row)
+        for row in prices.named
+        for name in map(_plain, row.models.split())
+        if re.search(rf"(?<![a-z0-9]){name}(?![a-z0-9]|{_OTHER})", model)
+    ]
+    row = max(found, key=lambda one: one[0])[1] if found else prices.newest
+    return msgspec.structs.replace(row, source=prices.source)
+
+
+def _plain(name: str) -> str:
+    """The name with one spelling of versions: `claude-opus-4.5` and `claude-opus-4-5` are the same."""
+    return re.sub(r"[._@]", "-", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.plan.prices import prices_of
+from proxy.plan.prices import price_of
 from proxy.policy import Inject, Mode, Profile
 
 PROFILES: Mapping[Profile, Mapping[str, Any]] = {
@@ -53,6 +53,6 @@ def presets(offload: Mapping[str, Any], base_url: str = "") -> dict[str, Mapping
     chosen |= {key: None for key, leading in FOLLOWING.items() if leading in offload}
     if offload.get("mode") == Mode.COMPRESS:
         chosen["hard_total_tokens"] = None  # without results that move, nothing is saved that could pay for a summary
-    if known := prices_of(base_url):
-        chosen |= {"cached_read": known.cached_read, "cache_write": known.cache_write}
+    known = price_of(base_url)
+    chosen |= {"cached_read": known.cached_read, "cache_write": known.cache_write}
     return {"offload": chosen, "tools": LATER if profile == Profile.CAREFUL else {}}

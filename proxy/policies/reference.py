@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.plan.prices import OWN_SERVERS, PRICES
+from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
 from proxy.plan.profiles import PLAN_2_ONLY, presets
 from proxy.policies.format import schema
 from proxy.policy import Offload, Profile, Tools
@@ -87,9 +87,9 @@ policies as long as older ones run beside it (they refuse the key, and keep the 
 when all run the new one.
 
 {profiles}
-The prices `cached_read` and `cache_write` follow the upstream's host where the policy does not say otherwise, under
-plan 1 excepted. Set them for older models, which cost more to read, and for hosts that are not listed, for which
-0.1 and 1.25 count.
+Prices that a policy leaves out come from this table. The upstream's host finds the list, or the model's name where
+the host is in no list, such as a gateway's. Reading is free on this machine only. Above some tokens a whole request
+costs twice as much, of `haiku-5.5` five times.
 
 {prices}
 `offload-proxy check --reference` generates everything below from the schema.
@@ -146,12 +146,16 @@ def _shown(key: str, offload: Offload) -> str:
 
 
 def _prices() -> str:
+    lists = ((one.provider, one.source, (*one.named, one.newest)) for one in PRICE_LISTS)
+    others = ((one.models, one.source, (one,)) for one in (FREE, ASSUMED))
     rows = [
-        f"| {one.name} | {', '.join(one.hosts) or 'no domain, or a private address'} | {one.cached_read} | "
-        f"{one.cache_write} | {one.source}, {one.seen} |\n"
-        for one in (*PRICES, OWN_SERVERS)
+        f"| {provider if row is named[0] else ''} | {row.models} | {row.cached_read} | {row.cache_write} | "
+        f"{row.input_price or ''} | {row.long_above or ''} | {source if row is named[0] else ''} |\n"
+        for provider, source, named in (*lists, *others)
+        for row in named
     ]
-    return "| upstream | host | `cached_read` | `cache_write` | source |\n|---|---|---|---|---|\n" + "".join(rows)
+    head = "| list | models | `cached_read` | `cache_write` | `input_price` | dearer above | source |\n"
+    return head + f"{'|---' * 7}|\n" + "".join(rows)
 
 
 def _section(name: str, definitions: Mapping[str, Definition]) -> Iterator[str]:

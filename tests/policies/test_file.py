@@ -35,8 +35,7 @@ DIGEST = "0cf11aba70590ecf45f06e6a47b6ba1d3d9f3c6f62a8d19ad9d5fd2b7a0c9c52"
 ENVIRONMENT = {"CLIENT": "sk-client", "KEY": "sk-upstream", "EMPTY": "", "NEWLINE": "sk-x\n", "UMLAUT": "schlüssel"}
 KEYED = "api_keys: [{env: CLIENT}]\n"
 
-# The default upstream's host is in the table of prices.
-DEFAULTS = Policy(offload=Offload(cache_write=1.0))
+DEFAULTS = Policy()
 
 # The example of the design, every key of it.
 WHOLE = f"""
@@ -337,12 +336,12 @@ def test_keys_without_effect_are_named(text: str, warnings: list[str]) -> None:
 @pytest.mark.parametrize(
     ("address", "prices"),
     [
-        ("https://api.openai.com/v1", (0.1, 1.0)),
+        ("https://api.openai.com/v1", (0.1, 1.25)),
         ("https://api.anthropic.com", (0.1, 1.25)),
         ("https://generativelanguage.googleapis.com/v1beta/openai", (0.1, 1.0)),
-        ("https://api.deepseek.com", (0.03, 1.0)),
+        ("https://api.deepseek.com", (0.02, 1.0)),
         ("http://127.0.0.1:8080/v1", (0.0, 1.0)),
-        ("http://vllm:8000/v1", (0.0, 1.0)),
+        ("http://vllm:8000/v1", (0.1, 1.25)),
         ("http://[::1]:8000/v1", (0.0, 1.0)),
         ("https://notopenai.com", (0.1, 1.25)),
         ("https://api.openai.com.example.org", (0.1, 1.25)),
@@ -360,9 +359,9 @@ def test_under_plan_2_prices_follow_the_upstream(address: str, prices: tuple[flo
 
 
 def test_each_apis_upstream_has_its_own_prices() -> None:
-    text = "offload: {plan: 2}\nupstreams: {messages: {base_url: 'https://api.anthropic.com'}}"
-    assert taken(text, "default").offload.cache_write == 1.0
-    assert taken(text, "default").for_api("messages").offload.cache_write == 1.25
+    text = "offload: {plan: 2}\nupstreams: {chat: {base_url: 'https://api.x.ai/v1'}}"
+    assert taken(text, "default").offload.cached_read == 0.1
+    assert taken(text, "default").for_api("chat").offload.cached_read == 0.25
 
 
 def test_a_rule_may_have_a_profile_of_its_own() -> None:
