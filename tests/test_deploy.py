@@ -20,7 +20,7 @@ from proxy.server.app import LEAST_GRACE
 from proxy.server.runner import GRACE
 from proxy.settings import Settings, read
 from proxy.stores import guarded, local
-from proxy.upstream import pool
+from proxy.upstream import client
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "docs" / "deploy"
@@ -164,6 +164,6 @@ def test_the_image_has_every_package_that_the_proxy_needs(extras: tuple[str, ...
 def test_the_bounds_of_closing_fit_into_the_grace() -> None:
     """One stage after the other, each with something that hangs: the last one still logs what hangs."""
     captured = 2 * captures.CLOSING  # for what waits, and for what is being written
-    closing = LEAST_GRACE + captured + pool.CLOSING + guarded.CLOSING + writer.CLOSING
+    closing = LEAST_GRACE + captured + client.CLOSING + guarded.CLOSING + writer.CLOSING
     assert closing < GRACE
     assert local.CLOSE_SECONDS < guarded.CLOSING

@@ -17,7 +17,7 @@ from proxy.operations.caller_files import CallerFiles
 from proxy.operations.envelope import OperationReply, refusal
 from proxy.requests.passthrough import served
 from proxy.telemetry.outcome import Kind, Outcome
-from proxy.upstream.content_encoding import decoded
+from proxy.upstream.codings import decoded
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant

@@ -48,7 +48,7 @@ from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, fo
 from proxy.requests.upstream_limits import TELLING
 from proxy.requests.wishes import held_back, observes
 from proxy.telemetry.outcome import Holdout, Kind
-from proxy.upstream.content_encoding import decoded
+from proxy.upstream.codings import decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
 if TYPE_CHECKING:

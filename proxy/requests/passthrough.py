@@ -13,7 +13,7 @@ from proxy.errors import BadEncoding, Fault, ProxyError, UpstreamFault
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.client import UpstreamReply, UpstreamRequest
-from proxy.upstream.content_encoding import ContentDecoder, reply_decoder
+from proxy.upstream.codings import ContentDecoder, reply_decoder
 from proxy.upstream.headers import Header, reply_headers, request_headers, url_for
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from proxy.requests import passthrough
 from proxy.requests.client_line import HEARTBEAT, ClientLine
 from proxy.requests.exchange import Exchange
 from proxy.requests.retries import RETRIES, is_passing, pause
-from proxy.upstream import content_encoding
+from proxy.upstream import codings
 from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
 
@@ -72,7 +72,7 @@ class Refusal(OffloadError):
             return self._error
         encoding = b",".join(self.headers.get_all(b"content-encoding"))
         try:
-            return content_encoding.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
+            return codings.beginning(self.body, encoding.decode("latin-1"), REFUSAL_LIMIT)
         except BadEncoding:
             return self.body
 

@@ -1,15 +1,29 @@
-"""Sends requests to upstream and reads the replies as raw bytes, with timeouts, and raises our own errors."""
+"""Sends requests to upstream over an aiohttp session, and raises our own errors.
+
+The session keeps connections and nothing else: no cookies, redirects or decompression, and no headers of its own.
+
+A pooled connection may break because upstream closed it while it was idle. Then the request is sent once more, on a new
+connection. HTTP allows a proxy to repeat a POST only if it knows that the first one was not applied (RFC 9110, 9.2.2);
+a server that closes an idle connection does not say so, but nearly always it is that, and browsers and curl repeat any
+method then. A body that is streamed is not kept, and so always gets a new connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
+from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+from weakref import WeakSet
 
 import aiohttp
+import certifi
 import msgspec
+from yarl import URL
 
 from proxy.errors import (
     BadEncoding,
@@ -18,15 +32,15 @@ from proxy.errors import (
     UpstreamFault,
     UpstreamSilent,
     UpstreamUnreachable,
+    UserMistake,
 )
-from proxy.upstream.connections import Exhausted
-from proxy.upstream.content_encoding import reply_decoder
-from proxy.upstream.egress import Routes, certificates
+from proxy.upstream.codings import reply_decoder
 from proxy.upstream.headers import Headers
-from proxy.upstream.pool import ConnectionPool, Content, Stale, UpstreamResponse
 from proxy.upstream.traffic import Traffic
 
 if TYPE_CHECKING:
+    from aiohttp.connector import Connection
+
     from proxy.settings import Settings
 
 _BREATH = 0.002
@@ -35,9 +49,24 @@ _BREATH = 0.002
 _PIECE = 16 * 1024
 """Bytes of a reply that are passed on at once. So many may hold thousands of events."""
 
+_HEAD_LIMIT, _MAX_HEADERS = 256 * 1024, 1_000
+"""Bytes of one line of a reply's head, and its most lines. Gateways in front of models exceed aiohttp's defaults."""
+
+_KEPT_ALIVE = 15.0
+"""Seconds that an idle connection stays in the pool."""
+
+_STALE_WITHIN = 2.0
+"""If a pooled connection breaks within this many seconds, its request is sent again: we learn within a round trip that
+the server had closed it. If it breaks later, the server may have worked on the request."""
+
+CLOSING = 0.25
+"""Seconds at the end for connections to close. One whose upstream reads nothing stays open until all is sent."""
+
+_WITHOUT_BODY = frozenset(("GET", "HEAD", "OPTIONS", "TRACE"))
+
 
 class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `url` and headers are sent byte for byte, the headers in their order.
+    """One request. Path, query and headers are sent as written; the headers must not have hop-by-hop ones.
 
     A body that is an iterator is sent as it arrives, with the `content-length` among the headers, or else chunked.
     Timeouts are in seconds. `first_byte_timeout` counts from the end of a streamed body, otherwise from the connection;
@@ -67,43 +96,54 @@ class UpstreamReply(AsyncIterator[bytes]):
     UpstreamBroken.
     """
 
-    def __init__(self, answer: UpstreamResponse, idle_timeout: float, url: str) -> None:
-        self.status = answer.status
-        self.headers = answer.headers
-        self._answer = answer
+    def __init__(self, response: aiohttp.ClientResponse, idle_timeout: float, url: str) -> None:
+        self.status = response.status
+        self.headers = Headers(response.raw_headers)
+        self._response = response
+        self._content = response.content
         self._idle_timeout = idle_timeout
         self._url = url
         self.closed: Callable[[], None] | None = None
         """Called once, when the reply is closed."""
-
-    @property
-    def timed_out_idle(self) -> bool:
-        """See `UpstreamResponse.timed_out_idle`."""
-        return self._answer.timed_out_idle
+        self._gone: asyncio.Future[None] | None = None
+        if response.connection is not None and (protocol := response.connection.protocol) is not None:
+            protocol.read_timeout = idle_timeout
+            protocol.start_timeout()
+            if gone := protocol.closed:
+                self._gone = gone
+                gone.add_done_callback(self._lost)
 
     @property
     def ended(self) -> bool:
         """Whether the body is known to have ended."""
-        return self._answer.content.at_eof()
+        return self._content.at_eof()
 
     async def __anext__(self) -> bytes:
-        content = self._answer.content
         try:
-            while not content.at_eof():
-                if chunk := content.read_nowait() or await self._answer.next(self._idle_timeout):
-                    return chunk
+            chunk = await self._content.readany()
         except TimeoutError as error:
             raise _silent(f"Upstream sent nothing for {self._idle_timeout:g} s", self._url) from error
         except aiohttp.ClientError as error:
             raise _translated(error, self._url) from error
-        raise StopAsyncIteration
+        except (aiohttp.http.HttpProcessingError, RuntimeError) as error:  # a broken chunk, now or before this call
+            raise _translated(aiohttp.ClientPayloadError("a broken chunk"), self._url) from error
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
 
     async def aclose(self) -> None:
         """Release the connection: it goes back to the pool if the whole reply was read, and is closed otherwise."""
-        self._answer.close()
+        if self._gone is not None:
+            self._gone.remove_done_callback(self._lost)
+        self._response.close()
         if self.closed is not None:
             closed, self.closed = self.closed, None
             closed()
+
+    def _lost(self, _: object) -> None:
+        """Tell whoever waits for more. At a broken chunk, aiohttp closes the connection and does not say so."""
+        if not self._content.is_eof() and self._content.exception() is None:
+            self._content.set_exception(aiohttp.ClientPayloadError("the connection was closed within the body"))
 
 
 async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
@@ -131,22 +171,33 @@ async def decoded(reply: UpstreamReply) -> AsyncGenerator[bytes, None]:
 class UpstreamClient:
     """Sends requests over pooled connections. Open it with `async with`, in the event loop that sends.
 
-    Between requests it keeps connections and nothing else: no cookies, no redirects, no credentials from `.netrc`.
     It uses the environment's proxies and certificates as httpx does, and raises UserMistake if they are unusable.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._routes = Routes(settings.environment)
-        self._pool = ConnectionPool(certificates(settings.environment), settings.max_connections)
+        self._certificates = certificates(settings.environment)
+        self._limit = settings.max_connections
+        self._session: aiohttp.ClientSession
         self.traffic = Traffic()
         """The requests of clients that are under way."""
 
     async def __aenter__(self) -> Self:
-        await self._pool.__aenter__()
+        self._session = aiohttp.ClientSession(
+            connector=_Connector(limit=self._limit, keepalive_timeout=_KEPT_ALIVE, ssl=self._certificates),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            auto_decompress=False,
+            max_line_size=_HEAD_LIMIT,
+            max_field_size=_HEAD_LIMIT,
+            max_headers=_MAX_HEADERS,
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._pool.__aexit__()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING):
+                await self._session.close()
 
     async def send(self, request: UpstreamRequest) -> UpstreamReply:
         """Send a request and return the reply as soon as its head arrives.
@@ -166,44 +217,19 @@ class UpstreamClient:
         return reply
 
     async def _send(self, request: UpstreamRequest, origin: str) -> UpstreamReply:
-        """Send a request, and send it once more, on a new connection, if a pooled one turns out to be closed.
-
-        HTTP lets a proxy repeat a POST only if it can tell that the first one was not applied (RFC 9110, 9.2.2). A
-        server that closes an idle connection does not say so, but nearly always it is that, and browsers and curl
-        repeat any method then. To a client that knows nothing of our connections, the error would make no sense; and
-        the SDKs would repeat the request after a 502, whatever had happened to it. A streamed body is not kept, and
-        never gets a pooled connection.
-        """
-        with suppress(Stale):
-            reply = await self._attempt(request, origin)
-            if not reply.timed_out_idle:
-                return reply
-            await reply.aclose()
-        return await self._attempt(request, origin, fresh=True)
-
-    async def _attempt(self, request: UpstreamRequest, origin: str, *, fresh: bool = False) -> UpstreamReply:
-        """Send once. Raises Stale, untranslated, if a pooled connection turns out to be closed."""
-        body = None if isinstance(request.content, bytes) else _StreamedBody(request, request.content)
         try:
-            if body is None:
-                first_byte = request.first_byte_timeout
-                answer = await self._exchange(request, origin, request.content, first_byte, fresh=fresh)
-            else:
-                async with asyncio.timeout(None) as deadline:
-                    answer = await self._exchange(request, origin, body.stream(deadline), None, fresh=fresh)
-                    body.settle()
-        except Stale:
-            raise
+            headers = _sendable(request)
+            response = await self._once(request, origin, headers, fresh=False)
+            if response is None:
+                response = await self._once(request, origin, headers, fresh=True)
         except aiohttp.ClientError as error:
-            raise _translated(error, request.url) from error
-        except TimeoutError as error:
-            waited_for = _no_byte(request) if body is None else body.waited_for
-            raise _silent(f"Upstream did not begin to reply: {waited_for}", request.url) from error
+            raise _translated(error, request.url, self._limit) from error
         except ValueError as error:
             # A control character, or neither ASCII nor UTF-8: forbidden in a head (RFC 9110, 5.5).
             raise ClientFault("A header or the path has characters that cannot be sent on") from error
-        reply = UpstreamReply(answer, request.idle_timeout, request.url)
-        if not 200 <= reply.status < 600:
+        assert response is not None
+        reply = UpstreamReply(response, request.idle_timeout, request.url)
+        if reply.status < 200:
             await reply.aclose()
             raise UpstreamBroken(f"Upstream replied with status {reply.status}")
         if reply.headers.has_control_characters():  # aiohttp's parser accepts most of them; our server, none
@@ -211,50 +237,121 @@ class UpstreamClient:
             raise UpstreamBroken("Upstream's reply has a header with a control character")
         return reply
 
-    async def _exchange(
-        self, request: UpstreamRequest, origin: str, content: Content, first_byte: float | None, *, fresh: bool
-    ) -> UpstreamResponse:
-        target = request.url.removeprefix(origin)
-        if not target.startswith("/"):
-            target = "/" + target  # a query may directly follow the authority (RFC 3986, 3)
-        route = self._routes.to(origin)
-        method, headers, connect_timeout = request.method, request.headers, request.connect_timeout
-        return await self._pool.ask(route, method, target, headers, content, connect_timeout, first_byte, fresh=fresh)
+    async def _once(
+        self, request: UpstreamRequest, origin: str, headers: list[tuple[str, str]], *, fresh: bool
+    ) -> aiohttp.ClientResponse | None:
+        """Send once. Returns None if a pooled connection was stale."""
+        loop = asyncio.get_running_loop()
+        streamed = not isinstance(request.content, bytes)
+        attempt = _Attempt(fresh=fresh or streamed)
+        _attempt.set(attempt)
+        began = loop.time()
+        waited_for = f"no byte within {request.first_byte_timeout:g} s"
+        body: Any = request.content or None
+        try:
+            async with asyncio.timeout(None) as deadline:
+                if streamed:
+                    body = _Upload(request, deadline)
+                else:
+                    deadline.reschedule(began + request.connect_timeout + request.first_byte_timeout)
+                response = await self._session.request(
+                    request.method,
+                    URL(request.url, encoded=True),
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
+                    proxy=self._routes.to(origin),
+                    timeout=aiohttp.ClientTimeout(total=None, connect=request.connect_timeout),
+                )
+                if streamed:
+                    body.settle()
+        except aiohttp.ConnectionTimeoutError:
+            raise
+        except TimeoutError as error:
+            waited_for = body.waited_for if streamed else waited_for
+            raise _silent(f"Upstream did not begin to reply: {waited_for}", request.url) from error
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if _begun(error):
+                raise aiohttp.ClientPayloadError("its reply had begun") from error
+            if not attempt.reused or loop.time() - began > _STALE_WITHIN:
+                raise
+            return None
+        # Some servers say 408 and close when they have heard nothing for a while: they got no request (9110, 15.5.9).
+        timed_out_idle = response.status == 408 and attempt.reused and loop.time() - began <= _STALE_WITHIN
+        if timed_out_idle and b"close" in Headers(response.raw_headers).get(b"connection").lower():
+            response.close()
+            return None
+        return response
 
 
-class _StreamedBody:
+class _Attempt(msgspec.Struct):
+    """What a request asks of its connection, and what it learns of it."""
+
+    fresh: bool
+    reused: bool = False
+
+
+_attempt: ContextVar[_Attempt] = ContextVar("_attempt")
+
+
+class _Connector(aiohttp.TCPConnector):
+    """aiohttp's pool, which also gives new connections, and none on which upstream has said something unasked: that
+    would be taken for the next request's reply."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._known: WeakSet[object] = WeakSet()
+
+    async def connect(self, *args: Any, **kwargs: Any) -> Connection:
+        """Return a connection. The idle ones that cannot be used, or must not be, are closed."""
+        attempt = _attempt.get()
+        while True:
+            connection = await super().connect(*args, **kwargs)
+            protocol = connection.protocol
+            assert protocol is not None
+            if protocol not in self._known:
+                self._known.add(protocol)
+                if closed := protocol.closed:
+                    closed.add_done_callback(_heard)
+                return connection
+            if not (attempt.fresh or protocol.should_close):
+                attempt.reused = True
+                return connection
+            connection.close()
+
+
+def _heard(closed: asyncio.Future[None]) -> None:
+    """Retrieve the exception of an ended connection: asyncio complains about exceptions that nobody has retrieved."""
+    if not closed.cancelled():
+        closed.exception()
+
+
+class _Upload(AsyncIterator[bytes]):
     """A body that arrives while it is sent. It moves its request's deadline as upstream accepts it."""
 
-    def __init__(self, request: UpstreamRequest, source: AsyncIterator[bytes]) -> None:
+    def __init__(self, request: UpstreamRequest, deadline: asyncio.Timeout) -> None:
+        assert not isinstance(request.content, bytes)
+        self._source = request.content
         self._request = request
-        self._source = source
-        self._deadline: asyncio.Timeout | None = None
+        self._deadline: asyncio.Timeout | None = deadline
         self.waited_for = ""
         """What upstream failed to do in time, in words."""
 
-    async def stream(self, deadline: asyncio.Timeout) -> AsyncIterator[bytes]:
-        """Yield the body, and move the deadline."""
-        self._deadline = deadline
-        self._await_client()
-        async for chunk in self._source:
-            self._await_progress()
-            yield chunk
-            self._await_client()
-        self._await_reply()
+    async def __anext__(self) -> bytes:
+        self._give(None, "")  # a slow client is not upstream's fault
+        try:
+            chunk = await anext(self._source)
+        except StopAsyncIteration:
+            first_byte = self._request.first_byte_timeout
+            self._give(first_byte, f"no byte within {first_byte:g} s")
+            raise
+        idle = self._request.idle_timeout
+        self._give(idle, f"it took none of the request for {idle:g} s")
+        return chunk
 
     def settle(self) -> None:
         """Lift the deadline: the reply has begun, even if the body is still being sent."""
         self._deadline = None
-
-    def _await_client(self) -> None:
-        self._give(None, "")
-
-    def _await_progress(self) -> None:
-        idle = self._request.idle_timeout
-        self._give(idle, f"it took none of the request for {idle:g} s")
-
-    def _await_reply(self) -> None:
-        self._give(self._request.first_byte_timeout, _no_byte(self._request))
 
     def _give(self, seconds: float | None, waited_for: str) -> None:
         if self._deadline is not None:
@@ -263,26 +360,80 @@ class _StreamedBody:
             self.waited_for = waited_for
 
 
-def _no_byte(request: UpstreamRequest) -> str:
-    return f"no byte within {request.first_byte_timeout:g} s"
+class Routes:
+    """The environment's outgoing proxies, read as httpx reads them.
+
+    `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` are read in either case; the lower case wins. NO_PROXY is
+    `*`, or a comma-separated list of hosts, each with an optional port and including its subdomains. Raises UserMistake
+    if a proxy cannot be used.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        # Sorted, so that the lower case wins if both are set.
+        variables = {name.lower(): value for name, value in sorted(environment.items())}
+        addresses = {scheme: variables.get(f"{scheme}_proxy") for scheme in ("http", "https", "all")}
+        self._proxies = {scheme: _proxy(scheme, address) for scheme, address in addresses.items() if address}
+        self._none_for = {"no": variables.get("no_proxy", "")}
+
+    def to(self, origin: str) -> URL | None:
+        """Return the proxy on the way to `origin`, which is scheme, host and port."""
+        scheme, _, authority = origin.partition("://")
+        if not self._proxies or proxy_bypass_environment(authority, self._none_for):
+            return None
+        return self._proxies.get(scheme) or self._proxies.get("all")
 
 
-_UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+def _proxy(scheme: str, address: str) -> URL:
+    url = URL(address if "://" in address else f"http://{address}")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UserMistake(f"{scheme.upper()}_PROXY: expected an address such as http://proxy:3128")
+    return url
 
 
-def _translated(error: aiohttp.ClientError, url: str) -> UpstreamFault:
+def certificates(environment: Mapping[str, str]) -> ssl.SSLContext:
+    """Load the trusted certificates: SSL_CERT_FILE, else SSL_CERT_DIR, else certifi's list. Raises UserMistake."""
+    file, directory = environment.get("SSL_CERT_FILE"), environment.get("SSL_CERT_DIR")
+    try:
+        if file or not directory:
+            return ssl.create_default_context(cafile=file or certifi.where())
+        return ssl.create_default_context(capath=directory)
+    except OSError as error:
+        raise UserMistake(f"SSL_CERT_FILE: {file}: {error.strerror or error}") from error
+
+
+def _sendable(request: UpstreamRequest) -> list[tuple[str, str]]:
+    """Return the headers as aiohttp wants them. Raises ValueError for characters that are forbidden in a head."""
+    if request.headers.has_control_characters():
+        raise ValueError("a control character")
+    headers = [(name.decode("ascii").lower(), value.decode()) for name, value in request.headers]
+    if not request.content and request.method not in _WITHOUT_BODY and not request.headers.has(b"content-length"):
+        headers.append(("Content-Length", "0"))
+    return headers
+
+
+def _begun(error: aiohttp.ClientError) -> bool:
+    """Whether the connection ended within the reply's head. After a reset, this cannot be known."""
+    return isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
+
+
+_UNREACHABLE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
+
+
+def _translated(error: aiohttp.ClientError, url: str, limit: int = 0) -> UpstreamFault:
     """Translate aiohttp's error into ours. Its text is only for the operator, as it names addresses and quotes the
     reply."""
     if isinstance(error, aiohttp.ClientHttpProxyError):  # its text has the proxy's address, password included
         message = f"Upstream cannot be reached: the proxy on the way there answered {error.status}"
         return UpstreamUnreachable(message, detail=f"{_origin(url)}: the outgoing proxy answered {error.status}")
-    said = str(error).partition("\n")[0].partition(": b'")[0]  # without the quotation
+    said = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    said = said.partition("\n")[0].partition(": b'")[0]  # without the quotation
     detail = f"{_origin(url)}: {type(error).__name__}: {said}"
-    if isinstance(error, Exhausted):
-        return UpstreamUnreachable(f"Upstream cannot be reached: {error} (--max-connections)", detail=detail)
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        message = f"Upstream cannot be reached: no connection in time; at most {limit} are open (--max-connections)"
+        return UpstreamUnreachable(message, detail=detail)
     if isinstance(error, _UNREACHABLE):
         return UpstreamUnreachable("Upstream cannot be reached", detail=detail)
-    if isinstance(error, aiohttp.ClientPayloadError):
+    if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ClientResponseError):
         return UpstreamBroken("Upstream broke off: its reply is not whole, or not what HTTP allows", detail=detail)
     return UpstreamBroken("Upstream broke off", detail=detail)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from proxy import __version__
 from proxy.errors import UpstreamBroken, UpstreamSilent, UpstreamUnreachable
-from proxy.upstream.egress import Routes, certificates
+from proxy.upstream.client import Routes, certificates
 from proxy.upstream.headers import Header
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ModelsClient:
             raise UpstreamBroken("Upstream's reply cannot be read", detail=_detail(origin, error)) from error
 
     def _client(self, origin: str, seconds: float) -> httpx.AsyncClient:
-        proxy = self._routes.to(origin).proxy
+        proxy = self._routes.to(origin)
         trusted = self._certificates if proxy is not None and proxy.scheme == "https" else None
         return self._httpx.AsyncClient(
             headers={"user-agent": f"offload-proxy/{__version__}"},

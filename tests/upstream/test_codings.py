@@ -16,7 +16,7 @@ import zstandard
 
 from proxy.errors import BadEncoding, BodyTooLarge, Overloaded
 from proxy.threads import WorkPool
-from proxy.upstream.content_encoding import ContentDecoder, beginning, decode, decoded
+from proxy.upstream.codings import ContentDecoder, beginning, decode, decoded
 from tests.doubling import assert_linear
 
 T = TypeVar("T")
