@@ -58,9 +58,7 @@ def meaning(
 
 def hashed(meant: list[Any], others: Iterable[bytes]) -> bytes:
     """The first 16 bytes of the hash of these values as JSON and of the `others`, one in each line."""
-    seen = hashlib.sha256()
-    for piece in rawjson.encoded(meant):
-        seen.update(piece)
+    seen = hashlib.sha256(rawjson.encode(meant))
     for other in others:
         seen.update(b"\n")
         seen.update(other)

@@ -22,10 +22,8 @@ from proxy.tools.names import BadName
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_MESSAGES = rawjson.MAX_ELEMENTS
-"""Messages of one call."""
-MAX_VALUES = 1_000_000
-"""Values in one call, at any depth. All messages are validated in one step, which blocks its thread for that long."""
+MAX_COMMAS = 2_000_000
+"""Commas in one call, those in texts included: as many values may have to be validated in one step."""
 MAX_PATH = 1_000
 MAX_PATTERN = 1_000
 
@@ -153,21 +151,24 @@ class Body(msgspec.Struct, frozen=True):
     messages: list[Raw] = []
 
 
+class _Large(msgspec.Struct, frozen=True):
+    messages: Raw = rawjson.NULL
+
+
+_large = msgspec.json.Decoder(_Large)
+
+
 def body(raw: bytes) -> Body:
     """Parse a request's body. Raises ClientFault if it is not a JSON object, or too large a one."""
-    at = 0
     try:
-        for piece in rawjson.pieces(raw):
-            piece.decode()
-            at += len(piece)
-        if rawjson.more_than(raw, MAX_VALUES, deep=True):
-            raise ClientFault(f"The body has more than {MAX_VALUES} values")
-        members = rawjson.members(raw)
-        if rawjson.is_array(members.get("messages")) and rawjson.more_than(members["messages"], MAX_MESSAGES):
-            raise ClientFault(f"`messages` has more than {MAX_MESSAGES} elements")
+        rawjson.check_utf8(raw)
+        if rawjson.commas(raw) > MAX_COMMAS:
+            raise ClientFault(f"The body has more than {MAX_COMMAS} commas")
+        large, _ = rawjson.decode(_large, raw)
+        if rawjson.strings(raw) - rawjson.strings(large.messages) > rawjson.MAX_STRINGS:
+            raise ClientFault(f"The body has more than {rawjson.MAX_STRINGS} strings besides `messages`")
+        members = rawjson.members(raw, checked=True)
         return Body(members, rawjson.elements(members["messages"]) if rawjson.is_array(members.get("messages")) else [])
-    except UnicodeDecodeError as error:
-        raise ClientFault(f"The body is not UTF-8: {error.reason} at byte {at + error.start}") from error
     except NotJson as error:
         raise ClientFault(f"The body is not a JSON object: {error}") from error
 

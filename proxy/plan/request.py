@@ -37,8 +37,8 @@ class Request(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def members(self) -> dict[str, Raw]:
-        """All top-level members as raw JSON. Decoded on demand, since most requests are forwarded as they came."""
-        return rawjson.members(self.body)
+        """All top-level members as raw JSON, which `parse` has counted. Decoded on demand."""
+        return rawjson.members(self.body, checked=True)
 
     @property
     def has_tools(self) -> bool:

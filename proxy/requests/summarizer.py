@@ -7,6 +7,7 @@ store's *put if absent* decides. A snapshot that was paid for is stored even if 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
@@ -23,6 +24,8 @@ from proxy.requests.speeds import Speeds
 from proxy.telemetry.outcome import DECIMALS, Basis, Kind, Outcome
 from proxy.threads import WorkPool
 from proxy.upstream.traffic import Idle
+
+log = logging.getLogger(__name__)
 
 FLIGHTS_PER_TENANT, QUEUE_PER_TENANT = 4, 64
 """The most concurrent flights of a tenant, and the most including those that wait. Each holds its conversation in
@@ -152,6 +155,10 @@ class Summarizer:
             return made
         except (Failed, UpstreamFault, Overloaded, TimeoutError) as error:
             fault = str(error) or "no answer in time"
+            return None
+        except Exception as error:  # a fault of ours in a summary must not fail the request
+            fault = f"a fault of the proxy: {type(error).__name__}"
+            log.exception("A summary failed because of a fault of the proxy")
             return None
         finally:
             if fault or spent.calls:

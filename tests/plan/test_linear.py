@@ -15,7 +15,6 @@ from proxy.dialects.chat.request import MAX_MESSAGES, parse
 from proxy.dialects.chat.tool_calls import ToolCalls
 from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
 from proxy.plan.history import Unplannable
-from proxy.rawjson import MAX_SURROGATES
 from tests.doubling import assert_linear
 from tests.sampling import sample
 
@@ -75,12 +74,12 @@ def test_too_many_elements_are_refused_without_decoding_them(element: bytes, mon
     most = rawjson.MAX_ELEMENTS
     assert len(rawjson.elements(b"[" + many(element, most) + b"]")) == most
     monkeypatch.setattr(rawjson, "_elements", Untouched())
-    with pytest.raises(rawjson.NotJson, match="more than 100000"):
+    with pytest.raises(rawjson.NotJson, match="more than 20000"):
         rawjson.elements(b"[" + many(element, most + 1) + b"]")
 
 
 def test_too_many_members_are_refused_without_decoding_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = rawjson.MAX_MEMBERS
+    most = rawjson.MAX_STRINGS // 2
     assert len(rawjson.members(b"{" + keys(most) + b"}")) == most
     monkeypatch.setattr(rawjson, "_members", Untouched())
     with pytest.raises(rawjson.NotJson):
@@ -91,21 +90,6 @@ def test_commas_in_texts_do_not_count_as_elements() -> None:
     text = json.dumps('a "quoted", {"brace": [1,2,3]}, ' * 40_000).encode()
     assert len(rawjson.elements(b"[" + text + b"," + text + b"]")) == 2
     assert len(rawjson.members(b'{"a":' + text + b"}")) == 1
-
-
-@pytest.mark.parametrize("size", sample([(1 << 20) - 1, (2 << 20) + 3, 3 << 20], 1))
-@pytest.mark.parametrize(
-    "text", ["a", "é", "\U0001f600", "\n", "\\", '"', "\ud83d", "ab\\\u20ac\n", "x" * 99_999 + "\\"]
-)
-def test_long_texts_are_read_in_pieces(text: str, size: int) -> None:
-    whole = text * (size // len(text) + 1)
-    assert rawjson.string(json.dumps(whole).encode()) == whole
-    try:
-        encoded = json.dumps(whole, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return
-    assert rawjson.string(encoded) == whole
-    assert b"".join(rawjson.pieces(encoded)) == encoded
 
 
 @pytest.mark.parametrize(
@@ -127,14 +111,6 @@ def test_a_model_with_an_endless_name_is_none_of_our_business() -> None:
     assert parse(named % (b"m" * (MAX_MODEL - 2))).model
     with pytest.raises(Unplannable, match="more than"):
         parse(named % (b"m" * (MAX_MODEL - 1)))
-
-
-def test_many_halves_of_pairs_are_counted_and_not_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    some, more = (b'"' + rb"\uD83d" * number + b'"' for number in (MAX_SURROGATES, MAX_SURROGATES + 1))
-    assert len(parse(chat(some)).entries) == 1
-    monkeypatch.setattr(rawjson, "_surrogate", Untouched())
-    with pytest.raises(Unplannable, match="more than"):
-        parse(chat(more))
 
 
 @pytest.mark.parametrize(

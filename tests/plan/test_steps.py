@@ -6,10 +6,6 @@ import hashlib
 import random
 from typing import Any
 
-import msgspec
-import pytest
-
-from proxy import rawjson
 from proxy.plan import preview
 from proxy.plan.preview import STEP
 from proxy.tools import pages
@@ -55,14 +51,3 @@ def test_lines_are_counted_in_steps() -> None:
     assert pages.line_start(text, 100_000) == len("\n".join(LONG.split("\n", 100_000)[:-1])) + 1
     assert max(text.read) <= STEP
     assert preview.line_feeds("a\nb\nc\n", 2, 5) == 1
-
-
-@pytest.mark.parametrize("text", ["", "short", LONG, LONG + "\ud83d"])
-def test_a_long_text_is_encoded_in_parts(text: str) -> None:
-    value = [1, text, [("id", "name", "{}")], "é", text]
-    parts = rawjson.encoded(value)
-    assert b"".join(parts) == rawjson.encode(value)
-    assert max(map(len, parts)) <= 12 * STEP
-    assert (len(parts) == 1) == (len(text) < STEP)
-    if text is LONG:
-        assert msgspec.json.decode(b"".join(parts))[1] == text

@@ -542,3 +542,9 @@ async def test_too_much_waiting_is_a_summary_that_failed() -> None:
     assert "pieces of work" in world.reported[0][2]
     held.set()
     await busy
+
+
+async def test_a_fault_of_ours_is_no_summary_and_no_error() -> None:
+    world = World(RuntimeError("a bug"))
+    assert await world.made() is None
+    assert [fault for _, _, fault in world.reported] == ["a fault of the proxy: RuntimeError"]
