@@ -63,7 +63,7 @@ def _job(
     group's tokens.
     """
     compress = policy.offload.compress
-    window = call.services.limits.window(call.tenant.namespace, policy, model)
+    window = call.services.known.window(call.tenant.namespace, policy, model)
 
     size = min(compress.snapshot_tokens, max(tokens // 2, LEAST))
     limit, reply = group_limits(replace(compress, group_token_threshold=0), window, size + SCRATCHPAD_TOKENS)

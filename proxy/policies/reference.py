@@ -57,7 +57,8 @@ there (`ask_models: false` turns this off, and so does `mode: off`). A refusal o
 smaller window counts in addition, for the caller's namespace alone, if the number is at least 1,024 and not below a
 prompt that upstream took before. If it names none, 80 % of the refused request is assumed, unless that has images,
 audio or files. A larger accepted prompt supersedes what was learned. Conversations that are under way change their plan
-once when a window becomes known: set it, if you know it.
+once when a window becomes known. Each process learns by itself: set `context_window` where replicas must agree at
+once.
 
 ## Profiles and plans
 

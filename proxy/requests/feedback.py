@@ -32,17 +32,17 @@ class Feedback:
 
     def factor(self, policy: Policy, model: str) -> float:
         """Return how many tokens upstream counts for one of ours. Windows and what is learned of them are in its."""
-        return self._services.calibration.factor(self._namespace, policy.upstream.base_url, model)
+        return self._services.known.factor(self._namespace, policy, model)
 
     def window_for(self, policy: Policy, model: str) -> int | None:
         """Return the window to plan with, None if it is not known."""
-        known = self._services.limits.window(self._namespace, policy, model)
+        known = self._services.known.window(self._namespace, policy, model)
         return self.window if known is None or (self.window is not None and self.window < known) else known
 
     def believed(self, attempt: AsItCame) -> frozenset[Addition]:
         """Return the additions that upstream refuses, as far as is known."""
         planned = attempt.planned
-        if planned is None or not planned.concerns_us or not self._services.refusals.knows(self._namespace):
+        if planned is None or not planned.concerns_us or not self._services.known.has_refusals(self._namespace):
             return frozenset()
         possible = [Addition.TOOLS, Addition.ANY, Addition.THINKING]
         possible += [Addition.USAGE] if planned.request.stream else []
@@ -50,7 +50,7 @@ class Feedback:
         return frozenset(
             addition
             for addition in possible
-            if self._services.refusals.holds(planned.subject(self._namespace, addition))
+            if self._services.known.refuses(planned.refusable(self._namespace, addition))
         )
 
     # -- what is learned --
@@ -62,7 +62,7 @@ class Feedback:
             named = self._dialect.window(refusal.said())
             counted = planned.needs(attempt.tokens, attempt.limit)
             policy, model = attempt.parsed.tenant.policy, planned.request.model
-            self.window = self._services.limits.overflowed(
+            self.window = self._services.known.too_long(
                 self._namespace, policy, model, named, counted, measured=planned.measured
             )
 
@@ -72,14 +72,11 @@ class Feedback:
         if not tokens or chat is None or self._dialect.counts:
             return
         counted = int(attempt.tokens * self.factor(policy, chat.model))
-        self._services.limits.accepted(self._namespace, policy, chat.model, tokens, counted)
-        planned = attempt.planned
+        planned, ours = attempt.planned, None
         if planned is not None and planned.measured and not attempt.rounds:
-            window = self._services.limits.window(self._namespace, policy, chat.model)
             injecting = isinstance(attempt, Rewritten) and attempt.rendered.injecting
             ours = planned.prompt(attempt.tokens) - (0 if injecting else OUR_TOOLS_TOKENS)
-            upstream = policy.upstream.base_url
-            self._services.calibration.observe(self._namespace, upstream, chat.model, ours, tokens, window)
+        self._services.known.took(self._namespace, policy, chat.model, tokens, counted, ours)
 
     def took_additions(
         self, planned: PlannedRequest, carried: frozenset[Addition], blamed: frozenset[Addition]
@@ -87,7 +84,7 @@ class Feedback:
         """Learn from a request that upstream took with the additions `carried`, having refused those in `blamed`."""
         self.refused = blamed
         for addition in sorted(blamed):
-            self._services.refusals.refused(planned.subject(self._namespace, addition))
-        if self._services.refusals.knows(self._namespace):
+            self._services.known.refused(planned.refusable(self._namespace, addition))
+        if self._services.known.has_refusals(self._namespace):
             for addition in carried:
-                self._services.refusals.accepted(planned.subject(self._namespace, addition))
+                self._services.known.accepted(planned.refusable(self._namespace, addition))

@@ -45,7 +45,7 @@ from proxy.requests.records import Records
 from proxy.requests.refusals import FORGIVING, Tries
 from proxy.requests.tool_loop import Refusal
 from proxy.requests.turn_io import IDEMPOTENCY_KEY, REWRITTEN, RequestTurnIO, forgiving, rewritten
-from proxy.requests.upstream_limits import TELLING
+from proxy.requests.windows import TELLING
 from proxy.requests.wishes import held_back, observes
 from proxy.telemetry.outcome import Holdout, Kind
 from proxy.upstream.codings import decoded
@@ -153,7 +153,7 @@ class _Request:
         if not reason:
             if observes(client, chosen):
                 return ParsedRequest(body, tenant, chat, observed=True)
-            self._services.seen(tenant, client.headers)
+            self._services.known.ask(tenant, client.headers)
         going_on = await self._records.continuation(chat.continues) if chat.continues else None
         continued = self._dialect.continued(chat, going_on) if going_on else None
         return ParsedRequest(body, tenant, chat, reason, continued)

@@ -28,7 +28,7 @@ from proxy.plan.request import Request
 from proxy.plan.turn import HiddenRound
 from proxy.policy import Inject, Mode, Policy, SnapshotRole
 from proxy.rawjson import NotJson
-from proxy.requests.refusals import Subject
+from proxy.requests.windows import Refusable
 from proxy.telemetry.outcome import Holdout
 from proxy.tools import answer as tools
 from proxy.tools.definitions import OTHER_NAMES
@@ -179,11 +179,11 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
         offload = replace(self.policy.offload, compress=compress)
         return replace(self, policy=replace(self.policy, offload=offload))
 
-    def subject(self, namespace: str, addition: Addition) -> Subject:
+    def refusable(self, namespace: str, addition: Addition) -> Refusable:
         """Return what a refusal of this addition is about. If it names none, it is about this conversation alone."""
         shape = self.dialect.shape(self.request)
         shape = f"{shape} {self._beginning}" if addition is Addition.ANY else shape
-        return Subject(namespace, self.policy.upstream.base_url, self.request.model, addition, shape)
+        return Refusable(namespace, self.policy.upstream.base_url, self.request.model, addition, shape)
 
     @property
     def _beginning(self) -> str:

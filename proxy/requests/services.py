@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from proxy.requests.calibration import Calibration
-from proxy.requests.refusals import RefusalMemory
 
 if TYPE_CHECKING:
     from proxy.plan.request import Request
-    from proxy.policies.tenants import Tenant
     from proxy.policy import Policy
     from proxy.requests.background import Background
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.passthrough import Relay, Sink
     from proxy.requests.snapshots import Snapshots
-    from proxy.requests.upstream_limits import UpstreamLimits
+    from proxy.requests.windows import Known
     from proxy.settings import Settings
     from proxy.stores.guarded import Guarded
     from proxy.telemetry.outcome import Outcome
     from proxy.threads import Threads
     from proxy.upstream.client import UpstreamClient
-    from proxy.upstream.headers import Headers
 
 
 @dataclass(frozen=True)
 class Services:
-    """Every handler gets this. `limits` has the windows that upstreams have shown, `refusals` has what they
-    refused, and `sink` gets every outcome."""
+    """Every handler gets this. `known` is what upstreams have shown, and `sink` gets every outcome."""
 
     settings: Settings
     upstream: UpstreamClient
@@ -39,13 +33,9 @@ class Services:
     snapshots: Snapshots
     background: Background
     threads: Threads
-    limits: UpstreamLimits
+    known: Known
     sink: Sink
-    seen: Callable[[Tenant, Headers], None] = lambda tenant, headers: None
-    """Called with the tenant and the headers of every chat request; the tenant has the policy for its model."""
     capture: Callable[[Outcome, Policy, Request | None], None] = lambda outcome, policy, chat: None
     """Called with every chat request that has ended, and None if it could not be read."""
     watch: Callable[[str, Any], None] = lambda request_id, attempt: None
     """Called with the request's id and its last `Attempt`, before the sink gets its outcome."""
-    refusals: RefusalMemory = field(default_factory=RefusalMemory)
-    calibration: Calibration = field(default_factory=Calibration)

@@ -16,13 +16,13 @@ from proxy.plan.summary import SummaryAnswer, shares
 from proxy.policy import Compress, Source, Wait
 from proxy.requests.lines import Line
 from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, summary_on_prefix
-from proxy.requests.refusals import RefusalMemory
 from proxy.requests.snapshot_writer import Snapshot, SummaryJob
 
 if TYPE_CHECKING:
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.records import Records
     from proxy.requests.summarizer import Summarizer
+    from proxy.requests.windows import Known
     from proxy.upstream.traffic import Idle
 
 Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
@@ -31,10 +31,10 @@ Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
 class Snapshots:
     """Finds snapshots for every request of the process, and has missing ones made."""
 
-    def __init__(self, summarizer: Summarizer, reader: MessageCache, refusals: RefusalMemory | None = None) -> None:
+    def __init__(self, summarizer: Summarizer, reader: MessageCache, known: Known) -> None:
         self._summarizer = summarizer
         self._reader = reader
-        self._refusals = refusals or RefusalMemory()
+        self._known = known
 
     def seen(self, history: PlannedRequest, records: Records) -> None:
         """Note that the history was sent, whether or not it needs a snapshot now. Small ones are far from it."""
@@ -101,9 +101,9 @@ class Snapshots:
         if window:
             left = history.room.left(measured.tokens) + history.room.reply
         key = records.key("snapshots", history.snapshot_name(boundary))
-        subject = history.subject(key.partition("/")[0], Addition.SUMMARY)
+        refusable = history.refusable(key.partition("/")[0], Addition.SUMMARY)
         rides = offload.compress.source is Source.CONVERSATION and history.summary_model == history.request.model
-        rides = rides and not self._refusals.holds(subject)
+        rides = rides and not self._known.refuses(refusable)
         riding = partial(summary_on_prefix, history, boundary, shown, ready.found, min(left, history.summary_limit))
         model, asked, most = history.summary_model, history.request, min(reply, history.summary_limit)
         return SummaryJob(
@@ -131,7 +131,7 @@ class Snapshots:
             idle=idle() if history.policy.wait is Wait.IDLE else None,
             ask=ask,
             prices=offload,
-            rode=lambda taken: (self._refusals.accepted if taken else self._refusals.refused)(subject),
+            rode=lambda taken: (self._known.accepted if taken else self._known.refused)(refusable),
         )
 
 

@@ -26,7 +26,6 @@ from proxy.requests.background import Background
 from proxy.requests.captures import Captures
 from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
-from proxy.requests.learning import Learning
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.passthrough import GATHERED, Relay
 from proxy.requests.records import Records
@@ -34,6 +33,7 @@ from proxy.requests.services import Services
 from proxy.requests.snapshot_writer import Spent, SummaryJob
 from proxy.requests.snapshots import Snapshots
 from proxy.requests.summarizer import Summarizer, summary_outcome
+from proxy.requests.windows import Known
 from proxy.server import origin
 from proxy.server.health import DeepHealth
 from proxy.server.inbound import COME_BACK
@@ -117,9 +117,7 @@ class App:
         self._summarizer = Summarizer(
             self._recall_snapshot, self._keep_snapshot, self._reader.count, self._summarized, self._threads.reading
         )
-        self._learning = Learning(
-            self._store, self._upstream, self._background, self._threads.reading, self._metrics.learned
-        )
+        self._known = Known(self._upstream, self._background, self._threads.reading, self._metrics.learned)
         self._captures = Captures(settings, lambda: self._book.current)
         services = Services(
             settings=settings,
@@ -127,15 +125,12 @@ class App:
             relay=self._relay,
             store=self._store,
             reader=self._reader,
-            snapshots=Snapshots(self._summarizer, self._reader, self._learning.refusals),
+            snapshots=Snapshots(self._summarizer, self._reader, self._known),
             background=self._background,
             threads=self._threads,
-            limits=self._learning.limits,
+            known=self._known,
             sink=self._answered,
-            seen=self._learning.seen,
             capture=self._captures.take,
-            refusals=self._learning.refusals,
-            calibration=self._learning.calibration,
             watch=self._dashboard.watch if settings.dashboard else Services.watch,
         )
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
@@ -300,15 +295,15 @@ class App:
         return await asyncio.to_thread(self._metrics.render)
 
     async def _state(self, namespaces: Collection[str]) -> Mapping[str, Any]:
-        """Return the state of this process, with what is believed of the upstreams of these namespaces."""
+        """Return the state of this process, with the windows that upstreams have shown to these namespaces."""
         _, page = await self._check_deeply()
-        limits, book = self._learning.limits, self._book
+        book = self._book
         return {
             **page,
             "caches": {name: size() for name, size in self._caches.items()},
             "policies": [_described(policy) for policy in book.current.all()],
             "reload": book.last,
-            "windows": [(name, belief) for name in namespaces for belief in limits.beliefs(name)],
+            "windows": [(name, window) for name in namespaces for window in self._known.shown(name)],
         }
 
     @asynccontextmanager
@@ -324,7 +319,6 @@ class App:
             held.push_async_callback(self._finish)
             await held.enter_async_context(running(self._book.watch()))
             await held.enter_async_context(running(self._captures.run()))
-            await held.enter_async_context(running(self._learning.shared.run()))
             if not expires_by_itself(self._store_url):
                 sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
                 await held.enter_async_context(running(sweeper.run()))

@@ -17,17 +17,9 @@ Retention = Callable[[str], float | None]
 """Returns how many seconds to keep a namespace's records after they were last put, or None to keep them forever."""
 
 
-BELIEFS = "beliefs"
-BELIEFS_KEPT = 3 * 86_400.0
-"""The kind of record that processes tell each other things by, and how many seconds it is kept at most."""
-
-
 def lifetime(key: str, retention: Retention) -> float | None:
     """Return how many seconds to keep the record with this key after it was last put; None: forever."""
-    seconds = retention(namespace_of(key))
-    if key.split("/")[1] != BELIEFS:
-        return seconds
-    return BELIEFS_KEPT if seconds is None else min(seconds, BELIEFS_KEPT)
+    return retention(namespace_of(key))
 
 
 Damaged = Callable[[str], None]

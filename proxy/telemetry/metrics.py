@@ -56,7 +56,7 @@ NONE = "none"
 OTHER = "other"
 TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
-RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "seals", "beliefs"})
+RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "seals"})
 BREAKER_STATES = ("closed", "half-open", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 

@@ -1,4 +1,4 @@
-"""What a running proxy finds out about its upstream's window, and tells the others."""
+"""What a running proxy finds out about its upstream's window."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.requests import shared_beliefs
 from tests.fake_upstream import Recorded, Reply, StrictUpstream, error, text, whole
 from tests.serving import PLAIN, Proxy, served, wait_until
 
@@ -71,23 +70,26 @@ def test_upstreams_list_of_models_gives_the_window(up: StrictUpstream) -> None:
     assert (b"authorization", b"Bearer k") in asked[0].headers
 
 
-def test_one_proxy_tells_another_through_the_store(
-    up: StrictUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def sent(proxy: Proxy) -> bytes:
-        assert ask(proxy, 12).status_code == 200
-        return up.requests[-1].body
+def test_a_window_that_a_refusal_names_holds_from_the_next_request_on(up: StrictUpstream) -> None:
+    with served({"default": policy(up)}) as proxy:
+        assert ask(proxy, 12).headers["x-offload-compacted"] != "0"
+        assert lessons(proxy, "refused") == 1
+        before = len(up.requests)
+        assert ask(proxy, 13).status_code == 200
+        assert len(up.requests) == before + 1, "it is not refused first"
 
-    monkeypatch.setattr(shared_beliefs, "EVERY", 0.05)
+
+def test_one_process_does_not_wait_for_what_another_has_learned(up: StrictUpstream, tmp_path: Path) -> None:
     policies = {"default": policy(up)}
     with served(policies, tmp_path) as one, served(policies, tmp_path) as two:
         for proxy in (one, two):
-            assert ask(proxy, 1).status_code == 200
-        assert ask(one, 12).status_code == 200
-        assert lessons(one, "refused") == 1
-        wait_until(lambda: lessons(two, "heard") == 1)
-        before = len(up.requests)
-        assert ask(two, 12).status_code == 200
-        assert len(up.requests) == before + 1, "it is not refused first"
-        wait_until(lambda: sent(two) == sent(one))  # once both know how upstream counts, too
-    assert [path.parent.name for path in tmp_path.rglob("*-0")] == ["beliefs"]
+            before = len(up.requests)
+            assert ask(proxy, 12).headers["x-offload-compacted"] != "0"
+            assert len(up.requests) > before + 1, "each is refused once"
+            assert lessons(proxy, "refused") == 1
+    given = {"default": policy(up, context_window=WINDOW)}
+    with served(given, tmp_path) as one, served(given, tmp_path) as two:
+        for proxy in (one, two):
+            before = len(up.requests)
+            assert ask(proxy, 12).headers["x-offload-compacted"] != "0"
+            assert len(up.requests) == before + 1, "with `context_window`, they agree at once"

@@ -8,8 +8,10 @@ from typing import Any
 from proxy.dialects.chat import CHAT
 from proxy.policy import Compress, Inject, Mode, Policy, Tools
 from proxy.requests import prepare
+from proxy.requests.background import Background
 from proxy.requests.message_cache import Counter, MessageCache
 from proxy.requests.prepare import PlannedRequest
+from proxy.requests.windows import Known
 from tests import written
 
 Json = dict[str, Any]
@@ -33,6 +35,12 @@ ALWAYS = Policy(offload=OFFLOAD, tools=Tools(inject=Inject.ALWAYS))
 SYSTEM: Json = {"role": "system", "content": "be good"}
 USER: Json = {"role": "user", "content": "rules"}
 LAST: Json = {"role": "user", "content": "go on"}
+
+
+def knowing(**members: Any) -> Known:
+    """What a process knows that asks for no list of models."""
+    nothing: Any = None
+    return Known(nothing, Background(0), nothing, **members)
 
 
 class Counting:

@@ -31,7 +31,7 @@ from proxy.requests.prepare import PlannedRequest
 from proxy.requests.services import Services
 from proxy.requests.snapshots import Snapshots
 from proxy.requests.summarizer import Summarizer
-from proxy.requests.upstream_limits import UpstreamLimits
+from proxy.requests.windows import Known
 from proxy.settings import Settings
 from proxy.stores.base import Entry
 from proxy.stores.guarded import Guarded
@@ -125,16 +125,17 @@ class World:
 
         summarizer = Summarizer(recall, keep, reader.count, lambda *_: None, threads.reading)
         upstream: Any = self.upstream
+        known = Known(upstream, Background(0), threads.reading)
         return Services(
             settings=settings,
             upstream=upstream,
             relay=Relay(settings, upstream, self.outcomes.append),
             store=Guarded(self.store, warn=lambda kind, text: None),
             reader=reader,
-            snapshots=Snapshots(summarizer, reader),
+            snapshots=Snapshots(summarizer, reader, known),
             background=Background(100),
             threads=threads,
-            limits=UpstreamLimits(),
+            known=known,
             sink=self.outcomes.append,
         )
 
@@ -365,7 +366,7 @@ async def test_request_that_fails_without_our_tools_too_teaches_nothing(world: W
     for _ in range(3):
         client, outcome = await world.ask(LONG, refused(NO_TOOLS), refused(NO_TOOLS, 422))
         assert (client.status, client.body, outcome.status) == (422, NO_TOOLS, 422)
-    assert not world.services.refusals.knows("acme-1")
+    assert not world.services.known.has_refusals("acme-1")
 
 
 @pytest.mark.parametrize("body", [chat(), LONG], ids=["untouched", "offloaded"])
@@ -382,7 +383,7 @@ async def test_refused_followup_round_is_not_planned_anew(world: World) -> None:
     client, outcome = await world.ask(LONG, ScriptedReply(call), *refusals)
     assert (client.status, client.body) == (400, OVERFLOW) and world.sent[3:] == [LONG]
     assert (outcome.kind, outcome.rounds, outcome.status) == ("offloaded", 1, 400)
-    assert world.services.limits.window("acme-1", POLICY, "m") is None
+    assert world.services.known.window("acme-1", POLICY, "m") is None
 
 
 # -- clients that leave, upstreams and stores that fail ---------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -143,14 +142,14 @@ async def test_a_refusal_reaches_the_client_and_teaches_nothing(world: World) ->
     client, outcome = await world.ask(LONG, refused(OVERFLOW))
     assert (client.status, client.body, world.sent) == (400, OVERFLOW, [LONG])
     assert (outcome.kind, outcome.status, outcome.usage) == ("observed", 400, "unknown")
-    assert world.services.limits.window("acme-1", POLICY, "m") is None
+    assert world.services.known.window("acme-1", POLICY, "m") is None
 
 
 async def test_a_longer_prompt_than_ours_teaches_nothing(world: World) -> None:
     world.policy = observing(replace(POLICY, upstream=replace(POLICY.upstream, context_window=30_000)))
     dear = whole({"content": "x"}, usage={**BILLED, "prompt_tokens": 29_000})
     await world.ask(chat("word " * 2_000), ScriptedReply(dear))
-    assert world.services.calibration.factor("acme-1", POLICY.upstream.base_url, "m") == 1.0
+    assert world.services.known.factor("acme-1", world.policy, "m") == 1.0
 
 
 async def test_a_limit_that_does_not_fit_stays_as_it_came(world: World) -> None:
@@ -167,10 +166,9 @@ async def test_what_cannot_be_planned_says_why(world: World) -> None:
         assert seen(outcome) == ("untouched", "off", "", reason)
 
 
-async def test_nothing_is_asked_for_in_the_background(world: World) -> None:
+async def test_nothing_is_asked_for_in_the_background(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    services = dataclasses.replace(world.services, seen=lambda tenant, headers: asked.append(tenant))
-    world.chat = Chat(services, CHAT)
+    monkeypatch.setattr(world.services.known, "ask", lambda tenant, headers: asked.append(tenant))
     await world.ask(LONG, ScriptedReply(REPLY))
     world.policy = OFF
     await world.ask(LONG, ScriptedReply(REPLY))

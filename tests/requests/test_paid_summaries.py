@@ -23,7 +23,7 @@ from proxy.stores.breaker import Breaker
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
 from proxy.upstream.traffic import Traffic
-from tests.requests.planning import OFFLOAD, SYSTEM, Json, planned
+from tests.requests.planning import OFFLOAD, SYSTEM, Json, knowing, planned
 from tests.requests.test_handler import MemoryStore
 
 TURNS = 100
@@ -65,7 +65,7 @@ class Process:
     async def turn(self, messages: list[Json], wait: Wait = Wait.NEVER) -> bool:
         """Make one request of a conversation. Returns whether it shows a snapshot."""
         history, reader = await planned(messages, policy(wait))
-        snapshots, records = Snapshots(self.summarizer, reader), self.records("ns")
+        snapshots, records = Snapshots(self.summarizer, reader, knowing()), self.records("ns")
         snapshots.seen(history, records)
         ready = rendered(history, await snapshots.existing(history, records), {}, reader)
         ready = await snapshots.complete(ready, records, "tenant", self.ask, lambda: Traffic().idle(""))

@@ -107,7 +107,7 @@ async def test_a_poison_changes_no_other_request(poisoned: tuple[Poisoned, bytes
         assert status in (400, 422), "upstream refuses the client's own bytes"
     for namespace in (OTHER, ME):
         assert [await world.send(namespace, body) for body in NEXT] == before
-    assert world.services.limits.window(OTHER, POLICY, "m") is None
+    assert world.services.known.window(OTHER, POLICY, "m") is None
 
 
 async def test_a_poison_does_not_harm_its_sender(poisoned: tuple[Poisoned, bytes]) -> None:
@@ -129,11 +129,11 @@ async def test_a_learned_window_is_its_callers_own() -> None:
     large = chat("word " * 3_000, more=True)
     status, sent = await world.send(ME, large)
     assert status == 200 and len(sent) > 1
-    window = world.services.limits.window(ME, POLICY, "m")
+    window = world.services.known.window(ME, POLICY, "m")
     assert window is not None and window < len(large)
     assert (await world.send(ME, large))[1] == sent[-1:], "the window is remembered"
-    assert world.services.limits.window(OTHER, POLICY, "m") is None
-    assert world.services.limits.window(ME, POLICY, CHAT.name) is None
+    assert world.services.known.window(OTHER, POLICY, "m") is None
+    assert world.services.known.window(ME, POLICY, CHAT.name) is None
     await world.services.background.close(1)
     world.services.threads.close()
 
@@ -150,8 +150,8 @@ async def test_what_upstream_took_says_what_is_plausible(body: bytes) -> None:
     assert len(taken) > 2_000
     refusing = True
     await world.send(ME, NEXT[1])
-    assert world.services.limits.window(ME, POLICY, "m") is None
+    assert world.services.known.window(ME, POLICY, "m") is None
     await world.send(OTHER, NEXT[1])
-    assert world.services.limits.window(OTHER, POLICY, "m") == 2_000, "this caller has had nothing taken"
+    assert world.services.known.window(OTHER, POLICY, "m") == 2_000, "this caller has had nothing taken"
     await world.services.background.close(1)
     world.services.threads.close()

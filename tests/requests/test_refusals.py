@@ -1,23 +1,19 @@
-"""What to try after a refusal, what refusals teach, for whom and for how long. No upstream, no clock."""
+"""What to try after a refusal."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.plan.reasons import Reason
 from proxy.plan.refusals import Addition, Complaint, Verdict
-from proxy.requests import refusals
-from proxy.requests.refusals import FIRST_SPAN, FORGIVING, LONGEST_SPAN, Belief, RefusalMemory, Subject, Tries
+from proxy.requests.refusals import FORGIVING, Tries
 
 TOOLS, USAGE, PLACE, ANY = Addition.TOOLS, Addition.USAGE, Addition.PLACE, Addition.ANY
 THINKING = Addition.THINKING
 OVERFLOW, GENERATION, FINAL = Verdict.OVERFLOW, Verdict.GENERATION, Verdict.FINAL
 ALL = frozenset((TOOLS, USAGE, PLACE, ANY))
-
-# -- what comes next --------------------------------------------------------------------------------------------------
 
 
 def course(*complaints: Complaint, carried: frozenset[Addition] = ALL) -> list[str]:
@@ -112,166 +108,3 @@ def test_every_course_ends_soon_and_with_the_clients_own_bytes_unless_nothing_wo
             return
         tries = after
         assert number < 10
-
-
-# -- what is believed -------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def told() -> list[Belief]:
-    return []
-
-
-@pytest.fixture
-def memory(clock: Clock, told: list[Belief]) -> RefusalMemory:
-    return RefusalMemory(told.append, clock)
-
-
-ONE = Subject("acme-1", "http://up/v1", "m", TOOLS, "json_object stream")
-
-
-def refuse(memory: RefusalMemory, subject: Subject = ONE, times: int = 2) -> None:
-    for _ in range(times):
-        memory.refused(subject)
-
-
-def test_one_refusal_is_not_believed_and_two_are(memory: RefusalMemory, told: list[Belief]) -> None:
-    refuse(memory, times=1)
-    assert not memory.holds(ONE) and told == []
-    refuse(memory, times=1)
-    assert memory.holds(ONE)
-    assert told == [Belief(ONE, 1_000_000 + FIRST_SPAN, FIRST_SPAN)]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"namespace": "acme-2"},
-        {"upstream": "http://other/v1"},
-        {"model": "n"},
-        {"addition": USAGE},
-        {"shape": "stream"},
-    ],
-)
-def test_belief_is_about_nothing_else(memory: RefusalMemory, other: dict[str, str]) -> None:
-    refuse(memory)
-    assert not memory.holds(msgspec.structs.replace(ONE, **other))
-
-
-def test_request_that_is_accepted_with_the_addition_refutes_everything(memory: RefusalMemory) -> None:
-    refuse(memory, times=1)
-    memory.accepted(ONE)
-    refuse(memory, times=1)
-    assert not memory.holds(ONE)
-    refuse(memory, times=1)
-    memory.accepted(ONE)
-    assert not memory.holds(ONE)
-
-
-def test_expired_belief_is_tried_again_by_one_request_and_renewed_for_twice_as_long(
-    memory: RefusalMemory, clock: Clock, told: list[Belief]
-) -> None:
-    refuse(memory)
-    spans = []
-    for _ in range(10):
-        clock.now = told[-1].until - 1
-        assert memory.holds(ONE)
-        clock.now += 1
-        assert [memory.holds(ONE) for _ in range(3)] == [False, True, True], "one request tries again"
-        memory.refused(ONE)
-        spans.append(told[-1].span)
-    assert spans == [min(FIRST_SPAN * 2**number, LONGEST_SPAN) for number in range(1, 11)]
-
-
-def test_try_that_comes_to_nothing_leaves_the_belief_as_it_was(memory: RefusalMemory, clock: Clock) -> None:
-    refuse(memory)
-    clock.now += FIRST_SPAN
-    assert not memory.holds(ONE)
-    clock.now += FIRST_SPAN - 1
-    assert memory.holds(ONE)
-    clock.now += 1
-    assert not memory.holds(ONE)
-
-
-def test_requests_that_were_under_way_renew_nothing(memory: RefusalMemory, told: list[Belief]) -> None:
-    refuse(memory, times=20)
-    assert [belief.span for belief in told] == [FIRST_SPAN]
-
-
-def test_beliefs_of_other_processes_are_taken_over(memory: RefusalMemory, clock: Clock, told: list[Belief]) -> None:
-    memory.accept(Belief(ONE, clock.now + 50, 1_200))
-    assert memory.holds(ONE) and told == []
-    memory.accept(Belief(ONE, clock.now + 20, 600))
-    clock.now += 50
-    assert not memory.holds(ONE), "the later end counts"
-    memory.refused(ONE)
-    assert told == [Belief(ONE, clock.now + 2_400, 2_400)]
-
-
-def test_expired_beliefs_of_others_are_not_taken_over(memory: RefusalMemory, clock: Clock) -> None:
-    memory.accept(Belief(ONE, clock.now, 600))
-    assert not memory.knows("acme-1")
-
-
-@pytest.mark.parametrize("ahead", [2 * LONGEST_SPAN, 1e12, 1e308])
-def test_beliefs_of_a_process_whose_clock_is_wrong_expire_within_a_day(
-    memory: RefusalMemory, clock: Clock, ahead: float
-) -> None:
-    memory.accept(Belief(ONE, clock() + ahead, ahead))
-    assert memory.holds(ONE)
-    clock.now += LONGEST_SPAN + 1
-    assert not memory.holds(ONE)
-
-
-def test_clock_that_is_set_back_makes_no_belief_last_longer(memory: RefusalMemory, clock: Clock) -> None:
-    refuse(memory)
-    assert memory.holds(ONE)
-    clock.now -= 5 * LONGEST_SPAN
-    assert not memory.holds(ONE), "one request tries again"
-    assert memory.holds(ONE)
-    clock.now += FIRST_SPAN
-    assert not memory.holds(ONE)
-
-
-@pytest.mark.parametrize("ahead", [3_600.0, LONGEST_SPAN])
-def test_belief_of_a_process_whose_clock_is_ahead_lasts_as_long_as_it_would_there(
-    memory: RefusalMemory, clock: Clock, ahead: float
-) -> None:
-    memory.accept(Belief(ONE, clock() + ahead + FIRST_SPAN, FIRST_SPAN))
-    assert memory.holds(ONE)
-    clock.now += FIRST_SPAN
-    assert not memory.holds(ONE)
-
-
-def test_beliefs_survive_being_written_down() -> None:
-    belief = Belief(ONE, 1.5, 600)
-    assert msgspec.json.decode(msgspec.json.encode(belief), type=Belief) == belief
-
-
-def test_no_namespace_pushes_out_the_beliefs_of_another(memory: RefusalMemory) -> None:
-    refuse(memory)
-    for number in range(2 * refusals.SUBJECTS):
-        refuse(memory, Subject("mallory", "http://up/v1", f"m{number}", TOOLS, ""))
-    assert memory.holds(ONE)
-    assert not memory.holds(Subject("mallory", "http://up/v1", "m0", TOOLS, ""))
-
-
-def test_number_of_namespaces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "NAMESPACES", 8)
-    memory = RefusalMemory()
-    for number in range(9):
-        refuse(memory, Subject(f"n{number}", "http://up/v1", "m", TOOLS, ""))
-    assert not memory.knows("n0") and memory.knows("n8")

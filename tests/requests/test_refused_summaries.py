@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from proxy.plan.summary import SummaryAnswer
 from proxy.policy import Wait
 from proxy.requests.prepare import rendered
-from proxy.requests.refusals import FIRST_SPAN, RefusalMemory
 from proxy.requests.snapshots import Snapshots
 from proxy.requests.turn_io import ask as asked_upstream
+from proxy.requests.windows import FORGOTTEN_AFTER
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.headers import Headers
-from tests.requests.planning import CUT, planned
+from tests.requests.planning import CUT, knowing, planned
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
 from tests.requests.test_snapshots import RECORD, Scripted, ask, idle, policy
 from tests.requests.test_summarizer import World
@@ -62,7 +62,7 @@ async def test_refused_originals_fail_and_teach_nothing() -> None:
 
 async def test_refused_rides_are_believed_for_a_while() -> None:
     now = [1_000.0]
-    memory = RefusalMemory(clock=lambda: now[0])
+    memory = knowing(clock=lambda: now[0])
     history, reader = await planned(CUT, policy(wait=Wait.ALWAYS))
     world = Scripted(RECORD)
     snapshots = Snapshots(world, reader, memory)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ async def test_refused_rides_are_believed_for_a_while() -> None:
     ready = rendered(other[0], None, {}, other[1])
     await snapshots.complete(ready, world, "tenant", ask, idle)  # type: ignore[arg-type]
     assert world.waited[-1].riding is not None
-    now[0] += FIRST_SPAN
+    now[0] += FORGOTTEN_AFTER
     assert await rides()
     world.waited[-1].rode(True)
     assert await rides()

@@ -16,7 +16,7 @@ from proxy.requests.prepare import PlannedRequest, rendered
 from proxy.requests.snapshot_writer import Snapshot, SummaryJob
 from proxy.requests.snapshots import Snapshots, group_limits
 from proxy.upstream.traffic import Idle, Traffic
-from tests.requests.planning import CUT, LAST, OFFLOAD, POLICY, SYSTEM, USER, planned, step
+from tests.requests.planning import CUT, LAST, OFFLOAD, POLICY, SYSTEM, USER, knowing, planned, step
 
 RECORD = Snapshot("the record", 10, "m")
 
@@ -68,7 +68,7 @@ def policy(**changes: Any) -> Policy:
 async def completed(world: Scripted, policy: Policy = POLICY, window: int | None = None) -> tuple[PlannedRequest, Any]:
     history, reader = await planned(CUT, policy, window)
     ready = rendered(history, None, {}, reader)
-    snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
+    snapshots: Any = Snapshots(world, reader, knowing())  # type: ignore[arg-type]
     return history, await snapshots.complete(ready, world, "tenant", ask, idle)
 
 
@@ -76,28 +76,28 @@ async def test_the_latest_existing_snapshot_is_found_and_noted_as_used() -> None
     history, reader = await planned(CUT)
     [boundary] = history.plan.boundaries
     world = Scripted(**{history.snapshot_name(boundary): RECORD})
-    snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
+    snapshots: Any = Snapshots(world, reader, knowing())  # type: ignore[arg-type]
     shown = await snapshots.existing(history, world)
     assert (shown.boundary, shown.text, shown.path) == (boundary, "the record", history.originals_path(boundary))
     assert [(line.scope, line.end) for line in world.noted] == [("ns/snapshots/m", boundary.end)]
     assert await snapshots.existing(history, Scripted()) is None
     unstored = Scripted()
     unstored.kept[f"ns/snapshots/{history.snapshot_name(boundary)}"] = RECORD
-    assert await Snapshots(unstored, reader).existing(history, unstored) == shown  # type: ignore[arg-type]
+    assert await Snapshots(unstored, reader, knowing()).existing(history, unstored) == shown  # type: ignore[arg-type]
 
 
 async def test_a_snapshot_of_an_earlier_version_is_used_until_there_is_a_newer_one() -> None:
     history, reader = await planned(CUT, policy(wait=Wait.ALWAYS))
     [boundary] = history.plan.boundaries
     earlier = Scripted(**{history.snapshot_name(boundary, "1"): RECORD})
-    snapshots: Any = Snapshots(earlier, reader)  # type: ignore[arg-type]
+    snapshots: Any = Snapshots(earlier, reader, knowing())  # type: ignore[arg-type]
     shown = await snapshots.existing(history, earlier)
     assert shown.text == "the record"
     ready = rendered(history, shown, {}, reader)
     assert await snapshots.complete(ready, earlier, "tenant", ask, idle) is ready
     assert not earlier.waited, "an upgrade pays for no summary"
     both = {history.snapshot_name(boundary): Snapshot("newer", 10, "m"), history.snapshot_name(boundary, "1"): RECORD}
-    snapshots = Snapshots(Scripted(**both), reader)  # type: ignore[arg-type]
+    snapshots = Snapshots(Scripted(**both), reader, knowing())  # type: ignore[arg-type]
     assert (await snapshots.existing(history, Scripted(**both))).text == "newer"
 
 
@@ -142,7 +142,7 @@ async def test_if_the_summary_fails_the_event_is_shown_without_it() -> None:
 async def test_a_shown_snapshot_needs_no_job() -> None:
     world = Scripted(RECORD)
     history, reader = await planned(CUT, policy(wait=Wait.ALWAYS))
-    snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
+    snapshots: Any = Snapshots(world, reader, knowing())  # type: ignore[arg-type]
     ready = await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask, idle)
     assert await snapshots.complete(ready, world, "tenant", ask, idle) is ready
     assert len(world.waited) == 1
@@ -169,7 +169,7 @@ async def test_a_job_knows_the_stored_results_that_its_snapshot_replaces() -> No
     world = Scripted(RECORD)
     offload = replace(policy(wait=Wait.ALWAYS).offload, compact_ratio_threshold=0.0)
     history, reader = await planned(results, Policy(offload=offload))
-    snapshots: Any = Snapshots(world, reader)  # type: ignore[arg-type]
+    snapshots: Any = Snapshots(world, reader, knowing())  # type: ignore[arg-type]
     await snapshots.complete(rendered(history, None, {}, reader), world, "tenant", ask, idle)
     [made] = world.waited
     moved = [history.transcript.messages[index].pieces[0].name for index in sorted(history.plan.moves)]

@@ -119,7 +119,7 @@ async def test_failed_generation_is_tried_once_more_unchanged_and_teaches_nothin
         assert (client.status, outcome.kind, outcome.refused) == (200, "offloaded", ())
     await world.ask(LONG, refused(FAILED), refused(FAILED), ScriptedReply(HELLO))
     assert world.sent[-1] == LONG
-    assert not world.services.refusals.knows("acme-1")
+    assert not world.services.known.has_refusals("acme-1")
 
 
 async def test_client_sees_the_refusal_of_its_own_bytes(world: World) -> None:
@@ -252,7 +252,7 @@ async def test_error_after_the_head_of_a_stream_is_learned_and_distorts_no_count
         client, outcome = await world.ask(STREAMED, ScriptedReply(stream(role), late, headers=[STREAM]), own)
         assert world.sent[-1] == STREAMED and text(folded(client.body)) == "It is 42."
         assert (outcome.refused, len(world.sent) % 2) == (("tools",), 0)
-    assert world.services.calibration.factor("acme-1", where.base_url, "m") == 1
+    assert world.services.known.factor("acme-1", world.policy, "m") == 1
     client, _ = await world.ask(STREAMED, ScriptedReply(ANSWER))
     assert world.sent[-1] == STREAMED and client.body == ANSWER and len(world.sent) == 5
 
@@ -274,7 +274,7 @@ async def test_own_bytes_that_get_an_error_in_the_place_of_a_reply_teach_nothing
     for _ in range(3):
         client, outcome = await world.ask(LONG, refused(NO_TOOLS), ScriptedReply(ODD, headers=[JSON]))
         assert (client.status, client.body, outcome.refused) == (200, ODD, ())
-    assert not world.services.refusals.knows("acme-1")
+    assert not world.services.known.has_refusals("acme-1")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -325,7 +325,7 @@ async def test_refused_usage_is_believed_and_tried_again_later(world: World) -> 
     _, outcome = await world.ask(STREAMED, ScriptedReply(ANSWER))
     assert changed(world.sent[-1]) and "stream_options" not in json.loads(world.sent[-1])
     assert outcome.refused == ()
-    world.services.refusals._clock = lambda: 1e12
+    world.services.known._clock = lambda: 1e12
     await world.ask(STREAMED, ScriptedReply(ANSWER))
     assert "stream_options" in json.loads(world.sent[-1])
     await world.ask(STREAMED, ScriptedReply(ANSWER))

@@ -20,7 +20,7 @@ export async function health(page) {
       ["Records kept", (row) => (row.retention === null ? "for ever" : `${number(row.retention / 86400)} days`)],
       ["Rules for", (row) => row.rules.join(", ")],
     ], policies),
-    table("Context windows that refusals and lists have shown", [
+    table("Context windows that refusals have shown this worker", [
       ["Namespace", ([name]) => name], ["Upstream", ([, row]) => row.upstream], ["Model", ([, row]) => row.model],
       ["Window (tokens)", ([, row]) => number(row.window), true],
     ], windows),

@@ -1,0 +1,442 @@
+"""What refused and accepted requests and lists of models teach, for whom and for how long. No upstream, no clock."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proxy.dialects.chat import CHAT
+from proxy.errors import UpstreamUnreachable
+from proxy.plan.plan import WINDOW_MARGIN, Room
+from proxy.plan.refusals import Addition
+from proxy.policies.tenants import Tenant
+from proxy.policy import Policy, Upstream
+from proxy.requests import windows
+from proxy.requests.background import Background
+from proxy.requests.windows import FALLS_AFTER, FORGOTTEN_AFTER, LEAST, LIST_AGAIN, MOST, Known, Refusable, Window
+from proxy.threads import Threads
+from proxy.upstream import models
+from proxy.upstream.headers import Headers
+from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
+
+ME, OTHER = "acme-1", "acme-2"
+URL = "http://up/v1"
+
+
+class Process:
+    """One process that learns. Lists of models are asked for with `ask`."""
+
+    def __init__(self) -> None:
+        self.upstream = ScriptedUpstream()
+        self.background = Background(10)
+        self.threads = Threads()
+        self.now = 1_000.0
+        self.lessons: list[str] = []
+        upstream: Any = self.upstream
+        self.known = Known(upstream, self.background, self.threads.reading, self.lessons.append, clock=lambda: self.now)
+
+    def too_long(self, policy: Policy, named: int | None, counted: int, *, measured: bool = True) -> int:
+        return self.known.too_long(ME, policy, "m", named, counted, measured=measured)
+
+    def took(self, policy: Policy, tokens: int, counted: int, ours: int | None = None) -> None:
+        self.known.took(ME, policy, "m", tokens, counted, ours)
+
+    def window(self, policy: Policy, model: str = "m", namespace: str = ME) -> int | None:
+        return self.known.window(namespace, policy, model)
+
+    async def ask(
+        self, tenant: Tenant, *replies: ScriptedReply | Exception, headers: Headers | None = None
+    ) -> int | None:
+        """Ask, wait for the answer, and return the window of `m`."""
+        self.upstream.replies += replies
+        self.known.ask(tenant, KEY if headers is None else headers)
+        await asyncio.gather(*self.background._tasks.values())
+        return self.window(tenant.policy, namespace=tenant.namespace)
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[Process]:
+    one = Process()
+    yield one
+    assert all(reply.closed for reply in one.upstream.read)
+    one.threads.close()
+
+
+def policy(window: int | None = None, url: str = URL) -> Policy:
+    return Policy(upstream=Upstream(base_url=url, context_window=window))
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+SAYS_4096 = b'{"error":{"message":"maximum context length is 4096 tokens"}}'
+SAYS_300 = b'{"error":{"message":"maximum context length is 300 tokens"}}'
+SAYS_NONE = b'{"error":{"message":"prompt is too long"}}'
+
+
+@pytest.mark.parametrize(
+    ("given", "body", "counted", "again", "window"),
+    [
+        (None, SAYS_4096, 9000, 4096, 4096),
+        (8000, SAYS_4096, 9000, 4096, 4096),
+        (None, SAYS_NONE, 9000, 7200, 7200),
+        (128_000, SAYS_NONE, 9000, 7200, 7200),
+        (8000, SAYS_NONE, 9000, 8000, 8000),
+        (4096, SAYS_4096, 4000, 3200, 3200),
+        (2000, SAYS_4096, 9000, 2000, 2000),
+        (None, SAYS_300, 9000, 300, None),
+        (8000, SAYS_300, 9000, 300, 8000),
+        (None, SAYS_NONE, 1000, 800, None),
+        (None, SAYS_NONE, 0, 1, None),
+    ],
+)
+async def test_window_of_a_refused_request(
+    one: Process, given: int | None, body: bytes, counted: int, again: int, window: int | None
+) -> None:
+    """The request is planned again for upstream's own number, or for 0.8 of what was counted where that was to fit.
+    Only a plausible window is remembered, and never more than was known before."""
+    assert one.too_long(policy(given), CHAT.window(body), counted) == again
+    assert one.window(policy(given)) == window
+    assert one.lessons == (["refused"] if again == window != given else [])
+
+
+async def test_a_guess_is_remembered_only_where_everything_was_counted(one: Process) -> None:
+    assert one.too_long(policy(), None, 9000, measured=False) == 7200
+    assert one.window(policy()) is None and not one.lessons
+    assert one.too_long(policy(), 4096, 9000, measured=False) == 4096
+    assert one.window(policy()) == 4096, "upstream's own number says more than our count"
+
+
+async def test_a_number_below_an_accepted_prompt_is_not_remembered(one: Process) -> None:
+    one.took(policy(), 5000, 4000)
+    assert one.too_long(policy(), 4096, 9000) == 4096
+    assert one.window(policy()) is None
+    one.too_long(policy(), 5000, 9000)
+    assert one.window(policy()) == 5000
+
+
+async def test_a_guess_is_not_below_what_was_accepted(one: Process) -> None:
+    one.took(policy(), 9_500, 9_000)
+    assert one.too_long(policy(), None, 10_000) == 9_000
+    assert one.window(policy()) == 9_000
+
+
+async def test_a_request_no_longer_than_one_that_was_accepted_teaches_nothing(one: Process) -> None:
+    one.took(policy(), 9_500, 10_500)
+    assert one.too_long(policy(), None, 10_000) == 8_000
+    assert one.window(policy()) is None, "its length is not the reason"
+
+
+async def test_a_larger_accepted_prompt_supersedes_a_window(one: Process) -> None:
+    one.too_long(policy(), 4096, 9000)
+    one.took(policy(), 4096, 4000)
+    assert one.window(policy()) == 4096
+    one.took(policy(), 4097, 4000)
+    assert one.window(policy()) is None and one.lessons == ["refused", "superseded"]
+
+
+async def test_a_guess_is_compared_with_what_we_count(one: Process) -> None:
+    """Upstream may count a third more than we do. Otherwise the first request that fits would supersede the guess."""
+    one.too_long(policy(), None, 10_000)
+    one.took(policy(), 9_900, 7_500)
+    assert one.window(policy()) == 8_000
+    one.took(policy(), 9_900, 8_001)
+    assert one.window(policy()) is None
+    assert one.too_long(policy(), None, 10_000) == 8_001, "so much did fit"
+
+
+async def test_a_request_that_is_known_to_be_too_long_shrinks_no_window(one: Process) -> None:
+    for _ in range(5):
+        assert one.too_long(policy(), None, 10_000) == 8_000
+    assert one.lessons == ["refused"]
+
+
+async def test_the_policys_window_is_not_superseded(one: Process) -> None:
+    one.took(policy(4096), 9000, 9000)
+    assert one.window(policy(4096)) == 4096 and not one.lessons
+
+
+async def test_a_window_is_learned_for_one_caller_upstream_and_model(one: Process) -> None:
+    one.too_long(policy(), None, 10_000)
+    for namespace, where, model in ((OTHER, policy(), "m"), (ME, policy(url="http://o/v1"), "m"), (ME, policy(), "n")):
+        assert one.window(where, model, namespace) is None
+    assert one.window(policy()) == 8_000
+    assert list(one.known.shown(ME)) == [Window(URL, "m", 8_000)] and not list(one.known.shown(OTHER))
+
+
+async def test_oldest_model_of_a_caller_is_forgotten_above_the_limit(
+    monkeypatch: pytest.MonkeyPatch, one: Process
+) -> None:
+    monkeypatch.setattr(one.known._models, "_limit", 3)
+    for namespace, names in ((OTHER, "abc"), (ME, "abcd")):
+        for model in names:
+            one.known.too_long(namespace, policy(), model, 4096, 9000, measured=True)
+    assert [one.window(policy(), model) for model in "abcd"] == [None, 4096, 4096, 4096]
+    assert [one.window(policy(), model, OTHER) for model in "abc"] == [4096] * 3
+
+
+@given(st.lists(st.tuples(st.sampled_from((None, 300, 2_000, 8_000)), st.integers(0, 30_000), st.booleans())))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_window_is_believed_that_upstream_has_refuted(
+    one: Process, seen: list[tuple[int | None, int, bool]]
+) -> None:
+    one.known._models.put(ME, (URL, "m"), windows._Model())
+    largest = 0
+    for named, tokens, refused in seen:
+        if refused:
+            assert one.too_long(policy(), named, tokens) >= 1
+        else:
+            largest = max(largest, tokens if tokens >= LEAST else 0)
+            one.took(policy(), tokens, tokens)
+        window = one.window(policy())
+        assert window is None or window >= max(LEAST, largest)
+
+
+# -- how upstream counts ----------------------------------------------------------------------------------------------
+
+WINDOW = 8_192
+
+
+def factor(*ratios: float, ours: int = 4_000, window: int | None = WINDOW) -> float:
+    one = Process()
+    for ratio in ratios:
+        one.took(policy(window), round(ours * ratio), ours, ours)
+    one.threads.close()
+    others = (
+        one.known.factor(namespace, policy(url=url), model)
+        for namespace, url, model in ((OTHER, URL, "m"), (ME, "http://o/v1", "m"), (ME, URL, "n"))
+    )
+    assert set(others) == {1}, "each learns by itself"
+    return one.known.factor(ME, policy(window), "m")
+
+
+@pytest.mark.parametrize("ratio", [0.7, 0.96, 1.0, 1.02, 1.05])
+def test_a_vocabulary_that_we_count_exactly_has_factor_1(ratio: float) -> None:
+    assert factor(*[ratio] * 20) == 1
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(1.06, 1.1), (1.35, 1.3), (1.43, 1.4), (1.56, 1.5), (2.3, 2.2), (9.0, MOST)]
+)
+def test_the_factor_is_what_the_margin_does_not_cover(ratio: float, expected: float) -> None:
+    assert factor(ratio) == pytest.approx(expected)
+
+
+@given(ratio=st.floats(0.5, MOST), ours=st.integers(3_000, 100_000))
+def test_a_prompt_that_fits_the_smaller_window_fits_upstreams(ratio: float, ours: int) -> None:
+    window = int(ours * ratio * 2)
+    divided = factor(ratio, ours=ours, window=window)
+    most = Room(int(window / divided)).left(0)
+    assert most * ratio <= window + ratio, "to one of our tokens: upstream's count was rounded"
+    assert divided == 1 or most * ratio > window * (1 - WINDOW_MARGIN) * 0.8, "and no more is lost than a step"
+
+
+def test_a_factor_rises_at_once_and_falls_after_many() -> None:
+    assert factor(1.2, 1.4) == pytest.approx(1.4)
+    assert factor(1.4, *[1.0] * (FALLS_AFTER - 1)) == pytest.approx(1.4)
+    assert factor(1.4, *[1.0] * FALLS_AFTER) == 1
+    assert factor(1.4, *[1.0] * (FALLS_AFTER - 1), 1.2) == pytest.approx(1.2), "to what all of them allow"
+    assert factor(1.4, *[1.0] * (FALLS_AFTER - 1), 1.4, 1.0) == pytest.approx(1.4), "many in a row"
+
+
+def test_small_prompts_and_unknown_windows_teach_no_factor() -> None:
+    assert factor(2.0, ours=900) == 1
+    assert factor(2.0, window=None) == 1
+    assert factor(2.0, ours=0) == 1
+
+
+# -- additions that upstream refuses ----------------------------------------------------------------------------------
+
+TOOLS, USAGE = Addition.TOOLS, Addition.USAGE
+ONE = Refusable(ME, URL, "m", TOOLS, "json_object stream")
+
+
+def refuse(one: Process, what: Refusable = ONE, times: int = 2) -> None:
+    for _ in range(times):
+        one.known.refused(what)
+
+
+async def test_one_refusal_is_not_believed_and_two_are(one: Process) -> None:
+    assert not one.known.has_refusals(ME)
+    refuse(one, times=1)
+    assert one.known.has_refusals(ME) and not one.known.refuses(ONE)
+    refuse(one, times=1)
+    assert one.known.refuses(ONE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"namespace": OTHER}, {"upstream": "http://o/v1"}, {"model": "n"}, {"addition": USAGE}, {"shape": "stream"}],
+)
+async def test_nothing_else_is_left_out(one: Process, other: dict[str, str]) -> None:
+    refuse(one)
+    assert not one.known.refuses(msgspec.structs.replace(ONE, **other))
+
+
+async def test_a_request_that_is_taken_with_the_addition_refutes_everything(one: Process) -> None:
+    refuse(one, times=1)
+    one.known.accepted(ONE)
+    refuse(one, times=1)
+    assert not one.known.refuses(ONE)
+    refuse(one, times=1)
+    one.known.accepted(ONE)
+    assert not one.known.refuses(ONE)
+
+
+async def test_after_ten_minutes_it_is_tried_again(one: Process) -> None:
+    refuse(one)
+    one.now += FORGOTTEN_AFTER - 1
+    assert one.known.refuses(ONE)
+    one.now += 1
+    assert not one.known.refuses(ONE)
+    refuse(one, times=1)
+    assert one.known.refuses(ONE), "one refusal is enough this time"
+
+
+async def test_no_namespace_pushes_out_what_another_has_learned(one: Process) -> None:
+    refuse(one)
+    for number in range(2 * windows.REFUSALS):
+        refuse(one, Refusable("mallory", URL, f"m{number}", TOOLS, ""))
+    assert one.known.refuses(ONE)
+    assert not one.known.refuses(Refusable("mallory", URL, "m0", TOOLS, ""))
+
+
+def test_the_number_of_namespaces_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "NAMESPACES", 8)
+    one = Process()
+    one.threads.close()
+    for number in range(9):
+        refuse(one, Refusable(f"n{number}", URL, "m", TOOLS, ""))
+    assert not one.known.has_refusals("n0") and one.known.has_refusals("n8")
+
+
+# -- lists of models --------------------------------------------------------------------------------------------------
+
+KEY = Headers([(b"Authorization", b"Bearer mine"), (b"Cookie", b"a=1"), (b"X-Offload", b"on")])
+LIST = json.dumps({"data": [{"id": "m", "max_model_len": 32_768}, {"id": "unknown"}]}).encode()
+
+
+def tenant(namespace: str = ME, **upstream: Any) -> Tenant:
+    return Tenant(Policy(tenant="acme", upstream=Upstream(base_url="http://up/v1/", **upstream)), namespace)
+
+
+def reply(body: bytes = LIST, status: int = 200, *headers: tuple[bytes, bytes]) -> ScriptedReply:
+    return ScriptedReply(body, status=status, headers=[JSON, *headers])
+
+
+async def test_a_callers_own_key_asks_for_that_caller(one: Process) -> None:
+    assert await one.ask(tenant(), reply()) == 32_768
+    [asked] = one.upstream.requests
+    assert (asked.method, asked.url, asked.content) == ("GET", "http://up/v1/models", b"")
+    assert asked.headers == [(b"Authorization", b"Bearer mine"), (b"accept", b"application/json")]
+    assert one.window(tenant().policy, namespace=OTHER) is None
+    assert one.window(tenant().policy, "unknown") is None
+    assert one.lessons == ["listed"]
+
+
+async def test_a_tenants_key_asks_for_all_its_callers(one: Process) -> None:
+    keyed = tenant(api_key="sk-acme")
+    assert await one.ask(keyed, reply()) == 32_768
+    assert one.upstream.requests[0].headers[0] == (b"authorization", b"Bearer sk-acme")
+    assert one.window(keyed.policy, namespace=OTHER) == 32_768
+    assert one.window(tenant(api_key="sk-other").policy) is None
+    assert one.window(tenant().policy) is None
+
+
+async def test_anthropic_is_asked_as_it_expects(one: Process) -> None:
+    claude = msgspec.structs.replace(tenant(api_key="sk-acme"), key_header=b"authorization")
+    body = json.dumps({"data": [{"id": "m", "max_input_tokens": 200_000, "max_tokens": 64_000}]}).encode()
+    headers = Headers([*KEY, (b"anthropic-version", b"2023-06-01")])
+    assert await one.ask(claude, reply(body), headers=headers) == 200_000
+    [asked] = one.upstream.requests
+    assert asked.url == "http://up/v1/models?limit=1000"
+    assert asked.headers[:2] == [(b"x-api-key", b"sk-acme"), (b"anthropic-version", b"2023-06-01")]
+
+
+async def test_the_policy_and_refusals_know_better_than_the_list(one: Process) -> None:
+    where = tenant().policy
+    assert await one.ask(tenant(), reply()) == 32_768
+    given = msgspec.structs.replace(where, upstream=msgspec.structs.replace(where.upstream, context_window=64_000))
+    assert one.window(given) == 64_000
+    one.too_long(where, 8_000, 9_000)
+    assert one.window(where) == 8_000
+    one.took(where, 33_000, 33_000)
+    assert one.window(where) is None, "it took more than either said"
+
+
+async def test_it_is_asked_once_for_each_credential_and_never_waited_for(one: Process) -> None:
+    late = asyncio.Event()
+    one.upstream.replies = [ScriptedReply(LIST, late, headers=[JSON])]
+    for _ in range(3):
+        one.known.ask(tenant(), KEY)
+    assert one.window(tenant().policy) is None
+    late.set()
+    assert await one.ask(tenant()) == 32_768
+    one.now += 1e9
+    assert await one.ask(tenant()) == 32_768
+    assert len(one.upstream.requests) == 1
+    await one.ask(tenant(OTHER), reply())
+    assert len(one.upstream.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "upstream", [{"ask_models": False}, {"context_window": 8_192}], ids=["by the policy", "without need"]
+)
+async def test_it_is_not_asked(one: Process, upstream: dict[str, Any]) -> None:
+    assert await one.ask(tenant(**upstream)) == upstream.get("context_window")
+    assert not one.upstream.requests
+    await one.ask(tenant(), reply())
+    assert one.window(tenant(ask_models=False).policy) is None
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [UpstreamUnreachable("gone"), reply(b"", 503), reply(b"", 429)],
+    ids=["no connection", "a server's fault", "too many requests"],
+)
+async def test_an_upstream_that_fails_is_asked_again_later(one: Process, fault: Any) -> None:
+    assert await one.ask(tenant(), fault) is None
+    assert await one.ask(tenant()) is None and len(one.upstream.requests) == 1
+    one.now += LIST_AGAIN
+    assert await one.ask(tenant(), reply()) == 32_768
+
+
+@pytest.mark.parametrize("answer", [reply(b"{}", 401), reply(b"{}", 404), reply(b"<html>"), reply(b"[" * 9_999)])
+async def test_an_answer_without_a_list_is_final(one: Process, answer: ScriptedReply) -> None:
+    assert await one.ask(tenant(), answer) is None
+    one.now += 2 * LIST_AGAIN
+    assert await one.ask(tenant()) is None
+    assert len(one.upstream.requests) == 1 and not one.lessons
+
+
+async def test_a_list_without_end_is_not_read(one: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "LARGEST", 10)
+    assert await one.ask(tenant(), reply()) is None
+
+
+async def test_an_upstream_that_is_silent_is_left(one: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "LIST_SECONDS", 0.01)
+    assert await one.ask(tenant(), ScriptedReply(asyncio.Event(), headers=[JSON])) is None
+
+
+async def test_compressed_and_large_lists(one: Process) -> None:
+    many = [{"id": f"model-{number}", "context_length": 1_000 + number} for number in range(1_100)]
+    body = json.dumps({"data": [*many, {"id": "m", "context_window": 9_000}]}).encode()
+    assert len(body) > windows.INLINE_BYTES
+    coded = reply(gzip.compress(body), 200, (b"Content-Encoding", b"gzip"))
+    assert await one.ask(tenant(), coded) == 9_000
+    assert one.window(tenant().policy, "model-1007") == 2_007
+
+
+async def test_a_busy_process_asks_later(one: Process) -> None:
+    one.known._lists._background = Background(0)
+    assert await one.ask(tenant()) is None
+    one.known._lists._background = one.background
+    assert await one.ask(tenant(), reply()) == 32_768
