@@ -131,6 +131,11 @@ def settled(up: StrictUpstream, number: int) -> None:
     until(lambda: len(summaries(up)) >= number and all(request.done.is_set() for request in summaries(up)))
 
 
+def stored(proxy: Proxy, number: int) -> None:
+    """Wait until `number` snapshots are in the store, where the next request finds them."""
+    until(lambda: len([path for path in proxy.stored() if path.parent.name == "snapshots"]) >= number)
+
+
 def until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 20
     while not true():
@@ -442,8 +447,7 @@ def test_a_summary_is_used_however_late_it_arrives(up: StrictUpstream, model: Mo
         talk.step(number, f"result {number} {WORDS}")
         if len(turns(up)) and not len(turns(up)) % late:
             model.gate.set()
-            settled(up, len(summaries(up)))
-            time.sleep(0.05)
+            stored(proxy, len(summaries(up)))
             model.gate.clear()
         talk.go()
     model.gate.set()
@@ -467,8 +471,7 @@ def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve
     talk.go(2)
     assert all(is_prefix(one, other) and one.tool_names == ["fetch"] for one, other in pairwise(turns(up)))
     model.gate.set()
-    settled(up, 1)
-    time.sleep(0.1)
+    stored(proxy, 1)
     talk.go(2)
     *_, before, shown, after = turns(up)
     assert not is_prefix(before, shown) and shows(shown)
@@ -572,7 +575,7 @@ def test_a_failing_summarizer_does_not_fail_the_request(
     up: StrictUpstream, model: Model, serve: Any, reply: Reply, asked: int
 ) -> None:
     model.summary = lambda: reply
-    proxy = serve({"default": policy(up, compress={"timeout": 0.5})})
+    proxy = serve({"default": policy(up, compress={"timeout": 0.5 if reply == hang() else 60})})
     talk = Talk(proxy, _long())
     for _ in range(2):
         assert talk.post().status_code == 200

@@ -41,21 +41,27 @@ class TestContractForEver(TestContract):
 
 
 async def test_records_expire_after_their_namespace_retention(redis_process: Process) -> None:
-    store = open_store(url(redis_process), {"short-1": 0.2, "long-1": 3600.0}.get)
-    for namespace in ("short-1", "long-1", "ever-1"):
-        await store.put(f"{namespace}/round/k", b"1")
-    await asyncio.sleep(0.3)
-    values = await store.get_many([f"{namespace}/round/k" for namespace in ("short-1", "long-1", "ever-1")])
-    assert list(values) == [None, b"1", b"1"]
+    store = open_store(url(redis_process), {"short-1": 60.0, "long-1": 3600.0}.get)
+    async with Redis(port=redis_process.port) as client:
+        left = {}
+        for namespace in ("short-1", "long-1", "ever-1"):
+            await store.put(f"{namespace}/round/k", b"1")
+            [key] = [key async for key in client.scan_iter(match=f"*{namespace}*")]
+            left[namespace] = await client.pttl(key)
+    assert 0 < left["short-1"] <= 60_000 < left["long-1"] <= 3_600_000
+    assert left["ever-1"] == -1, "no time to live"
     await store.close()
 
 
 async def test_a_record_in_use_does_not_expire(redis_process: Process) -> None:
-    store = open_store(url(redis_process), lambda namespace: 0.4)
+    """What is put again has its whole time to live again."""
+    store = open_store(url(redis_process), lambda namespace: 3600.0)
     assert await store.put("used-1/round/k", b"1")
-    for _ in range(4):
-        await asyncio.sleep(0.2)
+    async with Redis(port=redis_process.port) as client:
+        [key] = [key async for key in client.scan_iter(match="*used-1*")]
+        assert await client.pexpire(key, 600_000)
         assert await store.put("used-1/round/k", b"2") is False
+        assert await client.pttl(key) > 3_000_000
     assert await store.get("used-1/round/k") == b"1"
     await store.close()
 
