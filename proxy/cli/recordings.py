@@ -1,7 +1,8 @@
-"""Reads recorded requests, one at a time, from files of any size: JSONL, also gzipped, and HAR.
+"""Reads recorded requests, one at a time, from files of any size.
 
-A line of JSONL is a request's body, or an object with `url` and `body`, as in the proxy's own captures and in the input
-of OpenAI's batches. No header is read, so no credential either.
+A file holds records: the lines of JSONL, the elements of a JSON document (an array, an export, a HAR), or the rows of
+opencode's database. A record is a request's body, an object with `url` and `body` (our captures, OpenAI's batches), an
+entry of a HAR, or what `formats` knows. No header is read, so no credential either.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import io
 import mmap
 import os
 import re
+import sqlite3
 import stat
 import sys
 import zlib
 from base64 import b64decode
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +29,9 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
+from proxy.cli.formats import FORMATS, LISTS
+from proxy.cli.records import Found, Json, Reader, is_reply, turns, value_of, whole_conversation
+from proxy.cli.sessions import Opencode
 from proxy.dialects import DIALECTS, Dialect, for_body, for_request
 from proxy.dialects.usage import Reported
 from proxy.dialects.values import object_of, text_of
@@ -38,20 +44,19 @@ from proxy.requests.passthrough import ReplyEnds
 
 STDIN = Path("-")
 """Stands for standard input."""
-SUFFIXES = (".jsonl", ".jsonl.gz", ".har")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".har", ".json", ".db")
 """How the names of the files end that are read of a directory."""
 LONGEST = (64 << 20) + (64 << 10)
 """Most bytes of a line or of a text in a HAR: as many as the proxy accepts as a request by default, and what a capture
 has beside it."""
+WHOLE = 1 << 30
+"""Most bytes of a JSON document that is compressed or comes from a pipe, and so is held in memory."""
 HEAD = 4 << 10
-"""Bytes at the beginning of a file that show whether it is HAR."""
+"""Bytes at the beginning of a file that show what it is."""
+BODY, HAR, ENVELOPE = "request body", "HAR entry", "request with its address"
 
-_STRING = rb'"(?:[^"\\]|\\.)*"'
-_HAR = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*(?:%b\s*:\s*(?:%b|[\w.+-]+)\s*,\s*)*"log"\s*:\s*\{' % (_STRING, _STRING))
-"""Some programs write a version or a comment before the log."""
-_GZIP = b"\x1f\x8b"
+_GZIP, _SQLITE = b"\x1f\x8b", b"SQLite format 3\0"
 _STEP = 1 << 20
-_ENVELOPE = frozenset(("url", "body"))
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
@@ -62,11 +67,15 @@ class RecordedRequest(msgspec.Struct, frozen=True):
     dialect: Dialect | None
     """None: it asks no model that the proxy knows, and would be relayed."""
     chat: Request | None = None
-    reason: Reason = Reason.NONE
+    reason: str = Reason.NONE
     said: Reported | None = None
     """What upstream said about the cost."""
     caller: str = ""
     """Who asked: in a capture, the namespace."""
+    source: str = BODY
+    """What its record is, as the notes name it."""
+    expanded: bool = False
+    """It is one turn of a conversation that was recorded as a whole."""
 
 
 def named(paths: Sequence[str]) -> list[Path]:
@@ -87,12 +96,26 @@ def named(paths: Sequence[str]) -> list[Path]:
     return files
 
 
+def at_home(environment: Mapping[str, str]) -> dict[str, list[Path]]:
+    """Return the sessions that agents keep in the home directory: the agent's name → its files, oldest first."""
+    home = Path(environment.get("HOME") or Path.home())
+    claude = Path(environment.get("CLAUDE_CONFIG_DIR") or home / ".claude", "projects")
+    codex = Path(environment.get("CODEX_HOME") or home / ".codex", "sessions")
+    data = Path(environment.get("XDG_DATA_HOME") or home / ".local" / "share")
+    found = {
+        "Claude Code": list(claude.rglob("*.jsonl")),
+        "Codex": list(codex.rglob("rollout-*.jsonl")),
+        "opencode": list((data / "opencode").glob("opencode.db")),
+    }
+    return {name: sorted(files, key=lambda file: file.stat().st_mtime) for name, files in found.items() if files}
+
+
 def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
-    """Yield the requests of a file. `api` names the dialect of JSONL, which is guessed otherwise.
+    """Yield the requests of a file. `api` names the dialect of bodies, which is guessed otherwise.
 
     Raises UserMistake, which names the line or the entry.
     """
-    dialect = _dialect(api)
+    records = _Records(str(path), _dialect(api))
     try:
         with _opened(path) as file:
             packed = file.peek(HEAD).startswith(_GZIP)
@@ -101,12 +124,12 @@ def requests(path: Path, api: str | None = None) -> Iterator[RecordedRequest]:
             if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
                 cure = "PowerShell's > writes it; save it with | Out-File -Encoding utf8"
                 raise UserMistake(f"{path}: expected UTF-8, and this is UTF-16: {cure}")
-            if not _HAR.match(head):
-                yield from _lines(str(path), file, unpacked, dialect)
-            elif packed or _size(file) is None:
-                raise UserMistake(f"{path}: a HAR is not read compressed or from a pipe; save it to a file first")
+            if head.startswith(_SQLITE):
+                yield from records.database(path)
+            elif _is_document(head):
+                yield from records.document(_whole(str(path), file, unpacked))
             else:
-                yield from _har(str(path), file)
+                yield from records.lines(file, unpacked)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UserMistake(f"{path}: is not whole, or no gzip; give what can be unpacked of it: {error}") from error
     except OSError as error:
@@ -125,7 +148,25 @@ def _size(file: io.BufferedReader) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-# -- JSONL -------------------------------------------------------------------------------------------------------------
+_DOCUMENT = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[{\]]|\{\s*\n"
+    rb'|\{\s*(?:"(?:version|comment|object)"\s*:[^{\[]*,\s*)?"(?:log|data)"\s*:\s*[{\[])'
+)
+"""An array of objects, an object that goes on in the next line, a HAR, or a list of the API in one line."""
+
+
+def _is_document(head: bytes) -> bool:
+    return _DOCUMENT.match(head) is not None
+
+
+def _whole(name: str, file: io.BufferedReader, unpacked: io.BufferedReader | gzip.GzipFile) -> memoryview:
+    """Return the bytes of a document: mapped into memory where that is possible."""
+    if unpacked is file and _size(file):
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    read = unpacked.read(WHOLE + 1)
+    if len(read) > WHOLE:
+        raise UserMistake(f"{name}: a JSON document of more than {WHOLE >> 20} MiB is read from a plain file only")
+    return memoryview(read)
 
 
 def _dialect(api: str | None) -> Dialect | None:
@@ -136,23 +177,144 @@ def _dialect(api: str | None) -> Dialect | None:
     return known[api] if api else None
 
 
-def _lines(
-    name: str, file: io.BufferedReader, unpacked: io.BufferedReader | gzip.GzipFile, dialect: Dialect | None
-) -> Iterator[RecordedRequest]:
-    """Yield the requests of the lines of `unpacked`, which is made of `file`."""
-    size = _size(file)
-    for number in count(1):
-        line = unpacked.readline(LONGEST + 1)
-        if not line:
+class _Records:
+    """The records of one file, and the readers of the formats found in it."""
+
+    def __init__(self, name: str, dialect: Dialect | None) -> None:
+        self._name = name
+        self._dialect = dialect
+        self._readers: dict[str, Reader] = {}
+        self._seen: set[bytes] = set()  # the turns of whole conversations so far
+
+    # -- the three kinds of file --
+
+    def lines(self, file: io.BufferedReader, unpacked: io.BufferedReader | gzip.GzipFile) -> Iterator[RecordedRequest]:
+        """Yield the requests of JSONL. `unpacked` is made of `file`."""
+        size, position = _size(file), None
+        for number in count(1):
+            line = unpacked.readline(LONGEST + 1)
+            if not line:
+                break
+            if len(line) > LONGEST:
+                raise UserMistake(f"{self._name}:{number}: longer than {LONGEST:,} bytes")
+            body = line.removeprefix(BOM_UTF8).strip() if number == 1 else line.strip()
+            position = file.tell() / size if size else None
+            if number > 1 and not line.endswith(b"\n") and _is_cut(body):
+                yield RecordedRequest(position, None, reason=Reason.INVALID)
+            elif body:
+                yield from self._record(f"{self._name}:{number}", body, position)
+        yield from self._ends(position)
+
+    def document(self, text: memoryview) -> Iterator[RecordedRequest]:
+        """Yield the requests of one JSON document: an array, one object, or an object with a list of records."""
+        start = len(BOM_UTF8) if bytes(text[: len(BOM_UTF8)]) == BOM_UTF8 else 0
+        try:
+            found = msgspec.json.decode(text[start:], type=list[Raw] | dict[str, Raw])
+            entries = found if isinstance(found, list) else _listed(found)
+        except (ValueError, RecursionError) as error:
+            raise UserMistake(f"{self._name}{_line_of(error, text[start:])}: not JSON: {error}") from error
+        if entries is None:
+            yield from self._record(self._name, bytes(text[start:]).strip(), 1.0)
+            entries = []
+        for number, raw in enumerate(entries, 1):
+            yield from self._record(f"{self._name}: entry {number}", bytes(raw), number / len(entries))
+        yield from self._ends(1.0)
+
+    def database(self, path: Path) -> Iterator[RecordedRequest]:
+        """Yield the requests of opencode's database."""
+        reader = Opencode()
+        try:
+            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+                rows = connection.execute(_MESSAGES).fetchall()
+                for number, (session, message, data) in enumerate(rows, 1):
+                    parts = [value_of(part) for (part,) in connection.execute(_PARTS, (message,))]
+                    record = {"session": session, "message": value_of(data), "parts": parts}
+                    for found in reader.take(record):
+                        yield from self._found(found, number / len(rows), "opencode's session")
+        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+            raise UserMistake(f"{path}: is a database, but not one of opencode's that we know: {error}") from error
+
+    # -- one record --
+
+    def _record(self, place: str, body: bytes, position: float | None) -> Iterator[RecordedRequest]:
+        """Yield the requests that are complete with this record. Raises UserMistake."""
+        try:
+            members = rawjson.members(body)
+        except NotJson as error:
+            raise UserMistake(f"{place}: expected a JSON object, such as a request's body: {error}") from error
+        if "request" in members and "url" in object_of(members["request"]):
+            yield msgspec.structs.replace(_from_har(members, position), source=HAR)
+        elif "url" in members and "body" in members:
+            asked = text_of(members.get("method")) or "POST"
+            found = _from_envelope(asked, text_of(members["url"]), bytes(members["body"]), position, _said(members))
+            yield msgspec.structs.replace(found, caller=text_of(members.get("namespace")), source=ENVELOPE)
+        elif known := next((one for one in FORMATS if one.sees(members)), None):
+            reader = self._readers.setdefault(known.name, known.reader())
+            try:
+                for one in reader.take(value_of(body)):
+                    yield from self._found(one, position, known.name)
+            except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+                raise UserMistake(f"{place}: looks like {known.name}, but cannot be read as one: {error!r}") from error
+        else:
+            yield from self._from_body(place, body, members, position)
+
+    def _ends(self, position: float | None) -> Iterator[RecordedRequest]:
+        for name, reader in self._readers.items():
+            for one in reader.end():
+                yield from self._found(one, position, name)
+
+    def _found(self, found: Found, position: float | None, source: str) -> Iterator[RecordedRequest]:
+        """Yield the request of a record that a format knows, or its turns if it holds a whole conversation."""
+        if found.body is None:
+            yield RecordedRequest(position, None, reason=found.why, source=source)
             return
-        if len(line) > LONGEST:
-            raise UserMistake(f"{name}:{number}: longer than {LONGEST:,} bytes")
-        body = line.removeprefix(BOM_UTF8).strip() if number == 1 else line.strip()
-        position = file.tell() / size if size else None
-        if number > 1 and not line.endswith(b"\n") and _is_cut(body):
-            yield RecordedRequest(position, None, reason=Reason.INVALID)
-        elif body:
-            yield _from_line(f"{name}:{number}", body, position, dialect)
+        key = whole_conversation(found.body)
+        for turn in self._turns(found.body, key) if key else [found.body]:
+            body = rawjson.encode(turn)
+            dialect = next((one for one in DIALECTS if one.name == found.api), None) or self._dialect
+            yield msgspec.structs.replace(
+                _first_that_parses([dialect] if dialect else for_body(body), body, position),
+                said=None if key else found.said,
+                caller=found.caller,
+                source=source,
+                expanded=bool(key),
+            )
+
+    def _turns(self, body: Json, key: str) -> Iterator[Json]:
+        """Yield the turns that no earlier record of the file had: some logs add the reply to each request."""
+        for turn in turns({"model": "unknown", **body}, key):
+            digest = sha256(rawjson.encode([turn["model"], turn[key]])).digest()
+            if digest not in self._seen:
+                self._seen.add(digest)
+                yield turn
+
+    def _from_body(
+        self, place: str, body: bytes, members: Mapping[str, Raw], position: float | None
+    ) -> Iterator[RecordedRequest]:
+        """Yield the request of a body: in the first dialect in which it has a history."""
+        if rawjson.is_array(members.get("messages")) or rawjson.is_array(members.get("input")):
+            last = rawjson.elements(members.get("messages") or members["input"])[-1:]
+            if last and is_reply(value_of(last[0])):
+                yield from self._found(Found(value_of(body)), position, BODY)
+                return
+        candidates = [self._dialect] if self._dialect else for_body(body)
+        found = _first_that_parses(candidates, body, position)
+        if found.reason == Reason.INVALID or (found.chat is not None and not found.chat.entries):
+            expected = " or ".join(dict.fromkeys(one.name for one in candidates))
+            known = ", ".join(one.name for one in FORMATS)
+            raise UserMistake(f"{place}: expected a request body of {expected}, or a record of {known}")
+        yield found
+
+
+_MESSAGES = "select session_id, id, data from message order by session_id, time_created, id"
+_PARTS = "select data from part where message_id = ? order by id"
+
+
+def _listed(found: dict[str, Raw]) -> list[Raw] | None:
+    """Return the records of a document that is an object; None if it is a record itself."""
+    lists = [object_of(found.get("log")).get("entries"), *(found.get(name) for name in LISTS)]
+    whole = next((raw for raw in lists if rawjson.is_array(raw)), None)
+    return None if whole is None or "messages" in found else rawjson.elements(whole)
 
 
 def _is_cut(body: bytes) -> bool:
@@ -164,24 +326,14 @@ def _is_cut(body: bytes) -> bool:
     return False
 
 
-def _from_line(place: str, body: bytes, position: float | None, dialect: Dialect | None) -> RecordedRequest:
-    """Return the request of one line: by its address, or in the first dialect in which it has a history."""
-    try:
-        members = rawjson.members(body)
-    except NotJson as error:
-        raise UserMistake(f"{place}: expected a request body, a JSON object on one line: {error}") from error
-    if members.keys() >= _ENVELOPE:
-        asked = text_of(members.get("method")) or "POST"
-        found = _from_envelope(asked, text_of(members["url"]), bytes(members["body"]), position, _said(members))
-        return msgspec.structs.replace(found, caller=text_of(members.get("namespace")))
-    candidates = [dialect] if dialect else for_body(body)
+def _first_that_parses(candidates: Sequence[Dialect], body: bytes, position: float | None) -> RecordedRequest:
+    """Return the request in the first of the dialects in which it has a history, else the last try."""
+    found = RecordedRequest(position, None, reason=Reason.INVALID)
     for candidate in candidates:
         found = _parsed(candidate, body, position)
-        if found.reason is not Reason.INVALID and (found.chat is None or found.chat.entries):
-            return found
-    raise UserMistake(
-        f"{place}: expected a request body of {' or '.join(dict.fromkeys(one.name for one in candidates))}"
-    )
+        if found.reason != Reason.INVALID and (found.chat is None or found.chat.entries):
+            break
+    return found
 
 
 def _from_envelope(
@@ -206,7 +358,7 @@ def _serving(method: str, url: str) -> Dialect | None:
     return None if dialect is None or dialect.counts else dialect
 
 
-def _said(members: dict[str, Raw]) -> Reported | None:
+def _said(members: Mapping[str, Raw]) -> Reported | None:
     """Return what a capture says about the cost."""
     try:
         return msgspec.json.decode(members.get("usage", rawjson.NULL), type=Reported | None)
@@ -224,56 +376,19 @@ def _parsed(dialect: Dialect, body: bytes, position: float | None, said: Reporte
 # -- HAR ---------------------------------------------------------------------------------------------------------------
 
 
-class _HarRequest(msgspec.Struct, frozen=True):
-    method: str
-    url: str
-    postData: Raw = rawjson.NULL
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    request: _HarRequest
-    response: Raw = rawjson.NULL
-
-
-class _Log(msgspec.Struct, frozen=True):
-    entries: list[Raw]
-
-
-class _Har(msgspec.Struct, frozen=True):
-    log: _Log
-
-
-_entry = msgspec.json.Decoder(_Entry)
-
-
-def _har(name: str, file: io.BufferedReader) -> Iterator[RecordedRequest]:
-    """Yield the requests of a HAR. The file is mapped into memory, and one entry at a time is decoded."""
-    mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    start = len(BOM_UTF8) if bytes(mapped[: len(BOM_UTF8)]) == BOM_UTF8 else 0
-    try:
-        entries = msgspec.json.decode(mapped[start:], type=_Har).log.entries
-    except (ValueError, RecursionError) as error:
-        raise UserMistake(f"{name}{_line_of(error, mapped[start:])}: not a HAR: {error}") from error
-    for number, raw in enumerate(entries, 1):
-        try:
-            entry = _entry.decode(raw)
-        except (ValueError, RecursionError) as error:
-            raise UserMistake(f"{name}: entry {number} is not a HAR's: {error}") from error
-        yield _from_entry(entry, number / len(entries))
-
-
-def _from_entry(entry: _Entry, position: float) -> RecordedRequest:
+def _from_har(entry: Mapping[str, Raw], position: float | None) -> RecordedRequest:
     """Return the request of an entry. What it brings is decoded only if a model was asked."""
-    asked = entry.request
-    dialect = _serving(asked.method, asked.url)
+    asked = object_of(entry["request"])
+    method, url = text_of(asked.get("method")), text_of(asked["url"])
+    dialect = _serving(method, url)
     if dialect is None:
         return RecordedRequest(position, None)
-    reply, said = object_of(entry.response), None
+    reply, said = object_of(entry.get("response")), None
     if bytes(reply.get("status", rawjson.NULL)) == b"200" and (content := _content(reply.get("content"))):
         ends = ReplyEnds()
         ends.take(content)
         said = dialect.reported(ends.both)
-    return _from_envelope(asked.method, asked.url, _content(asked.postData), position, said)
+    return _from_envelope(method, url, _content(asked.get("postData")), position, said)
 
 
 def _content(raw: Raw | None) -> bytes | None:
