@@ -155,18 +155,21 @@ def _add_check(commands: Commands) -> None:
 
 def _add_replay(commands: Commands) -> None:
     examples = """\
-FILE is JSONL with one request body on a line (chat completions, Responses or Messages), also gzipped; a browser's or
-mitmproxy's HAR; a directory of those, such as a capture of `serve --capture`; or - for standard input.
-Nothing is sent or stored, and credentials in a HAR are not looked at.
+FILE is what you have: sessions of Claude Code, Codex or opencode; logs and exports of LiteLLM, Langfuse, LangSmith,
+Helicone or OpenTelemetry; request bodies (chat completions, Responses or Messages) as JSONL or JSON, also gzipped; a
+HAR; a directory of those, such as a capture of `serve --capture`; or - for standard input. Without a FILE, the
+sessions in your home directory. Nothing is sent or stored, and credentials are not looked at.
 
 examples:
+  offload-proxy replay --profile                            your own sessions under the three profiles
   offload-proxy replay session.jsonl                        what the default policy would have done
   offload-proxy replay --policy a.yaml --policy b.yaml *.har
   offload-proxy replay --html report.html captures
   offload-proxy replay --json session.jsonl | jq '.policies[0].cost_after'
 """
     command = _add(commands, "replay", "say what policies would have done to recorded requests", examples)
-    command.add_argument("files", nargs="+", metavar="FILE", help="recorded requests, in their order")
+    command.add_argument("files", nargs="*", metavar="FILE", help="recorded requests, in their order [your sessions]")
+    command.add_argument("--profile", action="store_true", help="compare the profiles careful, balanced and frugal")
     command.add_argument(
         "--policy", action="append", metavar="FILE", help="a policy; repeat it to compare several [the defaults]"
     )
@@ -266,7 +269,15 @@ def _replay(chosen: argparse.Namespace) -> int:
     from proxy.cli.replay import run
 
     environment = _settings(chosen).environment
-    run(chosen.files, chosen.policy or (), environment, api=chosen.dialect, as_json=chosen.json, html=chosen.html)
+    run(
+        chosen.files,
+        chosen.policy or (),
+        environment,
+        api=chosen.dialect,
+        as_json=chosen.json,
+        html=chosen.html,
+        profiles=chosen.profile,
+    )
     return OK
 
 

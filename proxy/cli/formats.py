@@ -13,7 +13,18 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from proxy.cli.records import CHAT, MESSAGES, Found, Json, Reader, anthropic_usage, call, inside, loaded, number
+from proxy.cli.records import (
+    CHAT,
+    MESSAGES,
+    Exported,
+    Json,
+    RecordReader,
+    anthropic_usage,
+    call,
+    inside,
+    loaded,
+    number,
+)
 from proxy.cli.sessions import ClaudeCode, Codex, Opencode
 from proxy.dialects.usage import Reported
 from proxy.dialects.values import text_of
@@ -27,7 +38,7 @@ class Format(NamedTuple):
     name: str
     """As `replay` names it."""
     sees: Callable[[Members], bool]
-    reader: Callable[[], Reader]
+    reader: Callable[[], RecordReader]
 
 
 # -- exports: one request in each record -------------------------------------------------------------------------------
@@ -36,17 +47,17 @@ class Format(NamedTuple):
 class Each:
     """A reader of records that have nothing to do with each other."""
 
-    def __init__(self, read: Callable[[Json], Iterator[Found]]) -> None:
+    def __init__(self, read: Callable[[Json], Iterator[Exported]]) -> None:
         self._read = read
 
-    def take(self, record: Json) -> Iterator[Found]:
+    def take(self, record: Json) -> Iterator[Exported]:
         return self._read(record)
 
-    def end(self) -> Iterator[Found]:
+    def end(self) -> Iterator[Exported]:
         yield from ()
 
 
-def litellm(record: Json) -> Iterator[Found]:
+def litellm(record: Json) -> Iterator[Exported]:
     """A row of LiteLLM's spend logs, or a `StandardLoggingPayload`."""
     usage = inside(record, "response", "usage")
     caller = str(record.get("api_key") or inside(record, "metadata", "user_api_key_hash") or "")
@@ -57,13 +68,13 @@ def litellm(record: Json) -> Iterator[Found]:
         key = "input" if "responses" in str(record.get("call_type")) else "messages"
         body = {**(parameters if isinstance(parameters, dict) else {}), "model": record.get("model"), key: history}
         if not isinstance(history, list) or not history:
-            yield Found(None, why="LiteLLM kept no messages; `store_prompts_in_spend_logs: true` keeps them")
+            yield Exported(None, why="LiteLLM kept no messages; `store_prompts_in_spend_logs: true` keeps them")
             return
     api = MESSAGES if record.get("call_type") == "anthropic_messages" else ""
-    yield Found(body, api, _any_usage(usage), caller)
+    yield Exported(body, api, _any_usage(usage), caller)
 
 
-def langfuse(record: Json) -> Iterator[Found]:
+def langfuse(record: Json) -> Iterator[Exported]:
     """An observation, as Langfuse exports it from its pages, its API, or to a blob storage."""
     if str(record.get("type")).upper() != "GENERATION":
         return
@@ -75,7 +86,7 @@ def langfuse(record: Json) -> Iterator[Found]:
 _LANGFUSE_MODELS = ("model", "provided_model_name", "providedModelName", "internal_model")
 
 
-def langsmith(record: Json) -> Iterator[Found]:
+def langsmith(record: Json) -> Iterator[Exported]:
     """A run of LangSmith: of a wrapped SDK, or of LangChain, whose messages are constructors."""
     if record.get("run_type") != "llm":
         return
@@ -107,29 +118,29 @@ def _langchain(message: Json) -> Json:
     return made
 
 
-def helicone(record: Json) -> Iterator[Found]:
+def helicone(record: Json) -> Iterator[Exported]:
     """A request that Helicone exports, with its bodies."""
     body = loaded(record.get("request_body"))
     if not isinstance(body, dict) or not ("messages" in body or "input" in body):
-        yield Found(None, why="Helicone exported no body; export again with --include-body")
+        yield Exported(None, why="Helicone exported no body; export again with --include-body")
         return
     usage = inside(record, "response_body", "usage")
     api = MESSAGES if str(record.get("request_path")).rstrip("/").endswith("/messages") else ""
-    yield Found(body, api, _any_usage(usage), str(record.get("request_user_id") or ""))
+    yield Exported(body, api, _any_usage(usage), str(record.get("request_user_id") or ""))
 
 
-def stored_completion(record: Json) -> Iterator[Found]:
+def stored_completion(record: Json) -> Iterator[Exported]:
     """A chat completion that OpenAI stored. Its messages are a list of their own in the API."""
     history = record.get("messages") or record.get("input")
     if not isinstance(history, list):
         why = "a stored completion has no messages; add those of GET /chat/completions/ID/messages as `messages`"
-        yield Found(None, why=why)
+        yield Exported(None, why=why)
         return
     body = {"model": record.get("model"), "messages": history, "tools": record.get("tools")}
-    yield Found({key: value for key, value in body.items() if value}, CHAT, _any_usage(record.get("usage")))
+    yield Exported({key: value for key, value in body.items() if value}, CHAT, _any_usage(record.get("usage")))
 
 
-def otlp(record: Json) -> Iterator[Found]:
+def otlp(record: Json) -> Iterator[Exported]:
     """Spans in OTLP's JSON: `resourceSpans`, each with `scopeSpans`."""
     for resource in record.get("resourceSpans") or record.get("resource_spans") or []:
         for scope in resource.get("scopeSpans") or resource.get("scope_spans") or []:
@@ -137,7 +148,7 @@ def otlp(record: Json) -> Iterator[Found]:
                 yield from span(one)
 
 
-def span(record: Json) -> Iterator[Found]:
+def span(record: Json) -> Iterator[Exported]:
     """One span with GenAI attributes, of OTLP or as the SDK prints it. Spans of anything else say nothing."""
     found = record.get("attributes") or {}
     if isinstance(found, list):
@@ -151,7 +162,7 @@ def span(record: Json) -> Iterator[Found]:
         return
     history = loaded(found.get("gen_ai.input.messages"))
     if not isinstance(history, list):
-        yield Found(None, why="the span has no `gen_ai.input.messages`; have your instrumentation capture content")
+        yield Exported(None, why="the span has no `gen_ai.input.messages`; have your instrumentation capture content")
         return
     system = loaded(found.get("gen_ai.system_instructions")) or []
     opening = [{"role": "system", "content": _contents(system)}] if system else []
@@ -160,7 +171,7 @@ def span(record: Json) -> Iterator[Found]:
     prompt, cached = found.get("gen_ai.usage.input_tokens"), found.get("gen_ai.usage.cache_read.input_tokens")
     said = Reported(number(prompt), number(found.get("gen_ai.usage.output_tokens")), number(cached) or None)
     body |= {"tools": tools} if isinstance(tools, list) and tools else {}
-    yield Found(body, CHAT, said if said.prompt else None)
+    yield Exported(body, CHAT, said if said.prompt else None)
 
 
 def _plain(value: Json) -> Any:
@@ -194,13 +205,13 @@ def _parts(message: Json) -> Iterator[Json]:
         yield {"role": "tool", "tool_call_id": one.get("id") or "", "content": content}
 
 
-def _from_input(given: Any, model: str, usage: Any, whose: str) -> Found:
+def _from_input(given: Any, model: str, usage: Any, whose: str) -> Exported:
     """The request of what a tracer calls its input: messages, or a body with them."""
     body = given if isinstance(given, dict) else {"messages": given}
     if not any(isinstance(body.get(key), list) and body[key] for key in ("messages", "input")):
-        return Found(None, why=f"{whose} kept no list of messages as the input")
+        return Exported(None, why=f"{whose} kept no list of messages as the input")
     body = {key: value for key, value in body.items() if value is not None}
-    return Found({"model": model, **body}, "", _any_usage(usage))
+    return Exported({"model": model, **body}, "", _any_usage(usage))
 
 
 # -- what a reply cost -------------------------------------------------------------------------------------------------
@@ -229,7 +240,7 @@ def _has(*names: str) -> Callable[[Members], bool]:
     return lambda members: all(name in members for name in names)
 
 
-def _each(read: Callable[[Json], Iterator[Found]]) -> Callable[[], Reader]:
+def _each(read: Callable[[Json], Iterator[Exported]]) -> Callable[[], RecordReader]:
     return lambda: Each(read)
 
 

@@ -30,7 +30,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.cli.formats import FORMATS, LISTS
-from proxy.cli.records import Found, Json, Reader, is_reply, turns, value_of, whole_conversation
+from proxy.cli.records import Exported, Json, RecordReader, is_reply, turns, value_of, whole_conversation
 from proxy.cli.sessions import Opencode
 from proxy.dialects import DIALECTS, Dialect, for_body, for_request
 from proxy.dialects.usage import Reported
@@ -148,11 +148,12 @@ def _size(file: io.BufferedReader) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
+_STRING = rb'"(?:[^"\\]|\\.)*"'
 _DOCUMENT = re.compile(
-    rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[{\]]|\{\s*\n"
-    rb'|\{\s*(?:"(?:version|comment|object)"\s*:[^{\[]*,\s*)?"(?:log|data)"\s*:\s*[{\[])'
+    rb'(?:\xef\xbb\xbf)?\s*(?:\[\s*[{\]]|\{\s*\n|\{\s*(?:%b\s*:\s*(?:%b|[\w.+-]+)\s*,\s*)*"(?:log"\s*:\s*\{|(?:%b)"\s*:\s*\[))'
+    % (_STRING, _STRING, "|".join(LISTS).encode())
 )
-"""An array of objects, an object that goes on in the next line, a HAR, or a list of the API in one line."""
+"""An array of objects, an object that goes on in the next line, or one with a log or a list of records."""
 
 
 def _is_document(head: bytes) -> bool:
@@ -183,7 +184,7 @@ class _Records:
     def __init__(self, name: str, dialect: Dialect | None) -> None:
         self._name = name
         self._dialect = dialect
-        self._readers: dict[str, Reader] = {}
+        self._readers: dict[str, RecordReader] = {}
         self._seen: set[bytes] = set()  # the turns of whole conversations so far
 
     # -- the three kinds of file --
@@ -263,7 +264,7 @@ class _Records:
             for one in reader.end():
                 yield from self._found(one, position, name)
 
-    def _found(self, found: Found, position: float | None, source: str) -> Iterator[RecordedRequest]:
+    def _found(self, found: Exported, position: float | None, source: str) -> Iterator[RecordedRequest]:
         """Yield the request of a record that a format knows, or its turns if it holds a whole conversation."""
         if found.body is None:
             yield RecordedRequest(position, None, reason=found.why, source=source)
@@ -295,7 +296,7 @@ class _Records:
         if rawjson.is_array(members.get("messages")) or rawjson.is_array(members.get("input")):
             last = rawjson.elements(members.get("messages") or members["input"])[-1:]
             if last and is_reply(value_of(last[0])):
-                yield from self._found(Found(value_of(body)), position, BODY)
+                yield from self._found(Exported(value_of(body)), position, BODY)
                 return
         candidates = [self._dialect] if self._dialect else for_body(body)
         found = _first_that_parses(candidates, body, position)

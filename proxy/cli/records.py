@@ -15,7 +15,7 @@ Json = dict[str, Any]
 CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
 
 
-class Found(NamedTuple):
+class Exported(NamedTuple):
     """One request in a record."""
 
     body: Json | None
@@ -27,13 +27,13 @@ class Found(NamedTuple):
     why: str = ""
 
 
-class Reader(Protocol):
+class RecordReader(Protocol):
     """Reads the records of one file in their order."""
 
-    def take(self, record: Json) -> Iterator[Found]:
+    def take(self, record: Json) -> Iterator[Exported]:
         """Yield the requests that are complete with this record."""
 
-    def end(self) -> Iterator[Found]:
+    def end(self) -> Iterator[Exported]:
         """Yield what is left at the file's end."""
 
 

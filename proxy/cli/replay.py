@@ -15,12 +15,14 @@ from typing import TextIO
 import msgspec
 
 from proxy.cli.progress import Progress, columns
-from proxy.cli.recordings import named, requests
+from proxy.cli.recordings import BODY, ENVELOPE, HAR, at_home, named, requests
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
 from proxy.errors import UserMistake
 from proxy.plan.telling import CAUSES
 from proxy.policies import defaults, load_alone
+from proxy.policies.file import parse_alone
+from proxy.policy import Policy, Profile
 from proxy.requests.message_cache import MessageCache
 from proxy.threads import Threads
 from proxy.tokens import Tokens
@@ -44,15 +46,19 @@ def run(
     api: str | None = None,
     as_json: bool = False,
     html: str | None = None,
+    profiles: bool = False,
 ) -> None:
     """Replay the files under each policy, and print what it would have done; to a file as well with `html`.
 
+    Without files it takes the sessions that agents keep in the home directory. `profiles` compares the three profiles.
     Raises UserMistake.
     """
     detailed = html is not None
     tallies = [Tally(name, load_alone(Path(name), environment), detailed) for name in policies]
+    if profiles:
+        tallies += [Tally(one.name.lower(), _with_profile(one), detailed) for one in Profile]
     tallies = tallies or [Tally(DEFAULTS, defaults(), detailed)]
-    paths = named(files)
+    paths = named(files) if files else _found(environment)
     with _written(html) as report, Progress(sys.stderr) as progress:
         count = replayed(paths, tallies, progress, api)
         if report is not None:
@@ -63,8 +69,63 @@ def run(
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
     else:
         width = columns(sys.stdout)
+        sys.stdout.write("".join(f"{line}\n" for line in headline(tallies, recommend=profiles)))
         sys.stdout.write("".join(f"{line}\n" for line in table(count, len(paths), tallies, width)))
         sys.stdout.write(f"\n{textwrap.fill(_NOTES, min(width or NOTES, NOTES))}\n")
+
+
+def _with_profile(profile: Profile) -> Policy:
+    return parse_alone(f"offload: {{profile: {profile.value}}}", "built-in", "default", {})
+
+
+def _found(environment: Mapping[str, str]) -> list[Path]:
+    """Return the sessions in the home directory, and say which they are. Raises UserMistake if there are none."""
+    found = at_home(environment)
+    if not found:
+        raise UserMistake(
+            "replay: give a FILE. Looked for sessions of Claude Code, Codex and opencode in the home directory: none"
+        )
+    for name, files in found.items():
+        place = os.path.commonpath([file.parent for file in files])
+        sys.stderr.write(f"{name}: {_several(len(files), 'file')} in {printable(place)}\n")
+    sys.stderr.write("They are read here; nothing leaves this machine.\n\n")
+    return [file for files in found.values() for file in files]
+
+
+def headline(tallies: Sequence[Tally], *, recommend: bool = False) -> Iterator[str]:
+    """Yield what matters first: tokens, money, sessions that cost more, and which profile the figures speak for."""
+    for tally in tallies:
+        name = f"{_tail(printable(tally.name))}: " if len(tallies) > 1 else ""
+        tokens = f"{_less(tally.tokens_before, tally.tokens_after)} tokens"
+        worse = f"{tally.losses:,} of {_several(len(tally.sessions), 'session')} cost more"
+        yield f"{name}{tokens}, {_cost(tally)}, {worse}"
+    if recommend and (best := recommended(tallies)) is not None:
+        yield f"recommended: {best.name}. It costs least, and at most a tenth of the sessions cost more"
+    expanded, sources = tallies[0].expanded, tallies[0].sources
+    if sources.keys() - {BODY, HAR, ENVELOPE}:
+        yield "read as: " + ", ".join(f"{name} ({_several(number, 'request')})" for name, number in sources.items())
+    if expanded:
+        yield f"{_several(expanded, 'request')} are turns of whole conversations: one for each reply in them"
+    yield ""
+
+
+def recommended(tallies: Sequence[Tally]) -> Tally | None:
+    """Return the profile that costs least among those under which at most a tenth of the sessions cost more."""
+    fit = [tally for tally in tallies if tally.cost_before and 10 * tally.losses <= len(tally.sessions)]
+    return min(fit, key=lambda tally: tally.cost_after / tally.cost_before, default=None)
+
+
+def _cost(tally: Tally) -> str:
+    if not tally.priced:
+        return f"{_less(tally.cost_before, tally.cost_after)} cost of the input"
+    of = "" if tally.priced == tally.planned else f" for {tally.priced:,} of {tally.planned:,} requests"
+    return f"{_less(tally.money_before, tally.money_after)} cost (${tally.money_before:,.2f} of input{of})"
+
+
+def _less(before: float, after: float) -> str:
+    if not before or round(100 * abs(before - after) / before) == 0:
+        return "the same"
+    return f"{abs(before - after) / before:.0%} {'less' if after < before else 'more'}"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from proxy.cli.records import (
     CHAT,
     MESSAGES,
     RESPONSES,
-    Found,
+    Exported,
     Json,
     anthropic_usage,
     call,
@@ -34,7 +34,7 @@ class ClaudeCode:
         self._tools: list[Json] = []
         self._used: dict[str, Json] = {}  # name → a tool that was called
 
-    def take(self, record: Json) -> Iterator[Found]:
+    def take(self, record: Json) -> Iterator[Exported]:
         side = str(record.get("agentId") or "side") if record.get("isSidechain") else ""
         history = self._histories.setdefault(side, [])
         match record.get("type"):
@@ -58,12 +58,12 @@ class ClaudeCode:
         for one in record.get("rendered") or []:
             history.append({"role": record.get("renderedRole") or "user", "content": one.get("content")})
 
-    def _reply(self, message: Json, side: str, history: list[Json]) -> Iterator[Found]:
+    def _reply(self, message: Json, side: str, history: list[Json]) -> Iterator[Exported]:
         blocks = message.get("content") or []
         if self._replies.get(side) != message.get("id"):
             self._replies[side] = message.get("id", "")
             if history:
-                yield Found(self._body(message, history), MESSAGES, anthropic_usage(message.get("usage")), side)
+                yield Exported(self._body(message, history), MESSAGES, anthropic_usage(message.get("usage")), side)
             history.append({"role": "assistant", "content": []})
         for block in blocks if isinstance(blocks, list) else [{"type": "text", "text": str(blocks)}]:
             if block.get("type") == "tool_use":
@@ -75,7 +75,7 @@ class ClaudeCode:
         body = {"model": message.get("model", ""), "max_tokens": 8192, "messages": list(map(dict, history))}
         return {**body, **({"system": self._system} if self._system else {}), **({"tools": tools} if tools else {})}
 
-    def end(self) -> Iterator[Found]:
+    def end(self) -> Iterator[Exported]:
         yield from ()
 
 
@@ -93,7 +93,7 @@ class Codex:
         self._used: dict[str, Json] = {}
         self._waiting: Json | None = None  # a request whose cost has not been said yet
 
-    def take(self, record: Json) -> Iterator[Found]:
+    def take(self, record: Json) -> Iterator[Exported]:
         payload = record.get("payload")
         payload = payload if isinstance(payload, dict) else {}
         match record.get("type"):
@@ -110,7 +110,7 @@ class Codex:
             case "response_item":
                 yield from self._item(payload)
 
-    def _item(self, payload: Json) -> Iterator[Found]:
+    def _item(self, payload: Json) -> Iterator[Exported]:
         item = {key: value for key, value in payload.items() if not key.startswith("internal_")}
         if is_reply(item) and self._items and not is_reply(self._items[-1]):
             yield from self.end()
@@ -124,12 +124,12 @@ class Codex:
         body = {"model": self._model, "store": False, "input": list(self._items), "tools": list(self._used.values())}
         return {**body, "instructions": self._instructions} if self._instructions else body
 
-    def _asked(self, usage: Any) -> Iterator[Found]:
+    def _asked(self, usage: Any) -> Iterator[Exported]:
         if self._waiting is not None:
-            yield Found(self._waiting, RESPONSES, _codex(usage))
+            yield Exported(self._waiting, RESPONSES, _codex(usage))
             self._waiting = None
 
-    def end(self) -> Iterator[Found]:
+    def end(self) -> Iterator[Exported]:
         yield from self._asked(None)
 
 
@@ -141,7 +141,7 @@ class Opencode:
         self._messages: list[Json] = []
         self._used: dict[str, Json] = {}
 
-    def take(self, record: Json) -> Iterator[Found]:
+    def take(self, record: Json) -> Iterator[Exported]:
         if record["session"] != self._session:
             self._session, self._messages, self._used = record["session"], [], {}
         message, parts = record["message"], record["parts"]
@@ -153,7 +153,7 @@ class Opencode:
         prompt = number(tokens.get("input")) + cached + number(inside(tokens, "cache", "write"))
         said = Reported(prompt, number(tokens.get("output")), cached) if prompt else None
         body = {"model": message.get("modelID", ""), "messages": list(self._messages), "tools": [*self._used.values()]}
-        yield Found(body, CHAT, said, self._session)
+        yield Exported(body, CHAT, said, self._session)
         self._messages += self._reply(parts)
 
     def _reply(self, parts: list[Json]) -> Iterator[Json]:
@@ -168,7 +168,7 @@ class Opencode:
             output = state.get("output") or state.get("error") or ""
             yield {"role": "tool", "tool_call_id": one["callID"], "content": output}
 
-    def end(self) -> Iterator[Found]:
+    def end(self) -> Iterator[Exported]:
         yield from ()
 
 

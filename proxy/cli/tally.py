@@ -10,6 +10,7 @@ from proxy.cli.recordings import RecordedRequest
 from proxy.plan.forecast import Billed, as_sent, by_kind
 from proxy.plan.history import Unplannable
 from proxy.plan.plan import Role
+from proxy.plan.prices import price_of
 from proxy.plan.reasons import Reason
 from proxy.plan.telling import event_at, told
 from proxy.policy import Mode, Policy
@@ -106,6 +107,15 @@ class Tally:
     tokens_after: int = 0
     cost_before: int = 0
     cost_after: int = 0
+    priced: int = 0
+    """Planned requests whose model's price for input is known; the next two are over these."""
+    money_before: float = 0.0
+    """USD."""
+    money_after: float = 0.0
+    sources: Counter[str] = field(default_factory=Counter)
+    """What the records of all requests are."""
+    expanded: int = 0
+    """Requests that are turns of conversations that were recorded as a whole."""
     unplanned: Counter[str] = field(default_factory=Counter)
     sessions: dict[SessionKey, Course] = field(default_factory=dict)
     total: Thinned[tuple[int, int]] = field(default_factory=Thinned)
@@ -113,6 +123,8 @@ class Tally:
 
     async def add(self, recorded: RecordedRequest, reader: MessageCache) -> None:
         """Plan one request and count what comes of it."""
+        self.sources[recorded.source] += 1
+        self.expanded += recorded.expanded
         planned, reason = await self._plan(recorded, reader)
         if planned is None:
             self.unplanned[reason] += 1
@@ -129,6 +141,11 @@ class Tally:
         self.tokens_after += seen.tokens
         self.cost_before += seen.before
         self.cost_after += seen.after
+        price = planned.policy.offload.input_price or price_of("", planned.request.model).input_price
+        if price is not None:
+            self.priced += 1
+            self.money_before += seen.before * price / 1e6
+            self.money_after += seen.after * price / 1e6
         self.total.append((self.cost_before, self.cost_after))
         course = self._course(planned, recorded.caller)
         if event:
@@ -177,10 +194,15 @@ class Tally:
 
     def figures(self) -> dict[str, object]:
         """Return everything as JSON has it."""
-        names = ("planned", "billed", "changed", "events", "tokens_before", "tokens_after", "cost_before", "cost_after")
-        figures = {name: getattr(self, name) for name in names}
-        rest = {"sessions": len(self.sessions), "sessions_costing_more": self.losses, "worst_session": self.worst}
-        return {**figures, **rest, "causes": dict(self.causes), "unplanned": dict(self.unplanned)}
+        figures: dict[str, object] = {name: getattr(self, name) for name in _FIGURES}
+        figures |= {"sessions": len(self.sessions), "sessions_costing_more": self.losses, "worst_session": self.worst}
+        return figures | {name: dict(getattr(self, name)) for name in ("causes", "sources", "unplanned")}
+
+
+_FIGURES = (
+    *("planned", "billed", "changed", "events", "tokens_before", "tokens_after", "cost_before", "cost_after"),
+    *("priced", "money_before", "money_after", "expanded"),
+)
 
 
 def _kinds(planned: PlannedRequest) -> tuple[int, tuple[int, ...]]:

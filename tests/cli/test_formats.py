@@ -1,0 +1,266 @@
+"""`replay` reads what people have: samples that the tools themselves wrote, with long texts cut short."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.cli import MISTAKE, OK, main, recordings
+from proxy.cli.recordings import RecordedRequest
+
+Json = dict[str, Any]
+SAMPLES = Path(__file__).parent / "samples"
+CALL = {"id": "call_1", "type": "function", "function": {"name": "read_log", "arguments": '{"path": "a.log"}'}}
+HISTORY: list[Json] = [
+    {"role": "system", "content": "You read logs."},
+    {"role": "user", "content": "Read a.log."},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "line 1\nline 2"},
+]
+TOOLS = [{"type": "function", "function": {"name": "read_log", "parameters": {"type": "object"}}}]
+REPLY = {"role": "assistant", "content": "Two lines."}
+SUMS = {"usage_metadata": {"input_tokens": 120, "input_token_details": {"cache_read": 100}}}
+USAGE = {"prompt_tokens": 120, "completion_tokens": 12, "prompt_tokens_details": {"cached_tokens": 100}}
+
+
+def read(path: Path) -> list[RecordedRequest]:
+    return list(recordings.requests(path))
+
+
+def written(path: Path, *records: Json) -> Path:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return path
+
+
+def texts(request: RecordedRequest) -> str:
+    assert request.chat is not None
+    return b"\n".join(bytes(entry) for entry in request.chat.entries).decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "api", "source"),
+    [("claude_code", "messages", "Claude Code's session"), ("codex", "responses", "Codex's session")],
+)
+def test_a_session_file_is_one_request_for_each_reply(name: str, api: str, source: str) -> None:
+    """Three prompts, and a log read in six replies. Each request has all that came before, and what upstream billed."""
+    found = read(SAMPLES / f"{name}.jsonl")
+    assert {(one.source, one.dialect.name if one.dialect else "") for one in found} == {(source, api)}
+    sizes = [len(one.chat.entries) for one in found if one.chat]
+    assert len(sizes) == 9 and all(later - earlier == 2 for earlier, later in pairwise(sizes))
+    assert "Read the logs 0 to 2" in texts(found[0]) and "A rule for all that follows" in texts(found[-1])
+    assert all(one.said and one.said.prompt > 5_000 for one in found)
+    assert all(one.chat and one.chat.has_tools for one in found[1:])
+
+
+def test_opencodes_database_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "opencode.db"
+    rows = json.loads((SAMPLES / "opencode.json").read_text())
+    with sqlite3.connect(path) as connection:
+        connection.execute("create table message (id, session_id, time_created, time_updated, data)")
+        connection.execute("create table part (id, message_id, session_id, time_created, time_updated, data)")
+        connection.executemany("insert into message values (?, ?, ?, ?, ?)", rows["message"])
+        connection.executemany("insert into part values (?, ?, ?, ?, ?, ?)", rows["part"])
+    connection.close()
+    found = read(path)
+    assert [len(one.chat.entries) for one in found if one.chat] == [1, 3, 5, 7, 9, 11, 13, 15, 17]
+    assert {one.source for one in found} == {"opencode's session"}
+    assert found[1].said is not None and found[1].said.cached == 8730
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(recordings.UserMistake, match="but not one of opencode's"):
+        read(path)
+
+
+LANGCHAIN = [
+    {"lc": 1, "type": "constructor", "id": ["langchain", "schema", "messages", kind], "kwargs": kwargs}
+    for kind, kwargs in (
+        ("SystemMessage", {"content": "You read logs."}),
+        ("HumanMessage", {"content": "Read a.log."}),
+        ("AIMessage", {"content": "", "tool_calls": [{"name": "read_log", "args": {"path": "a.log"}, "id": "call_1"}]}),
+        ("ToolMessage", {"content": "line 1\nline 2", "tool_call_id": "call_1", "status": "success"}),
+    )
+]
+PARTS = [
+    {"role": "user", "parts": [{"type": "text", "content": "Read a.log."}]},
+    {"role": "assistant", "parts": [{"type": "tool_call", "id": "call_1", "name": "read_log", "arguments": {}}]},
+    {"role": "tool", "parts": [{"type": "tool_call_response", "id": "call_1", "response": "line 1\nline 2"}]},
+]
+GENAI = {
+    "gen_ai.request.model": "gpt-4.1",
+    "gen_ai.input.messages": json.dumps(PARTS),
+    "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "You read logs."}]),
+    "gen_ai.usage.input_tokens": 120,
+    "gen_ai.usage.cache_read.input_tokens": 100,
+}
+BODY = {"model": "gpt-4.1", "messages": HISTORY, "tools": TOOLS}
+RUN = {"id": "r", "run_type": "llm", "trace_id": "t", "outputs": {}}
+SPENT = {"call_type": "acompletion", "spend": 0.1, "model": "gpt-4.1", "response": json.dumps({"usage": USAGE})}
+EXPORTS: dict[str, Json] = {
+    "LiteLLM's log": json.loads((SAMPLES / "litellm.json").read_text()),
+    "LiteLLM's log, a row": SPENT | {"proxy_server_request": json.dumps(BODY), "messages": "{}", "api_key": "ab"},
+    "Langfuse's observation": {
+        "traceId": "t", "type": "GENERATION", "model": "gpt-4.1", "input": BODY, "usageDetails": USAGE,
+    },
+    "Langfuse's observation, of a blob": {
+        "trace_id": "t", "type": "GENERATION", "provided_model_name": "gpt-4.1", "input": json.dumps(HISTORY),
+        "usage_details": USAGE,
+    },
+    "LangSmith's run": RUN | {"inputs": BODY, "outputs": SUMS},
+    "LangSmith's run, of LangChain": RUN | {
+        "inputs": {"messages": [LANGCHAIN]},
+        "extra": {"invocation_params": {"model": "gpt-4.1", "tools": TOOLS}, "metadata": SUMS},
+    },
+    "Helicone's request": {
+        "request_id": "1", "request_model": "gpt-4.1", "request_path": "/v1/chat/completions", "request_body": BODY,
+        "response_body": {"usage": USAGE},
+    },
+    "OpenTelemetry's span": {"name": "chat gpt-4.1", "context": {}, "kind": "SpanKind.CLIENT", "attributes": GENAI},
+    "OpenTelemetry's spans": {"resourceSpans": [{"scopeSpans": [{"spans": [{"attributes": [
+        {"key": key, "value": {"intValue": str(value)} if isinstance(value, int) else {"stringValue": value}}
+        for key, value in GENAI.items()
+    ]}]}]}]},
+    "OpenAI's stored completion": BODY | {"object": "chat.completion", "usage": USAGE, "choices": []},
+}  # fmt: skip
+"""A record of each export. What stands behind the comma tells forms of one format apart."""
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_an_export_holds_the_request_and_what_it_cost(tmp_path: Path, name: str) -> None:
+    for path in (
+        written(tmp_path / "one.jsonl", EXPORTS[name]),
+        tmp_path / "one.json",
+        tmp_path / "many.json",
+    ):
+        if path.name == "one.json":
+            path.write_text(json.dumps(EXPORTS[name], indent=2))
+        if path.name == "many.json":
+            path.write_text(json.dumps([EXPORTS[name]]))
+        [found] = read(path)
+        assert found.source == name.partition(",")[0] and found.dialect is not None and found.dialect.name == "chat"
+        assert found.chat is not None and found.chat.model == "gpt-4.1"
+        said = texts(found)
+        assert all(part in said for part in ("You read logs.", "Read a.log.", "call_1", "read_log", "line 2"))
+        assert [json.loads(bytes(entry))["role"] for entry in found.chat.entries] == [one["role"] for one in HISTORY]
+        assert found.said is not None and (found.said.prompt, found.said.cached) == (120, 100)
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (SPENT | {"messages": "{}"}, "store_prompts_in_spend_logs"),
+        ({"object": "chat.completion", "model": "m", "choices": []}, "GET /chat/completions/ID/messages"),
+        ({"request_id": "1", "request_model": "m"}, "--include-body"),
+        ({"attributes": {"gen_ai.request.model": "m"}, "context": {}, "kind": 1}, "capture content"),
+        ({"traceId": "t", "type": "GENERATION", "input": "hello"}, "kept no list of messages"),
+    ],
+)
+def test_what_cannot_be_replayed_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], record: Json, why: str
+) -> None:
+    path = written(tmp_path / "a.jsonl", record, BODY)
+    assert main(["replay", str(path)]) == OK
+    out, _ = capsys.readouterr()
+    assert f"not planned: {read(path)[0].reason}" in out and why in out
+    assert "1 of 2" in out
+
+
+def test_records_that_ask_no_model_are_passed_over(tmp_path: Path) -> None:
+    others = [
+        {"traceId": "t", "type": "SPAN", "input": "x"},
+        {"run_type": "chain", "inputs": {}},
+        {"attributes": {"http.method": "GET"}, "context": {}, "kind": 1},
+    ]
+    assert read(written(tmp_path / "a.jsonl", *others)) == []
+
+
+def test_a_whole_conversation_is_one_request_for_each_reply(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "a.jsonl", {"messages": [*HISTORY, REPLY]})
+    assert [len(one.chat.entries) for one in read(path) if one.chat] == [2, 4]
+    assert all(one.expanded for one in read(path))
+    assert main(["replay", str(path)]) == OK
+    assert "2 requests are turns of whole conversations" in capsys.readouterr()[0]
+
+
+def test_turns_that_many_lines_share_count_once(tmp_path: Path) -> None:
+    """Some logs write the reply behind the request's messages, so that each line has all earlier turns again."""
+    turns = [*HISTORY, REPLY, {"role": "user", "content": "And b.log?"}, REPLY]
+    lines = [{"model": "m", "messages": turns[:end]} for end in (3, 5, 7)]
+    found = read(written(tmp_path / "a.jsonl", *lines))
+    assert [len(one.chat.entries) for one in found if one.chat] == [2, 4, 6]
+
+
+def test_a_request_that_ends_with_a_result_stays_one_request(tmp_path: Path) -> None:
+    [found] = read(written(tmp_path / "a.jsonl", BODY))
+    assert not found.expanded and found.source == "request body"
+
+
+def test_lists_inside_a_document_are_found(tmp_path: Path) -> None:
+    for name in ("data", "observations", "runs"):
+        (tmp_path / "a.json").write_text(json.dumps({"object": "list", name: [BODY, BODY]}))
+        assert len(read(tmp_path / "a.json")) == 2
+
+
+def test_half_surrogates_are_read(tmp_path: Path) -> None:
+    record = EXPORTS["Helicone's request"] | {
+        "request_body": {"model": "m", "messages": [{"role": "user", "content": "\ud83d"}]}
+    }
+    [found] = read(written(tmp_path / "a.jsonl", record))
+    assert "\\ud83d" in texts(found)
+
+
+def test_a_compaction_begins_a_new_history(tmp_path: Path) -> None:
+    lines = (SAMPLES / "claude_code.jsonl").read_text().splitlines()
+    boundary = {"type": "system", "subtype": "compact_boundary", "sessionId": "s"}
+    summary = {
+        "type": "user",
+        "sessionId": "s",
+        "isCompactSummary": True,
+        "message": {"role": "user", "content": "So far: a."},
+    }
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([*lines, json.dumps(boundary), json.dumps(summary), lines[-1]]) + "\n")
+    replies = [line for line in lines if json.loads(line)["type"] == "assistant"]
+    again = json.loads(replies[-1])
+    again["message"]["id"] = "msg_new"
+    path.write_text("\n".join([*lines, json.dumps(boundary), json.dumps(summary), json.dumps(again)]) + "\n")
+    last = read(path)[-1]
+    assert last.chat is not None and len(last.chat.entries) == 1 and "So far: a." in texts(last)
+    compacted = {"timestamp": "t", "type": "compacted", "payload": {"message": "So far: b."}}
+    lines = (SAMPLES / "codex.jsonl").read_text().splitlines()
+    reply = next(line for line in lines if '"function_call"' in line)
+    path.write_text("\n".join([*lines, json.dumps(compacted), reply]) + "\n")
+    last = read(path)[-1]
+    assert last.chat is not None and len(last.chat.entries) == 1 and "So far: b." in texts(last)
+
+
+def test_without_files_the_sessions_of_the_home_directory_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["replay"]) == MISTAKE
+    assert "give a FILE" in capsys.readouterr()[1]
+    claude, codex = tmp_path / ".claude/projects/-logs", tmp_path / ".codex/sessions/2026/11/24"
+    for folder, name, sample in ((claude, "s.jsonl", "claude_code"), (codex, "rollout-1.jsonl", "codex")):
+        folder.mkdir(parents=True)
+        (folder / name).write_text((SAMPLES / f"{sample}.jsonl").read_text())
+    assert main(["replay", "--profile"]) == OK
+    out, err = capsys.readouterr()
+    assert f"Claude Code: 1 file in {claude}" in err and "nothing leaves this machine" in err
+    assert "18 requests, 2 sessions, 2 files" in out and "recommended: " in out
+    assert [name for name in ("careful", "balanced", "frugal") if f"{name}: " in out] == [
+        "careful",
+        "balanced",
+        "frugal",
+    ]
+
+
+def test_a_damaged_record_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "a.jsonl", {"type": "assistant", "sessionId": "s", "message": 3})
+    assert main(["replay", str(path)]) == MISTAKE
+    assert "a.jsonl:1: looks like Claude Code's session, but cannot be read as one" in capsys.readouterr()[1]
