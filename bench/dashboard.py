@@ -9,19 +9,16 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
-from proxy.dashboard.batch import Batch
-from proxy.dashboard.database import Database
-from proxy.dashboard.packs import SPAN
 from proxy.dashboard.pages import savings_page
-from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import Seen, together
+from proxy.dashboard.queries import Reader
+from proxy.dashboard.rows import Recorded, Rows
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome
 
@@ -32,22 +29,6 @@ REQUESTS = 20
 """Requests of one session."""
 PERIOD = 30 * 86_400.0
 TRIES = 5
-
-
-class Recorded(msgspec.Struct, frozen=True):
-    """An outcome with the time of its end, in seconds since the epoch, and what its request showed."""
-
-    time: float
-    outcome: Outcome
-    seen: Seen
-
-
-def batch_of(recorded: Iterable[Recorded]) -> Batch:
-    batch, rows = Batch(), list(recorded)
-    for at in range(0, len(rows), SPAN):
-        some = rows[at : at + SPAN]
-        batch.add([one.time for one in some], [one.outcome for one in some], together([one.seen for one in some]))
-    return batch
 
 
 def recorded(number: int, since: float, rows: int) -> Recorded:
@@ -77,38 +58,37 @@ def recorded(number: int, since: float, rows: int) -> Recorded:
         added_seconds=0.002,
         first_byte_seconds=0.4,
     )
-    sent = b"\x93\x98" + b"\xcd\x10\x00" * 8 + b"\xcd\x20\x00\xc0"
     session = int.from_bytes(sha256(b"%d" % (number // REQUESTS)).digest()[:8]) >> 1
-    return Recorded(since + PERIOD * number / rows, outcome, Seen(session, sent))
+    return Recorded(since + PERIOD * number / rows, outcome, session, [2_500] * 8)
 
 
 def main(rows: int) -> None:
     since = time.time() - PERIOD
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.db"
-        database, seconds = Database(path, Settings().dashboard_limit), 0.0
+        file, seconds = Rows(path, Settings().dashboard_limit), 0.0
         for start in range(0, rows, BATCH):
             batch = [recorded(number, since, rows) for number in range(start, min(start + BATCH, rows))]
-            seconds += _timed(partial(database.write, batch_of(batch)))
+            seconds += _timed(partial(file.write, batch))
         print(f"{rows:,} rows, {1e6 * seconds / rows:.0f} µs each, in batches of {BATCH}")
-        size = sum(file.stat().st_size for file in Path(folder).iterdir())
+        size = sum(one.stat().st_size for one in Path(folder).iterdir())
         print(f"{size / (1 << 20):.0f} MiB, of {Settings().dashboard_limit / (1 << 20):.0f} MiB allowed")
         reader = Reader(path)
         for name, page in pages(reader, recorded(0, since, rows), since).items():
             times = [_timed(lambda page=page: msgspec.json.encode(page())) for _ in range(TRIES)]  # type: ignore[misc]
             print(f"{name:22} {1000 * max(times):6.0f} ms, the slowest of {TRIES}")
         reader.close()
-        database.close()
+        file.close()
 
 
 def pages(reader: Reader, first: Recorded, since: float) -> dict[str, Callable[[], object]]:
     """Return what each page reads, for the operator and for one caller."""
-    own, newest, session = first.outcome.namespace, reader.newest(), first.seen.session or 0
+    own, newest, session = first.outcome.namespace, reader.newest(), first.session or 0
     return {
-        "live": lambda: reader.before(1 << 62),
-        "live, one caller": lambda: reader.before(1 << 62, own),
-        "live, older": lambda: reader.before(newest // 2),
-        "live, what came": lambda: reader.after(newest - 20),
+        "live": reader.requests,
+        "live, one caller": lambda: reader.requests(own),
+        "live, older": lambda: reader.requests(before=newest // 2),
+        "live, what came": lambda: reader.requests(after=newest - 20),
         "savings": lambda: savings_page(since, None, lambda tenant, model: None, reader),
         "savings, one caller": lambda: savings_page(since, own, lambda tenant, model: None, reader),
         "sessions": reader.sessions,

@@ -3,10 +3,10 @@
 Two proxies get the same small requests, one with a dashboard and one without: at each rate both at the same time, so
 that other load on the machine affects both, and then as many requests as they take, by turns. Who goes first changes
 with each run and turn. Both are started anew for each run, because two processes of the same program differ by some
-percent. The viewers stay. Before a measurement begins, their streams are open and requests have come for some seconds,
+percent. Viewers look for new rows every two seconds. Before a measurement begins, requests have come for some seconds,
 because what a process does for the first time costs more. The table shows the median of what the dashboard adds to the
-processor time of a request, all threads included, and what that is in a second: a transaction and a write to each
-viewer cost the same however many requests come. What a page costs is shown below it.
+processor time of a request, all threads included, and what that is in a second: a transaction and a look cost the same
+however many requests come. What a page costs is shown below it.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import uvloop
 
 from bench import bodies, wire
 from bench.systems import Launch, Launcher, Site, System, proxy, start
-from proxy.dashboard.live import SLOWEST
 from proxy.dashboard.writer import LATEST
 
 RATES = (18.0, 44.0, 200.0)
 """Requests per second."""
 CONNECTIONS = 4
-SECONDS = 3 * SLOWEST
-"""Seconds of a run at a rate: three looks at the file with twenty viewers."""
+WARM, SECONDS = 10.0, 20.0
+"""Seconds of a run at a rate before it is measured, and while it is."""
 A_TURN, TURNS = 0.25, 40
 """Seconds of a turn, and turns of each system, in a run without a rate."""
 PAGES = ("requests", "sessions", "savings?days=30")
-"""What viewers ask for beside the stream that each of them has."""
+"""What viewers ask for beside the rows that each of them asks for again and again."""
+EVERY = 2.0
+"""Seconds between two looks of a viewer for new rows."""
 A_PAGE = 60.0
 """Seconds after which a viewer turns a page."""
 PAGES_TURNED = 10
 """How often each page is asked for."""
-STREAM = b"GET /_offload/api/live HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
 PAGE = b"GET /_offload/api/%b HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n"
 REQUEST = bodies.request(bodies.body(bodies.SIZES[0], stream=False))
 
@@ -51,7 +52,7 @@ Times = tuple[float, float, float]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.watched", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--viewers", type=int, default=0, help="streams of new rows that are open [0]")
+    parser.add_argument("--viewers", type=int, default=0, help="viewers of the live page [0]")
     parser.add_argument("--runs", type=int, default=9, help="runs at each rate [9]")
     parser.add_argument("--rates", type=float, nargs="*", default=RATES, help=f"requests per second {list(RATES)}")
     options = parser.parse_args(arguments)
@@ -91,7 +92,7 @@ async def _measure(
             if rate is None:
                 times.append(await _by_turns(systems, first))
             else:
-                await _at(systems, first, rate, LATEST)
+                await _at(systems, first, rate, WARM)
                 times.append(await _at(systems, first, rate, SECONDS))
             print(".", end="", flush=True, file=sys.stderr)
     return times, [await _turn(systems[-1], page) for page in PAGES]
@@ -124,7 +125,7 @@ async def _by_turns(systems: Sequence[System], first: int) -> Times:
     for turn in range(TURNS):
         for at in _order(systems, first + turn):
             counts[at] += (await wire.load(systems[at].port, REQUEST, CONNECTIONS, A_TURN)).count
-    await asyncio.sleep(LATEST)
+    await asyncio.sleep(2 * LATEST)
     after = [system.busy() for system in systems]
     return _times(before, after, counts, TURNS * A_TURN)
 
@@ -156,28 +157,24 @@ async def _ask(port: int, rate: float, seconds: float) -> int:
 
 @asynccontextmanager
 async def _watching(port: int, viewers: int) -> AsyncIterator[None]:
-    """Keep so many streams open, each of which has begun."""
-    begun = asyncio.Barrier(viewers + 1)
+    """Keep so many viewers looking, at different times."""
     async with asyncio.TaskGroup() as group:
-        looking = [group.create_task(_view(port, begun)) for _ in range(viewers)]
-        await begun.wait()
-        await asyncio.sleep(1.0)
+        looking = [group.create_task(_view(port, EVERY * at / viewers)) for at in range(viewers)]
+        await asyncio.sleep(EVERY)
         yield
         for one in looking:
             one.cancel()
 
 
-async def _view(port: int, begun: asyncio.Barrier) -> None:
-    """Read the stream of new rows until cancelled."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(STREAM % port)
-        await reader.readuntil(b"\n\n")
-        await begun.wait()
-        while await reader.read(1 << 16):
-            pass
-    finally:
-        writer.close()
+async def _view(port: int, begins: float) -> None:
+    """Ask for new rows until cancelled."""
+    await asyncio.sleep(begins)
+    newest = 0
+    while True:
+        reply = await wire.ask(port, PAGE % (b"requests?after=%d" % newest, port))
+        rows = msgspec.json.decode(reply.partition(b"\r\n\r\n")[2])
+        newest = rows[0]["id"] if rows else newest
+        await asyncio.sleep(EVERY)
 
 
 async def _turn(system: System, page: str) -> float:

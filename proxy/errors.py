@@ -40,8 +40,7 @@ Some exceptions are outside of the tree. `proxy.plan` and `proxy.dialects` know 
 raise ValueErrors about a value (`NotJson`, `TooManyElements`, `Unplannable`, `TooLarge`, `TooSlow`, `LineTooLong`,
 `BadName`, `Unusable`, `Useless`, `Broken`), as `int` does, and `WrongState`, a RuntimeError, for a bug in the caller.
 `NotRegular` is an OSError, and `Stale` and `Exhausted` are errors of aiohttp's, because their callers handle them
-together with all others of that kind. `Damaged`, a ValueError, is about a row of the dashboard. `TooLong` and the
-private exceptions never leave their module.
+together with all others of that kind. `TooLong` and the private exceptions never leave their module.
 
 The code that calls a foreign library translates its exceptions into these, once (`raise … from`).
 """

@@ -12,8 +12,7 @@ from contextlib import closing
 import msgspec
 
 from proxy.cli import store
-from proxy.dashboard.database import Database
-from proxy.dashboard.versions import aside
+from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
 from proxy.requests import captures
 from proxy.settings import Settings
@@ -44,13 +43,11 @@ def forget(settings: Settings, namespace: str, *, sure: bool) -> int:
     kept = _kept(settings, namespace, delete=False)
     if not kept.lines():
         _rows(settings, namespace, delete=True)  # a proxy that runs may have rows that it has yet to write
-        _tell_of_old_rows(settings, namespace)
         sys.stderr.write(f"nothing is kept of {namespace}\n")
         return 1
     if not sure and not _confirmed(namespace, kept.lines()):
         return 1
     gone, ended = _forgotten(settings, namespace)
-    _tell_of_old_rows(settings, namespace)
     sys.stdout.write("".join(f"deleted {one}\n" for one in gone.lines()))
     if ended:
         return 0
@@ -154,18 +151,13 @@ def _rows(settings: Settings, namespace: str, *, delete: bool) -> int | None:
     if not settings.dashboard.is_file():
         raise UserMistake(f"--dashboard {settings.dashboard}: there is no such file")
     try:
-        with closing(Database(settings.dashboard, settings.dashboard_limit)) as database:
-            count = database.count(namespace)
+        with closing(Rows(settings.dashboard, settings.dashboard_limit)) as rows:
+            count = rows.count(namespace)
             if delete:
-                database.forget(namespace, time.time())
+                rows.forget(namespace, time.time())
     except (DashboardFault, sqlite3.Error) as error:
         raise UserMistake(f"--dashboard {settings.dashboard}: {error}") from error
     return count
-
-
-def _tell_of_old_rows(settings: Settings, namespace: str) -> None:
-    if settings.dashboard is not None and (old := aside(settings.dashboard)).exists():
-        sys.stderr.write(f"{old} is of another version of the proxy and may have rows of {namespace}: delete it\n")
 
 
 def _confirmed(namespace: str, kept: list[str]) -> bool:

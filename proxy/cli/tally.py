@@ -137,8 +137,8 @@ class Tally:
         self.changed += bool(seen.compacted or seen.compressed)
         self.events += event is not None
         self.causes += Counter([event.cause.name.lower()] if event else [])
-        self.tokens_before += planned.tokens
-        self.tokens_after += seen.tokens
+        self.tokens_before += planned.whole(planned.tokens)
+        self.tokens_after += planned.whole(seen.tokens, ours=seen.ours)
         self.cost_before += seen.before
         self.cost_after += seen.after
         price = planned.policy.offload.input_price or price_of("", planned.request.model).input_price

@@ -1,26 +1,19 @@
 """The dashboard at `/_offload/`: what was sent and what it cost, from rows in a file beside the log.
 
-Requests end as outcomes. `Dashboard.record` queues each of them for a thread that writes, and the pages read what all
-workers wrote.
+Requests end as outcomes. `Dashboard.record` queues each of them for a thread that writes (`writer`), and the pages read
+what all workers wrote (`queries`).
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from functools import partial
-from itertools import repeat
-from operator import attrgetter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.dashboard.access import Access
-from proxy.dashboard.file import unreadable
-from proxy.dashboard.holding import Held, held
-from proxy.dashboard.live import Live
-from proxy.dashboard.reader import Reader
-from proxy.dashboard.reading import ReadingThread
-from proxy.dashboard.rows import NOTHING_SEEN
+from proxy.dashboard.queries import Reader, unreadable
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
 from proxy.policies.tenants import identify, retention
@@ -34,13 +27,9 @@ if TYPE_CHECKING:
     from proxy.settings import Settings
     from proxy.telemetry.outcome import Outcome
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 MISSING = "the proxy was started without --dashboard FILE"
-
-_id = attrgetter("request_id")
 
 ENDED = 1_000
 """Most requests whose outcome is awaited. Each is recorded right after it was seen."""
@@ -67,33 +56,24 @@ class Dashboard:
         self._health = health
         self._writer: Writer | None = None
         if self._path is not None:
-            kept, others = lambda name: retention(name, policies()), settings.workers > 1
-            self._writer = Writer(self._path, settings.dashboard_limit, kept, others=others)
-        self.access = Access(settings.admin_token, self._secret)
-        self.live = Live(
-            lambda last: self.read(lambda reader: reader.after(last)), lambda: self.read(lambda reader: reader.newest())
-        )
-        self._thread = ReadingThread()
+            self._writer = Writer(self._path, settings.dashboard_limit, lambda name: retention(name, policies()))
+        self.access = Access(settings.admin_token, lambda: self._writer.secret if self._writer else b"")
+        self._pool = ThreadPoolExecutor(1, "dashboard-reader")
         self._reader: Reader | None = None
-        self._ended: dict[str, Held] = {}
+        self._ended: dict[str, Attempt] = {}
 
     # -- what requests call --
 
-    @property
-    def recording(self) -> bool:
-        """Whether rows are written."""
-        return self._writer is not None and not self._writer.state.off
-
     def watch(self, request_id: str, attempt: Attempt) -> None:
-        """Hold what a request shows until its outcome follows, which is soon. Never fails."""
+        """Hold a request until its outcome follows, which is soon. Never fails."""
         if len(self._ended) < ENDED:
-            self._ended[request_id] = held(attempt, self._content)
+            self._ended[request_id] = attempt
 
     def record(self, outcomes: Sequence[Outcome]) -> None:
         """Queue a row for each request. Takes a few microseconds, and never fails."""
-        seen = [*map(self._ended.pop, map(_id, outcomes), repeat(NOTHING_SEEN))]
+        attempts = [self._ended.pop(outcome.request_id, None) for outcome in outcomes]
         if self._writer is not None:
-            self._writer.record(outcomes, seen)
+            self._writer.record(outcomes, attempts, content=self._content)
 
     # -- its life --
 
@@ -101,21 +81,15 @@ class Dashboard:
         if self._writer is not None:
             self._writer.start()
 
-    def end_streams(self) -> None:
-        """End the viewers' streams, which would hold up the end of the process."""
-        self.live.end()
-
     def close(self) -> None:
         """Write what waits."""
-        self._thread.close(self._leave)
+        if self._reader is not None:
+            self._reader.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
         if self._writer is not None:
             self._writer.close()
 
     # -- what pages call --
-
-    @property
-    def off(self) -> bool:
-        return not self.recording
 
     def state(self) -> dict[str, Any]:
         """Return how the writing goes."""
@@ -134,14 +108,17 @@ class Dashboard:
         """Return the state of this process, and how the writing goes."""
         state, namespaces = self.state(), list[str]()
         try:
-            namespaces = namespaces if self.off else await self.read(lambda reader: reader.namespaces())
+            namespaces = namespaces if state["off"] else await self.read(lambda reader: reader.namespaces())
         except DashboardFault as fault:
             state["fault"] = state["fault"] or str(fault)
         return {"dashboard": state, **await self._health(namespaces)}
 
     async def read(self, query: Callable[[Reader], T]) -> T:
         """Run a query in the reader's thread. Raises DashboardFault."""
-        return await self._thread.run(partial(self._read, query))
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, query)
+        except RuntimeError as error:
+            raise DashboardFault("The process ends") from error
 
     def namespace(self, key: str) -> tuple[str | None, str]:
         """Return the namespace that a caller's key opens, or None and why there is none."""
@@ -167,23 +144,14 @@ class Dashboard:
         return next((one for one in self._policies().all() if one.tenant == tenant), None)
 
     def _read(self, query: Callable[[Reader], T]) -> T:
-        if self._path is None or self._writer is None or self.off:
-            raise DashboardFault(self.state()["fault"])
-        self._writer.look()
+        state = self.state()
+        if self._path is None or state["off"]:
+            raise DashboardFault(state["fault"])
         try:
             if self._reader is not None and self._reader.gone():
-                self._reader.close()
-                self._reader = None
+                self._reader = None  # and never closed: that would delete the log of the file in its place
             if self._reader is None:
-                self._writer.leave()
                 self._reader = Reader(self._path)
         except sqlite3.Error as error:
             raise unreadable(error) from error
         return query(self._reader)
-
-    def _leave(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-
-    def _secret(self) -> bytes:
-        return self._writer.secret if self._writer is not None else b""

@@ -7,33 +7,29 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import msgspec
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from proxy import __version__
 from proxy.dashboard.access import COOKIE, VALID, Viewer
-from proxy.dashboard.live import VIEWERS
-from proxy.dashboard.reader import Reader
-from proxy.dashboard.rows import NO_ROW
+from proxy.dashboard.describe import KINDS
+from proxy.dashboard.queries import NO_ROW, Reader
+from proxy.dashboard.rows import DAY, HOUR
 from proxy.dashboard.savings import Price, compared, savings
-from proxy.dashboard.sessions import KINDS
-from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, Overloaded, ProxyError, Unauthorized
-from proxy.requests.exchange import RAW, Raw
+from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from proxy.dashboard import Dashboard
 
-DAY = 86_400
 LONGEST_DAYS = 366
 LARGEST_FORM = 4_096
 """Most bytes of a login."""
@@ -88,7 +84,6 @@ def routes(dashboard: Dashboard) -> Sequence[Route]:
         Route("/_offload/static/{name:path}", pages.static),
         Route("/_offload/login", pages.login, methods=["GET", "POST"]),
         Route("/_offload/logout", pages.logout, methods=["POST"]),
-        Route("/_offload/api/live", pages.live),
         *(Route(f"/_offload/api/{path}", partial(pages.answer, answer)) for path, answer in answers.items()),
     ]
 
@@ -151,22 +146,6 @@ class _Pages:
             body, status = _json({"error": {"message": error.message}}), error.status
         return Response(body, status, HEADERS, "application/json")
 
-    async def live(self, request: Request) -> Response:
-        viewer = self._viewer(request)
-        if viewer is None or self._dashboard.off:
-            return await self.answer(self.me, request) if viewer is None else Response(None, 204, HEADERS)
-        live = self._dashboard.live
-        if request.method == "HEAD":  # its reply has no body, and so no end to wait for
-            return Response(None, 200, HEADERS, "text/event-stream")
-        if live.viewers >= VIEWERS:
-            raise Overloaded(f"More than {VIEWERS} viewers at once; try again")
-        raw: Raw | None = request.scope.get("extensions", {}).get(RAW)
-        had = _whole(request.headers.get("last-event-id", ""))  # a browser says so when it connects again
-        after = _whole(request.query_params.get("after", "")) if had is None else had
-        events = live.events(viewer, time.time, raw["push"] if raw else None, after)
-        begun = await anext(events)  # from here on it counts as a viewer
-        return StreamingResponse(_stream(begun, events), 200, HEADERS, "text/event-stream")
-
     async def me(self, request: Request, viewer: Viewer) -> Any:
         state = self._dashboard.state()
         return {
@@ -184,8 +163,8 @@ class _Pages:
         }
 
     async def requests(self, request: Request, viewer: Viewer) -> Any:
-        before = _number(request, "before", NO_ROW, NO_ROW)
-        return await self._dashboard.read(lambda reader: reader.before(before, viewer.namespace))
+        before, after = _number(request, "before", NO_ROW), _number(request, "after", 0)
+        return await self._dashboard.read(lambda reader: reader.requests(viewer.namespace, before=before, after=after))
 
     async def request(self, request: Request, viewer: Viewer) -> Any:
         id = _whole(request.path_params["id"])
@@ -197,7 +176,7 @@ class _Pages:
         return found
 
     async def savings(self, request: Request, viewer: Viewer) -> Any:
-        days = _number(request, "days", 30, LONGEST_DAYS)
+        days = min(max(_number(request, "days", 30), 1), LONGEST_DAYS)
         since = time.time() - days * DAY
         return await self._dashboard.read(partial(savings_page, since, viewer.namespace, self._dashboard.price))
 
@@ -232,44 +211,31 @@ class _Pages:
 def savings_page(since: float, namespace: str | None, price: Price, reader: Reader) -> Any:
     """Return what the page about savings shows, from the beginning of that day (UTC) on: the sums are those of days."""
     since -= since % DAY
-    sums = reader.sums(since, namespace)
+    sums = reader.sums(since, DAY, namespace)
     return {
         "models": savings(sums, price),
-        "hours": reader.hours(since, namespace),
+        "hours": reader.course(since, HOUR, namespace),
         "sessions": reader.losses(since, namespace),
         "groups": compared(reader.groups(since, namespace), sums),
     }
 
 
 def _json(answer: Any) -> bytes:
-    """Return an answer as JSON, of a list without the rows that have no such form. Raises DashboardFault."""
+    """Return an answer as JSON. Raises DashboardFault."""
     try:
         return msgspec.json.encode(answer)
     except (TypeError, ValueError, RecursionError) as error:  # somebody else wrote it to the file
-        if not isinstance(answer, list):
-            raise DashboardFault(f"What the dashboard's file has of it is damaged: {error}") from error
-    found = []
-    for row in answer:
-        with suppress(DashboardFault):
-            found.append(msgspec.Raw(_json(row)))
-    return msgspec.json.encode(found)
+        raise DashboardFault(f"What the dashboard's file has of it is damaged: {error}") from error
 
 
-def _number(request: Request, name: str, default: int, most: int) -> int:
+def _number(request: Request, name: str, default: int) -> int:
     found = _whole(request.query_params.get(name, ""))
-    return default if found is None else min(max(found, 1), most)
+    return default if found is None else found
 
 
 def _whole(text: str) -> int | None:
     """Return the number that up to 18 digits say, which SQLite can hold; None for any other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
-
-
-async def _stream(begun: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    async with aclosing(rest):
-        yield begun
-        async for piece in rest:
-            yield piece
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -1,228 +1,455 @@
-"""What the dashboard keeps of a request: its outcome as it is logged, and what it adds to the sums of its hour.
+"""The dashboard's file: plain tables in SQLite, written by every worker of a process group.
 
-Of an outcome the values of its fields are stored, in the order of `STORED`, at whose end new fields come.
+| table | a row for each |
+|---|---|
+| requests | request: the fields of its outcome, its session, and the tokens that were sent of each kind |
+| details | request, the newest `DETAILED`: what became of its messages |
+| sessions | session |
+| sums | minute, hour or day, namespace and `KEYS` |
+| forgotten | namespace that `store forget` deleted, for rows that other processes have yet to write |
+
+A write-ahead log lets pages read while workers write. A worker waits up to `BUSY` seconds for another's transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, TypeVar
+import fcntl
+import os
+import secrets
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import sha256
+from operator import add, itemgetter
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from proxy.telemetry.outcome import Outcome
+from proxy.errors import DashboardFault, Fault
+from proxy.telemetry.outcome import Kind, Outcome
 
-ADDED = ("cause", "words")
-"""Fields that rows of the first version lack, in the order in which they came."""
+MINUTE, HOUR, DAY = 60, 3600, 86_400
 
-STORED = (*(name for name in Outcome.__struct_fields__ if name not in ADDED), *ADDED)
-"""The fields of an outcome, in the order of a row's values. A row may have fewer of them, or more than we know. It is
-also the order of `Outcome`, which saves sorting them."""
-
-T = TypeVar("T")
+SPANS = {MINUTE: 2 * HOUR, HOUR: 8 * DAY, DAY: 366 * DAY}
+"""Sums are kept by these spans, each for so many seconds. A tenant's retention may be shorter."""
 
 KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout")
-"""Fields by which sums are kept apart, beside the day and the namespace."""
+"""Fields of an outcome by which sums are kept apart, beside the namespace."""
 
 SUMMED = (
-    "tokens_before",
-    "tokens_after",
-    "cost_before",
-    "cost_after",
-    "prompt_tokens",
-    "completion_tokens",
-    "cached_tokens",
-    "summary_prompt_tokens",
-    "summary_completion_tokens",
-    "compacted",
-    "compressed",
-    "reinserted",
-    "rounds",
+    "tokens_before", "tokens_after", "cost_before", "cost_after", "prompt_tokens", "completion_tokens", "cached_tokens",
+    "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed", "reinserted", "rounds",
     "new_event",
-)
+)  # fmt: skip
 """Fields of an outcome that are added up."""
 
-HOURLY = ("requests", "tokens_before", "tokens_after", "cost_before", "cost_after")
-"""The columns of the sums of an hour, which have no keys but the namespace."""
-
-SUMS = ("requests", "faults", "losses", "retrieved_tokens", *SUMMED)
-"""The columns of the sums: requests, those that went wrong, those that cost more than as they came, tokens that our
-tools read back, and the sums of fields."""
+SUMS = ("requests", "faults", "losses", "reads", "retrieved_tokens", *SUMMED)
+"""The columns of sums: requests, those that went wrong, those that cost more than as they came, calls of our tools and
+the tokens that these read back, and the sums of fields."""
 
 TEXTS = ("method", "path", "model", "obstacle", "detail")
 """Fields of an outcome that the client or upstream worded."""
 
-HOUR, DAY = 3600, 86_400
-
-LONGEST_NAME = 200
-"""Most characters of a text in an outcome, such as a model's name, which the client chooses."""
-
-OK = 200
-"""The status of a reply that was given."""
+LONGEST_TEXT = 200
+"""Most characters of those."""
 
 MOST = 10**12
-"""The most that one request adds to a sum, as in the metrics: upstream may report any number."""
+"""The most that a number counts for, as in the metrics: upstream may report any."""
 
-NO_ROW = 1 << 62
-"""Above the ids of all rows that we write. Who else wrote to the file may have used the last that SQLite has."""
+BUSY = 5.0
+"""Seconds to wait for another process that writes. A batch takes some milliseconds."""
 
-SCHEMA = f"""
-CREATE TABLE secret (value BLOB NOT NULL);
-CREATE TABLE namespaces (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE packs (
-    last INTEGER PRIMARY KEY, first INTEGER NOT NULL, namespace INTEGER NOT NULL, worker INTEGER NOT NULL,
-    count INTEGER NOT NULL, newest REAL NOT NULL, sessions BLOB NOT NULL, rows BLOB NOT NULL, sent BLOB NOT NULL
-);
-CREATE INDEX packs_by_namespace ON packs (namespace, last, sessions);
-CREATE TABLE forgotten (digest BLOB PRIMARY KEY, time REAL NOT NULL);
-CREATE TABLE details (id INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, detail BLOB NOT NULL);
-CREATE INDEX details_by_namespace ON details (namespace);
-CREATE TABLE sessions (
-    session INTEGER PRIMARY KEY, namespace INTEGER NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL,
-    dialect TEXT NOT NULL, holdout TEXT NOT NULL, began REAL NOT NULL, last REAL NOT NULL,
-    first_id INTEGER NOT NULL, last_id INTEGER NOT NULL, requests INTEGER NOT NULL,
-    events INTEGER NOT NULL, tokens_before INTEGER NOT NULL, tokens_after INTEGER NOT NULL,
-    cost_before INTEGER NOT NULL, cost_after INTEGER NOT NULL, kind TEXT NOT NULL
-);
-CREATE INDEX sessions_by_time ON sessions (last);
-CREATE INDEX sessions_by_namespace ON sessions (namespace, last);
-CREATE INDEX sessions_of_holdouts ON sessions (began) WHERE holdout != '';
-CREATE TABLE hours (
-    hour INTEGER NOT NULL, namespace TEXT NOT NULL, {", ".join(f"{name} INTEGER NOT NULL" for name in HOURLY)},
-    PRIMARY KEY (hour, namespace)
-) WITHOUT ROWID;
-CREATE TABLE days (
-    day INTEGER NOT NULL, namespace TEXT NOT NULL, {", ".join(f"{name} TEXT NOT NULL" for name in KEYS)},
-    {", ".join(f"{name} INTEGER NOT NULL" for name in SUMS)},
-    PRIMARY KEY (day, namespace, {", ".join(KEYS)})
-) WITHOUT ROWID;
-"""
+PAGE = 4096
+"""Bytes of one page of the file."""
+
+FULL, ROOM = 0.8, 0.05
+"""The share of the allowed size above which the oldest rows are deleted, and the share of rows deleted at once."""
+
+AT_ONCE = 5_000
+"""Most rows that one transaction deletes, so that others' transactions do not wait for long."""
+
+MOST_SUMS = 60_000
+"""Most sums of each span, and at most one for two pages of the file. A client makes new ones with each model's name
+that it invents."""
+
+DETAILED = 20_000
+"""Requests, the newest, whose messages are listed."""
+
+REMEMBERED = 30 * DAY
+"""Seconds for which a forgotten namespace is known: no process has a row that is older."""
+
+OURS = 0x0FF10AD
+"""The `application_id` of the file (sqlite.org/pragma.html#pragma_application_id)."""
+
+_NESTED = tuple(
+    one.name for one in msgspec.structs.fields(Outcome) if one.default in ((), msgspec.NODEFAULT) and not one.required
+)
+_SUMS_KEYS = ("span", "start", "namespace", *KEYS)
+_SESSION_SUMS = ("requests", "events", "reads", "tokens_before", "tokens_after", "cost_before", "cost_after")
+_SESSION_NEWEST = ("last", "last_id", "holdout", "kind", "moved", "newest_before", "newest_after")
+_SESSION_FIRST = ("namespace", "tenant", "model", "dialect", "began")
+
+_REQUEST = ("time", "worker", "session", "kinds", *Outcome.__struct_fields__)
+_SESSION = (*_SESSION_FIRST, *_SESSION_NEWEST, *_SESSION_SUMS)
+
+TABLES: Mapping[str, Sequence[str]] = {
+    "requests": ("id INTEGER PRIMARY KEY AUTOINCREMENT", *_REQUEST),
+    "details": ("id INTEGER PRIMARY KEY", "detail"),
+    "sessions": ("session INTEGER PRIMARY KEY", *_SESSION),
+    "sums": (*_SUMS_KEYS, *SUMS, f"PRIMARY KEY ({', '.join(_SUMS_KEYS)})"),
+    "forgotten": ("digest PRIMARY KEY", "time"),
+    "secret": ("value",),
+}
+"""Each table's columns."""
+
+INDEXES = (
+    "requests_by_time ON requests (time)",
+    "requests_by_namespace ON requests (namespace, time)",
+    "requests_by_session ON requests (session) WHERE session IS NOT NULL",
+    "sessions_by_time ON sessions (last)",
+    "sessions_by_namespace ON sessions (namespace, last)",
+)
 
 
-Sent = bytes | tuple[Any, ...] | None
-"""The tokens that were sent of each kind, as `sessions.SentTokens`: encoded, or of a short request the values of its
-fields."""
+def _insert(table: str, columns: Sequence[str], otherwise: str = "") -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) {otherwise}"
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
-    """What a chat request shows beside its outcome."""
+def _adding(columns: Sequence[str]) -> str:
+    return f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in columns)}"
 
+
+_NEWER = ", ".join(f"{name} = excluded.{name}" for name in _SESSION_NEWEST)
+_ADD_REQUEST = _insert("requests", ("id", *_REQUEST))
+_ADD_SESSION = _insert("sessions", ("session", *_SESSION), f"{_adding(_SESSION_SUMS)}, {_NEWER}")
+_ADD_SUM = _insert("sums", (*_SUMS_KEYS, *SUMS), _adding(SUMS))
+
+Row = dict[str, Any]
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A request that ended: when, in seconds since the epoch, how, and what it shows beside its outcome."""
+
+    time: float
+    outcome: Outcome
     session: int | None = None
-    """Identifies the session within its namespace, in 63 bits; None if the request was not planned."""
-    sent: Any = None
-    """See `Sent`."""
+    """Identifies its session, in 63 bits; None if it has no history."""
+    kinds: Sequence[int] | None = None
+    """The tokens that were sent of each of `describe.KINDS`."""
     detail: bytes | None = None
-    """What became of each message, if anything did."""
-
-    @property
-    def weight(self) -> int:
-        """Its bytes, once it is described."""
-        return len(self.sent or b"") + len(self.detail or b"")
+    """What became of its messages: see `describe`."""
 
 
-NOTHING_SEEN = Seen()
+class Rows:
+    """One connection that writes, for one thread. Raises DashboardFault if the file cannot be used, and
+    `sqlite3.Error`."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._pages = max(size // PAGE, 64)
+        _create(path)
+        self.gone = moved(path)
+        """Whether the file has been removed or replaced, so that rows would be lost with it."""
+        self.connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(path)
+        except sqlite3.OperationalError:
+            self.close()
+            raise
+        except (sqlite3.DatabaseError, DashboardFault) as error:
+            self.close()
+            raise DashboardFault(f"{path} is no file of a dashboard ({error}): name another, or delete it") from error
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def secret(self) -> bytes:
+        """Return random bytes that all processes with this file share."""
+        [value] = self.connection.execute("SELECT value FROM secret").fetchone()
+        return bytes(value)
+
+    def write(self, recorded: Sequence[Recorded]) -> int:
+        """Add rows, except those that were to be forgotten, and return how many. Makes room first."""
+        self.trim()
+        return self._within(partial(self._add, recorded))
+
+    def trim(self) -> None:
+        """Delete too many sums and the oldest rows while the file is nearly full."""
+        if self._used() > FULL * self._pages:
+            self._limit_sums()
+        while self._used() > FULL * self._pages and self._within(self._shrink):
+            pass
+
+    def expire(self, retention: Callable[[str], float], now: float) -> None:
+        """Delete rows that are older than their namespace's retention, in seconds, and too many sums."""
+        run = self.connection.execute
+        names = "SELECT namespace FROM requests UNION SELECT namespace FROM sessions UNION SELECT namespace FROM sums"
+        for (namespace,) in run(names).fetchall():
+            since = now - retention(namespace)
+            while self._within(partial(self._delete_old, namespace, since)) == AT_ONCE:
+                pass
+            run("DELETE FROM sessions WHERE namespace = ? AND last < ?", (namespace, since))
+            run("DELETE FROM sums WHERE namespace = ? AND start + span <= ?", (namespace, since))
+        for span, kept in SPANS.items():
+            run("DELETE FROM sums WHERE span = ? AND start < ?", (span, now - kept))
+        self._limit_sums()
+        run("DELETE FROM forgotten WHERE time < ?", (now - REMEMBERED,))
+        run("UPDATE forgotten SET time = ?1 WHERE time > ?1", (now,))  # the clock was set back: what comes now is new
+
+    def count(self, namespace: str) -> int | None:
+        """Return how many requests of a namespace there are; None if there are not even sums of it."""
+        query = "SELECT count(*), (SELECT count(*) FROM sums WHERE namespace = ?1) FROM requests WHERE namespace = ?1"
+        count, sums = self.connection.execute(query, (namespace,)).fetchone()
+        return int(count) if count or sums else None
+
+    def forget(self, namespace: str, now: float) -> int:
+        """Delete everything about a namespace, so that not even free pages of the file have it, and tell all processes
+        not to write what they have of it so far. Returns how many requests were deleted."""
+        self.connection.execute("PRAGMA secure_delete = ON")
+        gone = self._within(partial(self._forget, namespace, now))
+        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return gone
+
+    def _limit_sums(self) -> None:
+        for span in SPANS:
+            while self._within(partial(self._thin, span)):
+                pass
+
+    # -- opening --
+
+    def _prepare(self, path: Path) -> None:
+        run = self.connection.execute
+        if self._pragma("schema_version") and self._pragma("application_id") != OURS:
+            raise DashboardFault("other tables are in it")
+        run(f"PRAGMA page_size = {PAGE}")
+        if run("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise DashboardFault("SQLite's write-ahead log needs a local disk")
+        run("PRAGMA synchronous = NORMAL")
+        run("PRAGMA journal_size_limit = 16777216")
+        run(f"PRAGMA max_page_count = {self._pages}").fetchone()
+        self._within(self._create_tables)
+
+    def _create_tables(self) -> int:
+        """Create what is missing: another version of the proxy may know other columns."""
+        run = self.connection.execute
+        run(f"PRAGMA application_id = {OURS}")
+        for table, columns in TABLES.items():
+            kind = "WITHOUT ROWID" if table == "sums" else ""
+            run(f"CREATE TABLE IF NOT EXISTS {table} ({', '.join(columns)}) {kind}")
+            known = {name for _, name, *_ in run(f"PRAGMA table_info({table})")}
+            for column in columns:
+                if " " not in column and column not in known:
+                    run(f"ALTER TABLE {table} ADD COLUMN {column} DEFAULT 0")
+        for index in INDEXES:
+            run(f"CREATE INDEX IF NOT EXISTS {index}")
+        if not run("SELECT count(*) FROM secret").fetchone()[0]:
+            run("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+        return 0
+
+    # -- within a transaction --
+
+    def _within(self, work: Callable[[], int]) -> int:
+        """Do `work` in one transaction and return its result."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            done = work()
+            self.connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self.connection.execute("ROLLBACK")
+            raise
+        return done
+
+    def _add(self, recorded: Sequence[Recorded]) -> int:
+        run, many = self.connection.execute, self.connection.executemany
+        forgotten = dict(run("SELECT digest, time FROM forgotten"))
+        if forgotten:
+            recorded = [one for one in recorded if one.time > forgotten.get(_digest(one.outcome.namespace), 0.0)]
+        if not recorded:
+            return 0
+        [newest] = run("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'requests'").fetchone()
+        rows = [_row(id, one) for id, one in enumerate(recorded, newest + 1)]
+        details = [(row["id"], one.detail) for row, one in zip(rows, recorded, strict=True) if one.detail]
+        many(_ADD_REQUEST, map(itemgetter("id", *_REQUEST), rows))
+        many(_insert("details", ("id", "detail")), details)
+        many(_ADD_SESSION, map(itemgetter("session", *_SESSION), _sessions(rows)))
+        many(_ADD_SUM, _sums(rows))
+        run("DELETE FROM details WHERE id <= ?", (rows[-1]["id"] - DETAILED,))
+        return len(rows)
+
+    def _shrink(self) -> int:
+        """Delete a share of all rows, the oldest, and return how many."""
+        first, last = self.connection.execute("SELECT min(id), max(id) FROM requests").fetchone()
+        if first is None:
+            return 0
+        leaving = first + min(int((last - first) * ROOM), AT_ONCE)
+        for table, id in (("requests", "id"), ("details", "id"), ("sessions", "last_id")):
+            gone = self.connection.execute(f"DELETE FROM {table} WHERE {id} <= ?", (leaving,)).rowcount
+        return max(gone, 1)
+
+    def _delete_old(self, namespace: str, since: float) -> int:
+        query = "SELECT id FROM requests WHERE namespace = ? AND time < ? LIMIT ?"
+        ids = self.connection.execute(query, (namespace, since, AT_ONCE)).fetchall()
+        for table in ("requests", "details"):
+            self.connection.executemany(f"DELETE FROM {table} WHERE id = ?", ids)
+        return len(ids)
+
+    def _thin(self, span: int) -> int:
+        """Where there are too many sums, delete the oldest and smallest of the tenant that has most, and return how
+        many: what one tenant invents costs no other one's sums."""
+        run, most = self.connection.execute, min(MOST_SUMS, self._pages // 2)
+        if run("SELECT count(*) FROM sums WHERE span = ?", (span,)).fetchone()[0] <= most:
+            return 0
+        largest = "SELECT tenant FROM sums WHERE span = ?1 GROUP BY tenant ORDER BY count(*) DESC, tenant LIMIT 1"
+        keys = ", ".join(_SUMS_KEYS)
+        return run(
+            f"""DELETE FROM sums WHERE ({keys}) IN (SELECT {keys} FROM sums WHERE span = ?1 AND tenant = ({largest})
+            ORDER BY start, requests LIMIT ?2)""",
+            (span, max(most // 4, 1)),
+        ).rowcount
+
+    def _forget(self, namespace: str, now: float) -> int:
+        run = self.connection.execute
+        run("INSERT OR REPLACE INTO forgotten VALUES (?, ?)", (_digest(namespace), now))
+        run("DELETE FROM details WHERE id IN (SELECT id FROM requests WHERE namespace = ?)", (namespace,))
+        for table in ("sessions", "sums", "requests"):
+            gone = run(f"DELETE FROM {table} WHERE namespace = ?", (namespace,)).rowcount
+        return gone
+
+    def _used(self) -> int:
+        return self._pragma("page_count") - self._pragma("freelist_count")
+
+    def _pragma(self, name: str) -> int:
+        [value] = self.connection.execute(f"PRAGMA {name}").fetchone()
+        return int(value)
 
 
-class Shown(NamedTuple):
-    """What many requests show, in their order."""
-
-    sessions: Sequence[int | None]
-    sent: Sequence[Sent]
-    details: Mapping[int, bytes]
-    """By their places, of those that have any."""
-
-
-def together(seen: Sequence[Seen]) -> Shown:
-    """Return what these show, as one."""
-    details = {place: one.detail for place, one in enumerate(seen) if one.detail}
-    return Shown([one.session for one in seen], [one.sent for one in seen], details)
-
-
-Values = tuple[Any, ...]
-values_of: Callable[[Outcome], Values]
-values_of = msgspec.structs.astuple if Outcome.__struct_fields__ == STORED else attrgetter(*STORED)  # it is faster
-"""Returns an outcome's values, in the order of `STORED`."""
-_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Outcome)}
-_texts = itemgetter(*map(STORED.index, TEXTS))
-_TEXTS = frozenset(map(STORED.index, TEXTS))
-_first = itemgetter(0)
+def _row(id: int, recorded: Recorded) -> Row:
+    """Return the values of a request's row."""
+    row: Row = msgspec.to_builtins(recorded.outcome)
+    for name in TEXTS:
+        text = row[name]
+        if len(text) > LONGEST_TEXT or not text.isascii():
+            row[name] = text[:LONGEST_TEXT].encode("utf-8", "replace").decode()
+    for name in SUMMED:
+        if row[name] > MOST:
+            row[name] = MOST
+    for name in _NESTED:
+        row[name] = msgspec.json.encode(row[name]).decode() if row[name] else ""
+    row["id"], row["time"], row["worker"], row["session"] = id, recorded.time, os.getpid(), recorded.session
+    row["kinds"] = msgspec.json.encode(recorded.kinds).decode() if recorded.kinds else ""
+    return row
 
 
-class Table(NamedTuple):
-    """The values of outcomes, by the fields' places in `STORED`. Most requests of a moment agree in most fields."""
-
-    rows: Sequence[Values]
-    first: Values
-    """The values of the first outcome."""
-    others: dict[int, Values]
-    """All values of the fields in which the outcomes differ."""
-
-    def column(self, field: int) -> Values:
-        """Return all values of a field."""
-        return self.others[field] if field in self.others else (self.first[field],) * len(self.rows)
-
-    def part(self, places: Sequence[int]) -> Table:
-        """Return the outcomes in these places, of which there are some."""
-        count = len(places)
-        if count == len(self.rows):
-            return self
-        rows = [self.rows[place] for place in places]
-        columns = [] if count == 1 else [(at, tuple([row[at] for row in rows])) for at in self.others]
-        return Table(rows, rows[0], {at: column for at, column in columns if column.count(column[0]) < count})
+def nested(row: Row) -> Row:
+    """Return a row with its values that are no numbers or texts as such."""
+    for name in (*_NESTED, "kinds"):
+        row[name] = msgspec.json.decode(row[name]) if row.get(name) else None
+    return row
 
 
-def table(rows: Sequence[Values]) -> Table:
-    """Return these outcomes, of which there are some."""
-    fields, count = [*zip(*rows, strict=True)], len(rows)
-    same = map(tuple.count, fields, rows[0])
-    return Table(rows, rows[0], {at: fields[at] for at, number in enumerate(same) if number < count})
+def _amounts(row: Row) -> list[int]:
+    """Return what a request adds to `SUMS`."""
+    fault = int(row["fault"] != Fault.NONE)
+    if row["kind"] == Kind.OBSERVED and row["status"] != 200:  # as in the metrics: nothing was planned for its reply
+        return [1, fault, *[0] * (len(SUMS) - 2)]
+    lost = int(row["kind"] != Kind.SUMMARY and row["cost_after"] > row["cost_before"])
+    return [1, fault, lost, *_read_back(row), *_summed(row)]
 
 
-def storable(outcomes: Sequence[Outcome]) -> tuple[Sequence[Outcome], Table]:
-    """Return outcomes whose texts the file can hold, which are short and without lone surrogates, and their values."""
-    found = table([*map(values_of, outcomes)])
-    texts = [*_texts(found.first), *chain.from_iterable(found.others[at] for at in _TEXTS & found.others.keys())]
-    if max(map(len, texts)) <= LONGEST_NAME and "".join(texts).isascii():
-        return outcomes, found
-    outcomes = [*map(_shortened, outcomes, map(_texts, found.rows))]
-    return outcomes, table([*map(values_of, outcomes)])
+def _read_back(row: Row) -> tuple[int, int]:
+    """Return how many calls of our tools there were, and the tokens that these read back."""
+    if not row["tool_uses"]:
+        return 0, 0
+    uses = msgspec.json.decode(row["tool_uses"])
+    return sum(use.get("calls", 1) for use in uses), min(sum(use["tokens"] for use in uses), MOST)
 
 
-def _shortened(outcome: Outcome, texts: Sequence[str]) -> Outcome:
-    short = [text[:LONGEST_NAME].encode("utf-8", "replace").decode() for text in texts]
-    return msgspec.structs.replace(outcome, **dict(zip(TEXTS, short, strict=True)))
+def _sums(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+    """Return what requests add to the sums of minutes, hours and days."""
+    minutes: dict[tuple[Any, ...], list[int]] = {}
+    for row in rows:
+        _count(minutes, (row["time"] // MINUTE * MINUTE, *_keys(row)), _amounts(row))
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for (time, *keys), amounts in minutes.items():
+        for span in SPANS:
+            _count(found, (span, int(time // span * span), *keys), amounts)
+    return [(*key, *amounts) for key, amounts in found.items()]
 
 
-def named(values: Sequence[Any]) -> dict[str, Any]:
-    """Return an outcome's fields as they are logged. Those that the row lacks have their defaults. Raises Damaged."""
-    return dict(zip(STORED, completed(values), strict=False))
+def _count(sums: dict[tuple[Any, ...], list[int]], key: tuple[Any, ...], amounts: list[int]) -> None:
+    known = sums.get(key)
+    sums[key] = [*map(add, known, amounts)] if known else amounts
 
 
-def completed(values: Sequence[Any]) -> Sequence[Any]:
-    """Return a row's values with the defaults of those that it lacks. Raises Damaged."""
-    missing = ADDED[len(values) - len(STORED) :] if len(values) < len(STORED) else ()
-    if len(values) + len(missing) < len(STORED):
-        raise Damaged("too few values")
-    return [*values, *(_DEFAULTS[name] for name in missing)] if missing else values
+_keys, _summed = itemgetter("namespace", *KEYS), itemgetter(*SUMMED)
 
 
-class Damaged(ValueError):
-    """A row's bytes are not what we write, because the file is damaged or somebody else wrote to it."""
+def _sessions(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield what requests add to their sessions."""
+    for row in rows:
+        if row["session"] is not None:
+            yield row | {
+                "began": row["time"],
+                "last": row["time"],
+                "last_id": row["id"],
+                "requests": 1,
+                "events": row["new_event"],
+                "reads": _read_back(row)[0],
+                "moved": row["compacted"],
+                "newest_before": row["tokens_before"],
+                "newest_after": row["tokens_after"],
+            }
 
 
-def unpacked(packed: bytes, kind: type[T], *, strict: bool = True) -> T:
-    """Return what a row keeps as bytes. Raises Damaged."""
+def _digest(namespace: str) -> bytes:
+    """Return that by which a namespace is known that was forgotten."""
+    return sha256(namespace.encode()).digest()
+
+
+# -- the file by its path --
+
+
+def moved(path: Path) -> Callable[[], bool]:
+    """Return a function that returns whether `path` no longer names the same file."""
+    began = _identity(path)
+    return lambda: _identity(path) != began
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        return msgspec.msgpack.decode(packed, type=kind, strict=strict)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
-        raise Damaged(str(error)) from error
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
-def converted(values: object, kind: type[T]) -> T:
-    """Return what a pack keeps among other things. Raises Damaged."""
+def _create(path: Path) -> None:
+    """Create the file if there is none, for its owner alone. Raises DashboardFault."""
     try:
-        return msgspec.convert(values, kind, builtin_types=(bytes,))
-    except (msgspec.MsgspecError, RecursionError, TypeError) as error:
-        raise Damaged(str(error)) from error
+        with _alone(path.parent):
+            if not path.exists():  # or SQLite would take the log of a file that was removed for that of the new one
+                for end in ("-wal", "-shm"):
+                    path.with_name(path.name + end).unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise DashboardFault(f"{path} is no regular file: name another")
+            os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DashboardFault(f"{path} cannot be written: {error.strerror}") from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait for other processes that do the same in this folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -31,6 +31,8 @@ class Forecast(msgspec.Struct, frozen=True):
 
     tokens: int
     """Of the history, without definitions of tools."""
+    ours: bool
+    """Whether our tools would have been added."""
     compacted: int
     compressed: int
     before: int
@@ -101,6 +103,7 @@ def forecast(
     taken = {segment.key[0] for segment in sent}
     return Forecast(
         tokens=tokens,
+        ours=ours > 0,
         compacted=sum(index in taken for index in now.moves),
         compressed=sum(index not in taken for index in range(len(items))),
         before=round(scale * _cost(offload, came, cached)),

@@ -110,6 +110,11 @@ class AsItCame(msgspec.Struct, frozen=True):
         return self.planned.tokens if self.planned else 0
 
     @property
+    def sent(self) -> int:
+        """Tokens of the whole prompt; 0 if they were not counted."""
+        return self.planned.whole(self.tokens) if self.planned else 0
+
+    @property
     def concerned(self) -> bool:
         """Whether we may have changed an earlier request of the conversation."""
         planned = self.planned or self.refused
@@ -123,7 +128,7 @@ class AsItCame(msgspec.Struct, frozen=True):
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
         if self.planned:
-            return offload_headers(self.planned, self.tokens, 0, 0, self.limit)
+            return offload_headers(self.planned, self.sent, 0, 0, self.limit)
         why = (self.obstacle or self.reason.value).encode()
         return [(b"x-offload-mode", b"off"), *([(b"x-offload-reason", why)] if why else [])]
 
@@ -149,6 +154,11 @@ class Rewritten(msgspec.Struct, frozen=True):
     def tokens(self) -> int:
         """Tokens of the messages as they are sent in the first round."""
         return self.rendered.tokens
+
+    @property
+    def sent(self) -> int:
+        """Tokens of the whole prompt as it is sent in the first round."""
+        return self.planned.whole(self.tokens, ours=self.rendered.injecting)
 
     @property
     def additions(self) -> frozenset[Addition]:
@@ -243,6 +253,11 @@ class Observed(msgspec.Struct, frozen=True):
         return self.foreseen.tokens
 
     @property
+    def sent(self) -> int:
+        """Tokens of the whole prompt as the plan would have sent it."""
+        return self.planned.whole(self.tokens, ours=self.foreseen.ours)
+
+    @property
     def compacted(self) -> int:
         return self.foreseen.compacted
 
@@ -261,7 +276,7 @@ class Observed(msgspec.Struct, frozen=True):
 
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
-        return offload_headers(self.planned, self.tokens, self.compacted, self.compressed, mode=Mode.OBSERVE)
+        return offload_headers(self.planned, self.sent, self.compacted, self.compressed, mode=Mode.OBSERVE)
 
 
 Sent = AsItCame | Rewritten
@@ -277,8 +292,9 @@ def foreseen(planned: PlannedRequest, billed: Billed | None = None) -> Forecast:
 
 def rendered_headers(rendered: RenderedRequest) -> Sequence[Header]:
     """Return our headers for the reply to a rewritten request."""
-    limit = rendered.history.reply_limit(rendered.tokens)
-    return offload_headers(rendered.history, rendered.tokens, rendered.compacted(), rendered.compressed(), limit)
+    history, tokens = rendered.history, rendered.tokens
+    limit, sent = history.reply_limit(tokens), history.whole(tokens, ours=rendered.injecting)
+    return offload_headers(history, sent, rendered.compacted(), rendered.compressed(), limit)
 
 
 def offload_headers(
@@ -291,12 +307,12 @@ def offload_headers(
 ) -> Sequence[Header]:
     """Return headers that say what was done to a planned request.
 
-    `after` is the tokens of its messages as sent, `limit` is the lower limit for the reply, if it was lowered, and
+    `after` is the tokens of its whole prompt as sent, `limit` is the lower limit for the reply, if it was lowered, and
     `mode` is the mode that applied, if that is not the one by which it was planned.
     """
     return [
         (b"x-offload-mode", (mode or planned.policy.offload.mode).value.encode()),
-        (b"x-offload-tokens-before", b"%d" % planned.tokens),
+        (b"x-offload-tokens-before", b"%d" % planned.whole(planned.tokens)),
         (b"x-offload-tokens-after", b"%d" % after),
         (b"x-offload-compacted", b"%d" % compacted),
         (b"x-offload-compressed", b"%d" % compressed),
@@ -327,8 +343,8 @@ def outcome(
         obstacle=attempt.obstacle,
         messages=messages,
         left_alone=planned.past.irregular if planned and planned.past.fold else {},
-        tokens_before=planned.tokens if planned else 0,
-        tokens_after=attempt.tokens,
+        tokens_before=planned.whole(planned.tokens) if planned else 0,
+        tokens_after=attempt.sent,
         cost_before=costs.before,
         cost_after=costs.after,
         usage=costs.basis,

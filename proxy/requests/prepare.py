@@ -102,6 +102,11 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
         """Return the tokens of the whole prompt with `tokens` of messages, our tools included."""
         return tokens + self.room.aside - self.room.reply + self.room.preamble
 
+    def whole(self, tokens: int, *, ours: bool = False) -> int:
+        """Return the tokens of the whole prompt with `tokens` of history: instructions, the client's tools, and ours if
+        they are added."""
+        return self.prompt(tokens) - (0 if ours else OUR_TOOLS_TOKENS)
+
     def needs(self, tokens: int, limit: int | None = None) -> int:
         """Return the upstream's tokens that this request takes with `tokens` of messages and with this limit for the
         reply, by default the client's own."""

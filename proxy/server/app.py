@@ -256,7 +256,6 @@ class App:
     def ending(self) -> None:
         """Start the drain timeout of requests and background tasks, because the process must end."""
         self._ending_since = time.monotonic()
-        self._dashboard.end_streams()
 
     def hurry(self) -> None:
         """Leave background tasks only the least grace, because the process must end at once."""

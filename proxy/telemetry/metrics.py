@@ -67,8 +67,8 @@ WAITED = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 6
 """Seconds that a model takes to its first byte, and to the end of its reply."""
 
 SUMS: Mapping[str, tuple[str, str]] = {
-    "tokens_before": ("context_tokens_before", "Tokens of histories as the clients sent them."),
-    "tokens_after": ("context_tokens_after", "Tokens of histories as they went upstream in the first round."),
+    "tokens_before": ("context_tokens_before", "Tokens of whole prompts as the clients sent them."),
+    "tokens_after": ("context_tokens_after", "Tokens of whole prompts as they went upstream in the first round."),
     "cost_before": ("input_cost_before", "Cost of rewritten requests' input as it came, in plain input tokens."),
     "cost_after": ("input_cost_after", "Cost of their input as it was sent, and of summaries, in plain input tokens."),
     "compacted": ("messages_compacted", "Messages that were sent with their text moved, at every request anew."),
@@ -87,8 +87,8 @@ SUMS: Mapping[str, tuple[str, str]] = {
 _summed = attrgetter(*SUMS)
 
 OBSERVED: Mapping[str, tuple[str, str]] = {
-    "tokens_before": ("observed_tokens_before", "Tokens of observed histories as the clients sent them."),
-    "tokens_after": ("observed_tokens_after", "Tokens of observed histories as the plan would have sent them."),
+    "tokens_before": ("observed_tokens_before", "Tokens of observed prompts as the clients sent them."),
+    "tokens_after": ("observed_tokens_after", "Tokens of observed prompts as the plan would have sent them."),
     "cost_before": ("observed_cost_before", "Cost of observed requests' input as it came, in plain input tokens."),
     "cost_after": ("observed_cost_after", "Cost of observed requests' input as the plan would have sent it."),
 }

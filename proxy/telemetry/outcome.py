@@ -157,7 +157,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     left_alone: Mapping[Irregular, int] = {}
     """Messages whose calls and results do not pair, or that cannot be read, and so stay as they came."""
     tokens_before: int = 0
+    """The whole prompt as the client sent it, in tokens: instructions, tools and history."""
     tokens_after: int = 0
+    """The whole prompt as it went upstream in the first round, our tools included."""
     cost_before: int = 0
     """The cost of the request's input as it came, in plain input tokens under the policy's prices. It is 0 if upstream
     did not say what it counted, unless the request was only observed."""

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.dashboard import batch_of
 from proxy.cli import FAILED, MISTAKE, OK, forget, main
-from proxy.dashboard.database import Database
+from proxy.dashboard.rows import Rows
 from proxy.stores import open_store
-from tests.dashboard.test_faults import rows
+from tests.dashboard.traffic import ended
 from tests.stores.engines import redis_server
 
 CALLER, OTHER = "acme-0123456789abcdef", "acme-0123456789abcde0"
@@ -187,18 +186,18 @@ def test_what_is_no_namespace_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_rows_of_the_dashboard_go_too(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rows.db"
-    with closing(Database(path, 16 << 20)) as database:
+    with closing(Rows(path, 16 << 20)) as rows:
         for namespace in (CALLER, OTHER):
-            database.write(batch_of(rows(3, namespace=namespace)))
+            rows.write(ended(3, namespace=namespace))
         assert main(["store", "forget", CALLER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
         assert "deleted 3 rows of the dashboard" in capsys.readouterr().out
-        assert (database.count(CALLER), database.count(OTHER)) == (None, 3)
-        database.connection.execute("DELETE FROM packs")  # as when the file is full
+        assert (rows.count(CALLER), rows.count(OTHER)) == (None, 3)
+        rows.connection.execute("DELETE FROM requests")  # as when the file is full
         assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == OK
-        assert database.connection.execute("SELECT count(*) FROM hours").fetchone() == (0,)
+        assert rows.connection.execute("SELECT count(*) FROM sums").fetchone() == (0,)
         assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(path), "--yes"]) == FAILED
-        database.write(batch_of(rows(1, at=time.time() - 1, namespace=OTHER)))
-        assert database.count(OTHER) is None, "nor comes what a proxy had yet to write when nothing was kept"
+        rows.write(ended(1, at=time.time() - 1, namespace=OTHER))
+        assert rows.count(OTHER) is None, "nor comes what a proxy had yet to write when nothing was kept"
     assert OTHER.encode() not in path.read_bytes()
     assert main(["store", "forget", OTHER, "--store", store, "--dashboard", str(tmp_path / "none"), "--yes"]) == MISTAKE
     assert "there is no such file" in capsys.readouterr().err

@@ -76,11 +76,13 @@ def test_every_message_is_listed_with_what_was_sent_of_it(
     for row, request in zip(rows, sent, strict=True):
         listed = row["detail"]["messages"]
         assert [one["index"] for one in listed] == list(range(row["messages"])) and not row["detail"]["omitted"]
-        assert sum(one["tokens"] for one in listed) == row["tokens_before"]
+        aside = sum(row["kinds"]) - sum(one["sent"] + one["hidden"] for one in listed)
+        assert aside > 0, "the client's tools, and ours"
         if row["kind"] == "untouched":
-            assert all(one["sent_digest"] == one["digest"] and one["sent"] == one["tokens"] for one in listed)
+            assert sum(one["tokens"] for one in listed) + aside == row["tokens_before"]
+            assert all(not one["sent_digest"] and one["sent"] == one["tokens"] for one in listed)
         if api != "messages":  # whose entries are blocks within messages
-            assert {one["sent_digest"] for one in listed} <= set(digests(request))
+            assert {one["sent_digest"] or one["digest"] for one in listed} <= set(digests(request))
     last = rows[-1]
     rules = {one["kind"]: one["rule"] for one in last["detail"]["messages"][:4]}
     assert rules["results"] == "event" and rules["user"] == ""
@@ -89,7 +91,7 @@ def test_every_message_is_listed_with_what_was_sent_of_it(
     assert len(moved) == last["compacted"] and {one["event"] for one in moved} == set(range(1, last["events"] + 1))
     hidden = sum(one["hidden"] for one in last["detail"]["messages"])
     assert hidden == last["kinds"][7] > 0 and last["reinserted"] == 1
-    assert sum(one["sent"] for one in last["detail"]["messages"]) + hidden == last["tokens_after"]
+    assert {one["origin"] for one in moved} == {"result of lookup"} and all(len(one["files"]) == 1 for one in moved)
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -99,7 +101,7 @@ def test_summarised_messages_were_not_sent(api: str, proxy: Proxy, model: Model)
     gone = [one for one in last["detail"]["messages"] if one["rule"] == "summarised"]
     assert len(gone) == last["compressed"] > 0
     assert all((one["sent"], one["sent_digest"]) == (0, "") for one in gone)
-    assert sum(last["kinds"]) == pytest.approx(last["tokens_after"] + last["kinds"][1], abs=10)
+    assert sum(last["kinds"]) == pytest.approx(last["tokens_after"], abs=10)
     assert "Summarised " in " ".join(row["words"] for row in requests_of(proxy, f"whole-{api}", 6))
 
     def summaries() -> list[Row]:
@@ -108,23 +110,6 @@ def test_summarised_messages_were_not_sent(api: str, proxy: Proxy, model: Model)
 
     until(summaries)
     assert {row["dialect"] for row in summaries()} == {api}
-
-
-def test_a_history_that_began_elsewhere_is_listed_as_far_as_it_is_known(proxy: Proxy, model: Model) -> None:
-    """A client that rewrites its history breaks the chain of requests, and says so on the page."""
-    history = begin("Found on the way.")
-    for number in range(3):
-        history += [
-            {"role": "assistant", "content": f"Reply {number}."},
-            {"role": "user", "content": f"More {number}."},
-        ]
-        ask(proxy, "chat", history, model="elsewhere")
-    history[4] = {"role": "assistant", "content": "Something else."}
-    history += [{"role": "assistant", "content": "The end."}, {"role": "user", "content": "Thanks."}]
-    ask(proxy, "chat", history, model="elsewhere")
-    *rows, last = [row["detail"] for row in requests_of(proxy, "elsewhere", 4)]
-    assert [(len(one["messages"]), one["omitted"]) for one in rows] == [(4, 0), (6, 0), (8, 0)]
-    assert (last["omitted"], [one["index"] for one in last["messages"]]) == (7, [0, 8, 9])
 
 
 def test_requests_without_a_plan_have_no_list(proxy: Proxy, model: Model) -> None:

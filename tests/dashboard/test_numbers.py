@@ -53,6 +53,7 @@ def metrics(proxy: Proxy) -> Counter[str]:
     return sums
 
 
+COSTS = ("tokens_before", "tokens_after", "cost_before", "cost_after")
 NOT_COMPARED = ("tool_uses", "left_alone", "store_errors", "refused", "seconds", "added_seconds", "first_byte_seconds")
 """Fields that are no JSON, or that the log rounds."""
 
@@ -107,6 +108,8 @@ def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
             name: value for name, value in told.items() if name not in NOT_COMPARED
         }
         assert bool(row["cause"]) == row["new_event"]
+        sent = row["tokens_before" if row["kind"] == "observed" else "tokens_after"]
+        assert row["kinds"] is None or sum(row["kinds"]) == sent, "the kinds are those of the whole prompt"
         assert row["words"] or not row["new_event"]
 
     assert set(SUMS) <= set(SUMMED), "whatever the metrics sum, the dashboard does"
@@ -137,7 +140,7 @@ def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
     assert counted["requests"] == len(outcomes)
     of_sessions = [row for row in rows if row["session"]]
     assert total("requests", sessions) == len(of_sessions)
-    for name, field in (("events", "new_event"), ("cost_before", "cost_before"), ("cost_after", "cost_after")):
+    for name, field in (("events", "new_event"), *((name, name) for name in COSTS)):
         assert total(name, sessions) == total(field, of_sessions)
 
 
@@ -154,7 +157,7 @@ def test_costs_are_those_that_upstream_billed(tmp_path: Path, stream: bool) -> N
     for row, (prompt, cached) in zip(rows, billed, strict=True):
         if row["kind"] == "offloaded":
             assert (row["prompt_tokens"], row["cached_tokens"], row["cost_after"]) == (prompt, cached, prompt)
-            assert row["cost_before"] == pytest.approx(row["came"] * prompt / sum(row["kinds"]), rel=0.02)
+            assert row["cost_before"] == pytest.approx(row["tokens_before"] * prompt / row["tokens_after"], rel=0.02)
         else:
             assert (row["cost_before"], row["cost_after"]) == (0, 0)
     assert rewritten[0]["cost_before"] < rewritten[0]["cost_after"], "the tools' definitions: a loss is shown as one"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from bench.dashboard import Recorded, batch_of, pages, recorded
-from proxy.dashboard.database import Database
-from proxy.dashboard.reader import Reader
+from bench.dashboard import pages, recorded
+from proxy.dashboard.queries import Reader
+from proxy.dashboard.rows import Recorded, Rows
 
 FEW, MANY = 4_200, 8_400
 EVERY = 100
@@ -21,9 +21,9 @@ def batch(rows: int) -> list[Recorded]:
 
 def instructions(path: Path, rows: list[Recorded]) -> dict[str, int]:
     """Write rows, and return how many instructions each page takes, in hundreds."""
-    database = Database(path, 64 << 20)
+    file = Rows(path, 64 << 20)
     for start in range(0, len(rows), 500):
-        database.write(batch_of(rows[start : start + 500]))
+        file.write(rows[start : start + 500])
     reader, count = Reader(path), [0]
 
     def counts() -> bool:
@@ -37,7 +37,7 @@ def instructions(path: Path, rows: list[Recorded]) -> dict[str, int]:
         assert page() is not None, name
         found[name] = count[0]
     reader.close()
-    database.close()
+    file.close()
     return found
 
 

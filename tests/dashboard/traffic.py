@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 
-from proxy.dashboard.events import LiveRows
+from proxy.dashboard.rows import Recorded
+from proxy.telemetry.outcome import Kind, Outcome
 from tests.fake_upstream import StrictUpstream, calls, text
 from tests.serving import PLAIN, Proxy
 
@@ -73,12 +76,21 @@ def recorded(proxy: Proxy, count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def apart(rows: LiveRows) -> list[dict[str, Any]]:
-    """Return rows as the page does (live.js)."""
-    found = json.loads(rows.text)
-    worker, same, each = found["worker"], found["same"], found["each"]
+def outcome(number: int = 0, namespace: str = "acme-1", **fields: Any) -> Outcome:
+    """Return the outcome of a rewritten request."""
+    given = {
+        "tenant": namespace.partition("-")[0], "kind": Kind.OFFLOADED, "method": "POST",
+        "path": "/v1/chat/completions", "dialect": "chat", "model": "gpt-4.1-mini", **fields,
+    }  # fmt: skip
+    return Outcome(request_id=f"req_{number:032}", namespace=namespace, **given)
+
+
+def ended(count: int, start: int = 0, at: float = 0.0, namespace: str = "acme-1", detail: int = 0) -> list[Recorded]:
+    """Return requests that ended a second after each other, ten in a session, each described with so many bytes."""
     return [
-        {**same, **{name: values[at] for name, values in each.items()}, "worker": worker,
-         "id": id, "time": found["times"][at], "session": found["sessions"][at]}
-        for at, id in enumerate(found["ids"])
+        Recorded(
+            at + number, outcome(number, namespace, tokens_before=7), number // 10, [1] * 8,
+            zlib.compress(os.urandom(detail)) if detail else None,
+        )
+        for number in range(start, start + count)
     ]  # fmt: skip

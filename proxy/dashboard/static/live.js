@@ -2,14 +2,7 @@ import { ask, cached, clock, element, happened, line, name, number, table } from
 
 const MOST = 500; // rows on the page
 
-// The stream has rows as the file keeps them: several together, with what they agree in written once. Values that are
-// empty or 0 may be missing.
-const apart = ({ ids, times, sessions, worker, same, each }) =>
-  ids.map((id, at) => ({
-    ...same,
-    ...Object.fromEntries(Object.entries(each).map(([name, values]) => [name, values[at]])),
-    id, worker, time: times[at], session: sessions[at],
-  }));
+const EVERY = 2000; // milliseconds between two looks for new rows
 
 const COLUMNS = [
   ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, element("time", { datetime: new Date(row.time * 1000).toISOString() }, clock(row.time))), "time"],
@@ -49,18 +42,19 @@ export async function live(page) {
     body.prepend(line(COLUMNS, row));
     while (body.rows.length > MOST) body.lastChild.remove();
   };
-  // The stream begins after the rows that are shown. When the browser connects again, it says which it had.
-  const source = new EventSource(`api/live?after=${rows.length ? rows[0].id : 0}`);
-  source.onopen = () => {
-    status.textContent = "Waiting for requests.";
+  let newest = rows.length ? rows[0].id : 0;
+  const look = async () => {
+    try {
+      const came = (await ask(`requests?after=${newest}`)).reverse();
+      if (!count) status.textContent = "Waiting for requests.";
+      if (!came.length) return;
+      newest = came[came.length - 1].id;
+      if (!paused) came.forEach(add);
+      else held = [...held, ...came].slice(-MOST);
+    } catch (error) {
+      status.textContent = `No rows now, trying again: ${error.message}`;
+    }
   };
-  source.onerror = () => {
-    status.textContent = source.readyState === EventSource.CLOSED ? "The stream has ended. Load the page again." : "Connecting again.";
-  };
-  source.onmessage = (message) => {
-    const came = JSON.parse(message.data).flatMap(apart).sort((one, other) => one.id - other.id);
-    if (!paused) came.forEach(add);
-    else held = [...held, ...came].slice(-MOST);
-  };
-  return () => source.close();
+  const timer = setInterval(look, EVERY);
+  return () => clearInterval(timer);
 }

@@ -12,8 +12,8 @@ export async function sessions(page) {
       ["API", (row) => row.dialect],
       ["Requests", (row) => number(row.requests), true],
       ["Events", (row) => number(row.events), true],
-      ["Tokens of the last request", (row) => number(row.tokens_before), true],
-      ["of which were sent", (row) => number(row.kind === "observed" ? row.tokens_before : row.tokens_after), true],
+      ["Tokens of the last request", (row) => number(row.newest_before), true],
+      ["of which were sent", (row) => number(row.kind === "observed" ? row.newest_before : row.newest_after), true],
       ["Cost as it came", (row) => (row.cost_before ? number(row.cost_before) : "not known"), true],
       ["Saved, before summaries", saved, true],
     ], rows, "none yet"));
@@ -48,7 +48,7 @@ export async function session(page, [id], me) {
   page.querySelector("p").replaceChildren(plain(tenant), ", ", element("bdi", {}, plain(model)), `, ${plain(dialect)}; ${requests}`);
   stacked(chart, "Tokens sent with each request, by kind. The line above them is the request as it came; dotted lines are events.",
     me.kinds.map((kind, place) => [kind, rows.map((row) => row.kinds[place])]),
-    [["as it came", rows.map((row) => row.came), "before"],
+    [["as it came", rows.map((row) => row.tokens_before), "before"],
       ["read from upstream's cache, all rounds", rows.map((row) => (row.prompt_tokens ? row.cached_tokens : null)), "cached"]],
     marks);
   const words = sentences(rows);
@@ -61,7 +61,7 @@ export async function session(page, [id], me) {
     table("All figures of the chart. The link shows each message as it came and as it was sent.", [
       ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, clock(row.time)), "time"],
       ["Messages", (row) => number(row.messages), true],
-      ["As it came", (row) => number(row.came), true],
+      ["As it came", (row) => number(row.tokens_before), true],
       ["Sent", (row) => number(row.kinds.reduce((sum, tokens) => sum + tokens, 0)), true],
       ...me.kinds.map((kind, place) => [kind, (row) => number(row.kinds[place]), true]),
       ["Cached share of the prompt", cached, true],
@@ -79,7 +79,7 @@ const RULES = {
 };
 
 function rule(one) {
-  const said = `${RULES[one.rule] ?? plain(one.rule)}${one.event ? ` ${one.event}` : ""}`;
+  const said = `${RULES[one.rule ?? ""] ?? plain(one.rule)}${one.event ? ` ${one.event}` : ""}`;
   return one.hidden ? `${said}; hidden rounds of ${number(one.hidden)} tokens are put back with it` : said;
 }
 
@@ -105,7 +105,7 @@ function messages(row) {
       ["Tokens sent", (one) => number(one.sent), true],
       ["Rule", rule],
       ["Digest as it came", (one) => one.digest],
-      ["Digest as it was sent", (one) => (one.sent_digest === one.digest ? "the same" : one.sent_digest ?? "")],
+      ["Digest as it was sent", (one) => one.sent_digest || (one.rule ? "" : "the same")],
       ...(withText ? [["As it came", text(0), "text"], ["As it was sent, if that differs", text(1), "text"]] : []),
     ], messages),
     ...(snapshot ? [element("h2", {}, "The summary"), element("pre", { tabindex: "0" }, plain(snapshot, 100000))] : []),

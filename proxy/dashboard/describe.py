@@ -1,0 +1,198 @@
+"""What a chat request shows beside its outcome: its session, the tokens that were sent of each kind, and what became of
+each message. The thread that writes rows describes requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from proxy.dialects import render
+from proxy.plan.conversation import opening
+from proxy.plan.history import BEGINNING, digest, extend
+from proxy.plan.plan import live
+from proxy.requests.attempt import Attempt, Observed, Rewritten
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
+
+if TYPE_CHECKING:
+    from proxy.plan.history import Message
+    from proxy.requests.prepare import PlannedRequest
+
+KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapshot", "hidden")
+"""Kinds of what is sent: `hidden` are rounds with our tools that the client does not see."""
+
+SYSTEM, TOOLS, USER, ASSISTANT, RESULTS, PREVIEWS, SNAPSHOT, HIDDEN = range(len(KINDS))
+
+_KIND = bytes((SYSTEM, USER, ASSISTANT, RESULTS, ASSISTANT))
+"""By `Role`."""
+
+MESSAGES = 1_000
+"""Messages of one request that are listed, the newest."""
+
+LONGEST_TEXT, TEXTS = 20_000, 500_000
+"""Characters that are kept of one text, and of all texts of one request, if content is kept at all."""
+
+AS_IT_CAME, FIRST_SIGHT, EVENT, SUMMARISED, MARKED, RESTORED = (
+    "", "first_sight", "event", "summarised", "marked", "restored",
+)  # fmt: skip
+"""What became of a message: nothing, moved before it was sent once, moved at an event, part of a snapshot, sent with a
+cache breakpoint of ours, or sent as the model had written it."""
+
+_DIGITS = 16
+
+Described = tuple[int | None, Sequence[int] | None, bytes | None]
+"""The session's number, the tokens of each of `KINDS`, and what became of each message."""
+
+NOTHING: Described = (None, None, None)
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What became of one message: its tokens and digest as it came and as it was sent, and the rule that decided."""
+
+    index: int
+    kind: str
+    digest: str
+    """The beginning of the SHA-256 of its bytes."""
+    tokens: int
+    sent: int
+    rule: str = AS_IT_CAME
+    event: int = 0
+    sent_digest: str = ""
+    """Empty if the message was not sent, or as it came."""
+    hidden: int = 0
+    """Tokens of the hidden rounds that are put back with it."""
+    origin: str = ""
+    """Of a result: which tool's it is."""
+    files: tuple[str, ...] = ()
+    """Of a result: the names of the files to which its texts move."""
+
+
+def weight(attempt: Attempt | None) -> int:
+    """Return the bytes that a request holds until it is described."""
+    return len(attempt.parsed.body) if attempt is not None else 0
+
+
+def describe(attempt: Attempt | None, *, content: bool = False) -> Described:
+    """Return what a request shows, with its texts if `content` and its tenant's policy allow it."""
+    planned = attempt.planned if attempt is not None else None
+    if attempt is None or planned is None or planned.dialect.counts:
+        return NOTHING
+    fates = _fates(attempt, planned)
+    content = content and attempt.parsed.tenant.policy.dashboard.content
+    return _session(attempt, planned), _kinds(attempt, planned, fates), _detail(attempt, planned, fates, content)
+
+
+def detail(kept: bytes) -> dict[str, Any]:
+    """Return what became of each message, as the file has it."""
+    found: dict[str, Any] = msgspec.msgpack.decode(zlib.decompress(kept), strict=False)
+    return found
+
+
+def _session(attempt: Attempt, planned: PlannedRequest) -> int:
+    names = f"{attempt.parsed.tenant.namespace} {planned.dialect.name} {planned.request.model} "
+    began = reduce(extend, opening(planned.past.measured), BEGINNING)
+    return int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
+
+
+def _fates(attempt: Attempt, planned: PlannedRequest) -> list[Fate]:
+    """Return what became of each message, or would have under a plan that is only observed."""
+    rendered = attempt.rendered if isinstance(attempt, Rewritten) else None
+    moves, gone, start = {}, set[int](), 0
+    if rendered:
+        moves, shown = rendered.plan.moves, rendered.shown
+        gone = set(render.taken(planned.transcript, shown.boundary)) if shown else gone
+        start = shown.boundary.end if shown else 0
+    elif isinstance(attempt, Observed):
+        moves = planned.plan.moves
+        for boundary in planned.plan.boundaries[-1:]:
+            gone = {index for index in range(boundary.end) if index not in boundary.pins}
+    found = []
+    past = planned.past
+    for index, (item, message, named) in enumerate(zip(past.items, past.measured, past.messages, strict=True)):
+        if index in gone:
+            move, rule, sent, changed, hidden = None, SUMMARISED, 0, "", None
+        else:
+            move, hidden = moves.get(index), rendered.rounds.get(index) if rendered else None
+            rule, sent = (EVENT if move.event else FIRST_SIGHT) if move else AS_IT_CAME, live(item, move)
+            changed = _changed(message, rendered.altered.get(index) if rendered else None)
+            rule = rule or (RESTORED if hidden else MARKED) if changed else rule
+        fate = Fate(
+            index=index,
+            kind=KINDS[_KIND[item.role]],
+            digest=message.digest.hex()[:_DIGITS],
+            tokens=item.tokens,
+            sent=sent,
+            rule=rule,
+            event=move.event if move else 0,
+            sent_digest=changed,
+            hidden=hidden.tokens if hidden and index >= start else 0,
+            origin=named.pieces[0].label.origin if named.pieces else "",
+            files=tuple(piece.name for piece in named.pieces),
+        )
+        found.append(fate)
+    return found
+
+
+def _changed(message: Message, altered: bytes | None) -> str:
+    """Return the digest of a message as it was sent if that is not how it came."""
+    sent = digest(altered).hex()[:_DIGITS] if altered is not None else ""
+    return "" if sent == message.digest.hex()[:_DIGITS] else sent
+
+
+def _kinds(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate]) -> list[int]:
+    """Return the tokens that were sent of each kind. Together they are the outcome's `tokens_after`, or of an observed
+    request its `tokens_before`."""
+    tokens = [0] * len(KINDS)
+    for item, fate in zip(planned.past.items, fates, strict=True):
+        if not isinstance(attempt, Rewritten):
+            tokens[_KIND[item.role]] += item.tokens
+        elif fate.rule != SUMMARISED:
+            tokens[PREVIEWS if fate.rule in (FIRST_SIGHT, EVENT) else _KIND[item.role]] += fate.sent
+            tokens[HIDDEN] += fate.hidden
+    if isinstance(attempt, Rewritten):
+        tokens[SNAPSHOT] = max(attempt.tokens - sum(tokens), 0) if attempt.rendered.shown else 0
+        tokens[TOOLS] = OUR_TOOLS_TOKENS if attempt.rendered.injecting else 0
+    tokens[TOOLS] += planned.room.aside - planned.room.reply - OUR_TOOLS_TOKENS
+    tokens[SYSTEM] += planned.room.preamble
+    return tokens
+
+
+def _detail(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate], content: bool) -> bytes:
+    shown = fates[-MESSAGES:]
+    snapshot = attempt.rendered.shown if isinstance(attempt, Rewritten) else None
+    found = {
+        "messages": shown,
+        "omitted": len(fates) - len(shown),
+        "texts": _texts(attempt, planned, shown) if content else {},
+        "snapshot": snapshot.text[:LONGEST_TEXT] if snapshot and content else None,
+    }
+    return zlib.compress(msgspec.msgpack.encode(found), 1)
+
+
+def _texts(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
+    """Return messages as they came, and as they were sent where that differs: the newest, as far as there is room."""
+    transcript, shape, room = planned.transcript, planned.reading.shape, TEXTS
+    found: dict[int, tuple[str, str | None]] = {}
+    for fate in reversed(fates):
+        raw, message = transcript.raws[fate.index], transcript.messages[fate.index]
+        came, sent = _text(raw), None
+        if isinstance(attempt, Rewritten):
+            sent = _text(attempt.rendered.altered[fate.index]) if fate.index in attempt.rendered.altered else None
+        elif fate.rule in (FIRST_SIGHT, EVENT):
+            first = fate.rule == FIRST_SIGHT
+            sent = _text(render.compact(planned.dialect, raw, message, shape, first_preview=first))
+        room -= len(came) + len(sent or "")
+        if room < 0:
+            break
+        found[fate.index] = came, sent
+    return found
+
+
+def _text(raw: bytes) -> str:
+    """Return a message's JSON as text that can be encoded, as far as it is shown."""
+    return str(memoryview(raw)[:LONGEST_TEXT], "utf-8", "replace")

@@ -1,0 +1,172 @@
+"""Reads rows for the pages. A viewer other than the operator gets the rows of its own namespace only."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from proxy.dashboard.describe import detail
+from proxy.dashboard.rows import DAY, HOUR, KEYS, SUMS, Row, moved, nested
+from proxy.errors import DashboardFault
+from proxy.telemetry.outcome import Holdout, Kind
+
+SECONDS = 5.0
+"""The longest time for one query."""
+
+STEPS = 100_000
+"""Instructions of SQLite between two looks at the clock; some milliseconds."""
+
+PAGE = 200
+"""Rows on one page."""
+
+REQUESTS = 2_000
+"""Requests of one session that are shown, the newest."""
+
+NO_ROW = 1 << 62
+"""Above the ids of all rows."""
+
+
+class Reader:
+    """One connection, for one thread, that cannot write. `namespace` None stands for all. Raises DashboardFault."""
+
+    def __init__(self, path: Path) -> None:
+        self.gone = moved(path)
+        address = f"{path.absolute().as_uri()}?mode=rw"
+        self._connection = sqlite3.connect(
+            address, timeout=1.0, isolation_level=None, check_same_thread=False, uri=True
+        )
+        self._connection.row_factory = sqlite3.Row
+        self._connection.execute("PRAGMA query_only = ON")
+        self._connection.execute("PRAGMA cache_size = -16384")
+        self._connection.set_progress_handler(self._late, STEPS)
+        self._until = 0.0
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def stop(self) -> None:
+        """End the query that another thread makes. Thread-safe."""
+        self._connection.interrupt()
+
+    def newest(self) -> int:
+        """Return the id of the newest row; 0 if there is none."""
+        [row] = self._rows("SELECT coalesce(max(id), 0) AS id FROM requests")
+        return int(row["id"])
+
+    def namespaces(self) -> list[str]:
+        """Return the namespaces of up to `PAGE` sessions, the newest."""
+        newest = f"SELECT namespace FROM sessions ORDER BY last DESC LIMIT {PAGE}"
+        return [row["namespace"] for row in self._rows(f"SELECT DISTINCT namespace FROM ({newest})")]
+
+    def requests(self, namespace: str | None = None, *, before: int = NO_ROW, after: int = 0) -> list[Row]:
+        """Return up to `PAGE` rows with ids between these, the newest first."""
+        own, values = _own(namespace)
+        query = f"SELECT * FROM requests WHERE id < ? AND id > ? {own} ORDER BY id DESC LIMIT {PAGE}"
+        return [*map(_shown, self._rows(query, before, after, *values))]
+
+    def request(self, id: int, namespace: str | None = None) -> Row | None:
+        """Return one request, or None if there is none. Its `detail` is None if its messages are not listed."""
+        own, values = _own(namespace)
+        found = self._rows(f"SELECT * FROM requests WHERE id = ? {own}", id, *values)
+        if not found:
+            return None
+        kept, messages = self._rows("SELECT detail FROM details WHERE id = ?", id), None
+        with suppress(zlib.error, msgspec.MsgspecError):
+            messages = detail(kept[0]["detail"]) if kept else None
+        return {**_shown(found[0]), "detail": messages}
+
+    def sums(self, since: float, span: int = DAY, namespace: str | None = None) -> list[Row]:
+        """Return the sums since then, by `KEYS`, of spans that do not end before."""
+        own, values = _own(namespace)
+        sums = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+        query = (
+            f"SELECT {', '.join(KEYS)}, {sums} FROM sums WHERE span = ? AND start >= ? {own} GROUP BY {', '.join(KEYS)}"
+        )
+        return self._rows(query, span, since // span * span, *values)
+
+    def course(self, since: float, span: int = HOUR, namespace: str | None = None) -> list[Row]:
+        """Return the sums of each span since then, without what was only observed. Costs of untouched requests are only
+        compared with those of a holdout."""
+        own, values = _own(namespace)
+        costs = (
+            f"sum(CASE kind WHEN '{Kind.UNTOUCHED}' THEN 0 ELSE {name} END) AS {name}"
+            for name in ("cost_before", "cost_after")
+        )
+        return self._rows(
+            f"""SELECT start AS time, sum(requests) AS requests, sum(tokens_before) AS tokens_before,
+            sum(tokens_after) AS tokens_after, {", ".join(costs)} FROM sums
+            WHERE span = ? AND start >= ? AND kind != '{Kind.OBSERVED}' {own} GROUP BY start ORDER BY start""",
+            span, since // span * span, *values,
+        )  # fmt: skip
+
+    def groups(self, since: float, namespace: str | None = None) -> list[Row]:
+        """Return the sessions of each group of a holdout that began since then, by tenant and model."""
+        own, values = _own(namespace)
+        return self._rows(
+            f"""SELECT tenant, model, holdout, count(*) AS sessions, sum(requests) AS requests FROM sessions
+            WHERE last >= ? AND began >= ? AND holdout != '' {own} GROUP BY tenant, model, holdout""",
+            since, since, *values,
+        )  # fmt: skip
+
+    def losses(self, since: float, namespace: str | None = None) -> Row:
+        """Return how many sessions with costs began since then, and how many of them cost more than as they came:
+        none of those that were only observed."""
+        own, values = _own(namespace)
+        [row] = self._rows(
+            f"""SELECT count(*) AS sessions, coalesce(sum(cost_after > cost_before), 0) AS losses FROM sessions
+            WHERE last >= ? AND began >= ? AND cost_before > 0 AND holdout != '{Holdout.KEPT}'
+            AND kind != '{Kind.OBSERVED}' {own}""",
+            since, since, *values,
+        )  # fmt: skip
+        return row
+
+    def sessions(self, namespace: str | None = None) -> list[Row]:
+        """Return the `PAGE` sessions with the newest requests."""
+        own, values = _own(namespace)
+        found = self._rows(f"SELECT * FROM sessions WHERE true {own} ORDER BY last DESC LIMIT {PAGE}", *values)
+        return [{**row, "session": name_of(row["session"])} for row in found]
+
+    def session(self, session: int, namespace: str | None = None) -> list[Row]:
+        """Return the newest requests of a session, the oldest of them first."""
+        own, values = _own(namespace)
+        query = f"SELECT * FROM requests WHERE session = ? {own} ORDER BY id DESC LIMIT {REQUESTS}"
+        return [*map(_shown, self._rows(query, session, *values))][::-1]
+
+    def _rows(self, query: str, *values: object) -> list[Row]:
+        """Run one query. Raises DashboardFault."""
+        self._until = time.monotonic() + SECONDS
+        try:
+            return [dict(row) for row in self._connection.execute(query, values)]
+        except (sqlite3.Error, OverflowError) as error:
+            raise unreadable(error) from error
+
+    def _late(self) -> bool:
+        return time.monotonic() > self._until
+
+
+def unreadable(error: Exception) -> DashboardFault:
+    """Return the fault of a page that cannot read the file, with what to do."""
+    passes = isinstance(error, sqlite3.OperationalError)  # it is locked, was just removed, or the query took too long
+    cure = "try again" if passes else "delete it, or name another with --dashboard"
+    return DashboardFault(f"The dashboard's file cannot be read ({error}): {cure}")
+
+
+def name_of(session: int | None) -> str | None:
+    """Return a session's name in addresses."""
+    return None if session is None else f"{session:016x}"
+
+
+def _own(namespace: str | None) -> tuple[str, Sequence[str]]:
+    """Return a condition on the namespace, and its value."""
+    return ("", ()) if namespace is None else ("AND namespace = ?", (namespace,))
+
+
+def _shown(row: Row) -> Row:
+    """Return a request as pages get it."""
+    return nested({**row, "session": name_of(row["session"])})

@@ -1,0 +1,304 @@
+"""A dashboard that fails never touches a request: rows wait, or are dropped and counted."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import httpx
+import pytest
+
+from proxy.dashboard import MISSING, Dashboard
+from proxy.dashboard import rows as rows_module
+from proxy.dashboard import writer as module
+from proxy.dashboard.queries import Reader, unreadable
+from proxy.dashboard.rows import Recorded, Rows
+from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
+from proxy.errors import DashboardFault
+from proxy.settings import Settings
+from tests.dashboard.test_rows import SIZE, UNUSABLE
+from tests.dashboard.traffic import begin, dashboard, ended, outcome, recorded, turn, until
+from tests.fake_upstream import StrictUpstream, text
+from tests.serving import PLAIN, served, spawned, tight
+
+BROKEN: Any = SimpleNamespace(planned="nothing that was planned", parsed=SimpleNamespace(body=b""))
+"""An attempt that nobody can describe."""
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let writers wait for nothing."""
+    monkeypatch.setattr(module, "LATEST", 0.01)
+    monkeypatch.setattr(module, "AGAIN", 0.05)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rows.db"
+
+
+def holding(size: int) -> Any:
+    return SimpleNamespace(planned=None, parsed=SimpleNamespace(body=bytes(size)))
+
+
+# -- in a running proxy --
+
+
+@pytest.mark.parametrize("break_it", UNUSABLE)
+def test_a_file_that_cannot_be_used_is_left_alone_and_requests_are_served(
+    break_it: Callable[[Path], None], path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    break_it(path)
+    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
+        upstream.script(text("Served."))
+        assert turn(proxy, begin(), 1).json()["choices"][0]["message"]["content"] == "Served."
+        me = dashboard(proxy, "me")
+        refused = httpx.get(f"{proxy.root}/_offload/api/requests", verify=PLAIN)
+    assert me["off"] and me["fault"].startswith("the dashboard is off: ")
+    assert str(path) in me["fault"]
+    assert (refused.status_code, refused.json()["error"]["message"]) == (503, me["fault"])
+    assert me["fault"] in caplog.text, "the log says so, too"
+
+
+def test_without_the_flag_the_pages_say_how_to_switch_it_on() -> None:
+    with served() as proxy:
+        assert dashboard(proxy, "me")["fault"] == MISSING
+        assert httpx.get(f"{proxy.root}/_offload/", verify=PLAIN).status_code == 200
+
+
+def test_a_file_that_is_damaged_later_switches_the_dashboard_off(path: Path) -> None:
+    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
+        upstream.script(*(text("Served.") for _ in range(3)))
+        turn(proxy, begin(), 1)
+        recorded(proxy, 1)
+        for file in (path, path.with_name("rows.db-wal"), path.with_name("rows.db-shm")):
+            file.write_bytes(b"\xff" * file.stat().st_size)
+        for number in (2, 3):
+            assert turn(proxy, begin(), number).status_code == 200
+            until(lambda: dashboard(proxy, "me")["off"])
+        assert "delete it" in dashboard(proxy, "me")["fault"]
+
+
+def test_a_file_that_is_removed_while_the_proxy_runs_begins_anew(path: Path) -> None:
+    with StrictUpstream() as upstream, served({"default": tight(upstream.url)}, dashboard=path) as proxy:
+        upstream.respond(lambda request: text("Served."))
+        turn(proxy, begin(), 1, model="before")
+        recorded(proxy, 1)
+        path.unlink()
+        until(path.exists)
+        turn(proxy, begin(), 2, model="after")
+        until(lambda: httpx.get(f"{proxy.root}/_offload/api/requests", verify=PLAIN).status_code == 200)
+        assert [row["model"] for row in recorded(proxy, 1)] == ["after"]
+        assert not dashboard(proxy, "me")["fault"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+
+
+def test_all_workers_write_and_every_worker_shows_all(path: Path) -> None:
+    with StrictUpstream() as upstream:
+        upstream.respond(lambda request: text("Served."))
+        flags = ["--workers=3", f"--dashboard={path}"]
+        with spawned({"default": tight(upstream.url)}, flags=flags) as proxy:
+            for number in range(40):
+                turn(proxy, begin(), number)
+            rows = recorded(proxy, 40)
+            assert len({row["worker"] for row in rows}) > 1
+            assert len({row["id"] for row in rows}) == 40
+            found = [dashboard(proxy, "savings")["models"][0]["requests"] for _ in range(8)]
+            assert found == [40] * 8
+            assert "dashboard" not in proxy.log()
+
+
+async def test_a_page_that_cannot_read_the_file_says_what_to_do(path: Path) -> None:
+    board = Dashboard(Settings(dashboard=path), MagicMock(), MagicMock(), MagicMock())
+    with pytest.raises(DashboardFault, match="try again"):
+        await board.read(lambda reader: reader.requests())
+    board.close()
+    with pytest.raises(DashboardFault, match="ends"):
+        await board.read(lambda reader: reader.requests())
+    assert "try again" in str(unreadable(sqlite3.OperationalError("locked")))
+    assert "delete it" in str(unreadable(sqlite3.DatabaseError("malformed")))
+
+
+# -- rows wait --
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_rows_wait_while_another_process_locks_the_file(
+    started: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "BUSY", 0.01)
+    Rows(path, SIZE).close()
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    writer = Writer(path, SIZE)
+    if started:
+        writer.start()
+    other.execute("BEGIN IMMEDIATE")
+    if not started:
+        writer.start()
+    writer.record([outcome(number) for number in range(BATCH)])
+    until(lambda: "locked" in writer.state.fault)
+    other.execute("COMMIT")
+    until(lambda: writer.state.written == BATCH)
+    assert (writer.state.fault, writer.state.dropped, writer.state.off) == ("", 0, False)
+    writer.close()
+    other.close()
+
+
+def test_a_full_disk_loses_no_row_that_there_is_room_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, real = [True], Rows.write
+
+    def write(self: Rows, some: list[Recorded]) -> int:
+        if full[0]:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return real(self, some)
+
+    monkeypatch.setattr(Rows, "write", write)
+    writer = Writer(path, SIZE)
+    writer.start()
+    writer.record([outcome(number) for number in range(30)])
+    until(lambda: writer.state.fault)
+    assert "full" in writer.state.fault and not writer.state.off
+    full[0] = False
+    until(lambda: writer.state.written + writer.state.dropped == 30)
+    assert (writer.state.fault, writer.state.dropped <= 2) == ("", True)
+    writer.close()
+
+
+def test_rows_are_dropped_and_never_waited_for(path: Path) -> None:
+    writer = Writer(path, SIZE)  # not started: as if the disk hung
+    writer.record([outcome(number) for number in range(WAITING + 5)])
+    assert writer.state.dropped == 5
+    writer.close()
+
+
+def test_waiting_requests_do_not_fill_the_memory(path: Path) -> None:
+    writer = Writer(path, SIZE)
+    writer.record([outcome(number) for number in range(4)], [holding(HELD // 2) for _ in range(4)])
+    assert [one.attempt is not None for one in writer._queue] == [True, True, False, False]
+    writer.start()
+    until(lambda: writer.state.written == 4)
+    assert writer._came == writer._left
+    writer.close()
+
+
+def test_rows_that_come_before_the_end_are_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LATEST", 600.0)
+    writer = Writer(path, SIZE)
+    writer.start()
+    writer.record([outcome(0)])
+    writer.close()
+    assert writer.state.written == 1
+
+
+def test_rows_that_cannot_be_written_at_the_end_are_named_in_the_log(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "CLOSING", 0.05)
+    writer = Writer(path, SIZE)
+    writer.start()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writer.record([outcome(number) for number in range(3)])
+        writer.close()
+    assert "3 rows of the dashboard were not written" in caplog.text
+    writer._thread.join(30)
+
+
+# -- what is wrong with a row costs no other row --
+
+
+def test_a_bug_in_describing_a_request_costs_no_row(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = Writer(path, SIZE)
+    writer.record([outcome(0), outcome(1)], [BROKEN, None])
+    writer.start()
+    writer.close()
+    assert writer.state.written == 2 and "a bug, in describing" in caplog.text
+
+
+def test_a_row_that_cannot_be_written_costs_no_other_row(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = Writer(path, SIZE)
+    writer.record([outcome(number, status=1 << 70 if number == 7 else 200) for number in range(30)])
+    writer.start()
+    until(lambda: writer.state.written + writer.state.dropped == 30)
+    writer.close()
+    assert (writer.state.written, writer.state.dropped, writer.state.off) == (29, 1, False)
+    assert "a bug, in writing" in caplog.text
+    with closing(Reader(path)) as reader:
+        assert [row["requests"] for row in reader.sums(0.0)] == [29], "each is added up once"
+
+
+def test_rows_that_wait_when_the_dashboard_is_given_up_count_as_dropped(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Rows, "write", MagicMock(side_effect=sqlite3.DatabaseError("malformed")))
+    writer = Writer(path, SIZE)
+    writer.record([outcome(number) for number in range(3)])
+    writer.start()
+    until(lambda: not writer._thread.is_alive())
+    writer.record([outcome(3)])
+    writer.close()
+    assert (writer.state.off, writer.state.written, writer.state.dropped) == (True, 0, 4)
+    assert "before the end" not in caplog.text
+
+
+def test_a_file_that_is_replaced_switches_the_dashboard_off(path: Path) -> None:
+    """SQLite would take the log of one for a part of the other."""
+    writer = Writer(path, SIZE)
+    writer.start()
+    other = path.with_name("other.db")
+    with closing(Rows(other, SIZE)) as theirs:
+        theirs.write(ended(3, namespace="theirs-1"))
+    other.rename(path)
+    writer.record([outcome(1)])
+    until(lambda: writer.state.off)
+    writer.close()
+    assert "replaced" in writer.state.fault
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT DISTINCT namespace FROM requests").fetchall() == [("theirs-1",)]
+
+
+# -- old rows --
+
+
+def test_rows_are_kept_for_a_month_at_most_also_after_the_clock_was_set_back(path: Path) -> None:
+    now = [2.0e9]
+    writer = Writer(path, SIZE, lambda namespace: 10 * LONGEST_AGE, lambda: now[0])
+    writer.start()
+    for number, at in enumerate((2.0e9, 1.0e9, 1.0e9 + LONGEST_AGE + 1)):
+        now[0] = at
+        writer.record([outcome(number)])
+        until(lambda number=number: writer.state.written == number + 1)
+    with closing(Reader(path)) as reader:
+        until(lambda: [row["time"] for row in reader.requests()] == [1.0e9 + LONGEST_AGE + 1, 2.0e9])
+    writer.close()
+
+
+def test_rows_that_are_too_old_leave_also_while_no_request_comes(path: Path) -> None:
+    now = [1.0e9]
+    writer = Writer(path, SIZE, lambda namespace: 60.0, lambda: now[0])
+    writer.start()
+    writer.record([outcome()])
+    until(lambda: writer.state.written)
+    now[0] += 4_000
+    with closing(Reader(path)) as reader:
+        until(lambda: not reader.requests())
+    writer.close()
+
+
+def test_rows_that_wait_while_their_namespace_is_forgotten_are_never_written(path: Path) -> None:
+    writer = Writer(path, SIZE)
+    with closing(Rows(path, SIZE)) as rows:
+        writer.record([outcome(number) for number in range(3)])
+        assert rows.forget("acme-1", 9e9) == 0, "nothing of it is written yet"
+        writer.record([outcome(3, "acme-2")])
+        writer.start()
+        writer.close()
+        assert (rows.count("acme-1"), rows.count("acme-2"), writer.state.written) == (None, 1, 1)
