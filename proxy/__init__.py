@@ -21,7 +21,7 @@ The life of a chat request:
  2. `requests.handler` reads the body, and the dialect splits it. Anything but chat goes to `requests.passthrough`.
  3. `requests.message_cache` measures the messages that this process has not seen before.
  4. `core.planner` makes the plan. If there is nothing to do, the client's own bytes go upstream.
- 5. `requests.records` fetches snapshots and hidden rounds; `requests.summarizer` makes a summary that is missing.
+ 5. `requests.records` fetches snapshots and hidden rounds; `requests.summaries` makes a summary that is missing.
  6. `requests.prepare` renders the plan: references instead of moved results, a snapshot instead of old messages.
  7. `requests.tool_loop` sends it through `requests.turn_io` and `upstream.client`, and feeds the reply to the turn.
  8. If the model calls one of the proxy's tools, the turn gets the answer from this very history and asks again.

@@ -72,8 +72,6 @@ class Fault(StrEnum):
     """The tenant has too much under way, and the request was not begun."""
     SUMMARY = "summary"
     """The model's answer was no summary."""
-    UNUSED = "unused"
-    """A conversation's summaries are never used: there will be none for a while."""
 
 
 class OffloadError(Exception):

@@ -48,12 +48,6 @@ class Mode(StrEnum):
 class Wait(StrEnum):
     NEVER = "never"
     ALWAYS = "always"
-    IDLE = "idle"
-
-
-class Source(StrEnum):
-    CONVERSATION = "conversation"
-    ORIGINALS = "originals"
 
 
 class SnapshotRole(StrEnum):
@@ -130,11 +124,8 @@ class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     model: Annotated[str | None, Meta(description="the model that writes it; null: the request's own")] = None
     wait: Annotated[
-        Wait, Meta(description="whether a request waits for its snapshot, or the snapshot for an idle upstream")
+        Wait, Meta(description="whether a request waits for its snapshot also where it fits the window without")
     ] = Wait.NEVER
-    source: Annotated[
-        Source, Meta(description="made from the conversation as sent (cached prefix) or from originals")
-    ] = Source.CONVERSATION
     snapshot_tokens: Annotated[int, Meta(ge=100, description="tokens of one snapshot")] = 1500
     snapshot_role: Annotated[
         SnapshotRole,
@@ -146,9 +137,7 @@ class Compress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_calls: Annotated[
         int, Meta(ge=1, le=64, description="calls for one summary; longer history is shortened first")
     ] = 4
-    timeout: Annotated[
-        Seconds, Meta(description="seconds for one summary; up to five times as many where upstream is slow")
-    ] = 120
+    timeout: Annotated[Seconds, Meta(description="seconds for one summary")] = 120
 
 
 class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -293,10 +282,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The resources that one tenant may use."""
 
     concurrent_requests: Annotated[int, Meta(ge=1, description="requests under way at once")] = 256
-    upstream_concurrency: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(description="requests that upstream works on at once; 1: summaries wait until it is idle; null: many"),
-    ] = None
 
 
 class DashboardRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -333,12 +318,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     share_namespace: bool = False
     relay: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
-
-    @property
-    def wait(self) -> Wait:
-        """Who waits for a summary: a request, or the summary until upstream is idle, which one with one slot needs."""
-        wait = self.offload.compress.wait
-        return Wait.IDLE if wait is Wait.NEVER and self.limits.upstream_concurrency == 1 else wait
 
     @property
     def planning(self) -> Policy:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
     from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
-    from proxy.requests.summarizer import Summarizer
 
 __all__ = ["PATHS", "Operations", "check_caller", "description", "refusal"]
 
@@ -58,15 +57,14 @@ def check_caller(tenant: Tenant) -> None:
 class Operations:
     """Serves every operation of this process."""
 
-    def __init__(self, services: Services, summarizer: Summarizer) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._summarizer = summarizer
 
     async def __call__(self, client: Exchange, tenant: Tenant) -> None:
         """Send a reply, and record one outcome whatever happens."""
         visit = self._services.store.visit(STORE_SECONDS)
         shelf = CallerFiles(visit, tenant.namespace, tenant.policy, self._services.threads)
-        call = OperationCall(self._services, self._summarizer, client, tenant, shelf)
+        call = OperationCall(self._services, client, tenant, shelf)
         await served(client, self._services.sink, self._serve(call), lambda: _outcome(call))
 
     async def _serve(self, call: OperationCall) -> None:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
     from proxy.requests.exchange import Exchange
     from proxy.requests.services import Services
-    from proxy.requests.summarizer import Summarizer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +39,6 @@ class OperationCall:
     """Everything that an operation needs to do its work."""
 
     services: Services
-    summarizer: Summarizer
     client: Exchange
     tenant: Tenant
     shelf: CallerFiles

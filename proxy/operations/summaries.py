@@ -11,12 +11,10 @@ from msgspec.structs import replace
 
 from proxy.dialects.chat import CHAT
 from proxy.errors import NoSummary, UpstreamSilent
-from proxy.plan.history import BEGINNING
 from proxy.plan.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
 from proxy.requests import turn_io
-from proxy.requests.lines import Line
-from proxy.requests.snapshot_writer import Failed, Spent, SummaryJob
-from proxy.requests.snapshots import group_limits
+from proxy.requests.summaries import group_limits
+from proxy.requests.summary_writer import Failed, Spent, SummaryJob
 from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ async def made(
         for turns, tokens in groups:
             before = [Section(BEFORE, "\n\n".join(texts))] if texts else []
             job = _job(call, policy, model, [*before, *turns], tokens, store_dir)
-            texts.append((await call.summarizer.once(job, spent)).text)
+            texts.append((await call.services.summaries.once(job, spent)).text)
     except Failed as error:
         raise NoSummary(f"No summary was made: {error}") from error
     except TimeoutError as error:
@@ -72,9 +70,9 @@ def _job(
         return await _asked(call, policy, body)
 
     return SummaryJob(
-        key="",
+        namespace=call.tenant.namespace,
+        name="",
         tenant=call.tenant.name,
-        line=Line("", (BEGINNING,), (), 0),
         model=model,
         dialect=CHAT.name,
         snapshot_tokens=size,
@@ -91,7 +89,6 @@ def _job(
         taken=list,
         references=dict,
         stored=None,
-        idle=None,
         ask=ask,
         prices=policy.offload,
     )

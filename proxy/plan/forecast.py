@@ -87,7 +87,8 @@ def forecast(
     this one had counts as cached.
     """
     offload = policy.offload
-    now, earlier = _shown(plan, plan.waited, policy.wait), _shown(plan, plan.waited - 1, policy.wait)
+    wait = offload.compress.wait
+    now, earlier = _shown(plan, plan.waited, wait), _shown(plan, plan.waited - 1, wait)
     sent = _segments(items, now, offload)
     tokens = sum(segment.tokens for segment in sent)
     came = head + sum(item.tokens for item in items)
@@ -122,7 +123,7 @@ class Kinds(msgspec.Struct, frozen=True):
 
 def by_kind(items: Sequence[Item], plan: Plan, policy: Policy, tools: int) -> Kinds:
     """Return what this plan of a history would have sent. Together, that is `Forecast.tokens` and `tools`, if any."""
-    now = _shown(plan, plan.waited, policy.wait)
+    now = _shown(plan, plan.waited, policy.offload.compress.wait)
     whole: dict[Role, int] = {}
     previews = snapshot = 0
     for segment in _segments(items, now, policy.offload):

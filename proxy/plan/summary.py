@@ -12,8 +12,8 @@ import msgspec
 
 from proxy.plan.plan import Role
 
-PROMPT_VERSION, EARLIER_VERSIONS = "2", ("1",)
-"""Part of a record's key, so that a changed prompt makes new summaries. Those of earlier versions are still used."""
+PROMPT_VERSION = "2"
+"""Part of a record's key, so that a changed prompt makes new summaries."""
 
 HEADER = "\n### "
 """What stands before the title of each message in a file of originals."""

@@ -178,23 +178,21 @@ class _Request:
         planned = attempt.planned
         if planned is None:
             return attempt
-        if not self._dialect.counts:
-            self._services.snapshots.seen(planned, self._records)
         if not planned.concerns_us:
             return await self._fitting(attempt, planned)
         if tries.reason:
             return AsItCame(attempt.parsed, reason=tries.reason, refused=planned)
         if Addition.PLACE in tries.without:
             planned = planned.with_role(SnapshotRole.USER)
-        reader, snapshots, large = self._services.reader, self._services.snapshots, planned.request.large
+        reader, summaries, large = self._services.reader, self._services.summaries, planned.request.large
         shown, rounds = await asyncio.gather(
-            snapshots.existing(planned, self._records),
+            summaries.existing(planned, self._records),
             self._records.rounds(await self._run(planned.replies, large), planned.request.model),
         )
         rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), large)
         io = self._turn_io(attempt.parsed, rendered, tries)
         if not self._dialect.counts:
-            rendered = await snapshots.complete(rendered, self._records, self._tenant.name, io.ask, io.idle)
+            rendered = await summaries.complete(rendered, self._records, self._tenant, io.ask)
         if rounds and not planned.room.holds(rendered.tokens):
             rendered = await self._run(partial(prepare.fitting, rendered, reader), large)
         if not rendered.changed:

@@ -158,9 +158,9 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
         except NotJson:
             return Visible("")
 
-    def snapshot_name(self, boundary: SummaryBoundary, version: str = summary.PROMPT_VERSION) -> str:
+    def snapshot_name(self, boundary: SummaryBoundary) -> str:
         """Return the name of the boundary's record: its history's meaning, our prompt's version, and the model."""
-        made = f"{version}\n{self.summary_model}".encode("utf-8", "surrogatepass")
+        made = f"{summary.PROMPT_VERSION}\n{self.summary_model}".encode("utf-8", "surrogatepass")
         variant = hashlib.sha256(made).hexdigest()[:8]
         return f"{self.chain[boundary.end].hex()}-{variant}"
 

@@ -27,7 +27,7 @@ from proxy.plan.preview import STEP
 from proxy.plan.recognition import Reply, Visible, resembles
 from proxy.plan.turn import Continuation, HiddenRound
 from proxy.rawjson import NotJson
-from proxy.requests.snapshot_writer import Snapshot
+from proxy.requests.summary_writer import Snapshot
 from proxy.stores.guarded import Put, Visit
 from proxy.stores.memory import Missing
 from proxy.telemetry.outcome import StoreError

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from proxy.requests.background import Background
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.passthrough import Relay, Sink
-    from proxy.requests.snapshots import Snapshots
+    from proxy.requests.summaries import Summaries
     from proxy.requests.windows import Known
     from proxy.settings import Settings
     from proxy.stores.guarded import Guarded
@@ -30,7 +30,7 @@ class Services:
     relay: Relay
     store: Guarded
     reader: MessageCache
-    snapshots: Snapshots
+    summaries: Summaries
     background: Background
     threads: Threads
     known: Known

@@ -28,7 +28,6 @@ from proxy.requests.records import Records
 from proxy.telemetry.outcome import ToolUse
 from proxy.tools import answer as tools
 from proxy.upstream.headers import Header, Headers
-from proxy.upstream.traffic import Idle
 
 T = TypeVar("T")
 
@@ -193,12 +192,7 @@ class RequestTurnIO:
 
     async def ask(self, body: bytes) -> SummaryAnswer:
         """Make a summary call with the request's own upstream and credentials. Raises UpstreamFault."""
-        request = msgspec.structs.replace(self._request(body, ANOTHER), aside=True)
-        return await ask(self._services.upstream, request, self._history.dialect)
-
-    def idle(self) -> Idle:
-        """Return how to wait until the request's upstream is idle."""
-        return self._services.upstream.traffic.idle(self._request(b"", ANOTHER).origin)
+        return await ask(self._services.upstream, self._request(body, ANOTHER), self._history.dialect)
 
 
 def _visible(turn: Turn) -> Visible:

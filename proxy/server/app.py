@@ -28,11 +28,8 @@ from proxy.requests.exchange import ClientGone, Exchange
 from proxy.requests.handler import Chat
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.passthrough import GATHERED, Relay
-from proxy.requests.records import Records
 from proxy.requests.services import Services
-from proxy.requests.snapshot_writer import Spent, SummaryJob
-from proxy.requests.snapshots import Snapshots
-from proxy.requests.summarizer import Summarizer, summary_outcome
+from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.server import origin
 from proxy.server.health import DeepHealth
@@ -64,9 +61,6 @@ _RESERVED = b"/_offload/"
 
 BACKGROUND = 1_000
 """Most background tasks, such as writing originals, that run at once."""
-
-SNAPSHOT_BUDGET = 10.0
-"""Seconds that storing a snapshot may take. A model was paid for it, and no request waits for it."""
 
 UPLOADS_SHARE = 4
 """A tenant's uploads, whose bodies are too large to collect, may take its number of places divided by this."""
@@ -114,10 +108,8 @@ class App:
         self._caches = {"store": lambda: self._store.memory.size, **self._reader.caches()}
         for cache, size in self._caches.items():
             self._metrics.watch_cache(cache, size)
-        self._summarizer = Summarizer(
-            self._recall_snapshot, self._keep_snapshot, self._reader.count, self._summarized, self._threads.reading
-        )
         self._known = Known(self._upstream, self._background, self._threads.reading, self._metrics.learned)
+        self._summaries = Summaries(self._store, self._reader, self._known, self._threads.reading, self._record)
         self._captures = Captures(settings, lambda: self._book.current)
         services = Services(
             settings=settings,
@@ -125,16 +117,16 @@ class App:
             relay=self._relay,
             store=self._store,
             reader=self._reader,
-            snapshots=Snapshots(self._summarizer, self._reader, self._known),
+            summaries=self._summaries,
             background=self._background,
             threads=self._threads,
             known=self._known,
-            sink=self._answered,
+            sink=self._record,
             capture=self._captures.take,
             watch=self._dashboard.watch if settings.dashboard else Services.watch,
         )
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
-        self._operations = Operations(services, self._summarizer)
+        self._operations = Operations(services)
         self._callers = Callers()
         self._drain = settings.drain_timeout
         self._body_limit = settings.body_limit
@@ -265,24 +257,6 @@ class App:
         """Write the metrics and log lines of the requests so far."""
         self._ledger.flush()
 
-    async def _recall_snapshot(self, key: str) -> bytes | None:
-        return await Records(self._store.visit(), "").snapshot(key)
-
-    async def _keep_snapshot(self, key: str, value: bytes) -> bytes | None:
-        return await Records(self._store.visit(SNAPSHOT_BUDGET), "").keep_snapshot(key, value)
-
-    def _answered(self, outcome: Outcome) -> None:
-        """Record a request of a client, and learn from it."""
-        self._record(outcome)
-        self._summarizer.answered(outcome)
-
-    def _summarized(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
-        """Record a summary: it is billed separately from the requests that it saves tokens for."""
-        self._record(summary_outcome(job, spent, fault, seconds))
-        if fault:
-            model = job.model[: logs.LONGEST]
-            logs.event(logger, "no summary", logging.WARNING, tenant=job.tenant, model=model, reason=fault)
-
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self._book.current)
 
@@ -328,7 +302,7 @@ class App:
         """Wait for background tasks to end, for all of them within the same time."""
         since = self._ending_since
         left = self._drain if since is None else max(self._drain - (time.monotonic() - since), LEAST_GRACE)
-        await asyncio.gather(self._summarizer.close(left), self._background.close(left))
+        await asyncio.gather(self._summaries.close(left), self._background.close(left))
 
     async def _close_store(self) -> None:
         self.hangs = not await self._store.close()

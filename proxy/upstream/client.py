@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 from weakref import WeakSet
@@ -36,7 +35,6 @@ from proxy.errors import (
 )
 from proxy.upstream.codings import reply_decoder
 from proxy.upstream.headers import Headers
-from proxy.upstream.traffic import Traffic
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -80,8 +78,6 @@ class UpstreamRequest(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout: float
     first_byte_timeout: float
     idle_timeout: float
-    aside: bool = False
-    """No client waits for it: it does not count in `UpstreamClient.traffic`."""
 
     @property
     def origin(self) -> str:
@@ -103,8 +99,6 @@ class UpstreamReply(AsyncIterator[bytes]):
         self._content = response.content
         self._idle_timeout = idle_timeout
         self._url = url
-        self.closed: Callable[[], None] | None = None
-        """Called once, when the reply is closed."""
         self._gone: asyncio.Future[None] | None = None
         if response.connection is not None and (protocol := response.connection.protocol) is not None:
             protocol.read_timeout = idle_timeout
@@ -136,9 +130,6 @@ class UpstreamReply(AsyncIterator[bytes]):
         if self._gone is not None:
             self._gone.remove_done_callback(self._lost)
         self._response.close()
-        if self.closed is not None:
-            closed, self.closed = self.closed, None
-            closed()
 
     def _lost(self, _: object) -> None:
         """Tell whoever waits for more. At a broken chunk, aiohttp closes the connection and does not say so."""
@@ -179,8 +170,6 @@ class UpstreamClient:
         self._certificates = certificates(settings.environment)
         self._limit = settings.max_connections
         self._session: aiohttp.ClientSession
-        self.traffic = Traffic()
-        """The requests of clients that are under way."""
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -205,18 +194,6 @@ class UpstreamClient:
         Raises UpstreamUnreachable, UpstreamSilent or UpstreamBroken, or ClientFault for a header that HTTP forbids.
         """
         origin = request.origin
-        if request.aside:
-            return await self._send(request, origin)
-        self.traffic.began(origin)
-        try:
-            reply = await self._send(request, origin)
-        except BaseException:
-            self.traffic.ended(origin)
-            raise
-        reply.closed = partial(self.traffic.ended, origin)
-        return reply
-
-    async def _send(self, request: UpstreamRequest, origin: str) -> UpstreamReply:
         try:
             headers = _sendable(request)
             response = await self._once(request, origin, headers, fresh=False)

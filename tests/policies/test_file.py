@@ -25,7 +25,6 @@ from proxy.policy import (
     Profile,
     Rule,
     SnapshotRole,
-    Source,
     Tools,
     Upstream,
     Wait,
@@ -78,7 +77,6 @@ offload:
   compress:
     model: small
     wait: always
-    source: originals
     snapshot_tokens: 1501
     snapshot_role: user
     group_token_threshold: 5
@@ -118,7 +116,6 @@ def test_every_key_is_taken() -> None:
     compress = Compress(
         model="small",
         wait=Wait.ALWAYS,
-        source=Source.ORIGINALS,
         snapshot_tokens=1501,
         snapshot_role=SnapshotRole.USER,
         group_token_threshold=5,

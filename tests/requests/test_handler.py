@@ -22,15 +22,14 @@ from proxy.policies.tenants import Tenant
 from proxy.policy import Mode, Policy
 from proxy.policy import Tools as ToolsPolicy
 from proxy.policy import Upstream as Where
-from proxy.requests import snapshots
+from proxy.requests import summaries
 from proxy.requests.background import Background
 from proxy.requests.handler import Chat
 from proxy.requests.message_cache import MessageCache
 from proxy.requests.passthrough import Relay
 from proxy.requests.prepare import PlannedRequest
 from proxy.requests.services import Services
-from proxy.requests.snapshots import Snapshots
-from proxy.requests.summarizer import Summarizer
+from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.settings import Settings
 from proxy.stores.base import Entry
@@ -117,22 +116,16 @@ class World:
         threads = Threads()
         reader = MessageCache(Characters(), threads.reading)
 
-        async def recall(key: str) -> bytes | None:
-            return None
-
-        async def keep(key: str, value: bytes) -> bytes | None:
-            return value
-
-        summarizer = Summarizer(recall, keep, reader.count, lambda *_: None, threads.reading)
         upstream: Any = self.upstream
+        store = Guarded(self.store, warn=lambda kind, text: None)
         known = Known(upstream, Background(0), threads.reading)
         return Services(
             settings=settings,
             upstream=upstream,
             relay=Relay(settings, upstream, self.outcomes.append),
-            store=Guarded(self.store, warn=lambda kind, text: None),
+            store=store,
             reader=reader,
-            snapshots=Snapshots(summarizer, reader, known),
+            summaries=Summaries(store, reader, known, threads.reading, self.outcomes.append),
             background=Background(100),
             threads=threads,
             known=known,
@@ -471,7 +464,7 @@ async def test_bug_of_ours_is_the_proxys_fault_and_not_swallowed(world: World, m
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(world.services.snapshots, "existing", fail)
+    monkeypatch.setattr(world.services.summaries, "existing", fail)
     with pytest.raises(ZeroDivisionError):
         await world.ask(LONG)
     [outcome] = world.outcomes
@@ -508,10 +501,10 @@ async def test_long_histories_are_looked_at_off_the_loop(
     def note(owner: Any, name: str, of: Callable[..., bool] = lambda *_: True) -> None:
         work = getattr(owner, name)
 
-        def noting(*given: Any) -> Any:
+        def noting(*given: Any, **more: Any) -> Any:
             if of(*given):
                 threads.setdefault(name, []).append(threading.get_ident() != loop)
-            return work(*given)
+            return work(*given, **more)
 
         monkeypatch.setattr(owner, name, noting)
 
@@ -526,7 +519,7 @@ async def test_long_histories_are_looked_at_off_the_loop(
     note(rawjson, "members", lambda raw, *_: len(memoryview(raw)) == len(body))
     note(History, "plan")
     note(PlannedRequest, "replies")
-    note(snapshots, "_measured")
+    note(summaries, "_measured")
     await world.ask(body, *[ScriptedReply(HELLO)] * 9)  # summaries are asked for as well
     assert threads.keys() >= {"members", "plan", "replies", "_measured"}
     assert {name: set(used) for name, used in threads.items()} == {name: {aside} for name in threads}

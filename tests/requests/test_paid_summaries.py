@@ -13,20 +13,21 @@ from msgspec.structs import replace
 
 from proxy.errors import StoreFault
 from proxy.plan.summary import SummaryAnswer
+from proxy.policies.tenants import Tenant
 from proxy.policy import Policy, Wait
+from proxy.requests.message_cache import MessageCache
 from proxy.requests.prepare import rendered
 from proxy.requests.records import Records
-from proxy.requests.snapshots import Snapshots
-from proxy.requests.summarizer import Summarizer
+from proxy.requests.summaries import Summaries
 from proxy.stores import Store, open_store
 from proxy.stores.breaker import Breaker
 from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
-from proxy.upstream.traffic import Traffic
-from tests.requests.planning import OFFLOAD, SYSTEM, Json, knowing, planned
+from tests.requests.planning import OFFLOAD, SYSTEM, Counting, Json, knowing, planned
 from tests.requests.test_handler import MemoryStore
 
 TURNS = 100
+TENANT = Tenant(Policy(tenant="acme"), "ns")
 
 
 def policy(wait: Wait = Wait.NEVER) -> Policy:
@@ -42,14 +43,10 @@ class Process:
         self.paid = 0
         self.most = 0
         self._asking = 0
-        summarizer = Summarizer(
-            lambda key: self.records().snapshot(key),
-            lambda key, value: self.records().keep_snapshot(key, value),
-            lambda text, _: len(text),
-            lambda *_: None,
-            WorkPool("reading", 2),
+        self._known, self._pool = knowing(), WorkPool("reading", 2)
+        self.summaries = Summaries(
+            self.guarded, MessageCache(Counting(), self._pool), self._known, self._pool, lambda outcome: None
         )
-        self.summarizer = summarizer
 
     def records(self, namespace: str = "") -> Records:
         return Records(self.guarded.visit(), namespace)
@@ -65,10 +62,9 @@ class Process:
     async def turn(self, messages: list[Json], wait: Wait = Wait.NEVER) -> bool:
         """Make one request of a conversation. Returns whether it shows a snapshot."""
         history, reader = await planned(messages, policy(wait))
-        snapshots, records = Snapshots(self.summarizer, reader, knowing()), self.records("ns")
-        snapshots.seen(history, records)
-        ready = rendered(history, await snapshots.existing(history, records), {}, reader)
-        ready = await snapshots.complete(ready, records, "tenant", self.ask, lambda: Traffic().idle(""))
+        records = self.records("ns")
+        ready = rendered(history, await self.summaries.existing(history, records), {}, reader)
+        ready = await self.summaries.complete(ready, records, TENANT, self.ask)
         return ready.shown is not None
 
 

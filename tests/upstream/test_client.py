@@ -83,19 +83,6 @@ async def test_target_is_sent_as_written(pool: UpstreamClient, target: bytes) ->
     assert wire.requests[0].line == b"GET " + target + b" HTTP/1.1"
 
 
-async def test_requests_under_way_are_counted_unless_nobody_waits_for_them(pool: UpstreamClient) -> None:
-    async with upstream(replying(OK)) as wire:
-        origin = request(wire.url).origin
-        async with sent(pool, wire.url):
-            assert pool.traffic.under_way(origin) == 1
-            async with sent(pool, wire.url, aside=True):
-                assert pool.traffic.under_way(origin) == 1
-        assert pool.traffic.under_way(origin) == 0
-    with pytest.raises(UpstreamUnreachable):
-        await body(pool, wire.url)
-    assert pool.traffic.under_way(origin) == 0
-
-
 async def test_a_query_may_stand_behind_the_authority(pool: UpstreamClient) -> None:
     async with upstream(replying(OK)) as wire:
         for query in ("?", "?a=1", "?a=/b@c:1/"):

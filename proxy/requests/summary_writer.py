@@ -1,12 +1,10 @@
-"""Writes one snapshot with a model: the job for it, the calls that it takes, and what they cost.
+"""Has a model write one snapshot: the calls that it takes, and what they cost.
 
-riding on the cached prefix ──too long, or refused──> from the originals, in as many calls as it takes
+on the conversation, whose prefix is cached ──too long, or refused──> from the originals, in as many calls as it takes
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import TypeVar
@@ -19,9 +17,7 @@ from proxy.plan.record import Unusable
 from proxy.plan.summary import Section, SummaryAnswer
 from proxy.policy import Offload
 from proxy.rawjson import encodable
-from proxy.requests.lines import Line
 from proxy.threads import WorkPool
-from proxy.upstream.traffic import Idle
 
 T = TypeVar("T")
 
@@ -43,10 +39,10 @@ class Snapshot(msgspec.Struct, frozen=True):
 class SummaryJob(msgspec.Struct, frozen=True):
     """Everything that is needed to make one snapshot. The request that builds the job may end before the job does."""
 
-    key: str
+    namespace: str
+    name: str
+    """The record's name; empty if there is none."""
     tenant: str
-    line: Line
-    """The line of history that the snapshot belongs to; failures back off per line."""
     model: str
     dialect: str
     """The API in which it is asked for."""
@@ -74,19 +70,12 @@ class SummaryJob(msgspec.Struct, frozen=True):
     """Returns what each of the stored results is that the snapshot replaces, by path, the newest first."""
     stored: Collection[str] | None
     """The paths of all files; None if they are not known."""
-    idle: Idle | None
-    """How to wait until upstream is idle; None if the summary need not."""
     ask: Callable[[bytes], Awaitable[SummaryAnswer]]
     """Sends one body to the request's own upstream with its credentials."""
     prices: Offload = msgspec.field(default_factory=Offload)
     """Has what tokens cost."""
     rode: Callable[[bool], None] = lambda taken: None
     """Called with whether upstream took a call on the cached prefix, or refused it and took one on the originals."""
-
-    @property
-    def upstream(self) -> tuple[str, str]:
-        """The namespace and the model, for the speed that was measured."""
-        return self.key.partition("/")[0] or self.tenant, self.model
 
 
 class Spent(msgspec.Struct):
@@ -156,14 +145,12 @@ class Calls:
         self.fault = fault
 
 
-class SnapshotWriter:
-    """Makes the calls for snapshots. The jobs of a tenant share one thread for reading and rendering."""
+class SummaryWriter:
+    """Makes the calls for snapshots. `count` takes a text and a model."""
 
     def __init__(self, count: Callable[[str, str], int], threads: WorkPool) -> None:
         self._count = count
         self._threads = threads
-        # The same threads read requests, so all summaries of a tenant together use only one of them at a time.
-        self._working: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(1))
 
     async def write(self, job: SummaryJob, spent: Spent) -> Snapshot:
         """Return the snapshot. Raises Failed, UpstreamFault and Overloaded; `spent` has the cost up to that point."""
@@ -248,8 +235,7 @@ class SnapshotWriter:
 
     async def _off_loop(self, job: SummaryJob, work: Callable[[], T]) -> T:
         """Run work in a thread, because its duration grows with the length of a conversation or a reply."""
-        async with self._working[job.tenant]:
-            return await self._threads.run(job.key.partition("/")[0] or job.tenant, work)
+        return await self._threads.run(job.namespace, work)
 
     def _counter(self, model: str) -> Callable[[str], int]:
         return lambda text: self._count(text, model)

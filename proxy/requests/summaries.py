@@ -1,0 +1,395 @@
+"""A request's snapshots: finds those that exist, and has a missing one made.
+
+    no record ──> a flight for it ──made──> stored; every later request shows it
+                         └─────────failed──> its conversation pauses, and the request goes without
+
+There is one flight for a record, and one at a time for a conversation. A request waits for it only if the policy says
+so or if it does not fit the window otherwise. A snapshot that was paid for is stored even if the request that wanted
+it has ended. Between two processes, the store's *put if absent* decides. Whatever fails here, the request does not.
+
+A conversation is known by the boundaries of its plan: longer histories and forks inherit how it fared, and others do
+not, even if they begin with the same message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from proxy.dialects import render
+from proxy.dialects.render import ActiveSnapshot
+from proxy.errors import Fault, Overloaded, UpstreamFault
+from proxy.lru import Lru
+from proxy.plan.conversation import beginning
+from proxy.plan.forecast import cost
+from proxy.plan.history import moved_pieces
+from proxy.plan.plan import SummaryBoundary, live
+from proxy.plan.refusals import Addition
+from proxy.plan.summary import SummaryAnswer, shares
+from proxy.policy import Compress, Wait
+from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, summary_on_prefix
+from proxy.requests.records import Records
+from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, SummaryWriter
+from proxy.telemetry import logs
+from proxy.telemetry.outcome import DECIMALS, Basis, Kind, Outcome
+
+if TYPE_CHECKING:
+    from proxy.policies.tenants import Tenant
+    from proxy.requests.message_cache import MessageCache
+    from proxy.requests.windows import Known
+    from proxy.stores.guarded import Guarded
+    from proxy.threads import WorkPool
+
+log = logging.getLogger(__name__)
+
+FLIGHTS_PER_TENANT, QUEUE_PER_TENANT = 4, 64
+"""The most concurrent flights of a tenant, and the most including those that wait. Each holds its conversation in
+memory."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
+"""Seconds without summaries after a conversation's first failure. Each further failure doubles them."""
+
+UNUSED_LIMIT, UNUSED_PAUSE = 20, 3600.0
+"""A client that rewrites its past needs a new snapshot for every request, and never uses one twice. After so many
+unused ones in a row, conversations that begin alike get none for so many seconds, or until one of them is used."""
+
+REMEMBERED = 10_000
+"""Records and beginnings of which it is remembered how they fared."""
+
+UNSTORED_BYTES = 16 << 20
+"""Bytes of snapshots that are kept in memory because the store failed, so that none is paid for twice."""
+
+STORE_SECONDS = 10.0
+"""Seconds that storing a snapshot may take. A model was paid for it, and no request waits for it."""
+
+Ask = Callable[[bytes], Awaitable[SummaryAnswer]]
+Flight = asyncio.Task[Snapshot | None]
+
+
+class _Fared(msgspec.Struct, frozen=True):
+    """How summaries fared: failures or unused ones in a row, and until when none is made."""
+
+    times: int = 0
+    until: float = 0.0
+
+
+class Summaries:
+    """All snapshots that this process finds and makes. `sink` gets the outcome of each one that was paid for."""
+
+    def __init__(
+        self,
+        store: Guarded,
+        reader: MessageCache,
+        known: Known,
+        threads: WorkPool,
+        sink: Callable[[Outcome], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._known = known
+        self._writer = SummaryWriter(reader.count, threads)
+        self._sink = sink
+        self._clock = clock
+        self._flights: dict[str, Flight] = {}
+        self._queued: Counter[str] = Counter()
+        self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(FLIGHTS_PER_TENANT))
+        self._failures: Lru[str, _Fared] = Lru(REMEMBERED)
+        self._unused: Lru[str, _Fared] = Lru(REMEMBERED)
+        self._unstored: Lru[str, Snapshot] = Lru(UNSTORED_BYTES)
+
+    # -- for a request --
+
+    async def existing(self, history: PlannedRequest, records: Records) -> ActiveSnapshot | None:
+        """Return the snapshot of the latest boundary that has a record, or None."""
+        boundaries = history.plan.boundaries
+        names = [history.snapshot_name(boundary) for boundary in boundaries]
+        found = await records.snapshots(names) if names else []
+        for boundary, name, stored in reversed(list(zip(boundaries, names, found, strict=True))):
+            snapshot = stored or self._unstored.get(records.key("snapshots", name))
+            if snapshot is not None:
+                self._unused.discard(_begins(history, records))
+                return _shown(history, boundary, snapshot)
+        return None
+
+    async def complete(self, ready: RenderedRequest, records: Records, tenant: Tenant, ask: Ask) -> RenderedRequest:
+        """Return the request with the snapshot that its plan needs, if it waits for it.
+
+        If it waits and gets none, it shows everything that its event moves at once.
+        """
+        history = ready.history
+        boundary = history.plan.boundaries[-1] if history.plan.boundaries else None
+        if boundary is None or (ready.shown and ready.shown.boundary == boundary):
+            return ready
+        waits = history.policy.offload.compress.wait is Wait.ALWAYS or not history.room.holds(ready.tokens)
+        snapshot = None
+        try:
+            flight = await self._flight(ready, boundary, records, tenant, ask, waits=waits)
+            if flight is not None and waits:
+                snapshot = await asyncio.shield(flight)
+        except Overloaded:
+            snapshot = None
+        except Exception:
+            log.exception("A summary failed because of a fault of the proxy")
+        if not waits:
+            return ready
+        if snapshot is None:
+            return rendered(history, ready.shown, ready.found, self._reader, history.plan)
+        return rendered(history, _shown(history, boundary, snapshot), ready.found, self._reader)
+
+    async def once(self, job: SummaryJob, spent: Spent) -> Snapshot:
+        """Make a snapshot for a caller who waits for it and keeps it, without record, shared flight or pause.
+
+        Raises Failed, UpstreamFault, Overloaded and TimeoutError. `spent` then has the cost up to that point.
+        """
+        async with self._places[job.tenant], asyncio.timeout(job.timeout):
+            return await self._writer.write(job, spent)
+
+    async def close(self, grace: float) -> None:
+        """Wait at most `grace` seconds for flights to finish, then cancel the rest."""
+        flights = list(self._flights.values())
+        if flights:
+            await asyncio.wait(flights, timeout=grace)
+        for flight in flights:
+            flight.cancel()
+
+    # -- flights --
+
+    async def _flight(
+        self,
+        ready: RenderedRequest,
+        boundary: SummaryBoundary,
+        records: Records,
+        tenant: Tenant,
+        ask: Ask,
+        *,
+        waits: bool,
+    ) -> Flight | None:
+        """Return the flight for this boundary's record, which is started if it may. If the request `waits`, one for an
+        earlier boundary of the conversation is waited for first."""
+        history = ready.history
+        *earlier, key = (records.key("snapshots", history.snapshot_name(one)) for one in history.plan.boundaries)
+        while key not in self._flights and (before := self._flights.keys() & set(earlier)):
+            if not waits:
+                return None
+            await asyncio.wait([self._flights[one] for one in before])
+        begins = _begins(history, records)
+        if key not in self._flights and not self._pauses([*earlier, key], begins, tenant.name):
+            measure = partial(_measured, history, boundary, ready.shown)
+            measured = await self._reader.run(measure, history.request.large, tenant.namespace)
+            if key not in self._flights:
+                job = self._job(ready, boundary, measured, tenant, ask)
+                self._queued[tenant.name] += 1
+                self._flights[key] = asyncio.create_task(self._fly(job, key, earlier, begins))
+        return self._flights.get(key)
+
+    def _pauses(self, keys: Sequence[str], begins: str, tenant: str) -> bool:
+        """Whether the conversation with these keys gets no snapshot now."""
+        fared, unused = self._fared(keys), self._unused.get(begins) or _Fared()
+        return max(fared.until, unused.until) > self._clock() or self._queued[tenant] >= QUEUE_PER_TENANT
+
+    def _fared(self, keys: Sequence[str]) -> _Fared:
+        """Return how the conversation's newest flight fared."""
+        return next((found for key in reversed(keys) if (found := self._failures.get(key))), _Fared())
+
+    async def _fly(self, job: SummaryJob, key: str, earlier: Sequence[str], begins: str) -> Snapshot | None:
+        begun, spent, fault = self._clock(), Spent(), "the proxy ended"
+        try:
+            made = await self._made(job, key, spent)
+            fault = ""
+            return made
+        except (Failed, UpstreamFault, Overloaded, TimeoutError) as error:
+            fault = str(error) or "no answer in time"
+        except Exception as error:
+            fault = f"a fault of the proxy: {type(error).__name__}"
+            log.exception("A summary failed because of a fault of the proxy")
+        finally:
+            del self._flights[key]
+            self._queued[job.tenant] -= 1
+            self._note(key, earlier, begins, fault)
+            self._report(job, spent, fault, self._clock() - begun)
+        return None
+
+    async def _made(self, job: SummaryJob, key: str, spent: Spent) -> Snapshot:
+        """Return the snapshot that exists, or make and store it, in one of the tenant's places."""
+        async with self._places[job.tenant]:
+            records = Records(self._store.visit(), job.namespace)
+            if known := _decoded(await records.snapshot(key)) or self._unstored.get(key):
+                return known
+            async with asyncio.timeout(job.timeout):
+                made = await self._writer.write(job, spent)
+            record = msgspec.json.encode(made)
+            records = Records(self._store.visit(STORE_SECONDS), job.namespace)
+            stored = _decoded(await records.keep_snapshot(key, record))
+            if stored is None:
+                self._unstored.put(key, made, len(record))
+            return stored or made
+
+    def _note(self, key: str, earlier: Sequence[str], begins: str, fault: str) -> None:
+        """Remember how a flight fared."""
+        if fault:
+            times = self._fared([*earlier, key]).times + 1
+            pause = min(FIRST_PAUSE * 2 ** min(times - 1, 16), LONGEST_PAUSE)
+            self._failures.put(key, _Fared(times, self._clock() + pause))
+            return
+        self._failures.put(key, _Fared())
+        times = (self._unused.get(begins) or _Fared()).times + 1
+        self._unused.put(begins, _Fared(times))
+        if times >= UNUSED_LIMIT:
+            self._unused.put(begins, _Fared(0, self._clock() + UNUSED_PAUSE))
+            reason = f"none of {times} snapshots of conversations that begin alike was used; none for an hour"
+            logs.event(log, "no summary", logging.WARNING, namespace=begins.partition("/")[0], reason=reason)
+
+    def _report(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
+        """Record a summary: it is billed separately from the requests that it saves tokens for."""
+        if fault or spent.calls:
+            self._sink(summary_outcome(job, spent, fault, seconds))
+        if fault:
+            model = job.model[: logs.LONGEST]
+            logs.event(log, "no summary", logging.WARNING, tenant=job.tenant, model=model, reason=fault)
+
+    # -- the job --
+
+    def _job(
+        self,
+        ready: RenderedRequest,
+        boundary: SummaryBoundary,
+        measured: _Measured,
+        tenant: Tenant,
+        ask: Ask,
+    ) -> SummaryJob:
+        history, shown = ready.history, ready.shown
+        offload, model, asked = history.policy.offload, history.summary_model, history.request
+        snapshot_tokens = offload.compress.snapshot_tokens
+        left = history.summary_limit
+        limit, reply = group_limits(offload.compress, history.room.window, left)
+        if history.room.window:
+            left = history.room.left(measured.tokens) + history.room.reply
+        refusable = history.refusable(tenant.namespace, Addition.SUMMARY)
+        rides = model == asked.model and left >= 2 * snapshot_tokens and not self._known.refuses(refusable)
+        riding = partial(summary_on_prefix, history, boundary, shown, ready.found, min(left, history.summary_limit))
+        return SummaryJob(
+            namespace=tenant.namespace,
+            name=history.snapshot_name(boundary),
+            tenant=tenant.name,
+            model=model,
+            dialect=history.dialect.name,
+            snapshot_tokens=snapshot_tokens,
+            replaced_tokens=measured.replaced,
+            store_dir=offload.store_dir,
+            timeout=offload.compress.timeout,
+            group_tokens=limit,
+            max_calls=offload.compress.max_calls,
+            riding=riding if rides else None,
+            alone=lambda text: history.dialect.summary_request(text, model, asked, min(reply, history.summary_limit)),
+            history=lambda: render.originals(
+                history.dialect, history.transcript, boundary, shown.boundary if shown else None
+            ),
+            earlier=shown.text if shown else "",
+            originals=f"{offload.store_dir}/" if len(history.plan.boundaries) > 1 else history.originals_path(boundary),
+            taken=lambda: render.originals(history.dialect, history.transcript, boundary),
+            references=lambda: _references(history, boundary),
+            stored=measured.stored,
+            ask=ask,
+            prices=offload,
+            rode=lambda taken: (self._known.accepted if taken else self._known.refused)(refusable),
+        )
+
+
+class _Measured(NamedTuple):
+    """What a summary call says of the history before its boundary, for which all of it has to be looked at."""
+
+    tokens: int
+    """As it was sent before the boundary's event."""
+    replaced: int
+    """The tokens that the snapshot replaces."""
+    stored: frozenset[str]
+    """The paths of all files that exist at the boundary."""
+
+
+def _measured(history: PlannedRequest, boundary: SummaryBoundary, shown: ActiveSnapshot | None) -> _Measured:
+    """Measure each message as it was sent before the boundary's event. Of those that an earlier snapshot replaces, the
+    first one counts as the snapshot and the others as 0."""
+    moves = history.plan.before(boundary.event).moves
+    sizes = {index: live(item, moves.get(index)) for index, item in enumerate(history.past.items[: boundary.end])}
+    before = render.taken(history.transcript, shown.boundary) if shown else []
+    sizes |= dict.fromkeys(before, 0)
+    sizes |= dict.fromkeys(before[:1], history.policy.offload.compress.snapshot_tokens)
+    replaced = sum(sizes.get(index, 0) for index in render.taken(history.transcript, boundary))
+    moved = _references(history, boundary, range(boundary.end))
+    groups = {history.originals_path(one) for one in history.plan.boundaries if one.end <= boundary.end}
+    return _Measured(sum(sizes.values()), replaced, frozenset(moved.keys() | groups))
+
+
+def _references(
+    history: PlannedRequest, boundary: SummaryBoundary, indexes: Sequence[int] | None = None
+) -> Mapping[str, str]:
+    """Return what each moved result is, by path, the newest first: those that the boundary's snapshot replaces, or
+    those at `indexes`."""
+    transcript, store_dir, moves = history.transcript, history.policy.offload.store_dir, history.plan.moves
+    return {
+        f"{store_dir}/{piece.name}": piece.label.about
+        for index in reversed(render.taken(transcript, boundary) if indexes is None else indexes)
+        if index in moves
+        for piece in moved_pieces(transcript.messages[index], moves[index].event == 0)
+    }
+
+
+def group_limits(compress: Compress, window: int | None, reply: int = 0) -> tuple[int, int]:
+    """Return the most tokens of history for one summary call, and the most tokens of its reply.
+
+    The first is 0 if neither the policy nor upstream sets a limit. The second is `reply` if the window is unknown.
+    """
+    if window is None:
+        return compress.group_token_threshold, reply
+    history, reply = shares(window, compress.snapshot_tokens)
+    return compress.group_token_threshold or history, reply
+
+
+def _begins(history: PlannedRequest, records: Records) -> str:
+    return records.key(history.summary_model, beginning(history.past.measured).hex())
+
+
+def _shown(history: PlannedRequest, boundary: SummaryBoundary, snapshot: Snapshot) -> ActiveSnapshot:
+    before = [one for one in history.plan.boundaries if one.end < boundary.end]
+    earlier = tuple(history.originals_path(one) for one in before)
+    return ActiveSnapshot(
+        boundary, snapshot.text, history.originals_path(boundary), before[-1] if before else None, earlier
+    )
+
+
+def _decoded(record: bytes | None) -> Snapshot | None:
+    """Decode a record. Returns None if it is absent or damaged."""
+    try:
+        return msgspec.json.decode(record or b"", type=Snapshot)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
+    """Return the outcome of making a snapshot, which is reported separately because its request may have ended."""
+    return Outcome(
+        request_id=job.name,
+        tenant=job.tenant,
+        namespace=job.namespace,
+        kind=Kind.SUMMARY,
+        method="POST",
+        path="",
+        dialect=job.dialect,
+        model=job.model,
+        status=502 if fault else 200,
+        fault=Fault.SUMMARY if fault else Fault.NONE,
+        cost_after=cost(job.prices, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens),
+        usage=Basis.BILLED if spent.prompt_tokens else Basis.UNKNOWN,
+        summary_prompt_tokens=spent.prompt_tokens,
+        summary_completion_tokens=spent.completion_tokens,
+        cached_tokens=spent.cached_tokens,
+        seconds=round(seconds, DECIMALS),
+    )

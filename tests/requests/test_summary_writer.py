@@ -1,0 +1,230 @@
+"""The calls for one snapshot: how many, with what, and what is taken of the answers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from proxy.errors import OffloadError, Overloaded, UpstreamBroken
+from proxy.plan.plan import Role
+from proxy.plan.summary import Section, SummaryAnswer
+from proxy.requests.summary_writer import Snapshot, Spent, SummaryJob, SummaryWriter
+from proxy.threads import WorkPool
+
+GOOD = SummaryAnswer(200, "<state_snapshot>the record</state_snapshot>", 100, 20, 80)
+TOO_LONG = SummaryAnswer(400, too_long=True)
+UNUSABLE = SummaryAnswer(200, "Hello!")
+REFUSED = SummaryAnswer(400, refused=True)
+
+
+class World:
+    """A model that gives these answers, and then good ones."""
+
+    def __init__(self, *answers: SummaryAnswer | BaseException) -> None:
+        self.answers = list(answers)
+        self.asked: list[Any] = []
+        self.rode: list[bool] = []
+        self.spent = Spent()
+        self.fault = ""
+
+    async def ask(self, body: bytes) -> SummaryAnswer:
+        self.asked.append(json.loads(body))
+        answer = self.answers.pop(0) if self.answers else GOOD
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    async def made(self, **changes: Any) -> Snapshot | None:
+        """Return the snapshot; None if there is none for a named reason, which is `fault`."""
+        fields: dict[str, Any] = {
+            "namespace": "ns",
+            "name": "a",
+            "tenant": "t",
+            "model": "m",
+            "dialect": "chat",
+            "snapshot_tokens": 100,
+            "replaced_tokens": 1000,
+            "store_dir": "/s",
+            "timeout": 5.0,
+            "group_tokens": 0,
+            "max_calls": 4,
+            "riding": lambda task: json.dumps({"ride": task}).encode(),
+            "alone": lambda text: json.dumps({"alone": text}).encode(),
+            "history": lambda: [Section("1 user", "word " * 900)],
+            "earlier": "",
+            "originals": "/s/compressed_group_1.txt",
+            "taken": list,
+            "references": dict,
+            "stored": frozenset(),
+            "ask": self.ask,
+            "rode": self.rode.append,
+        }
+        writer = SummaryWriter(lambda text, _: len(text.split()), POOL[0])
+        self.spent = Spent()
+        try:
+            return await writer.write(SummaryJob(**fields | changes), self.spent)
+        except OffloadError as error:
+            self.fault = str(error)
+            return None
+
+
+POOL: list[WorkPool] = []
+
+
+@pytest.fixture(autouse=True)
+async def pool() -> AsyncIterator[WorkPool]:
+    POOL[:] = [WorkPool("reading", 2)]
+    yield POOL[0]
+    POOL[0].close()
+
+
+def of(words: str) -> SummaryAnswer:
+    return SummaryAnswer(200, f"<state_snapshot>{words}</state_snapshot>")
+
+
+async def test_one_call_on_the_conversation_is_the_rule() -> None:
+    world = World()
+    assert await world.made() == Snapshot("the record", 2, "m")
+    assert [set(body) for body in world.asked] == [{"ride"}] and world.rode == [True]
+    assert world.spent == Spent(100, 20, 80, 1)
+
+
+async def test_a_record_gets_references_and_exact_details() -> None:
+    world = World(of("the words, see /s/none.txt and /s/a.txt"))
+    made = await world.made(
+        taken=lambda: [Section("1 tool", "the code is heliotrope-7291", Role.TOOL)],
+        references=lambda: {"/s/a.txt": "result of look", "/s/b.txt": "result of read_log x"},
+        stored={"/s/a.txt", "/s/b.txt"},
+    )
+    assert made and made.text == (
+        "the words, see  and /s/a.txt\n"
+        "<exact_details>\n- the code is heliotrope-7291\n</exact_details>\n"
+        "<stored_results>\n- /s/a.txt: result of look\n- /s/b.txt: result of read_log x\n</stored_results>"
+    )
+    assert made.tokens == len(made.text.split())
+
+
+@pytest.mark.parametrize("replaced", [12, 60, 90, 140, 400])
+async def test_what_is_added_never_makes_a_snapshot_larger_than_what_it_replaces(replaced: int) -> None:
+    world = World(of("word " * 10))
+    made = await world.made(
+        replaced_tokens=replaced,
+        taken=lambda: [Section("1 tool", "\n".join(f"name{n} is code-{n:03}" for n in range(200)), Role.TOOL)],
+        references=lambda: {f"/s/{n}.txt": "result of look" for n in range(90)},
+    )
+    assert made and 10 <= made.tokens < replaced
+    assert made.tokens < 10 + 2 * 100 + 20, "references take as many tokens as the record may, details what is left"
+
+
+async def test_an_earlier_record_is_given_to_the_model_without_what_we_added() -> None:
+    world = World()
+    earlier = "the words\n<exact_details>\n- 512 MB\n</exact_details>"
+    assert await world.made(riding=None, earlier=earlier)
+    assert "the words" in world.asked[0]["alone"] and "512 MB" not in world.asked[0]["alone"]
+
+
+async def test_too_long_to_ride_is_made_from_originals() -> None:
+    world = World(TOO_LONG)
+    assert await world.made()
+    assert [set(body) for body in world.asked] == [{"ride"}, {"alone"}] and world.rode == []
+
+
+async def test_refused_ride_is_made_from_originals_at_once() -> None:
+    world = World(REFUSED)
+    assert await world.made()
+    assert [set(body) for body in world.asked] == [{"ride"}, {"alone"}] and world.rode == [False]
+
+
+async def test_refused_originals_fail_and_teach_nothing() -> None:
+    world = World(REFUSED, REFUSED)
+    assert await world.made() is None
+    assert world.rode == [] and world.fault == "upstream answered 400"
+
+
+@pytest.mark.parametrize("answer", [SummaryAnswer(500), UpstreamBroken("x")])
+async def test_a_fault_of_upstream_is_not_tried_again(answer: Any) -> None:
+    world = World(answer)
+    assert await world.made() is None
+    assert len(world.asked) == 1 and world.fault in ("upstream answered 500", "x")
+
+
+async def test_too_long_is_halved_until_it_fits_each_call_updating_the_last() -> None:
+    answers = [TOO_LONG, *(SummaryAnswer(200, f"<state_snapshot>part {n}</state_snapshot>") for n in range(9))]
+    world = World(*answers)
+    history = [Section(f"{number} user", f"word{number} " * 1000) for number in range(4)]
+    made = await world.made(
+        riding=None, group_tokens=2500, history=lambda: history, earlier="the one before", max_calls=9
+    )
+    contents = [body["alone"] for body in world.asked]
+    assert made and made.text == f"part {len(contents) - 2}"
+    assert "the one before" in contents[0] and "the one before" in contents[1]
+    assert all(f"part {number}" in content for number, content in enumerate(contents[2:]))
+    assert [sum(content.count(f"word{number} ") for content in contents[1:]) for number in range(4)] == [1000] * 4
+
+
+async def test_what_is_too_long_whatever_we_do_fails() -> None:
+    world = World(*[TOO_LONG] * 20)
+    assert await world.made(group_tokens=2000) is None
+    assert len(world.asked) < 6
+    assert "too long" in world.fault
+
+
+@pytest.mark.parametrize("max_calls", [1, 2, 3, pytest.param(4, marks=pytest.mark.sweep), 7])
+@pytest.mark.parametrize("rides", [True, False])
+async def test_a_snapshot_costs_at_most_so_many_calls_whatever_upstream_answers(max_calls: int, rides: bool) -> None:
+    history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(20)]
+    changes: dict[str, Any] = {"group_tokens": 1500, "history": lambda: history, "max_calls": max_calls}
+    changes |= {} if rides else {"riding": None}
+    for answers in itertools.product([GOOD, UNUSABLE, TOO_LONG], repeat=min(max_calls, 4)):
+        world = World(*answers)
+        made = await world.made(**changes)
+        assert 1 <= len(world.asked) <= max_calls
+        assert made or world.fault
+        assert not made or len(world.asked) > len(answers) or GOOD in answers
+
+
+async def test_what_is_left_is_shortened_to_the_calls_that_are_left() -> None:
+    """A try that fails costs a call; the last call covers all that no other has."""
+    history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(5)]
+    world = World(GOOD, UNUSABLE)
+    assert await world.made(riding=None, group_tokens=1500, history=lambda: history)
+    contents = [body["alone"] for body in world.asked]
+    assert len(contents) == 4
+    assert all(f"word{number} " in "".join([contents[0], *contents[2:]]) for number in range(5))
+    assert all(len(content.split()) < 1500 + 600 for content in contents)
+    assert "/s/compressed_group_1.txt" in contents[-1]
+    assert "no closed" in contents[2] and "no closed" not in contents[3]
+
+
+async def test_the_window_that_upstream_names_counts() -> None:
+    history = [Section(f"{number} tool", f"word{number} " * 1000, Role.TOOL) for number in range(30)]
+    world = World(SummaryAnswer(400, too_long=True, window=9000))
+    assert await world.made(riding=None, history=lambda: history)
+    assert 1 < len(world.asked) <= 4
+    assert all(len(body["alone"].split()) < 8100 for body in world.asked[1:])
+
+
+async def test_reading_and_rendering_leave_the_loop() -> None:
+    threads: list[str] = []
+
+    def history() -> list[Section]:
+        threads.append(threading.current_thread().name)
+        return [Section("1 user", "word " * 900)]
+
+    assert await World().made(riding=None, history=history)
+    assert threads and threads[0] != threading.main_thread().name
+
+
+async def test_too_much_waiting_is_a_summary_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(caller: str, work: Any, **_: Any) -> Any:
+        raise Overloaded("More than 1,000 pieces of work wait", retry_after=1)
+
+    world = World()
+    monkeypatch.setattr(POOL[0], "run", full)
+    assert await world.made() is None
+    assert "pieces of work" in world.fault and not world.asked
