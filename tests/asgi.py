@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from proxy.requests.exchange import Exchange
+from proxy.errors import ProxyError
+from proxy.requests.exchange import RAW, Exchange
 
 Headers = list[tuple[bytes, bytes]]
+
+
+class ScriptedInflow:
+    """What our server tells beyond ASGI."""
+
+    def __init__(self, target: bytes) -> None:
+        self.target = target
+        self.fault: ProxyError | None = None
+        self.watching: list[Callable[[], object]] = []
+        self.charged = ""
+        self.held = 0
+
+    def watch(self, left: Callable[[], object], /) -> Callable[[], object]:
+        self.watching.append(left)
+        return lambda: self.watching.remove(left) if left in self.watching else None
+
+    def charge(self, tenant: str) -> None:
+        self.charged = tenant
+
+    def hold(self, size: int) -> None:
+        self.held += size
+
+    def release(self, size: int) -> None:
+        self.held -= size
+
+    def let_go(self) -> None:
+        self.held = 0
 
 
 class ScriptedClient:
@@ -28,14 +57,19 @@ class ScriptedClient:
             "query_string": b"",
             "headers": headers,
             "client": ("127.0.0.1", 1),
+            "extensions": {},
             **scope,
         }
+        self.inflow = ScriptedInflow(self.scope["raw_path"])
+        self.scope["extensions"][RAW] = self.inflow
 
     def say(self, body: bytes, more: bool) -> None:
         self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": more})
 
     def hang_up(self) -> None:
         self._incoming.put_nowait({"type": "http.disconnect"})
+        for left in tuple(self.inflow.watching):
+            left()
 
     async def receive(self) -> Any:
         return await self._incoming.get()

@@ -6,9 +6,9 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -20,8 +20,17 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
 
-class BodyAccount(Protocol):
-    """Counts how many bytes of a body are held, and for which tenant."""
+class Incoming(Protocol):
+    """What our server tells of a request beyond ASGI: see `server.protocol`."""
+
+    target: bytes
+    """The request target as written; ASGI loses the host that it may name."""
+    fault: ProxyError | None
+    """Why the body will never be whole: it is too slow, too much at once, or invalid HTTP."""
+
+    def watch(self, left: Callable[[], object], /) -> Callable[[], object]:
+        """Call `left` when the client hangs up, or soon if it already has. Returns a function that cancels this. ASGI
+        says it only to a task that waits for it, which would mean one for each request."""
 
     def charge(self, tenant: str) -> None:
         """Charge the body to its tenant. Raises Overloaded if the tenant's bodies take too much."""
@@ -32,32 +41,20 @@ class BodyAccount(Protocol):
     def release(self, size: int) -> None:
         """Stop counting `size` bytes, which are no longer held."""
 
-
-class Raw(TypedDict):
-    """A request as the client wrote it, and a way to notice that the client hangs up."""
-
-    target: bytes
-    headers: Headers
-    fields: Mapping[bytes, bytes]
-    """Each header's last value, by its name in lower case."""
-    watch: Callable[[Callable[[], object]], Callable[[], object]] | None
-    """Calls its argument when the client hangs up, or soon if it already has. Returns a function that cancels this."""
-    body: BodyAccount | None
-    push: Callable[[bytes], bool] | None
-    """Writes a piece of the reply at once, or returns False: the client is behind or gone, or the piece is large."""
+    def let_go(self) -> None:
+        """Stop counting all bytes: the request is over."""
 
 
 LARGE_BYTES = 4 << 20
 """A larger body is copied in a thread, because new memory for it costs tens of milliseconds. The copy leaves the
 interpreter to others."""
 
-RAW = "offload_proxy.raw"
-"""The ASGI extension in which our server passes on what ASGI loses: the request target as written (ASGI cannot tell
-`/x?` from `/x`), the header names in the client's case, the end of the connection (ASGI reports it only to a task that
-waits for it, which would mean one for each request), the account of the body's bytes, and a way to write that never
-waits. With it, `receive` raises ProxyError if a body is too slow, too much at once, or invalid HTTP, and so never
-becomes whole."""
+WRITTEN = 256 << 10
+"""Most bytes that are written to the client at once. If we wrote a large reply in one piece, the request would be over
+and its place free while a client that reads nothing leaves the whole reply in our memory."""
 
+RAW = "offload_proxy.inflow"
+"""The ASGI extension in which our server passes on what it tells of a request."""
 
 ErrorEvent = Callable[[ProxyError], bytes]
 """Makes the event that ends a stream which fails."""
@@ -98,30 +95,28 @@ class Exchange:
     broken: ProxyError | None = None
     """Why the body ended before it was whole."""
     _first_byte: float | None = None
-    _heard_out: asyncio.Event | None = None
-    """Set when the body is whole. `_watch` needs it under a server that is not ours."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.began = time.perf_counter()
         self.scope = scope
         self.method: str = scope["method"]
-        raw: Raw = (scope.get("extensions") or {}).get(RAW) or _without_extension(scope)
-        self.written_target = raw["target"]
-        """The target as written, with the origin if there is one; empty if the server does not report it."""
-        self.target = _target(scope, self.written_target)
-        """The raw path and query."""
-        self.path = self.target.partition(b"?")[0]
+        self._inflow: Incoming = scope["extensions"][RAW]
+        self.written_target = self._inflow.target
+        """The target as written, with the origin if there is one."""
+        self.path: bytes = scope["raw_path"]
         """The raw path, without the query."""
-        self.headers = raw["headers"]
-        """Names are in the client's case if the server reports it."""
+        query = scope["query_string"]
+        self.target = self.path + b"?" + query if query else self.path
+        """The raw path and query."""
+        self.headers = Headers(scope["headers"])
+        """Names are in lower case."""
         self.request_id = f"req_{os.urandom(16).hex()}"
         self.fault_body: Callable[[ProxyError], bytes] = ProxyError.body
         """Makes the body of an error of ours: in OpenAI's shape, unless the application sets another."""
         self.receive = receive
-        self._account = raw["body"]
         self._pieces: list[bytes] = []
         self._size = 0
-        self.fields = fields = raw["fields"]
+        self.fields = fields = dict(self.headers)
         """Each header's last value, by its name in lower case."""
         self._announced = int(fields.get(b"content-length", 0))
         """Bytes of the body, or 0 if the head does not say. The server has checked that it is a number."""
@@ -131,23 +126,14 @@ class Exchange:
         """Whether the body has a content coding."""
         self.has_wish = b"x-offload" in fields
         """Whether the client says how this request is to be treated."""
-        self._watch_connection = raw["watch"]
         self._send = send
+        self.charge, self.hold = self._inflow.charge, self._inflow.hold
 
-    def charge(self, tenant: str) -> None:
-        """Charge the body to its tenant. Raises Overloaded if the tenant's bodies take too much."""
-        if self._account is not None:
-            self._account.charge(tenant)
-
-    def hold(self, size: int) -> None:
-        """Count `size` bytes made from the body until the request is over. Raises Overloaded if there is no room."""
-        if self._account is not None:
-            self._account.hold(size)
-
-    def release(self, size: int) -> None:
-        """Stop counting `size` bytes of the body, which are no longer held here."""
-        if self._account is not None:
-            self._account.release(size)
+    def close(self) -> None:
+        """Drop the body: the request is over."""
+        self._pieces = []
+        self._inflow.let_go()
+        self.scope.pop("extensions")  # what it holds refers to the scope
 
     async def gather(self, limit: int) -> bool:
         """Wait for the body, up to `limit` bytes, and return whether it is whole.
@@ -205,48 +191,26 @@ class Exchange:
         return _Presence(self)
 
     def watch(self, task: asyncio.Task[Any]) -> Callable[[], object]:
-        """Cancel `task` when the client hangs up. Returns a function that ends this.
-
-        A server that is not ours reports a hang-up only to a task that waits for it, so we start one (Starlette's
-        StreamingResponse waits only while it sends).
-        """
-        if self._watch_connection is not None:
-            return self._watch_connection(lambda: self._left(task))
-        return asyncio.create_task(self._watch(task)).cancel
+        """Cancel `task` when the client hangs up. Returns a function that ends this."""
+        return self._inflow.watch(lambda: self._left(task))
 
     def _left(self, task: asyncio.Task[Any]) -> None:
         if not self.replied:
             self.gone = True
             task.cancel()
 
-    async def _watch(self, task: asyncio.Task[Any]) -> None:
-        if self._more:
-            self._heard_out = asyncio.Event()
-            await self._heard_out.wait()
-        while not self._take(await self.receive()):
-            pass
-        self._left(task)
-
     async def _next(self) -> bytes:
         """Return the body's next piece. Raises what `gather` raises."""
-        try:
-            message = await self.receive()
-        except ProxyError as error:
-            self.broken = error
-            raise
-        if self._take(message):
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            self.gone, self._more = not self.replied, False
             raise ClientGone
+        if self._inflow.fault is not None:
+            self.broken = self._inflow.fault
+            raise self.broken
+        self._more = message.get("more_body", False)
         piece: bytes = message.get("body", b"")
         return piece
-
-    def _take(self, message: Message) -> bool:
-        """Return whether the message says that the client has left. The server also says so after the reply."""
-        left: bool = message["type"] == "http.disconnect"
-        self.gone = left and not self.replied
-        self._more = not left and message.get("more_body", False)
-        if self._heard_out is not None and not self._more:
-            self._heard_out.set()
-        return left
 
     async def send(self, message: Message) -> None:
         """Send an ASGI message, for code that replies through ASGI."""
@@ -264,10 +228,14 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, chunk: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+        for at in range(0, len(chunk), WRITTEN):
+            await self._send({"type": "http.response.body", "body": chunk[at : at + WRITTEN], "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
         """End the reply. Without this call the server cuts it off, so that the client sees that it is not whole."""
+        if len(chunk) > WRITTEN:
+            await self.write(chunk[:-WRITTEN])
+            chunk = chunk[-WRITTEN:]
         await self._send({"type": "http.response.body", "body": chunk})
         self.replied = not self.gone  # set at once, so that a hang-up from now on does not cancel what follows
 
@@ -358,7 +326,7 @@ class _Streamed(AsyncIterator[bytes]):
         self._taken = 0
 
     async def __anext__(self) -> bytes:
-        self._client.release(self._taken)
+        self._client._inflow.release(self._taken)
         self._taken = 0
         while not self._pending:
             if not self._client._more:
@@ -367,28 +335,6 @@ class _Streamed(AsyncIterator[bytes]):
         chunk, self._pending = self._pending, b""
         self._taken = len(chunk)
         return chunk
-
-
-def _without_extension(scope: Scope) -> Raw:
-    """Return what can be known of a request under a server that is not ours."""
-    headers = scope["headers"]
-    return {
-        "target": b"",
-        "headers": Headers(headers),
-        "fields": dict(headers),
-        "watch": None,
-        "body": None,
-        "push": None,
-    }
-
-
-def _target(scope: Scope, raw: bytes) -> bytes:
-    """Return the raw path and query, without the origin if the client named one (RFC 9112, 3.2.2)."""
-    if raw.startswith(b"/"):
-        return raw
-    path: bytes = scope.get("raw_path") or scope["path"].encode()
-    query: bytes = scope["query_string"]
-    return path + b"?" + query if query else path
 
 
 def _check_size(size: int, limit: int) -> None:

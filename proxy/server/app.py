@@ -32,8 +32,8 @@ from proxy.requests.services import Services
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.server import origin
+from proxy.server.bounds import COME_BACK
 from proxy.server.health import DeepHealth
-from proxy.server.inbound import COME_BACK
 from proxy.server.lifespan import running, settled
 from proxy.server.own_routes import Operator, is_local_page, own_routes
 from proxy.stores import expires_by_itself, open_store
@@ -133,6 +133,8 @@ class App:
         self._ending_since: float | None = None
         self.hangs = False
         """Whether something hung when the process ended; the log names it."""
+        self.serving: set[asyncio.Task[Any]] = set()
+        """The tasks that serve requests now."""
         self._under_way: Counter[str] = Counter()
         self._uploads: Counter[str] = Counter()
         operator = Operator(settings.admin_token, self._check_origin)
@@ -142,7 +144,15 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._guarded(Exchange(scope, receive, send))
+            client = Exchange(scope, receive, send)
+            task = asyncio.current_task()
+            assert task is not None
+            self.serving.add(task)
+            try:
+                await self._guarded(client)
+            finally:
+                self.serving.discard(task)
+                client.close()
         elif scope["type"] == "websocket":
             await _refuse_websocket(scope, send)
         else:

@@ -1,5 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol, made exact and bounded: a relay needs more of a request than ASGI carries, and no client
-may take more than its share of our resources.
+"""uvicorn's HTTP/1.1 protocol, bounded: no client may take more than its share of our time, memory and connections.
 
 `_reading` says what a connection is reading:
 
@@ -12,30 +11,25 @@ may take more than its share of our resources.
                                   DEAF    input is counted and dropped, and never parsed again; after the last
                                           reply, the connection lingers for a moment and is closed
 
-Requests are answered in the order in which they arrive. `cycle` is the request that is being read or was read last.
-`pipeline` holds the requests, and our own refusals, that wait for an earlier reply to end.
+It uses uvicorn's public attributes (`cycle`, `flow`, `pipeline`, `parser`, `transport`) and the callbacks of asyncio
+and httptools, and leaves requests and replies to uvicorn. It adds one object to ASGI's scope, `Inflow`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-import urllib.parse
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from proxy.errors import BadRequest, HeadTooLarge, ProxyError, RequestTimeout, Unsupported
-from proxy.requests.exchange import RAW, Exchange, Raw
-from proxy.server.cycle import Cycle
-from proxy.server.held_head import HeldHead
-from proxy.server.inbound import IDLE_SECONDS, Inbound
-from proxy.upstream.headers import Headers
+from proxy.requests.exchange import RAW, Exchange
+from proxy.server.bounds import IDLE_SECONDS, Bounds
 
-if TYPE_CHECKING:
-    from proxy.upstream.headers import Header
+STATUS_LINE.update({status: b"HTTP/1.1 %d \r\n" % status for status in range(600, 1000)})  # upstreams may send these
 
 HEAD_BYTES = 64 * 1024
 """Most bytes of a request line with its headers, of trailers, and of the framing between two pieces of a body. Twice
@@ -55,9 +49,8 @@ unread, the reset could destroy our reply before a client that is still sending 
 LINGER_SECONDS = 5.0
 """Seconds that such a connection stays open; nginx's `lingering_timeout`."""
 
-LOOKS, LOOK_SECONDS = 3, 0.02
-"""How often, and how soon again, we look for a request on an idle connection when the process ends. One may have come
-that is not read yet: its client would get nothing but a reset."""
+LAST_LOOK = 0.05
+"""Seconds that an idle connection stays open when the process ends: a request may have come that is not read yet."""
 
 UNREAD_SECONDS = 600.0
 """Seconds within which a client must read some of a reply that waits for it; an upstream may be silent for as long."""
@@ -75,42 +68,80 @@ NOTHING, HEAD, BODY, DEAF = _Reading
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class ExactProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which also passes on what ASGI's scope loses of a request; see `exchange.RAW`."""
+class Inflow:
+    """One request as it comes in: the bytes of its body that are held, and its client's presence.
 
-    raw_headers: Headers
-    cycle: Cycle | None  # type: ignore[assignment]
+    The methods are those of `exchange.Incoming`.
+    """
 
-    def __init__(self, *args: Any, inbound: Inbound, **kwargs: Any) -> None:
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self.target = protocol.url
+        self.fault: ProxyError | None = None
+        self.tenant: str | None = None
+        self.began = protocol.loop.time()
+        self.watch = protocol.watch
+        self._protocol: BoundedProtocol | None = protocol
+        self._bounds = protocol.bounds
+        self._held = 0
+
+    def charge(self, tenant: str) -> None:
+        self._bounds.charge(tenant, self._held)
+        self.tenant = tenant
+
+    def hold(self, size: int) -> None:
+        self._bounds.hold(self.tenant, size)
+        self._held += size
+
+    def release(self, size: int) -> None:
+        size = min(size, self._held)
+        self._held -= size
+        self._bounds.release(self.tenant, size)
+
+    def let_go(self) -> None:
+        self.release(self._held)
+        self._protocol = None  # or the two would refer to each other, and only the garbage collector could free them
+
+    def give_up(self, error: ProxyError) -> None:
+        """Stop reading the body and answer with `error`, which drops it."""
+        if self._protocol is not None:
+            self.release(self._held)
+            self._protocol.refuse(error)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. `bounds` is shared by all connections of the process."""
+
+    def __init__(self, *args: Any, bounds: Bounds, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.inbound = inbound
+        self.bounds = bounds
         self._watching: set[Callable[[], object]] = set()
         self._reading = NOTHING
-        self._since = 0
-        """Bytes received since the head began, or since the last piece of the body."""
-        self._segment = self._most = 0
-        """Bytes of the last read, and the most bytes that the head can have."""
+        self._inflow: Inflow | None = None
+        """The request that is being read, or was read last."""
+        self._keeps = False
+        """Whether the connection may carry another request behind this one."""
+        self._since = self._size = self._fields = 0
+        """Bytes received since the head began or since the last piece of the body; bytes and lines of the head."""
         self._resumes = False
         """Whether the parser is reading a head that we made; see `_read_on`."""
         self._lingers = self._ends = False
         self._dropped = 0
-        self._unsent = 0
 
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast("asyncio.Transport", HeldHead(transport, self.loop)))
-        self.inbound.run(self.loop)
-        self.inbound.opened()
-        self._wait(IDLE_SECONDS)
+        super().connection_made(cast("asyncio.Transport", _Gentle(transport, self)))
+        self.bounds.run(self.loop)
+        self.bounds.opened()
+        self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._reading, self._lingers = DEAF, True
         super().connection_lost(exc)
-        self._reading = DEAF
-        self.inbound.deadlines.pop(self, None)
-        self.inbound.closed()
+        self.bounds.deadlines.pop(self, None)
+        self.bounds.closed()
         for cycle, _ in self.pipeline:
-            cast("Cycle", cycle).let_go()
+            cast("Any", cycle.scope)["extensions"][RAW].let_go()
         self.pipeline.clear()
         self._tell()
 
@@ -125,79 +156,67 @@ class ExactProtocol(HttpToolsProtocol):
         for left in tuple(self._watching):
             left()
 
-    def shutdown(self, looks: int = LOOKS) -> None:
+    def shutdown(self) -> None:
         self._ends = True
-        if self._lingers:
-            self._close()
-        elif looks and (self.cycle is None or self.cycle.response_complete):
-            self.loop.call_later(LOOK_SECONDS, self.shutdown, looks - 1)
-        else:
-            super().shutdown()
+        self.loop.call_later(LAST_LOOK, super().shutdown)
 
-    def _close(self) -> None:
-        self.transport.close()
-        self._wait(UNREAD_SECONDS)  # the transport closes only after it has sent its buffer
-
-    def _linger(self) -> None:
-        """End our side of the connection, and give the client time to read the replies."""
+    def linger(self) -> bool:
+        """End our side of the connection and give the client time to read the reply. Returns False if it can be closed
+        at once: all that the client sent is read, or it had its time."""
+        if self._lingers or self._reading is NOTHING:
+            self._expect()
+            return False
         self._reading, self._lingers = DEAF, True
         self.transport.write_eof()
         if self._dropped <= LINGER_BYTES:
             self.flow.resume_reading()
-        self._wait(LINGER_SECONDS)
+        self._expect()
+        return True
 
     # Deadlines
 
-    def _wait(self, seconds: float) -> None:
-        if self.flow.write_paused:
-            seconds = UNREAD_SECONDS
-        self.inbound.deadlines[self] = self.loop.time() + seconds
-
-    def _stop_waiting(self) -> None:
-        if not self.flow.write_paused:
-            self.inbound.deadlines.pop(self, None)
+    def _expect(self) -> None:
+        """Set the deadline of what the client has to do next, if it has to do anything."""
+        seconds = None
+        if self.flow.write_paused or (self.transport.is_closing() and not self._lingers):
+            seconds = UNREAD_SECONDS  # the transport closes only after it has sent its buffer
+        elif self._lingers:
+            seconds = LINGER_SECONDS
+        elif self._reading is HEAD:
+            seconds = self.bounds.head_seconds
+        elif self._reading is BODY:
+            seconds = self.bounds.body_seconds
+        elif self.cycle is None or self.cycle.response_complete:
+            seconds = IDLE_SECONDS
+        self.bounds.deadlines.pop(self, None)
+        if seconds is not None:
+            self.bounds.deadlines[self] = self.loop.time() + seconds
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unsent = self.transport.get_write_buffer_size()
-        self._wait(UNREAD_SECONDS)
+        self._expect()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._lingers:
-            self._wait(LINGER_SECONDS)
-        elif self._reading is HEAD:
-            self._wait(self.inbound.head_seconds)
-        elif self._reading is BODY:
-            self._wait(self.inbound.body_seconds)
-        elif self.cycle is None or self.cycle.response_complete:
-            self._wait(IDLE_SECONDS)
-        else:
-            self._stop_waiting()
+        self._expect()
 
     def expire(self) -> None:
-        """Close the connection or refuse the request, unless the client made progress or the delay is ours."""
+        """Close the connection or refuse the request, unless the delay is ours."""
         if self.flow.write_paused or self.transport.is_closing():
-            unsent, self._unsent = self._unsent, self.transport.get_write_buffer_size()
-            if self._unsent < unsent:
-                self._wait(UNREAD_SECONDS)
-            else:
-                self.transport.abort()
-        elif self._lingers or self._reading is NOTHING:
-            self._close()
+            self.transport.abort()
+        elif self._reading not in (HEAD, BODY):
+            self.transport.close()
         elif self.flow.read_paused:
-            self._wait(self.inbound.body_seconds)  # we paused reading: the client is not the slow one
+            self._expect()  # we paused reading: the client is not the slow one
         elif self._reading is HEAD:
-            self.refuse(
-                RequestTimeout(f"The request's head was not whole within {self.inbound.head_seconds:g} seconds")
-            )
-        elif self._reading is BODY:
-            seconds = self.inbound.body_seconds
+            self.refuse(RequestTimeout(f"The request's head was not whole within {self.bounds.head_seconds:g} seconds"))
+        else:
+            seconds = self.bounds.body_seconds
             self.refuse(RequestTimeout(f"Nothing came of the request's body for {seconds:g} seconds (--body-timeout)"))
 
-    def unfinished(self) -> Cycle | None:
+    def unfinished(self) -> Inflow | None:
         """Return the request whose body is being read, if there is one."""
-        return self.cycle if self._reading is BODY else None
+        return self._inflow if self._reading is BODY else None
 
     def idle(self) -> bool:
         """Return whether closing the connection now would lose nothing."""
@@ -210,9 +229,10 @@ class ExactProtocol(HttpToolsProtocol):
         if self._reading is DEAF:
             self._drop(len(data))
             return
-        self._segment = len(data)
-        self._since += self._segment
-        self._most += self._segment
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
+        self._since += len(data)
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
@@ -222,14 +242,10 @@ class ExactProtocol(HttpToolsProtocol):
             reason = error.__context__
             self.refuse(reason if isinstance(reason, ProxyError) else BadRequest("This is no valid HTTP/1.1 request"))
             return
-        if self._reading is NOTHING:
-            return
-        if self._since > HEAD_BYTES:
+        if self._since > HEAD_BYTES and self._reading in (HEAD, BODY):
             self.refuse(_too_large())
         elif self._reading is BODY:
-            self._wait(self.inbound.body_seconds)
-        elif not self._since:
-            self._wait(self.inbound.head_seconds)
+            self._expect()
 
     def _parse(self, data: bytes) -> None:
         while data:
@@ -246,14 +262,17 @@ class ExactProtocol(HttpToolsProtocol):
         Java's client makes such an offer with its first request, with or without a body. The parser takes everything
         after the head for the other protocol, so a new parser gets a head with the same framing and reads the body.
         """
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         framing = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
         self._resumes = True
         try:
-            self.parser.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
+            self._feed_anew(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
         finally:
             self._resumes = False
+
+    def _feed_anew(self, head: bytes) -> None:
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.parser.feed_data(head)
 
     def _drop(self, size: int) -> None:
         self._dropped += size
@@ -262,133 +281,139 @@ class ExactProtocol(HttpToolsProtocol):
 
     def refuse(self, error: ProxyError) -> None:
         """Answer the request that is being read with an error when its turn comes, and read no more."""
-        self.inbound.warn(str(error.status), f"refused a request with {error.status}: {error.message}")
+        self.bounds.warn(str(error.status), f"refused a request with {error.status}: {error.message}")
         reading, self._reading = self._reading, DEAF
-        self._stop_waiting()
-        if reading is BODY and self.cycle is not None:
-            self.cycle.fail(error)
+        self._expect()
+        if reading is BODY:
+            assert self._inflow is not None
+            self._inflow.fault = error
+            self.cycle.message_event.set()
             return
-        super().on_message_begin()
-        self.scope.update({"method": "GET", "path": "/", "raw_path": b"/", "query_string": b""})
-        self._queue(Cycle(self, keep_alive=False), _refusal(error))
+
+        async def refusal(scope: Any, receive: Any, send: Any) -> None:
+            await Exchange(scope, receive, send).fail(error)
+
+        self.app = refusal  # of a request that is never read in full: we make one in its place
+        self._feed_anew(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        self._reading = DEAF
 
     # The parser's callbacks
 
     def on_message_begin(self) -> None:
         if self._resumes:
             return
-        if self.cycle is not None and (not self.cycle.keep_alive or len(self.pipeline) >= PIPELINED):
-            self.cycle.keep_alive = False
-            self._reading = DEAF
-            raise _Enough
+        if self._reading is not DEAF and self.cycle is not None:
+            taken = self.cycle.keep_alive and len(self.pipeline) < PIPELINED
+            if not taken:
+                self.cycle.keep_alive = False
+                self._reading = DEAF
+                raise _Enough
         super().on_message_begin()
-        self.raw_headers = Headers()
-        self._reading, self._since, self._most = HEAD, 0, self._segment
+        self._reading, self._since, self._size, self._fields = HEAD, 0, 0, 0
+        self._expect()
 
     def on_url(self, url: bytes) -> None:
         if not self._resumes:
-            self.url += url
+            super().on_url(url)
+            self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        headers = self.raw_headers
-        if len(headers) >= HEAD_FIELDS:
+        if self._resumes:
+            return
+        self._fields += 1
+        self._count(len(name) + len(value))
+        if self._reading is HEAD:  # a trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1)
+            super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > HEAD_BYTES or self._fields > HEAD_FIELDS:
             raise _too_large()
-        headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._resumes:
             return
-        if self._most > HEAD_BYTES:
-            head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.raw_headers)
-            if head > HEAD_BYTES:
-                raise _too_large()
-        self.headers += self.raw_headers.lowered()
-        fields = dict(self.headers)
-        if b"transfer-encoding" in fields and _codings(self.headers) != [b"chunked"]:
+        codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings not in ([], [b"chunked"]):
             # RFC 9112, 6.1. If we relayed only the content, it would no longer be known how it is encoded.
             raise Unsupported("No `Transfer-Encoding` but chunked is understood; use `Content-Encoding`")
-        self.expect_100_continue = fields.get(b"expect", b"").lower() == b"100-continue"
-        version = self.parser.get_http_version()
-        raw_path, query = _split(self.url)
-        path = raw_path.decode("ascii")
-        scope: Any = self.scope
-        scope["method"] = method = self.parser.get_method().decode("ascii")
-        if method == "CONNECT":
+        if self.parser.get_method() == b"CONNECT":
             # An upstream that accepts it takes the connection for a tunnel from then on (RFC 9110, 9.3.6).
             raise Unsupported("CONNECT is not relayed: this proxy is no tunnel")
-        scope["http_version"] = version
-        scope["path"] = urllib.parse.unquote(path) if "%" in path else path
-        scope["raw_path"] = raw_path
-        scope["query_string"] = query
-        cycle = Cycle(self, keep_alive=version != "1.0" and self.parser.should_keep_alive() and not self._ends)
-        raw: Raw = {
-            "target": self.url,
-            "headers": self.raw_headers,
-            "fields": fields,
-            "watch": self.watch,
-            "body": cycle,
-            "push": cycle.push,
-        }
-        scope["extensions"] = {RAW: raw}
-        # A trailer must not pass for a header and may be dropped (RFC 9110, 6.5.1). `_read_on` feeds headers, too.
-        self.raw_headers = Headers()
-        self._reading, self._since = BODY, 0
-        self._queue(cycle, self.app)
+        self._inflow = Inflow(self)
+        cast("Any", self.scope)["extensions"] = {RAW: self._inflow}
+        app = self.app
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # RFC 9110, 10.1.1
+            self.app = self._unframed
+        super().on_headers_complete()
+        self.app = app
+        # A reply that begins before its request is whole is the last on its connection.
+        self._keeps, self.cycle.keep_alive = self.cycle.keep_alive, False
+        self._reading, self._since, self._size, self._fields = BODY, 0, 0, 0
 
     def on_body(self, body: bytes) -> None:
+        assert self._inflow is not None
         self._since = 0
-        if self.cycle is not None:
-            self.cycle.take(body)
+        self._inflow.hold(len(body))
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._resumes or not self.parser.should_upgrade():
-            self._reading = NOTHING
-            self._stop_waiting()
-            assert self.cycle is not None
-            self.cycle.more_body = False
-            self.cycle.message_event.set()
-            if not self.pipeline:
-                # Reading may be paused for this body, which is now whole. We notice a hang-up only while we read.
-                self.flow.resume_reading()
+        if not self._resumes and self.parser.should_upgrade():
+            return  # the body follows, see `_read_on`
+        super().on_message_complete()
+        if not self.cycle.response_started:
+            self.cycle.keep_alive = self._keeps and not self._ends
+        self._reading = NOTHING
+        self._expect()
+        if not self.pipeline:
+            # Reading may be paused for this body, which is now whole. We notice a hang-up only while we read.
+            self.flow.resume_reading()
 
     # Output
 
-    def _queue(self, cycle: Cycle, app: Callable[..., Awaitable[None]]) -> None:
-        earlier, self.cycle = self.cycle, cycle
-        if earlier is None or earlier.response_complete:
-            self._start_asgi_task(cycle, app)
-        else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((cycle, app))
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._expect()
 
-    def answered(self, cycle: Cycle) -> None:
-        """Start the next request, or close the connection, now that the reply is written."""
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        if not cycle.keep_alive and (cycle.more_body or self._reading is not NOTHING):
-            self._linger()
-        elif not cycle.keep_alive:
-            self._close()
-        elif self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        else:
-            self.flow.resume_reading()
-            if self._reading is NOTHING:
-                self._wait(IDLE_SECONDS)
+    async def _unframed(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request in HTTP/1.0, which knows no chunks: a reply without a length ends with its connection."""
+        cycle, framed = self.cycle, False
+
+        async def send_unframed(message: Any) -> None:
+            nonlocal framed
+            if message["type"] == "http.response.start":
+                framed = any(name == b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = None if framed else False
+            elif not framed:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self.config.loaded_app(scope, receive, send_unframed)
+
+
+class _Gentle:
+    """A transport whose `close` lets the client read the reply first, and whose `write` drops what comes too late: when
+    uvloop has closed a connection, it raises, even before it has said that the connection is lost."""
+
+    def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
+        self._transport = transport
+        self._protocol = protocol
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        if self._transport.is_closing() or not self._protocol.linger():
+            self._transport.close()
 
 
 class _Enough(Exception):
     """Stops the parser: the connection takes no more requests."""
-
-
-def _refusal(error: ProxyError) -> Callable[..., Awaitable[None]]:
-    """Return an application that replies with `error`, for a request that was never read in full."""
-
-    async def refuse(scope: Any, receive: Any, send: Any) -> None:
-        await Exchange(scope, receive, send).fail(error)
-
-    return refuse
 
 
 def _too_large() -> HeadTooLarge:
@@ -396,14 +421,3 @@ def _too_large() -> HeadTooLarge:
         f"The request's head, its trailers or a chunk's extensions have more than {HEAD_BYTES} bytes or "
         f"{HEAD_FIELDS} fields"
     )
-
-
-def _codings(headers: Iterable[Header]) -> list[bytes]:
-    """Return each header line that says how the body is transferred."""
-    return [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
-
-
-def _split(target: bytes) -> tuple[bytes, bytes]:
-    """Return the path and query of a request's target. Raises HttpParserError if it is invalid."""
-    url = httptools.parse_url(target)
-    return url.path, url.query or b""

@@ -30,9 +30,8 @@ from uvicorn.supervisors.multiprocess import Process
 
 from proxy.errors import UserMistake
 from proxy.server.app import App, build
-from proxy.server.cycle import Cycle
-from proxy.server.inbound import Inbound
-from proxy.server.protocol import ExactProtocol
+from proxy.server.bounds import IDLE_SECONDS, Bounds
+from proxy.server.protocol import BoundedProtocol
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import prepare_multiprocess
 
@@ -142,7 +141,7 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         interface="asgi3",
-        http=partial(ExactProtocol, inbound=Inbound(settings, logs.Limited(logger))),  # type: ignore[arg-type]
+        http=partial(BoundedProtocol, bounds=Bounds(settings, logs.Limited(logger))),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
@@ -151,6 +150,7 @@ def config(settings: Settings, app: object) -> uvicorn.Config:
         server_header=False,
         date_header=False,
         backlog=_BACKLOG,
+        timeout_keep_alive=math.ceil(IDLE_SECONDS),
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout),
         timeout_worker_healthcheck=_HEARTBEAT,
     )
@@ -228,9 +228,8 @@ class _Ending:
     def _cut(self) -> None:
         """End the requests under way, as the server does when the drain timeout is over."""
         self._app.hurry()
-        for task in asyncio.all_tasks():
-            if getattr(task.get_coro(), "cr_code", None) is Cycle.run_asgi.__code__:
-                task.cancel()
+        for task in self._app.serving:
+            task.cancel()
 
     def _last_resort(self, seconds: float) -> None:
         time.sleep(seconds)

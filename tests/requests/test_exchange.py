@@ -9,41 +9,9 @@ from typing import Any
 import pytest
 
 from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded
-from proxy.requests.exchange import LARGE_BYTES, RAW, ClientGone
+from proxy.requests.exchange import LARGE_BYTES, WRITTEN, ClientGone
 from proxy.telemetry.outcome import Kind
-from proxy.upstream.headers import Headers
 from tests.asgi import ScriptedClient
-
-
-class Connection:
-    """What our own server hands over of one."""
-
-    def __init__(self, target: bytes = b"/", headers: Any = ()) -> None:
-        self.watching: list[Any] = []
-        self.charged = ""
-        self.held = 0
-        named = Headers(headers)
-        self.raw = {
-            "target": target,
-            "headers": named,
-            "fields": dict(named.lowered()),
-            "watch": self.watch,
-            "body": self,
-            "push": None,
-        }
-
-    def charge(self, tenant: str) -> None:
-        self.charged = tenant
-
-    def hold(self, size: int) -> None:
-        self.held += size
-
-    def release(self, size: int) -> None:
-        self.held -= size
-
-    def watch(self, left: Any) -> Any:
-        self.watching.append(left)
-        return lambda: self.watching.remove(left)
 
 
 @pytest.mark.parametrize(("size", "aside"), [(LARGE_BYTES, False), (LARGE_BYTES + 1, True)])
@@ -70,22 +38,11 @@ async def test_a_large_body_is_put_together_off_the_loop(
     [
         ({}, b"/v1/x", b"/v1/x"),
         ({"query_string": b"a=1"}, b"/v1/x?a=1", b"/v1/x"),
-        ({"raw_path": None, "path": "/v1/é"}, "/v1/é".encode(), "/v1/é".encode()),
-        ({"extensions": {RAW: Connection(b"/v1/x?").raw}}, b"/v1/x?", b"/v1/x"),
-        ({"extensions": {RAW: Connection(b"http://h/v1/x?").raw}}, b"/v1/x", b"/v1/x"),
-        ({"extensions": None}, b"/v1/x", b"/v1/x"),
     ],
 )
 def test_target(scope: dict[str, Any], target: bytes, path: bytes) -> None:
     client = ScriptedClient(**scope).client()
     assert (client.target, client.path) == (target, path)
-
-
-def test_headers_in_the_clients_case_where_the_server_tells() -> None:
-    headers = [(b"x-a", b"1")]
-    raw = Connection(headers=[(b"X-A", b"1")]).raw
-    assert ScriptedClient(headers=headers).client().headers == headers
-    assert ScriptedClient(headers=headers, extensions={RAW: raw}).client().headers == [(b"X-A", b"1")]
 
 
 @pytest.mark.parametrize(
@@ -160,14 +117,34 @@ async def test_present_ends_with_the_client() -> None:
     assert client.gone and task and not task.cancelling()
 
 
-async def test_present_ends_when_our_server_says_so_and_needs_no_task_for_it() -> None:
-    connection = Connection()
-    client = ScriptedClient(extensions={RAW: connection.raw}).client()
-    with pytest.raises(ClientGone), client.present():
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        connection.watching[0]()
-        await asyncio.sleep(5)
-    assert client.gone and not connection.watching
+async def test_a_fault_of_the_body_ends_it() -> None:
+    exchange = ScriptedClient(b"abc", b"more")
+    client = exchange.client()
+    exchange.inflow.fault = Overloaded("too much", retry_after=1)
+    with pytest.raises(Overloaded):
+        await client.read(100)
+    assert client.broken is exchange.inflow.fault
+
+
+async def test_a_large_piece_is_written_in_parts() -> None:
+    exchange = ScriptedClient()
+    client = exchange.client()
+    whole = bytes(range(256)) * (WRITTEN // 100)
+    await client.start(200, [])
+    await client.write(whole)
+    await client.finish(whole)
+    assert exchange.body == whole * 2 and exchange.complete
+    assert max(len(message["body"]) for message in exchange.messages[1:]) == WRITTEN
+
+
+async def test_the_end_of_a_request_lets_go_of_its_body() -> None:
+    exchange = ScriptedClient(b"abc")
+    client = exchange.client()
+    client.hold(5)
+    client.charge("acme")
+    client.close()
+    assert (exchange.inflow.held, exchange.inflow.charged) == (0, "acme")
+    assert "extensions" not in exchange.scope
 
 
 async def test_present_lets_a_cancellation_from_elsewhere_through() -> None:
@@ -185,12 +162,13 @@ async def test_present_lets_a_cancellation_from_elsewhere_through() -> None:
 
 
 async def test_present_leaves_no_watcher() -> None:
-    client = ScriptedClient().client()
+    exchange = ScriptedClient()
+    client = exchange.client()
     await client.body()
     with client.present():
         pass
     await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not exchange.inflow.watching and asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_fail() -> None:

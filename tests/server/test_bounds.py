@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.server import inbound
-from proxy.server.inbound import Inbound
+from proxy.server import bounds
+from proxy.server.bounds import Bounds
 from proxy.settings import Settings
 
 
@@ -27,10 +27,10 @@ class Connection:
 
 
 def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    if inbound.resource is None:
+    if bounds.resource is None:
         pytest.skip("there is no limit here")
-    monkeypatch.setattr(inbound.resource, "getrlimit", lambda _: (4, 4))
-    account = Inbound(Settings(), lambda *_: None)
+    monkeypatch.setattr(bounds.resource, "getrlimit", lambda _: (4, 4))
+    account = Bounds(Settings(), lambda *_: None)
     opened = [Connection(busy=True), Connection(), Connection(), Connection()]
     for number, connection in enumerate(opened):
         account.opened()

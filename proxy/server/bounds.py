@@ -60,7 +60,7 @@ class Unfinished(Protocol):
         """Drop the part that has arrived, and answer with `error`."""
 
 
-class Inbound:
+class Bounds:
     """Counts the bytes of one process's request bodies, and keeps its connections' deadlines."""
 
     def __init__(self, settings: Settings, warn: Callable[[str, str], None]) -> None:
