@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -53,6 +54,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     capture_limit: Annotated[int, Meta(ge=1 << 20, description="a size of at least 1MiB, such as 1GiB")] = 1 << 30
     """Largest size of all captures."""
     admin_token: str | None = None
+    """What the operator logs in with, and what metrics and deep health ask for."""
+    monitor_networks: Annotated[
+        tuple[str, ...], Meta(description="addresses or networks such as 10.0.0.0/8, with commas between")
+    ] = ()
+    """Networks whose callers may read metrics and deep health without the token."""
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000, description="a number above 0")] = 1_000
     """Connections to upstreams at once, for each worker process."""
     allowed_hosts: Annotated[frozenset[HostName], Meta(description="host names without ports, with commas between")] = (
@@ -131,6 +137,11 @@ def _names(text: str) -> list[str]:
     return [name.strip().lower().removesuffix(".").strip("[]") for name in text.split(",") if name.strip()]
 
 
+def _networks(text: str) -> list[str]:
+    """Networks in their usual form. Raises ValueError."""
+    return [str(ip_network(name.strip(), strict=False)) for name in text.split(",") if name.strip()]
+
+
 def _filled(text: str) -> str:
     """The text. Raises ValueError if it is empty: `--host "$HOST"` must not listen on all addresses without HOST."""
     if not text.strip():
@@ -152,6 +163,7 @@ _PLAIN: Mapping[str, Callable[[str], object]] = {
     "dashboard": _path,
     "dashboard_limit": _bytes,
     "host": _filled,
+    "monitor_networks": _networks,
     "policies": _path,
     "store": _path,
 }

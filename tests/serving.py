@@ -39,6 +39,9 @@ Policies = Mapping[str, Json | str]
 START = 60.0
 """Seconds within which a proxy must start. A busy machine takes long."""
 
+ADMIN = "the operator's token of tests"
+"""Opens the dashboard of proxies that have one."""
+
 PLAIN = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For httpx's `verify`, because no test here uses TLS. By default httpx reads all certificates for each client, and for
 each call without one, which takes 30 ms of CPU time."""
@@ -101,7 +104,8 @@ def served(policies: Policies | None = None, store: Path | None = None, **settin
         listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
         proxy = _prepared(held, listener.getsockname()[1], policies, store)
         made = Settings(port=proxy.port, policies=proxy.policies, store=str(proxy.store), drain_timeout=5)
-        made = msgspec.structs.replace(made, **settings)
+        given = {"admin_token": ADMIN} if "dashboard" in settings else {}
+        made = msgspec.structs.replace(made, **{"monitor_networks": ("127.0.0.0/8",), **given, **settings})
         # Not `server.serve`, which takes over the process' signals and logging.
         server = uvicorn.Server(config(made, build(made)))
         thread = threading.Thread(target=server.run, args=([listener],), name="proxy", daemon=True)
@@ -135,8 +139,9 @@ def spawned(
         proxy.log_file = proxy.folder / "proxy.log"
         arguments = ["serve", "--port=0", f"--store={proxy.store}", *flags]
         arguments += [f"--policies={proxy.policies}"] if proxy.policies else []
+        told = {**_clean_environment(), "OFFLOAD_MONITOR_NETWORKS": "127.0.0.0/8", **(environment or {})}
         with proxy.log_file.open("wb") as log:
-            proxy.process = started(arguments, {**_clean_environment(), **(environment or {})}, log, log)
+            proxy.process = started(arguments, told, log, log)
         held.callback(stop, proxy.process)
         proxy.port = _announced_port(proxy, proxy.process)
         _wait_until_healthy(proxy, lambda: proxy.process is not None and proxy.process.poll() is None)

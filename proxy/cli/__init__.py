@@ -40,6 +40,7 @@ _SERVE = (
     ("drain-timeout", "SECONDS", "longest time for requests under way to finish after SIGTERM [30]"),
     ("max-connections", "N", "connections to upstreams at once, for each process [1000]"),
     ("allowed-hosts", "NAMES", "comma-separated host names that browsers may use, besides loopback's [none]"),
+    ("monitor-networks", "NETWORKS", "comma-separated networks that may read /metrics without a token [none]"),
     ("capture", "DIR", "keep whole requests for `replay`, of tenants whose policy has `capture: true` [off]"),
     ("capture-limit", "SIZE", "largest size of all captures; the oldest are deleted [1GiB]"),
     ("dashboard", "FILE", "record requests in this SQLite file, for the pages at /_offload/ [off]"),
@@ -50,7 +51,7 @@ _SERVE = (
 
 _ENVIRONMENT = """\
 Each flag is also a variable: --body-limit is OFFLOAD_BODY_LIMIT. A flag overrides its variable.
-With OFFLOAD_ADMIN_TOKEN, callers on other machines can see /metrics and /_offload/.
+OFFLOAD_ADMIN_TOKEN opens /metrics, /health?deep=1 and /_offload/.
 """
 
 

@@ -7,20 +7,16 @@ what all workers wrote (`queries`).
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxy.dashboard.access import Access
-from proxy.dashboard.queries import Reader, unreadable
+from proxy.dashboard.access import Access, Viewer, use_link
+from proxy.dashboard.queries import Queries, Reader
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
 from proxy.policies.tenants import identify, retention
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from proxy.policies import Policies
     from proxy.policy import Policy
     from proxy.requests.attempt import Attempt
@@ -38,28 +34,24 @@ ENDED = 1_000
 class Dashboard:
     """The dashboard of one process. Without `settings.dashboard` it records nothing, and its pages say so.
 
-    `is_local` says whether a request comes from this machine, and `health` returns the state of this
-    process, with what it believes of the upstreams of some namespaces.
+    `health` returns the state of this process, with what it believes of the upstreams of some namespaces.
     """
 
     def __init__(
         self,
         settings: Settings,
         policies: Callable[[], Policies],
-        is_local: Callable[[Request], bool],
         health: Callable[[Collection[str]], Awaitable[Mapping[str, Any]]],
     ) -> None:
-        self._path = settings.dashboard
+        self._settings = settings
         self._content = settings.dashboard_content
         self._policies = policies
-        self.is_local = is_local
         self._health = health
         self._writer: Writer | None = None
-        if self._path is not None:
-            self._writer = Writer(self._path, settings.dashboard_limit, lambda name: retention(name, policies()))
+        if (path := settings.dashboard) is not None:
+            self._operators, self._viewers = Queries(path), Queries(path)
+            self._writer = Writer(path, settings.dashboard_limit, lambda name: retention(name, policies()))
         self.access = Access(settings.admin_token, lambda: self._writer.secret if self._writer else b"")
-        self._pool = ThreadPoolExecutor(1, "dashboard-reader")
-        self._reader: Reader | None = None
         self._ended: dict[str, Attempt] = {}
 
     # -- what requests call --
@@ -83,10 +75,9 @@ class Dashboard:
 
     def close(self) -> None:
         """Write what waits."""
-        if self._reader is not None:
-            self._reader.stop()
-        self._pool.shutdown(wait=False, cancel_futures=True)
         if self._writer is not None:
+            self._operators.close()
+            self._viewers.close()
             self._writer.close()
 
     # -- what pages call --
@@ -101,27 +92,39 @@ class Dashboard:
             "fault": state.fault,
             "written": state.written,
             "dropped": state.dropped,
-            "file": str(self._path),
+            "file": str(self._settings.dashboard),
         }
 
     async def health(self) -> Mapping[str, Any]:
         """Return the state of this process, and how the writing goes."""
         state, namespaces = self.state(), list[str]()
         try:
-            namespaces = namespaces if state["off"] else await self.read(lambda reader: reader.namespaces())
+            namespaces = namespaces if state["off"] else await self.read(lambda reader: reader.namespaces(), Viewer())
         except DashboardFault as fault:
             state["fault"] = state["fault"] or str(fault)
         return {"dashboard": state, **await self._health(namespaces)}
 
-    async def read(self, query: Callable[[Reader], T]) -> T:
-        """Run a query in the reader's thread. Raises DashboardFault."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._read, query)
-        except RuntimeError as error:
-            raise DashboardFault("The process ends") from error
+    async def read(self, query: Callable[[Reader], T], viewer: Viewer) -> T:
+        """Run a query. Viewers wait for each other, and the operator for none of them. Raises DashboardFault, and
+        Overloaded if too many wait."""
+        state = self.state()
+        if state["off"]:
+            raise DashboardFault(state["fault"])
+        queries = self._operators if viewer.operator else self._viewers
+        return await queries.run(query, viewer.namespace or "")
 
-    def namespace(self, key: str) -> tuple[str | None, str]:
+    async def opens(self, code: str) -> bool:
+        """Return whether this is the code of a link that was printed and never used."""
+        return await asyncio.to_thread(use_link, self._settings, code)
+
+    async def known(self, key: str) -> tuple[str | None, str]:
         """Return the namespace that a caller's key opens, or None and why there is none."""
+        namespace, why = self._namespace(key)
+        if namespace is None or await self.read(lambda reader: reader.knows(namespace), Viewer(namespace)):
+            return namespace, why
+        return None, "Nothing is kept of this key's requests."
+
+    def _namespace(self, key: str) -> tuple[str | None, str]:
         try:
             tenant = identify([(b"authorization", b"Bearer " + key.encode())], self._policies())
         except Unauthorized as error:
@@ -142,16 +145,3 @@ class Dashboard:
 
     def _policy(self, tenant: str) -> Policy | None:
         return next((one for one in self._policies().all() if one.tenant == tenant), None)
-
-    def _read(self, query: Callable[[Reader], T]) -> T:
-        state = self.state()
-        if self._path is None or state["off"]:
-            raise DashboardFault(state["fault"])
-        try:
-            if self._reader is not None and self._reader.gone():
-                self._reader = None  # and never closed: that would delete the log of the file in its place
-            if self._reader is None:
-                self._reader = Reader(self._path)
-        except sqlite3.Error as error:
-            raise unreadable(error) from error
-        return query(self._reader)

@@ -6,9 +6,11 @@ Whoever calls these has passed the check of `Host` and `Origin`, which the appli
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
+from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -18,7 +20,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from proxy import __version__
-from proxy.dashboard.access import COOKIE, VALID, Viewer
+from proxy.dashboard.access import COOKIE, VALID, VALID_BY_LINK, Viewer
 from proxy.dashboard.describe import KINDS
 from proxy.dashboard.queries import NO_ROW, Reader
 from proxy.dashboard.rows import DAY, HOUR
@@ -54,15 +56,22 @@ LOGIN = """<!doctype html>
 <link rel="stylesheet" href="static/dashboard.css"><link rel="icon" href="static/icon.svg"></head>
 <body class="login"><main><h1>Offload Proxy</h1>
 <p role="alert">{said}</p>
-<form method="post" action="login"><h2>Operator</h2>
-<label for="token">Admin token (OFFLOAD_ADMIN_TOKEN)</label>
-<input id="token" name="token" type="password" autocomplete="current-password" required>
-<button>Log in</button></form>
+{operator}
 <form method="post" action="login"><h2>Your own requests</h2>
 <label for="key">API key, as your client sends it</label>
 <input id="key" name="key" type="password" autocomplete="off" required>
 <button>Show my requests</button></form></main></body></html>
 """
+
+WITH_TOKEN = """<form method="post" action="login"><h2>Operator</h2>
+<label for="token">Admin token (OFFLOAD_ADMIN_TOKEN)</label>
+<input id="token" name="token" type="password" autocomplete="current-password" required>
+<button>Log in</button></form>"""
+
+WITH_LINK = """<section><h2>Operator</h2><p>Open the link that <code>offload-proxy serve</code> printed when it
+started. It opens once. To log in again and again, start the proxy with OFFLOAD_ADMIN_TOKEN.</p></section>"""
+
+USED = "This link has been used, or a later start of the proxy printed another one."
 
 Answer = Callable[["Request", Viewer], Awaitable[Any]]
 
@@ -96,7 +105,7 @@ class _Pages:
     # -- pages --
 
     async def index(self, request: Request) -> Response:
-        if self._viewer(request) is None:
+        if self._by_cookie(request) is None:
             return RedirectResponse("login", 303, HEADERS)
         return _static("index.html")
 
@@ -104,27 +113,38 @@ class _Pages:
         return _static(request.path_params["name"])
 
     async def login(self, request: Request) -> Response:
-        """Show the form, or check what it sent and set the cookie."""
-        if request.method != "POST":
-            return _page(LOGIN.format(said=""))
-        form = await _form(request)
+        """Show the form, or check what it sent, or the code of a link, and set the cookie."""
+        code = request.query_params.get("once", "")
+        if request.method != "POST" and not code:
+            return self._form("")
+        form, valid = await _form(request) if request.method == "POST" else {}, VALID
         token, key = form.get("token", ""), form.get("key", "")
-        if token:
-            cookie = self._access.cookie(None) if self._access.is_admin(token) else None
-            said = (
-                "This is not the admin token." if self._access.has_token else "This proxy has no OFFLOAD_ADMIN_TOKEN."
+        if code:
+            valid, opens = VALID_BY_LINK, await self._dashboard.opens(code)
+            cookie, said = self._access.cookie(None, valid) if opens else None, USED
+        elif token:
+            cookie, said = (
+                self._access.cookie(None) if self._access.is_admin(token) else None,
+                "This is not the admin token.",
             )
         else:
-            namespace, said = self._dashboard.namespace(key)
+            try:
+                namespace, said = await self._dashboard.known(key)
+            except DashboardFault as fault:
+                namespace, said = None, str(fault)
             cookie = self._access.cookie(namespace) if namespace else None
         if cookie is None:
-            return _page(LOGIN.format(said=said), 403)
+            return self._form(said, 403)
         response = RedirectResponse("./", 303, HEADERS)
         secure = request.headers.get("origin", "").startswith("https://")
         response.set_cookie(
-            COOKIE, cookie, max_age=VALID, path="/_offload/", secure=secure, httponly=True, samesite="strict"
+            COOKIE, cookie, max_age=valid, path="/_offload/", secure=secure, httponly=True, samesite="strict"
         )
         return response
+
+    def _form(self, said: str, status: int = 200) -> Response:
+        operator = WITH_TOKEN if self._access.has_token else WITH_LINK
+        return Response(LOGIN.format(said=escape(said), operator=operator), status, HEADERS, TYPES["html"])
 
     async def logout(self, request: Request) -> Response:
         response = RedirectResponse("login", 303, HEADERS)
@@ -136,7 +156,7 @@ class _Pages:
     async def answer(self, answer: Answer, request: Request) -> Response:
         """Answer with JSON, or with an error of ours."""
         try:
-            viewer = self._viewer(request)
+            viewer = await self._viewer(request)
             if viewer is None:
                 raise Unauthorized("Log in at /_offload/login")
             body, status = _json(await answer(request, viewer)), 200
@@ -154,6 +174,7 @@ class _Pages:
             "logged_in": COOKIE in request.cookies,
             "version": __version__,
             "worker": os.getpid(),
+            "replica": socket.gethostname(),
             "kinds": KINDS,
             **(
                 state
@@ -164,11 +185,17 @@ class _Pages:
 
     async def requests(self, request: Request, viewer: Viewer) -> Any:
         before, after = _number(request, "before", NO_ROW), _number(request, "after", 0)
-        return await self._dashboard.read(lambda reader: reader.requests(viewer.namespace, before=before, after=after))
+        return await self._dashboard.read(
+            lambda reader: reader.requests(viewer.namespace, before=before, after=after), viewer
+        )
 
     async def request(self, request: Request, viewer: Viewer) -> Any:
         id = _whole(request.path_params["id"])
-        found = None if id is None else await self._dashboard.read(lambda reader: reader.request(id, viewer.namespace))
+        found = (
+            None
+            if id is None
+            else await self._dashboard.read(lambda reader: reader.request(id, viewer.namespace), viewer)
+        )
         if found is None:
             raise NotThere("Nothing is kept of this request")
         if found["detail"] and not self._dashboard.shows_content(found["tenant"]):
@@ -178,34 +205,35 @@ class _Pages:
     async def savings(self, request: Request, viewer: Viewer) -> Any:
         days = min(max(_number(request, "days", 30), 1), LONGEST_DAYS)
         since = time.time() - days * DAY
-        return await self._dashboard.read(partial(savings_page, since, viewer.namespace, self._dashboard.price))
+        return await self._dashboard.read(partial(savings_page, since, viewer.namespace, self._dashboard.price), viewer)
 
     async def sessions(self, request: Request, viewer: Viewer) -> Any:
-        return await self._dashboard.read(lambda reader: reader.sessions(viewer.namespace))
+        return await self._dashboard.read(lambda reader: reader.sessions(viewer.namespace), viewer)
 
     async def session(self, request: Request, viewer: Viewer) -> Any:
         try:
             session = int(request.path_params["session"][:16], 16)
         except ValueError:
             raise NotThere("There is no such session") from None
-        return await self._dashboard.read(lambda reader: reader.session(session % (1 << 63), viewer.namespace))
+        return await self._dashboard.read(lambda reader: reader.session(session % (1 << 63), viewer.namespace), viewer)
 
     async def health(self, request: Request, viewer: Viewer) -> Any:
         if not viewer.operator:
             raise Forbidden("This page is the operator's: log in with the admin token")
         return await self._dashboard.health()
 
-    def _viewer(self, request: Request) -> Viewer | None:
-        """Return who asks: by a valid cookie, else by bearer token, else as a caller on this machine."""
-        if (cookie := request.cookies.get(COOKIE)) and (viewer := self._access.viewer(cookie)):
+    def _by_cookie(self, request: Request) -> Viewer | None:
+        return self._access.viewer(request.cookies.get(COOKIE, ""))
+
+    async def _viewer(self, request: Request) -> Viewer | None:
+        """Return who asks, by a valid cookie or else by bearer token. Raises DashboardFault."""
+        if viewer := self._by_cookie(request):
             return viewer
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if token:
-            if self._access.is_admin(token):
-                return Viewer()
-            namespace, _ = self._dashboard.namespace(token)
-            return Viewer(namespace) if namespace else None
-        return Viewer() if self._dashboard.is_local(request) else None
+        if not token or self._access.is_admin(token):
+            return Viewer() if token else None
+        namespace, _ = await self._dashboard.known(token)
+        return Viewer(namespace) if namespace else None
 
 
 def savings_page(since: float, namespace: str | None, price: Price, reader: Reader) -> Any:
@@ -246,10 +274,6 @@ async def _form(request: Request) -> dict[str, str]:
         if len(body) > LARGEST_FORM:
             raise BodyTooLarge(f"The form is larger than {LARGEST_FORM} bytes")
     return {name: values[-1] for name, values in parse_qs(body.decode("latin-1")).items()}
-
-
-def _page(text: str, status: int = 200) -> Response:
-    return Response(text, status, HEADERS, TYPES["html"])
 
 
 def _static(name: str) -> Response:

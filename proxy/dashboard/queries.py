@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from proxy.dashboard.describe import detail
 from proxy.dashboard.rows import DAY, HOUR, KEYS, SUMS, Row, moved, nested
-from proxy.errors import DashboardFault
+from proxy.errors import DashboardFault, Overloaded
 from proxy.telemetry.outcome import Holdout, Kind
 
 SECONDS = 5.0
@@ -30,6 +34,11 @@ REQUESTS = 2_000
 
 NO_ROW = 1 << 62
 """Above the ids of all rows."""
+
+AT_ONCE, VIEWERS = 4, 32
+"""Queries that one viewer may have under way, and all viewers together."""
+
+T = TypeVar("T")
 
 
 class Reader:
@@ -63,6 +72,10 @@ class Reader:
         """Return the namespaces of up to `PAGE` sessions, the newest."""
         newest = f"SELECT namespace FROM sessions ORDER BY last DESC LIMIT {PAGE}"
         return [row["namespace"] for row in self._rows(f"SELECT DISTINCT namespace FROM ({newest})")]
+
+    def knows(self, namespace: str) -> bool:
+        """Return whether there is a request of this namespace."""
+        return bool(self._rows("SELECT 1 FROM requests WHERE namespace = ? LIMIT 1", namespace))
 
     def requests(self, namespace: str | None = None, *, before: int = NO_ROW, after: int = 0) -> list[Row]:
         """Return up to `PAGE` rows with ids between these, the newest first."""
@@ -148,6 +161,43 @@ class Reader:
 
     def _late(self) -> bool:
         return time.monotonic() > self._until
+
+
+class Queries:
+    """Runs queries in a thread, one after the other, with a reader of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pool = ThreadPoolExecutor(1, "dashboard-reader")
+        self._reader: Reader | None = None
+        self._waiting = Counter[str]()
+
+    async def run(self, query: Callable[[Reader], T], viewer: str = "") -> T:
+        """Return what a query of this viewer returns. Raises DashboardFault, and Overloaded if too many wait."""
+        if viewer and (self._waiting[viewer] >= AT_ONCE or self._waiting.total() >= VIEWERS):
+            raise Overloaded("Too many viewers at once; try again")
+        self._waiting[viewer] += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, query)
+        except RuntimeError as error:
+            raise DashboardFault("The process ends") from error
+        finally:
+            self._waiting[viewer] -= 1
+            self._waiting += Counter()  # drops those that are at 0
+
+    def close(self) -> None:
+        """End what runs and what waits."""
+        if self._reader is not None:
+            self._reader.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, query: Callable[[Reader], T]) -> T:
+        try:
+            if self._reader is None or self._reader.gone():  # never closed: that would delete the new file's log
+                self._reader = Reader(self._path)
+        except sqlite3.Error as error:
+            raise unreadable(error) from error
+        return query(self._reader)
 
 
 def unreadable(error: Exception) -> DashboardFault:

@@ -6,6 +6,7 @@
 | details | request, the newest `DETAILED`: what became of its messages |
 | sessions | session |
 | sums | minute, hour or day, namespace and `KEYS` |
+| links | link that opens the dashboard once |
 | forgotten | namespace that `store forget` deleted, for rows that other processes have yet to write |
 
 A write-ahead log lets pages read while workers write. A worker waits up to `BUSY` seconds for another's transaction.
@@ -102,6 +103,7 @@ TABLES: Mapping[str, Sequence[str]] = {
     "sums": (*_SUMS_KEYS, *SUMS, f"PRIMARY KEY ({', '.join(_SUMS_KEYS)})"),
     "forgotten": ("digest PRIMARY KEY", "time"),
     "secret": ("value",),
+    "links": ("digest",),
 }
 """Each table's columns."""
 
@@ -169,6 +171,15 @@ class Rows:
         """Return random bytes that all processes with this file share."""
         [value] = self.connection.execute("SELECT value FROM secret").fetchone()
         return bytes(value)
+
+    def set_link(self, code: str) -> None:
+        """Let this code open the dashboard once, and no earlier one."""
+        self.connection.execute("DELETE FROM links")
+        self.connection.execute("INSERT INTO links VALUES (?)", (_digest(code),))
+
+    def use_link(self, code: str) -> bool:
+        """Return whether this code opens the dashboard. It does not open it again."""
+        return self.connection.execute("DELETE FROM links WHERE digest = ?", (_digest(code),)).rowcount == 1
 
     def write(self, recorded: Sequence[Recorded]) -> int:
         """Add rows, except those that were to be forgotten, and return how many. Makes room first."""
@@ -404,9 +415,9 @@ def _sessions(rows: Sequence[Row]) -> Iterator[Row]:
             }
 
 
-def _digest(namespace: str) -> bytes:
-    """Return that by which a namespace is known that was forgotten."""
-    return sha256(namespace.encode()).digest()
+def _digest(name: str) -> bytes:
+    """Return that by which a name is known that the file is not to have."""
+    return sha256(name.encode()).digest()
 
 
 # -- the file by its path --

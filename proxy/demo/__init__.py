@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import signal
 import sys
@@ -60,16 +61,17 @@ def _run(folder: Path, serve: bool) -> int:
                 for row in session.run():
                     shown.show(row)
             if serve:
-                _serve(address)
+                _serve(folder / "proxy.log")
         # The proxy has exited and written all its records.
         outcome = session.outcome(asyncio.run(_originals(folder / "store")))
     sys.stdout.write("\n" + screen.summary(outcome, str(folder), sys.executable))
     return FAILED if outcome.faults() else OK
 
 
-def _serve(address: str) -> None:
-    """Say where the dashboard is, and wait for Ctrl-C or a signal."""
-    sys.stdout.write(f"\ndashboard     {address}/_offload/#sessions (Ctrl-C ends it)\n")
+def _serve(log: Path) -> None:
+    """Say where the dashboard opens, which the proxy's log has, and wait for Ctrl-C or a signal."""
+    found = re.search(r"the dashboard opens, once, at (\S+)", log.read_text(encoding="utf-8", errors="replace"))
+    sys.stdout.write(f"\ndashboard     {found[1] if found else 'is off'} (opens once; Ctrl-C ends it)\n")
     sys.stdout.flush()
     with suppress(KeyboardInterrupt, SystemExit):
         threading.Event().wait()

@@ -35,7 +35,7 @@ from proxy.server import origin
 from proxy.server.bounds import COME_BACK
 from proxy.server.health import DeepHealth
 from proxy.server.lifespan import running, settled
-from proxy.server.own_routes import Operator, is_local_page, own_routes
+from proxy.server.own_routes import Monitors, own_routes
 from proxy.stores import expires_by_itself, open_store
 from proxy.stores.guarded import Guarded
 from proxy.stores.retention import Sweeper
@@ -88,7 +88,7 @@ class App:
         self._on_loopback = origin.is_loopback(settings.host)
         self._metrics = Metrics()
         self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
-        self._dashboard = Dashboard(settings, lambda: self._book.current, is_local_page, self._state)
+        self._dashboard = Dashboard(settings, lambda: self._book.current, self._state)
         shown = (self._dashboard.record,) if settings.dashboard else ()
         self._ledger = Recorder(logs.requests, self._metrics.record, *shown)
         self._record = self._ledger.record
@@ -137,9 +137,9 @@ class App:
         """The tasks that serve requests now."""
         self._under_way: Counter[str] = Counter()
         self._uploads: Counter[str] = Counter()
-        operator = Operator(settings.admin_token, self._check_origin)
+        monitors = Monitors(settings.admin_token, settings.monitor_networks, self._check_origin)
         self._own = own_routes(
-            operator, self._check_deeply, self._show_metrics, pages.routes(self._dashboard), self._lifespan
+            monitors, self._check_deeply, self._show_metrics, pages.routes(self._dashboard), self._lifespan
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

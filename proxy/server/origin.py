@@ -39,12 +39,6 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def names_loopback(authority: str) -> bool:
-    """Return whether `Host` names loopback, with any port."""
-    found = _AUTHORITY.fullmatch(authority.strip().lower())
-    return found is not None and is_loopback(found["host"])
-
-
 def check(headers: Iterable[Header], target: bytes, allowed: Collection[str]) -> None:
     """Raises ForeignSite if a foreign page may have sent the request.
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from ipaddress import ip_address
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -16,31 +16,53 @@ from starlette.routing import BaseRoute, Route
 from proxy import operations
 from proxy.errors import ClientFault, Forbidden, ProxyError
 from proxy.requests.exchange import Exchange
-from proxy.server import origin
 
 if TYPE_CHECKING:
     from starlette.types import Lifespan, Message
 
 
-class Operator:
-    """Tells the operator from others. `check_origin` raises ForeignSite if a web page may have sent the request."""
+class Monitors:
+    """Who may read metrics and deep health: callers with the admin token, and callers in networks that the operator
+    named. Being on this machine is no reason: a reverse proxy on it is there as well.
 
-    def __init__(self, admin_token: str | None, check_origin: Callable[[Exchange], None]) -> None:
+    `check_origin` raises ForeignSite if a web page in a browser on this machine may have sent the request.
+    """
+
+    def __init__(
+        self, admin_token: str | None, networks: Iterable[str], check_origin: Callable[[Exchange], None]
+    ) -> None:
         self._token = admin_token
+        self._networks = [*map(ip_network, networks)]
         self._check_origin = check_origin
 
     def require(self, request: Request) -> None:
-        """Raises Forbidden unless the caller has the admin token, or is on this machine and not a web page."""
+        """Raises Forbidden for all others."""
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._token and hmac.compare_digest(given.encode(), self._token.encode()):
             return
-        if not is_local(request):
-            raise Forbidden("This is for callers on this machine, or with OFFLOAD_ADMIN_TOKEN as bearer token")
-        self._check_origin(Exchange(request.scope, request.receive, _unheard))
+        if not self._named(request):
+            raise Forbidden(
+                "This needs OFFLOAD_ADMIN_TOKEN as bearer token, or --monitor-networks with the network of the caller"
+            )
+
+    def _named(self, request: Request) -> bool:
+        """Whether the caller is in one of the networks, and no proxy that says that it forwards a request."""
+        names = request.headers.keys()
+        if request.client is None or any(name in _FORWARDED or name.startswith("x-forwarded-") for name in names):
+            return False
+        address = ip_address(request.client.host)
+        mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+        if address.is_loopback:
+            self._check_origin(Exchange(request.scope, request.receive, _unheard))
+        return any((mapped or address) in network for network in self._networks)
+
+
+_FORWARDED = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"))
+"""Headers that proxies add to what they forward, beside `X-Forwarded-...`."""
 
 
 def own_routes(
-    operator: Operator,
+    monitors: Monitors,
     deep_health: Callable[[], Awaitable[tuple[bool, Mapping[str, Any]]]],
     metrics: Callable[[], Awaitable[tuple[str, bytes]]],
     others: Sequence[BaseRoute],
@@ -51,7 +73,7 @@ def own_routes(
     async def health(request: Request) -> Response:
         if request.query_params.get("deep", "0") in ("", "0", "false"):
             return JSONResponse({"status": "healthy"})
-        operator.require(request)
+        monitors.require(request)
         healthy, page = await deep_health()
         return JSONResponse(page, 200 if healthy else 503)
 
@@ -59,7 +81,7 @@ def own_routes(
         return Response(operations.description(), media_type="application/json")
 
     async def show_metrics(request: Request) -> Response:
-        operator.require(request)
+        monitors.require(request)
         kind, page = await metrics()
         return Response(page, media_type=kind)
 
@@ -73,23 +95,6 @@ def own_routes(
         lifespan=lifespan,
         exception_handlers=dict.fromkeys((HTTPException, ProxyError, Exception), _in_openais_shape),
     )
-
-
-def is_local(request: Request) -> bool:
-    """Return whether the caller is on this machine and is not a proxy that forwards a request from elsewhere."""
-    names = request.headers.keys()
-    if request.client is None or any(name in _FORWARDED or name.startswith("x-forwarded-") for name in names):
-        return False
-    return ip_address(request.client.host).is_loopback
-
-
-_FORWARDED = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"))
-"""Headers that proxies add to what they forward, beside `X-Forwarded-...`."""
-
-
-def is_local_page(request: Request) -> bool:
-    """Return whether the caller is local and also names this machine: some proxies add nothing but keep `Host`."""
-    return is_local(request) and all(map(origin.names_loopback, request.headers.getlist("host")))
 
 
 async def _unheard(_: Message) -> None:

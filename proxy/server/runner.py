@@ -28,6 +28,7 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
+from proxy.dashboard.access import new_link
 from proxy.errors import UserMistake
 from proxy.server.app import App, build
 from proxy.server.bounds import IDLE_SECONDS, Bounds
@@ -86,6 +87,7 @@ def serve(settings: Settings) -> int:
     warn_of_a_short_token(settings.admin_token)
     app = build(settings)
     with _listener(settings.host, settings.port) as listener:
+        _tell_link(settings, listener)
         if settings.workers == 1:
             return _serve_alone(settings, app, listener)
         with prepare_multiprocess():
@@ -167,6 +169,13 @@ def _listener(host: str, port: int) -> socket.socket:
         raise UserMistake(f"cannot listen on {_address(host, port)}: expected a host name or an address") from error
     listener.set_inheritable(True)
     return listener
+
+
+def _tell_link(settings: Settings, listener: socket.socket) -> None:
+    host, port, *_ = listener.getsockname()
+    if link := new_link(settings, f"http://{_address(host, port)}"):
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"offload-proxy: the dashboard opens, once, at {link}\n")
 
 
 def _announce(listener: socket.socket) -> None:

@@ -83,9 +83,11 @@ def test_the_demo_serves_its_session_until_it_is_told_to_end(environment: dict[s
         [*COMMAND, "--serve"], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT, start_new_session=True
     ) as demo:
         assert demo.stdout
-        said = (re.match(r"dashboard +(http:\S+)#sessions ", line) for line in demo.stdout)
-        address = next(found[1] for found in said if found)
-        shown = httpx.get(f"{address}api/sessions", timeout=30).json()
+        said = (re.match(r"dashboard +(http:\S+) ", line) for line in demo.stdout)
+        link = next(found[1] for found in said if found)
+        with httpx.Client(timeout=30, follow_redirects=True) as browser:
+            assert browser.get(link).status_code == 200
+            shown = browser.get(f"{link.partition('login')[0]}api/sessions").json()
         os.killpg(demo.pid, signal.SIGINT)
         rest = demo.stdout.read()
     assert demo.returncode == 0

@@ -76,7 +76,13 @@ class Page:
             assert asyncio.get_running_loop().time() < deadline, f"{expression} in {await self.text()}"
             await asyncio.sleep(0.05)
 
-    async def open(self, address: str) -> None:
+    async def open(self, address: str, token: str = "") -> None:
+        """Open a page of the dashboard. With the admin token, log in first."""
+        if token:
+            await self.call("Page.navigate", url=f"{address}login")
+            await self.until("document.getElementById('token') !== null")
+            await self.enter("token", token)
+            await self.until(f"{SHOWN} !== undefined")
         await self.call("Page.navigate", url=address)
         await self.until(f"location.href.startsWith({json.dumps(address)}) && {SHOWN} !== undefined")
 

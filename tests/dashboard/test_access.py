@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import shutil
+import socket
+import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from http.cookies import SimpleCookie
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import httpx
 import msgspec
 import pytest
 
-from proxy.dashboard.access import VALID, Access, Viewer
+from proxy.dashboard import Dashboard
+from proxy.dashboard.access import VALID, Access, Viewer, new_link, use_link
 from proxy.dashboard.pages import DAY, savings_page
-from proxy.dashboard.queries import Reader
+from proxy.dashboard.queries import AT_ONCE, VIEWERS, Reader
 from proxy.dashboard.rows import Recorded, Rows
+from proxy.errors import Overloaded
+from proxy.settings import Settings
 from proxy.telemetry.outcome import Holdout, Kind
-from tests.dashboard.traffic import begin, dashboard, outcome, recorded, session, turn
+from tests.dashboard.traffic import OPERATOR, begin, dashboard, outcome, recorded, session, turn
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import PLAIN, Proxy, served, tight
+from tests.serving import ADMIN, PLAIN, Proxy, served, spawned, tight, wait_until
 
 STRANGER = {"x-forwarded-for": "192.0.2.1"}
 """What a reverse proxy on this machine adds; its callers are elsewhere."""
@@ -45,10 +55,10 @@ def test_a_cookie_names_its_viewer_until_it_ends(clock: Clock) -> None:
     for namespace in (None, "acme-1"):
         cookie = ours.cookie(namespace)
         assert cookie is not None
-        assert ours.viewer(cookie) == Viewer(namespace, clock.now + VALID)
-        assert access(clock).viewer(cookie), "another worker with the same file takes it"
+        assert ours.viewer(cookie) == Viewer(namespace)
+        assert access(clock, secret=b"t" * 32).viewer(cookie), "another replica with the same token takes it"
         assert access(clock, token="changed").viewer(cookie) is None
-        assert access(clock, secret=b"t" * 32).viewer(cookie) is None
+        assert access(clock, token="").viewer(cookie) is None
         assert ours.viewer(cookie[:-4] + "AAA=") is None
     clock.now += VALID
     assert ours.viewer(cookie) is None
@@ -57,7 +67,15 @@ def test_a_cookie_names_its_viewer_until_it_ends(clock: Clock) -> None:
 @pytest.mark.parametrize("cookie", ["", "x", "é", "AAAA", "=" * 10, "A" * 5_000, "AAAA" * 20, "\x00"])
 def test_any_other_cookie_is_nobodys(clock: Clock, cookie: str) -> None:
     assert access(clock).viewer(cookie) is None
-    assert access(clock, secret=b"").viewer(cookie) is None
+    assert access(clock, token="", secret=b"").viewer(cookie) is None
+
+
+def test_without_a_token_the_files_secret_signs(clock: Clock) -> None:
+    ours = access(clock, token=None)
+    cookie = ours.cookie(None)
+    assert cookie and access(clock, token="").viewer(cookie) == Viewer()
+    assert access(clock, token=None, secret=b"t" * 32).viewer(cookie) is None
+    assert access(clock, token=None, secret=b"").cookie(None) is None
 
 
 def test_callers_with_other_keys_do_not_lock_the_operator_out(clock: Clock) -> None:
@@ -78,12 +96,11 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     with StrictUpstream() as upstream:
         policies = {
             "default": tight(upstream.url, share_namespace=True),
-            "acme": tight(upstream.url, api_keys=[{"env": "ONE"}, {"env": "TWO"}, {"env": "THREE"}]),
+            "acme": tight(upstream.url, api_keys=[{"env": "ONE"}, {"env": "TWO"}, {"env": "THREE"}, {"env": "FOUR"}]),
         }
         settings = {
-            "admin_token": "let me in",
             "allowed_hosts": ("proxy.example",),
-            "environment": {"ONE": "one", "TWO": "two", "THREE": "three"},
+            "environment": {"ONE": "one", "TWO": "two", "THREE": "three", "FOUR": "four"},
         }
         with served(policies, dashboard=path, **settings) as running:
             for caller in ("one", "two", "stranger"):
@@ -107,7 +124,7 @@ ALL = ["model-of-one", "model-of-stranger", "model-of-three", "model-of-two"]
 
 def test_the_operator_sees_everything(proxy: Proxy) -> None:
     assert seen(proxy) == ALL
-    assert seen(proxy, headers={**STRANGER, "authorization": "Bearer let me in"}) == ALL
+    assert seen(proxy, headers={**STRANGER, "authorization": f"Bearer {ADMIN}"}) == ALL
 
 
 @pytest.mark.parametrize("path", ["", "api/me", "api/requests", "api/savings", "api/sessions", "api/health"])
@@ -117,20 +134,10 @@ def test_others_see_nothing(proxy: Proxy, path: str) -> None:
     assert "model-of" not in reply.text
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"x-forwarded-host": "proxy.example"}, {"x-forwarded-for": ""}, {"forwarded": "for=_x"}, {"via": "1.1 cache"},
-     {"x-real-ip": "127.0.0.1"}, {"cf-connecting-ip": "192.0.2.1"}, {"host": "proxy.example"},
-     {"host": "proxy.example:80"}],
-    ids=str,
-)  # fmt: skip
-def test_what_a_proxy_forwards_is_not_local(proxy: Proxy, headers: dict[str, str]) -> None:
-    assert httpx.get(f"{proxy.root}/_offload/api/requests", headers=headers, verify=PLAIN).status_code == 401
-
-
-@pytest.mark.parametrize("host", ["localhost", "[::1]:8787", "[::1]", "127.0.0.1:80"])
-def test_every_name_of_this_machine_is_local(proxy: Proxy, host: str) -> None:
-    assert seen(proxy, headers={"host": host}) == ALL
+def test_being_on_this_machine_opens_nothing(proxy: Proxy) -> None:
+    for host in ("localhost", "127.0.0.1:80", "proxy.example"):
+        reply = httpx.get(f"{proxy.root}/_offload/api/requests", headers={"host": host}, verify=PLAIN)
+        assert reply.status_code == 401
 
 
 def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:
@@ -149,7 +156,7 @@ def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:
 def test_what_became_of_messages_is_for_the_operator_and_their_owner(proxy: Proxy) -> None:
     place = next(row["id"] for row in dashboard(proxy, "requests") if row["compacted"])
     for headers, status in (
-        ({}, 200),
+        (OPERATOR, 200),
         ({"authorization": "Bearer three"}, 200),
         ({"authorization": "Bearer one"}, 404),
     ):
@@ -196,20 +203,19 @@ def test_a_key_that_nobody_listed_does_not_open_a_shared_namespace(proxy: Proxy)
 
 
 def test_the_login_sets_a_cookie_that_only_the_browser_and_the_proxy_see(proxy: Proxy) -> None:
-    done = login(proxy, token="let me in")
+    done = login(proxy, token=ADMIN)
     assert (done.status_code, done.headers["location"]) == (303, "./")
     cookie = SimpleCookie(done.headers["set-cookie"])["offload_session"]
     assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "strict", "/_offload/")
     assert not cookie["secure"]
-    assert "let me in" not in str(done.headers)
+    assert ADMIN not in str(done.headers)
     assert seen(proxy, headers=STRANGER, cookies={"offload_session": cookie.value}) == ALL
 
-    safe = login(proxy, {"origin": "https://localhost"}, token="let me in")
+    safe = login(proxy, {"origin": "https://localhost"}, token=ADMIN)
     assert SimpleCookie(safe.headers["set-cookie"])["offload_session"]["secure"]
 
     own = SimpleCookie(login(proxy, key="two").headers["set-cookie"])["offload_session"].value
     assert seen(proxy, headers=STRANGER, cookies={"offload_session": own}) == ["model-of-two"]
-    assert seen(proxy, cookies={"offload_session": own}) == ["model-of-two"], "on this machine, too"
 
 
 def test_a_wrong_login_says_so(proxy: Proxy) -> None:
@@ -229,7 +235,7 @@ def test_a_wrong_login_says_so(proxy: Proxy) -> None:
 def test_pages_of_other_sites_get_nothing(proxy: Proxy, headers: dict[str, str]) -> None:
     for path in ("", "api/requests", "static/dashboard.js", "login"):
         assert httpx.get(f"{proxy.root}/_offload/{path}", headers=headers, verify=PLAIN).status_code == 403
-    refused = httpx.post(f"{proxy.root}/_offload/login", data={"token": "let me in"}, headers=headers, verify=PLAIN)
+    refused = httpx.post(f"{proxy.root}/_offload/login", data={"token": ADMIN}, headers=headers, verify=PLAIN)
     assert refused.status_code == 403
 
 
@@ -256,12 +262,120 @@ def test_only_static_files_are_served(proxy: Proxy, path: str) -> None:
      "requests/" + "9" * 5_000, "requests/-1", "requests/%D9%A3", "requests/0x1", "requests?before=%D9%A3"],
 )  # fmt: skip
 def test_odd_parameters_are_harmless(proxy: Proxy, path: str) -> None:
-    assert httpx.get(f"{proxy.root}/_offload/api/{path}", verify=PLAIN).status_code in (200, 404)
+    reply = httpx.get(f"{proxy.root}/_offload/api/{path}", headers=OPERATOR, verify=PLAIN)
+    assert reply.status_code in (200, 404)
 
 
 def test_a_secret_is_made_for_each_file(tmp_path: Path) -> None:
-    one, two = Rows(tmp_path / "one", 1 << 20), Rows(tmp_path / "two", 1 << 20)
-    again = Rows(tmp_path / "one", 1 << 20)
+    one, two, again = (Rows(tmp_path / name, 1 << 20) for name in ("one", "two", "one"))
     assert one.secret() == again.secret() != two.secret()
     for rows in (one, two, again):
         rows.close()
+
+
+def test_a_key_without_requests_logs_nobody_in(proxy: Proxy) -> None:
+    """A namespace is the digest of a key: any made-up one would have its own."""
+    refused = login(proxy, key="four")
+    assert (refused.status_code, "Nothing is kept" in refused.text) == (403, True)
+    headers = {"authorization": "Bearer four"}
+    assert httpx.get(f"{proxy.root}/_offload/api/requests", headers=headers, verify=PLAIN).status_code == 401
+
+
+async def test_viewers_are_bounded_and_never_keep_the_operator_waiting(tmp_path: Path) -> None:
+    path, go_on = tmp_path / "rows.db", threading.Event()
+    with closing(Rows(path, 1 << 20)) as rows:
+        rows.write([Recorded(1.0, outcome())])
+    board = Dashboard(Settings(dashboard=path), MagicMock(), MagicMock())
+
+    def waits(reader: Reader) -> int:
+        go_on.wait(30)
+        return 1
+
+    waiting = []
+    for number in range(VIEWERS // AT_ONCE):
+        viewer = Viewer(f"acme-{number}")
+        waiting += [asyncio.create_task(board.read(waits, viewer)) for _ in range(AT_ONCE)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await board.read(waits, viewer)
+    with pytest.raises(Overloaded):
+        await board.read(waits, Viewer("another-1"))
+    assert len(await board.read(lambda reader: reader.requests(), Viewer())) == 1
+    go_on.set()
+    assert sum(await asyncio.gather(*waiting)) == VIEWERS
+    assert await board.read(waits, Viewer("another-1")) == 1, "those that are done make place"
+    board.close()
+
+
+def test_without_a_token_a_printed_link_opens_the_pages_once(tmp_path: Path) -> None:
+    path, policies = tmp_path / "rows.db", {"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}
+    with spawned(policies, flags=["--workers=2", f"--dashboard={path}"]) as proxy:
+        [link] = re.findall(r"opens, once, at (\S+)", proxy.log())
+        assert link.startswith(f"{proxy.root}/_offload/login?once=")
+        with httpx.Client(follow_redirects=True, verify=PLAIN) as browser:
+            assert browser.get(link).status_code == 200
+            me = browser.get(f"{proxy.root}/_offload/api/me").json()
+            assert me["operator"] and me["replica"]
+        again = httpx.get(link, verify=PLAIN)
+        assert (again.status_code, "has been used" in again.text, "set-cookie" in again.headers) == (403, True, False)
+        for path in ("api/me", "api/requests", "api/health"):
+            assert httpx.get(f"{proxy.root}/_offload/{path}", verify=PLAIN).status_code == 401
+        form = {"token": ""}
+        assert httpx.post(f"{proxy.root}/_offload/login", data=form, verify=PLAIN).status_code == 403
+
+
+def test_a_later_start_replaces_the_link(tmp_path: Path) -> None:
+    settings = Settings(dashboard=tmp_path / "rows.db")
+    first, second = (new_link(settings, "http://here") or "" for _ in range(2))
+    assert not use_link(settings, first.partition("=")[2]) and not use_link(settings, "")
+    assert use_link(settings, second.partition("=")[2]) and not use_link(settings, second.partition("=")[2])
+    assert new_link(msgspec.structs.replace(settings, admin_token=ADMIN), "http://here") is None
+    (tmp_path / "damaged.db").write_bytes(b"no database" * 999)
+    assert new_link(Settings(dashboard=tmp_path / "damaged.db"), "http://here") is None
+
+
+NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
+
+CONF = """
+daemon off; pid {folder}/pid; error_log stderr;
+events {{}}
+http {{
+    access_log off; client_body_temp_path {folder}/b; proxy_temp_path {folder}/p; fastcgi_temp_path {folder}/f;
+    uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+    server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://127.0.0.1:{upstream}; }} }}
+}}
+"""
+
+
+@pytest.mark.skipif(not Path(NGINX).exists(), reason="needs nginx")
+@pytest.mark.parametrize("token", [ADMIN, None])
+def test_a_default_nginx_on_this_machine_opens_nothing(token: str | None, tmp_path: Path) -> None:
+    """It adds no header and replaces `Host` with the address of the upstream, as if a browser here had asked."""
+    settings = {"dashboard": tmp_path / "rows.db", "admin_token": token, "monitor_networks": ()}
+    with served({"default": {"upstream": {"base_url": "http://127.0.0.1:9/v1"}}}, **settings) as proxy:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        conf = tmp_path / "nginx.conf"
+        conf.write_text(CONF.format(folder=tmp_path, port=port, upstream=proxy.port))
+        process = subprocess.Popen([NGINX, "-p", str(tmp_path), "-c", str(conf)])
+        try:
+            public = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"host": "proxy.example"}, verify=PLAIN)
+            wait_until(lambda: _answers(public))
+            found = {path: public.get(path).status_code for path in ("/metrics", "/health?deep=1", "/_offload/")}
+            assert found == {"/metrics": 403, "/health?deep=1": 403, "/_offload/": 303}
+            for path in ("me", "requests", "sessions", "savings", "health"):
+                assert public.get(f"/_offload/api/{path}").status_code == 401
+            assert public.post("/_offload/login", data={"key": "made up"}).status_code == 403
+            if token:
+                monitor = {"authorization": f"Bearer {token}"}
+                assert public.get("/metrics", headers=monitor).status_code == 200
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False

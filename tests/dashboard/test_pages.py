@@ -16,7 +16,7 @@ from tests.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
 from tests.dashboard.speaking import READ, SAY, Model, ask, play
 from tests.dashboard.traffic import RESULT, begin, dashboard, key, recorded, session, turn, until
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import Proxy, served, tight
+from tests.serving import ADMIN, Proxy, served, tight
 
 pytestmark = [pytest.mark.sweep, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 
@@ -38,7 +38,7 @@ def proxy(upstream: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) ->
     """A proxy that has served a session, and one with hostile names and texts."""
     folder = tmp_path_factory.mktemp("dashboard")
     policy = tight(upstream.url, offload={"input_price": 2.0})
-    with served({"default": policy}, dashboard=folder / "rows.db", admin_token="let me in") as running:
+    with served({"default": policy}, dashboard=folder / "rows.db") as running:
         upstream.respond(model := Model())  # to other APIs than chat
         session(running, upstream, 12, read=True)
         for api in ("responses", "messages"):
@@ -76,7 +76,7 @@ def assert_clean(page: Page, proxy: Proxy) -> None:
 
 async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     await page.size(1200)
-    await page.open(address(proxy))
+    await page.open(address(proxy), ADMIN)
     shown = await page.show("#live")
     assert "gpt-4.1-mini" in shown and "event 1: " in shown
 
@@ -129,7 +129,7 @@ async def test_a_recorded_run_fills_every_page(page: Page, tmp_path: Path) -> No
             [one] = dashboard(proxy, "sessions")
             newest = dashboard(proxy, f"sessions/{one['session']}")[-1]["id"]
             await page.size(1200)
-            await page.open(address(proxy))
+            await page.open(address(proxy), ADMIN)
             pages = {
                 "live": ("#live", "moved"),
                 "savings": ("#savings", "expected for the rewritten requests"),
@@ -145,7 +145,7 @@ async def test_a_recorded_run_fills_every_page(page: Page, tmp_path: Path) -> No
 @pytest.mark.parametrize("api", ["responses", "messages"])
 async def test_sessions_of_other_apis_look_alike(api: str, proxy: Proxy, page: Page) -> None:
     await page.size(400, 800)
-    await page.open(address(proxy))
+    await page.open(address(proxy), ADMIN)
     assert f"model-of-{api}" in await page.show("#live")
     assert f"model-of-{api}" in await page.show("#savings")
     await page.show("#sessions")
@@ -175,14 +175,14 @@ async def test_requests_without_a_list_say_why(proxy: Proxy, upstream: StrictUps
     turn(proxy, begin("Left alone."), 1, model="left-alone", headers={"x-offload": "off"})
     until(lambda: any(row["model"] == "left-alone" for row in recorded(proxy, 1)))
     [row] = [row for row in recorded(proxy, 1) if row["model"] == "left-alone"]
-    await page.open(address(proxy))
+    await page.open(address(proxy), ADMIN)
     shown = await page.show(f"#request/{row['id']}")
     assert "the client asked for that" in shown and "messages are only listed with one" in shown
     assert_clean(page, proxy)
 
 
 async def test_hostile_text_is_shown_as_text(proxy: Proxy, page: Page) -> None:
-    await page.open(address(proxy))
+    await page.open(address(proxy), ADMIN)
     assert "<img src=" in await page.show("#live")
     await page.show("#savings")
     await page.show("#sessions")
@@ -196,7 +196,7 @@ async def test_hostile_text_is_shown_as_text(proxy: Proxy, page: Page) -> None:
 
 
 async def test_new_requests_appear_by_themselves(proxy: Proxy, upstream: StrictUpstream, page: Page) -> None:
-    await page.open(address(proxy))
+    await page.open(address(proxy), ADMIN)
     await page.show("#live")
     await page.until("document.querySelector('[role=status]').textContent === 'Waiting for requests.'")
     upstream.script(text("Hello."))
@@ -218,7 +218,7 @@ async def test_new_requests_appear_by_themselves(proxy: Proxy, upstream: StrictU
 async def test_pages_fit_a_narrow_screen_and_a_dark_one(proxy: Proxy, page: Page) -> None:
     await page.size(400, 800)
     await page.scheme("dark")
-    await page.open(address(proxy))
+    await page.open(address(proxy), ADMIN)
     for place in ("#live", "#savings", "#sessions", "#health"):
         await page.show(place)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 400, place
@@ -227,12 +227,12 @@ async def test_pages_fit_a_narrow_screen_and_a_dark_one(proxy: Proxy, page: Page
 
 
 async def test_the_keyboard_reaches_everything(proxy: Proxy, page: Page) -> None:
-    await page.open(address(proxy))
+    await page.open(address(proxy), ADMIN)
     reached = []
-    for _ in range(6):
+    for _ in range(7):
         await page.press("Tab")
         reached.append(await page.evaluate("document.activeElement.textContent.trim()"))
-    assert reached[:6] == ["Skip to the content", "Live", "Savings", "Sessions", "Health", "Pause"]
+    assert reached == ["Skip to the content", "Live", "Savings", "Sessions", "Health", "Log out", "Pause"]
     await page.press("Enter")
     assert await page.evaluate("document.activeElement.getAttribute('aria-pressed')") == "true"
     await page.press("Tab")
@@ -270,7 +270,7 @@ async def test_others_log_in_and_see_their_own_requests(proxy: Proxy, upstream: 
 
     await page.evaluate("document.querySelector('header form').submit()")
     await page.until("document.querySelector('#token') !== null")
-    await page.enter("token", "let me in")
+    await page.enter("token", ADMIN)
     await page.until(f"{SHOWN} === '#live'")
     assert "gpt-4.1-mini" in await page.show("#live")
     assert key("mine")["authorization"] not in str(page.asked)
@@ -291,7 +291,7 @@ async def test_texts_are_shown_where_operator_and_policy_allow_it(
                 upstream.script(text("I look."))
                 turn(proxy, messages, number, result=result, key=caller, model=caller)
         recorded(proxy, 6)
-        await page.open(address(proxy))
+        await page.open(address(proxy), ADMIN)
         shown = {}
         for caller in ("open", "closed"):
             await page.show("#sessions")
@@ -306,7 +306,7 @@ async def test_texts_are_shown_where_operator_and_policy_allow_it(
         assert_clean(page, proxy)
     assert b"5 MB of text." * 3 not in path.read_bytes(), "what is kept is bounded, and packed"
     with served(policies, dashboard=path, environment={"OPEN": "open"}) as proxy:
-        await page.open(address(proxy))
+        await page.open(address(proxy), ADMIN)
         await page.show(await page.evaluate("location.hash") or "#live")
         rows = recorded(proxy, 6)
         place = next(row["id"] for row in rows if row["model"] == "open" and row["compacted"])

@@ -17,15 +17,16 @@ import pytest
 from proxy.dashboard import MISSING, Dashboard
 from proxy.dashboard import rows as rows_module
 from proxy.dashboard import writer as module
+from proxy.dashboard.access import Viewer
 from proxy.dashboard.queries import Reader, unreadable
 from proxy.dashboard.rows import Recorded, Rows
 from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.settings import Settings
 from tests.dashboard.test_rows import SIZE, UNUSABLE
-from tests.dashboard.traffic import begin, dashboard, ended, outcome, recorded, turn, until
+from tests.dashboard.traffic import OPERATOR, begin, dashboard, ended, outcome, recorded, turn, until
 from tests.fake_upstream import StrictUpstream, text
-from tests.serving import PLAIN, served, spawned, tight
+from tests.serving import ADMIN, PLAIN, served, spawned, tight
 
 BROKEN: Any = SimpleNamespace(planned="nothing that was planned", parsed=SimpleNamespace(body=b""))
 """An attempt that nobody can describe."""
@@ -59,7 +60,7 @@ def test_a_file_that_cannot_be_used_is_left_alone_and_requests_are_served(
         upstream.script(text("Served."))
         assert turn(proxy, begin(), 1).json()["choices"][0]["message"]["content"] == "Served."
         me = dashboard(proxy, "me")
-        refused = httpx.get(f"{proxy.root}/_offload/api/requests", verify=PLAIN)
+        refused = httpx.get(f"{proxy.root}/_offload/api/requests", headers=OPERATOR, verify=PLAIN)
     assert me["off"] and me["fault"].startswith("the dashboard is off: ")
     assert str(path) in me["fault"]
     assert (refused.status_code, refused.json()["error"]["message"]) == (503, me["fault"])
@@ -67,9 +68,8 @@ def test_a_file_that_cannot_be_used_is_left_alone_and_requests_are_served(
 
 
 def test_without_the_flag_the_pages_say_how_to_switch_it_on() -> None:
-    with served() as proxy:
+    with served(admin_token=ADMIN) as proxy:
         assert dashboard(proxy, "me")["fault"] == MISSING
-        assert httpx.get(f"{proxy.root}/_offload/", verify=PLAIN).status_code == 200
 
 
 def test_a_file_that_is_damaged_later_switches_the_dashboard_off(path: Path) -> None:
@@ -93,7 +93,8 @@ def test_a_file_that_is_removed_while_the_proxy_runs_begins_anew(path: Path) -> 
         path.unlink()
         until(path.exists)
         turn(proxy, begin(), 2, model="after")
-        until(lambda: httpx.get(f"{proxy.root}/_offload/api/requests", verify=PLAIN).status_code == 200)
+        address = f"{proxy.root}/_offload/api/requests"
+        until(lambda: httpx.get(address, headers=OPERATOR, verify=PLAIN).status_code == 200)
         assert [row["model"] for row in recorded(proxy, 1)] == ["after"]
         assert not dashboard(proxy, "me")["fault"]
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
@@ -102,8 +103,8 @@ def test_a_file_that_is_removed_while_the_proxy_runs_begins_anew(path: Path) -> 
 def test_all_workers_write_and_every_worker_shows_all(path: Path) -> None:
     with StrictUpstream() as upstream:
         upstream.respond(lambda request: text("Served."))
-        flags = ["--workers=3", f"--dashboard={path}"]
-        with spawned({"default": tight(upstream.url)}, flags=flags) as proxy:
+        flags, told = ["--workers=3", f"--dashboard={path}"], {"OFFLOAD_ADMIN_TOKEN": ADMIN}
+        with spawned({"default": tight(upstream.url)}, flags=flags, environment=told) as proxy:
             for number in range(40):
                 turn(proxy, begin(), number)
             rows = recorded(proxy, 40)
@@ -115,12 +116,12 @@ def test_all_workers_write_and_every_worker_shows_all(path: Path) -> None:
 
 
 async def test_a_page_that_cannot_read_the_file_says_what_to_do(path: Path) -> None:
-    board = Dashboard(Settings(dashboard=path), MagicMock(), MagicMock(), MagicMock())
+    board = Dashboard(Settings(dashboard=path), MagicMock(), MagicMock())
     with pytest.raises(DashboardFault, match="try again"):
-        await board.read(lambda reader: reader.requests())
+        await board.read(lambda reader: reader.requests(), Viewer())
     board.close()
     with pytest.raises(DashboardFault, match="ends"):
-        await board.read(lambda reader: reader.requests())
+        await board.read(lambda reader: reader.requests(), Viewer())
     assert "try again" in str(unreadable(sqlite3.OperationalError("locked")))
     assert "delete it" in str(unreadable(sqlite3.DatabaseError("malformed")))
 

@@ -14,11 +14,12 @@ import httpx
 from proxy.dashboard.rows import Recorded
 from proxy.telemetry.outcome import Kind, Outcome
 from tests.fake_upstream import StrictUpstream, calls, text
-from tests.serving import PLAIN, Proxy
+from tests.serving import ADMIN, PLAIN, Proxy
 
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
 RESULT = "A line about the topic number {turn} that an agent has looked up.\n" * 12
 PATIENCE = 30.0
+OPERATOR = {"authorization": f"Bearer {ADMIN}"}
 
 
 def key(name: str) -> dict[str, str]:
@@ -55,7 +56,8 @@ def session(
 
 
 def dashboard(proxy: Proxy, path: str, **options: Any) -> Any:
-    """Return the JSON of one of the dashboard's answers."""
+    """Return the JSON of one of the dashboard's answers, by default to the operator."""
+    options = {"headers": OPERATOR, **options}
     reply = httpx.get(f"{proxy.root}/_offload/api/{path}", verify=PLAIN, timeout=30, **options)
     assert reply.status_code == 200, reply.text
     return json.loads(reply.content)
