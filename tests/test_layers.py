@@ -57,7 +57,7 @@ FIELDS = {
     ),
     "messages": re.compile(
         r"\b(tool_use_id|tool_result|input_schema|stop_reason|stop_sequence|content_block\w*|message_(start|delta|stop)"
-        r"|redacted_thinking|cache_(creation|read)_input_tokens|disable_parallel_tool_use)\b"
+        r"|redacted_thinking|disable_parallel_tool_use)\b"
     ),
 }
 """Dialect → names that only its API uses."""

@@ -1,4 +1,8 @@
-"""Reads what replies say about their cost, and adds up what the rounds of one reply cost."""
+"""Reads what replies say about their cost, and adds up what the rounds of one reply cost.
+
+The APIs and their servers say the same in many spellings. Anthropic counts what a cache held and took up apart from the
+input tokens, everybody else within them. Tokens are upstream's.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +15,21 @@ from proxy import rawjson
 from proxy.dialects.values import NULL, Members, number, object_of, whole
 from proxy.plan.turn import Usage
 
-_PROMPT = re.compile(rb'(?<!\\)"(?:prompt|input)_tokens"\s*:\s*(\d{1,11})(?![\d.eE])')
-_COMPLETION = re.compile(rb'(?<!\\)"(?:completion|output)_tokens"\s*:\s*(\d{1,11})(?![\d.eE])')
-_CACHED = re.compile(rb'(?<!\\)"(?:cached_tokens|prompt_cache_hit_tokens)"\s*:\s*(\d{1,11})(?![\d.eE])')
-"""Members of the usage. Within a string of the reply, the quotation marks would be escaped."""
+_PROMPT, _INPUT = "prompt_tokens", "input_tokens"
+_COMPLETION = ("completion_tokens", "output_tokens")
+_APART = ("cache_creation_input_tokens", "cache_read_input_tokens")
+"""Anthropic's parts of a prompt, beside `input_tokens`."""
+_DETAILS = ("prompt_tokens_details", "input_tokens_details")
+CACHED = ("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens")
+"""OpenAI's, Anthropic's and DeepSeek's name for input that was read from the cache."""
+WRITTEN = ("cache_write_tokens", "cache_creation_input_tokens", "cache_creation_tokens")
+"""OpenAI's (from GPT-5.6), Anthropic's and LiteLLM's name for input that was written to the cache."""
 
-
-def prompt_tokens(end: bytes) -> int:
-    """Return the tokens of the prompt, as upstream counted them, from the last bytes of a reply that is only relayed; 0
-    if they do not say."""
-    return max(map(int, _PROMPT.findall(end)), default=0)
-
-
-def reported(end: bytes) -> Reported | None:
-    """Return what the last bytes of a reply that is only relayed say about its cost, or None if they do not."""
-    prompt = prompt_tokens(end)
-    if not prompt:
-        return None
-    completion, cached = (list(map(int, pattern.findall(end))) for pattern in (_COMPLETION, _CACHED))
-    return Reported(prompt, max(completion, default=0), min(max(cached), prompt) if cached else None)
-
+_NAMES = (_PROMPT, _INPUT, *_COMPLETION, *CACHED, *WRITTEN)
+_COUNT = re.compile(rb'(?<!\\)"(%b)"\s*:\s*(\d{1,11})(?![\d.eE])' % "|".join(_NAMES).encode())
+"""A member of the usage. Within a string of the reply, the quotation marks would be escaped."""
+_SEARCHES = re.compile(rb'(?<!\\)"web_(?:search|fetch)_requests"\s*:\s*[1-9]')
+"""Upstream's own tools ask the model several times, and the usage covers them all."""
 
 DEPTH = 3
 """How deep the objects are nested in which numbers are added up."""
@@ -39,11 +38,37 @@ PLACES = 12
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """The tokens of a reply as upstream counted them. `cached` is None if it does not say how many it had cached."""
+    """What a reply says of its cost. `cached` and `written` are None if it does not say them."""
 
     prompt: int
     completion: int
     cached: int | None
+    written: int | None = None
+
+
+def reported(end: bytes) -> Reported | None:
+    """Return what the last bytes of a reply that is only relayed say about its cost, or None if they do not."""
+    said: dict[str, int] = {}
+    for name, count in _COUNT.findall(end):
+        said[name.decode()] = max(int(count), said.get(name.decode(), 0))
+    prompt = said.get(_PROMPT) or said.get(_INPUT, 0)
+    if _PROMPT not in said and _INPUT in said:
+        prompt += sum(said.get(part, 0) for part in _APART)
+    if not prompt or _SEARCHES.search(end):
+        return None
+    cached, written = (_largest(said, names) for names in (CACHED, WRITTEN))
+    completion = _largest(said, _COMPLETION) or 0
+    return Reported(prompt, completion, None if cached is None else min(cached, prompt), written)
+
+
+def _largest(said: dict[str, int], names: tuple[str, ...]) -> int | None:
+    return max((said[name] for name in names if name in said), default=None)
+
+
+def prompt_tokens(end: bytes) -> int:
+    """Return the tokens of the prompt from the last bytes of a reply that is only relayed; 0 if they do not say."""
+    said = reported(end)
+    return said.prompt if said else 0
 
 
 class UsageFields(msgspec.Struct, frozen=True):
@@ -52,13 +77,18 @@ class UsageFields(msgspec.Struct, frozen=True):
     prompt: str
     completion: str
     total: str
-    prompt_details: str
-    """An object whose `cached_tokens` are the input tokens that were read from upstream's cache."""
     completion_details: str
-    cached: str = ""
-    """Another name for the cached tokens, beside the others."""
-    counted: tuple[str, ...] = ()
+    counted: tuple[str, ...]
     """What else every round adds to: numbers, or objects of numbers."""
+
+
+_ROUTERS = ("cost", "cost_details", "num_sources_used", "num_server_side_tools_used")
+"""OpenRouter's and xAI's."""
+CHAT = UsageFields(
+    "prompt_tokens", "completion_tokens", "total_tokens", "completion_tokens_details", (*_ROUTERS, "server_tool_use")
+)
+MESSAGES = UsageFields("input_tokens", "output_tokens", "", "output_tokens_details", ("server_tool_use",))
+RESPONSES = UsageFields("input_tokens", "output_tokens", "total_tokens", "output_tokens_details", _ROUTERS)
 
 
 class UsageLedger:
@@ -83,7 +113,8 @@ class UsageLedger:
         self.spent.prompt += prompt
         self.spent.largest = max(self.spent.largest, prompt)
         self.spent.completion += whole(usage.get(self._fields.completion))
-        self.spent.cached += self._cached(usage)
+        self.spent.cached += _cache(usage, CACHED)
+        self.spent.written += _cache(usage, WRITTEN)
 
     def carry(self, raw: Raw | None) -> None:
         """Carry this usage over, because another round follows."""
@@ -104,10 +135,11 @@ class UsageLedger:
     def _summed(self, usage: Members) -> Members:
         return {key: usage[key] for key in self._sums if key in usage}
 
-    def _cached(self, usage: Members) -> int:
-        """Return the input tokens read from upstream's cache."""
-        details = object_of(usage.get(self._fields.prompt_details))
-        return whole(details.get("cached_tokens")) or whole(usage.get(self._fields.cached))
+
+def _cache(usage: Members, names: tuple[str, ...]) -> int:
+    """Return the first of these counts that is not 0, of the usage or of its details."""
+    places = [usage, *(object_of(usage.get(details)) for details in _DETAILS)]
+    return next((count for place in places for name in names if (count := whole(place.get(name)))), 0)
 
 
 def added(earlier: Members, later: Members, depth: int = DEPTH) -> Members:
@@ -124,3 +156,14 @@ def added(earlier: Members, later: Members, depth: int = DEPTH) -> Members:
         elif depth and object_of(raw) and object_of(other):
             sums[key] = Raw(rawjson.encode(added(object_of(raw), object_of(other), depth - 1)))
     return sums
+
+
+def with_prompt(usage: Members) -> Raw:
+    """Return Anthropic's usage with all tokens of the prompt as its input tokens, to be added up."""
+    total = sum(whole(usage.get(part)) for part in (_INPUT, *_APART))
+    return Raw(rawjson.encode(usage | {_INPUT: Raw(b"%d" % total)}))
+
+
+def merged(earlier: Members, raw: Raw) -> Members:
+    """Return a usage brought up to date with what a later event says. What it leaves out or nulls stays."""
+    return earlier | {key: value for key, value in object_of(raw).items() if not rawjson.is_null(value)}

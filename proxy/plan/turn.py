@@ -33,6 +33,9 @@ class Usage(msgspec.Struct):
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    """Those of the prompt that upstream's cache held."""
+    written: int = 0
+    """Those of the prompt that upstream wrote to its cache."""
     largest: int = 0
     """The prompt of one round, the largest: upstream has shown that it takes so many."""
     hidden: int = 0

@@ -361,6 +361,7 @@ def outcome(
         prompt_tokens=spent.prompt,
         completion_tokens=spent.completion,
         cached_tokens=spent.cached,
+        written_tokens=spent.written,
         store_errors=store_errors,
         refused=tuple(sorted(refused)),
     )
@@ -389,7 +390,7 @@ def _answers(attempt: Rewritten) -> Answers | None:
 
 
 def _usage(said: Reported | None) -> Usage:
-    return Usage(said.prompt, said.completion, said.cached or 0) if said else Usage()
+    return Usage(said.prompt, said.completion, said.cached or 0, said.written or 0) if said else Usage()
 
 
 def _basis(said: Reported | None) -> Basis:

@@ -78,6 +78,7 @@ SUMS: Mapping[str, tuple[str, str]] = {
     "rounds": ("internal_rounds", "Rounds in which the proxy answered its own tools."),
     "prompt_tokens": ("upstream_prompt_tokens", "Input tokens as upstream counted them."),
     "cached_tokens": ("upstream_cached_tokens", "Those of the input tokens that upstream had in its cache."),
+    "written_tokens": ("upstream_cache_write_tokens", "Those of the input tokens that upstream wrote to its cache."),
     "completion_tokens": ("upstream_completion_tokens", "Output tokens as upstream counted them."),
     "summary_prompt_tokens": ("summary_prompt_tokens", "Input tokens of summaries."),
     "summary_completion_tokens": ("summary_completion_tokens", "Output tokens of summaries."),

@@ -188,6 +188,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Input tokens of all rounds as upstream counted them."""
     completion_tokens: int = 0
     cached_tokens: int = 0
+    written_tokens: int = 0
+    """Those of the input tokens that upstream wrote to its cache."""
     summary_prompt_tokens: int = 0
     summary_completion_tokens: int = 0
     refused: tuple[Addition, ...] = ()

@@ -7,8 +7,19 @@ import json
 import pytest
 from msgspec import Raw
 
-from proxy.dialects.chat.client_reply import USAGE as CHAT
-from proxy.dialects.usage import UsageLedger, prompt_tokens
+from proxy.dialects.usage import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    Reported,
+    UsageFields,
+    UsageLedger,
+    merged,
+    prompt_tokens,
+    reported,
+    with_prompt,
+)
+from proxy.dialects.values import object_of
 
 USAGE = {"prompt_tokens": 120, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 64}}
 
@@ -31,6 +42,49 @@ USAGE = {"prompt_tokens": 120, "completion_tokens": 5, "prompt_tokens_details": 
 )
 def test_prompt_of_a_relayed_reply(end: str, tokens: int) -> None:
     assert prompt_tokens(end.encode()) == tokens
+
+
+OPENAI = {"cached_tokens": 64, "cache_write_tokens": 32}
+HIT = {"prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 56}
+LITELLM = {"cache_creation_input_tokens": 32, "cache_read_input_tokens": 64}
+USAGES: dict[str, tuple[UsageFields, dict[str, object], Reported]] = {
+    "chat, to GPT-5.5": (CHAT, USAGE, Reported(120, 5, 64)),
+    "chat, from GPT-5.6": (CHAT, {**USAGE, "prompt_tokens_details": OPENAI}, Reported(120, 5, 64, 32)),
+    "chat, DeepSeek": (CHAT, {"prompt_tokens": 120, "completion_tokens": 5, **HIT}, Reported(120, 5, 64)),
+    "chat, LiteLLM": (CHAT, {**USAGE, **LITELLM}, Reported(120, 5, 64, 32)),
+    "Responses": (
+        RESPONSES,
+        {"input_tokens": 120, "output_tokens": 5, "input_tokens_details": OPENAI},
+        Reported(120, 5, 64, 32),
+    ),
+    "a server without a cache": (CHAT, {"prompt_tokens": 120, "completion_tokens": 5}, Reported(120, 5, None)),
+}
+
+
+@pytest.mark.parametrize(("fields", "usage", "said"), USAGES.values(), ids=USAGES)
+def test_reads_and_writes_of_the_cache_in_all_spellings(
+    fields: UsageFields, usage: dict[str, object], said: Reported
+) -> None:
+    """Both of a relayed reply and of the rounds of one that we follow."""
+    raw = json.dumps(usage).encode()
+    assert reported(b'{"usage": ' + raw + b"}") == said
+    ledger = UsageLedger(fields)
+    ledger.add(Raw(raw))
+    ledger.add(Raw(raw))
+    spent = ledger.spent
+    once = (said.prompt, said.completion, said.cached or 0, said.written or 0)
+    assert (spent.prompt, spent.completion, spent.cached, spent.written) == tuple(2 * count for count in once)
+
+
+def test_anthropics_parts_of_a_prompt_are_added_up() -> None:
+    begun = {"input_tokens": 5, "cache_creation_input_tokens": 20, "cache_read_input_tokens": 300, "output_tokens": 1}
+    ended = {"output_tokens": 7}
+    stream = "".join(f"data: {json.dumps({'usage': usage})}\n\n" for usage in (begun, ended))
+    assert reported(stream.encode()) == Reported(325, 7, 300, 20)
+    ledger = UsageLedger(MESSAGES)
+    ledger.add(with_prompt(merged(object_of(Raw(json.dumps(begun).encode())), Raw(json.dumps(ended).encode()))))
+    spent = ledger.spent
+    assert (spent.prompt, spent.completion, spent.cached, spent.written) == (325, 7, 300, 20)
 
 
 def told(*rounds: object) -> object:

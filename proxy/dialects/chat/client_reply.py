@@ -13,22 +13,11 @@ from msgspec import Raw
 from proxy import rawjson, sse
 from proxy.dialects.chat.reply import TEXTS, Chunk, ReplyMessage
 from proxy.dialects.chat.tool_calls import PartialCall
-from proxy.dialects.usage import UsageFields, UsageLedger
+from proxy.dialects.usage import UsageLedger
 from proxy.dialects.values import Members, object_of, string, text_of
 
 FRAME = ("id", "created", "model", "system_fingerprint")
 """Members that all events of a reply share."""
-
-USAGE = UsageFields(
-    prompt="prompt_tokens",
-    completion="completion_tokens",
-    total="total_tokens",
-    prompt_details="prompt_tokens_details",
-    completion_details="completion_tokens_details",
-    cached="prompt_cache_hit_tokens",
-    counted=("cost", "cost_details", "server_tool_use", "num_sources_used", "num_server_side_tools_used"),
-)
-"""`cached` is DeepSeek's name; OpenAI has it among the details. `counted` is OpenRouter's and xAI's."""
 
 
 class ChatClientReply:

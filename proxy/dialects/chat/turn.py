@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from proxy import rawjson, sse
+from proxy.dialects import usage
 from proxy.dialects.chat import errors
-from proxy.dialects.chat.client_reply import USAGE, ChatClientReply, ChatWholeReply
+from proxy.dialects.chat.client_reply import ChatClientReply, ChatWholeReply
 from proxy.dialects.chat.plain import plain_delta
 from proxy.dialects.chat.reply import Chunk, as_events, parse
 from proxy.dialects.chat.round import ChatRound
@@ -21,7 +22,7 @@ from proxy.rawjson import NotJson
 class ChatTurn(Turn):
     """A turn of the chat API. Streams and whole replies share its code: a whole reply is one large event."""
 
-    usage = USAGE
+    usage = usage.CHAT
     _asked: ChatRoundRequest
     _round: ChatRound
     _shown: ChatClientReply

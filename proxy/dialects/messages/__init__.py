@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 
 from proxy.dialects.base import BaseDialect
-from proxy.dialects.messages import blocks, costs, errors, render, request, summary
+from proxy.dialects.messages import blocks, errors, render, request, summary
 from proxy.dialects.messages.refusals import complaint, forgiving, shape
 from proxy.dialects.messages.round_request import MessagesRoundRequest
 from proxy.dialects.messages.turn import MessagesTurn
@@ -52,8 +52,6 @@ class MessagesDialect(BaseDialect):
     complaint = staticmethod(complaint)
     forgiving = staticmethod(forgiving)
     shape = staticmethod(shape)
-    prompt_tokens = staticmethod(costs.prompt_tokens)
-    reported = staticmethod(costs.reported)
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
 

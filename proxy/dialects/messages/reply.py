@@ -19,9 +19,9 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import parsing
 from proxy.dialects.messages.blocks import THINKING, call_of
-from proxy.dialects.messages.costs import merged, with_prompt
 from proxy.dialects.rounds import MAX_REPLY, check_arguments
 from proxy.dialects.tool_names import ToolNames
+from proxy.dialects.usage import merged, with_prompt
 from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, place, string, text_of
 from proxy.plan.history import ToolCall
 from proxy.plan.turn import Broken

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from proxy import rawjson, sse
+from proxy.dialects import usage
 from proxy.dialects.messages import errors
 from proxy.dialects.messages.blocks import result, said
 from proxy.dialects.messages.client_reply import MessageStream, WholeMessage
-from proxy.dialects.messages.costs import USAGE
 from proxy.dialects.messages.reply import MessagesRound, Part, ReplyEvent, as_events
 from proxy.dialects.messages.round_request import MessagesRoundRequest
 from proxy.dialects.turn import Turn
@@ -19,7 +19,7 @@ from proxy.plan.history import ToolCall
 class MessagesTurn(Turn):
     """A turn of the Messages API."""
 
-    usage = USAGE
+    usage = usage.MESSAGES
     _asked: MessagesRoundRequest
     call_ids = "toolu"
     _round: MessagesRound

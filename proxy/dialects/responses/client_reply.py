@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from proxy import rawjson, sse
 from proxy.dialects.responses.reply import BEGINNINGS, ENDINGS, ItemEvent, OutputItem, Part
-from proxy.dialects.usage import UsageFields, UsageLedger, added
+from proxy.dialects.usage import UsageLedger, added
 from proxy.dialects.values import Members, object_of, text_of, whole
 
 FRAME = (
@@ -29,16 +29,6 @@ FRAME = (
 
 USED = ("tool_usage",)
 """Members of the response that every round adds to."""
-
-USAGE = UsageFields(
-    prompt="input_tokens",
-    completion="output_tokens",
-    total="total_tokens",
-    prompt_details="input_tokens_details",
-    completion_details="output_tokens_details",
-    counted=("cost", "cost_details", "num_sources_used", "num_server_side_tools_used"),
-)
-"""`counted` is OpenRouter's and xAI's."""
 
 
 class ResponsesClientReply:

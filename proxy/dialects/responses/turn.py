@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from proxy import rawjson, sse
+from proxy.dialects import usage
 from proxy.dialects.last_words import NOT_ANSWERED
 from proxy.dialects.responses import errors
-from proxy.dialects.responses.client_reply import USAGE, ResponsesClientReply, ResponsesWholeReply
+from proxy.dialects.responses.client_reply import ResponsesClientReply, ResponsesWholeReply
 from proxy.dialects.responses.items import output, said
 from proxy.dialects.responses.reply import ItemEvent, Part, ResponsesRound, as_events
 from proxy.dialects.responses.round_request import ResponsesRoundRequest
@@ -21,7 +22,7 @@ from proxy.plan.turn import Continuation, State
 class ResponsesTurn(Turn):
     """A turn of the Responses API."""
 
-    usage = USAGE
+    usage = usage.RESPONSES
     _asked: ResponsesRoundRequest
     _round: ResponsesRound
     _shown: ResponsesClientReply
