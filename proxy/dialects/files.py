@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from proxy.dialects import Dialect, render
 from proxy.plan import summary
 from proxy.plan.history import Transcript, moved_pieces
-from proxy.plan.labels import ORIGINALS, Label
+from proxy.plan.labels import EARLIER, ORIGINALS, Label
 from proxy.plan.plan import Plan, SummaryBoundary
 from proxy.plan.summary import Section
 from proxy.tools.aliases import Index
@@ -52,6 +52,14 @@ class Files(Mapping[str, str]):
             self._opened[path] = text
             self._size += sys.getsizeof(text)
         return text
+
+    def read(self, path: str) -> str:
+        """Return a text without keeping it."""
+        return self._loaders[path]()
+
+    def recalled(self, path: str, text: str, store_dir: str) -> Files:
+        """Return one text of an earlier conversation as files of its own."""
+        return Files({path: lambda: text}, {path: EARLIER}, store_dir)
 
     def forget(self) -> None:
         """Free the memory of the opened texts."""

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-DIGITS = 8
-"""Hex digits of a text's digest in a file's name. Where two texts would get the same name, the later one gets all."""
+DIGITS = 16
+"""Hex digits of a text's digest in a file's name: 64 bits, which nobody guesses. Where two texts would get the same
+name, the later one gets all."""
 
 STEM_CHARS = 40
 """The most characters of a name before its digest, and of a tool's name in a reference."""
@@ -48,7 +49,11 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
 _odd = re.compile(r"[^A-Za-z0-9._-]+")
 _SECRET = re.compile(r"(?:[A-Za-z_+/=-]*[0-9]){4}[A-Za-z0-9_+/=-]*")
 _SECRET_CHARS = 20
-_DIGEST = re.compile(r"-([0-9a-f]{8}|[0-9a-f]{12}|[0-9a-f]{32})\.txt\Z")
+_DIGEST = re.compile(r"-([0-9a-f]{16}|[0-9a-f]{32})\.txt\Z")
+_FULL_NAME = re.compile(
+    rb"(?<![A-Za-z0-9._-])[A-Za-z0-9._-]{1,64}[-_][0-9a-f]{16}(?:[0-9a-f]{16})?\.txt(?![A-Za-z0-9_-])"
+)
+"""Of a moved text, or of the originals behind a summary."""
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.|$)", re.I)
 
 
@@ -77,6 +82,7 @@ class Label(msgspec.Struct, frozen=True, gc=False):
 
 
 ORIGINALS = Label("compressed_group", "summarised messages", "the original messages behind a summary")
+EARLIER = Label("", "", "from an earlier conversation of this user")
 NAMELESS = Label("", "", "")
 """For measuring a reference before its label is known."""
 
@@ -107,6 +113,15 @@ def digest_in(name: str) -> str:
     """Return the digest's beginning that `file_name` wrote into a name, or an empty string for any other name."""
     match = _DIGEST.search(name)
     return match[1] if match else ""
+
+
+def names_in(body: bytes, store_dir: str) -> frozenset[str]:
+    """Return the full names of files that a body quotes, such as in the summary that a client made of its history.
+
+    A body without the last part of `store_dir` quotes none, which is cheap to see.
+    """
+    place = store_dir.rstrip("/").rpartition("/")[2].encode("utf-8", "surrogatepass")
+    return frozenset(name.decode() for name in _FULL_NAME.findall(body)) if place in body else frozenset()
 
 
 def paths(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from proxy.plan.labels import DIGITS
 from proxy.plan.plan import Role
 
 PROMPT_VERSION = "2"
@@ -149,7 +150,7 @@ def _listed(paths: Sequence[str]) -> str:
 
 def file_name(link: bytes) -> str:
     """Return the name of the file of originals for a boundary whose history has this digest."""
-    return f"compressed_group_{link.hex()[:12]}.txt"
+    return f"compressed_group_{link.hex()[:DIGITS]}.txt"
 
 
 def shares(window: int, snapshot_tokens: int) -> tuple[int, int]:

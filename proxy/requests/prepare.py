@@ -15,12 +15,13 @@ from msgspec.structs import replace
 
 from proxy import rawjson
 from proxy.dialects import Dialect, Entry, cache_marks, render
-from proxy.dialects.files import EntryTexts, Files, moved_files
+from proxy.dialects.files import Files, moved_files
 from proxy.dialects.render import ActiveSnapshot
 from proxy.dialects.turn import Turn
 from proxy.plan import summary
 from proxy.plan.conversation import beginning
-from proxy.plan.history import History, Reading, Terms, Transcript, moved_pieces
+from proxy.plan.history import History, Reading, Terms, Transcript
+from proxy.plan.labels import names_in
 from proxy.plan.plan import WINDOW_MARGIN, Plan, Role, Room, SummaryBoundary, live
 from proxy.plan.recognition import Reply, Visible
 from proxy.plan.refusals import Addition
@@ -52,6 +53,8 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     names: tuple[str, str]
     factor: float = 1.0
     """How many tokens upstream counts where we count one. The room is in ours, limits for replies are in upstream's."""
+    quoted: frozenset[str] = frozenset()
+    """The full names of moved texts that the request quotes. They may be of the caller's earlier conversations."""
 
     @property
     def reading(self) -> Reading:
@@ -65,7 +68,12 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     @property
     def concerns_us(self) -> bool:
         """Whether the request may have to be changed."""
-        return self.policy.tools.inject is Inject.ALWAYS or not self.plan.empty
+        return self.policy.tools.inject is Inject.ALWAYS or not self.plan.empty or self.recalls
+
+    @property
+    def recalls(self) -> bool:
+        """Whether the model gets our tools because the request quotes a moved text, whoever's it turns out to be."""
+        return bool(self.quoted) and self.policy.tools.inject is Inject.WHEN_OFFLOADING
 
     @property
     def tokens(self) -> int:
@@ -220,7 +228,8 @@ async def plan(
     past = await reader.past(dialect, asked.entries, terms, caller)
 
     def made() -> PlannedRequest:
-        planned = PlannedRequest(dialect, asked, policy, past, past.plan(), room, names)
+        quoted = names_in(asked.body, policy.offload.store_dir)
+        planned = PlannedRequest(dialect, asked, policy, past, past.plan(), room, names, quoted=quoted)
         if asked.large and planned.concerns_us:
             dialect.shape(asked)  # splits the body for all later steps, which the event loop must not do
         return planned
@@ -257,14 +266,15 @@ class RenderedRequest(msgspec.Struct, frozen=True):
         waiting again, and the history still has the calls of our tools from that time.
         """
         inject = self.history.policy.tools.inject
-        offloading = not self.plan.empty or bool(self.rounds)
+        offloading = not self.plan.empty or bool(self.rounds) or self.history.recalls
         return inject is Inject.ALWAYS or (inject is Inject.WHEN_OFFLOADING and offloading)
 
     @property
     def moves_name(self) -> str:
-        """A name for all moved texts together, which identifies the history up to the last one and the set of texts."""
-        moves = self.plan.moves
-        return f"{self.history.chain[max(moves, default=-1) + 1].hex()}-{len(self.plan.events)}-{hash(tuple(moves)):x}"
+        """A name for all files together, which identifies the history up to the last one and the set of texts."""
+        moves, end = self.plan.moves, self.shown.boundary.end if self.shown else 0
+        last = max(max(moves, default=-1) + 1, end)
+        return f"{self.history.chain[last].hex()}-{len(self.plan.events)}-{end}-{hash(tuple(moves)):x}"
 
     def turn(self, usage: bool = True) -> Turn:
         """Return the turn that sends this request, and asks for its `usage`."""
@@ -275,7 +285,10 @@ class RenderedRequest(msgspec.Struct, frozen=True):
         return history.dialect.turn(history.request, self.entries, definitions, max_rounds, usage, left)
 
     def files(self) -> Files:
-        """Return the files that our tools can read. A waiting event's files are included: it may have been shown."""
+        """Return the files that our tools can read. A waiting event's files are included: it may have been shown.
+
+        Beside these, they can read `history.quoted` where the caller's records have it.
+        """
         history = self.history
         boundary = self.shown.boundary if self.shown else None
         store_dir = history.policy.offload.store_dir
@@ -378,14 +391,9 @@ def summary_on_prefix(
 
 
 def originals(ready: RenderedRequest) -> dict[str, Callable[[], str]]:
-    """Return functions that return the moved texts, by the names of their files, for the store."""
-    transcript = ready.history.transcript
-    entries = EntryTexts(ready.history.dialect, transcript)
-    return {
-        piece.name: entries.loader(index, piece.part)
-        for index, move in ready.plan.moves.items()
-        for piece in moved_pieces(transcript.messages[index], move.event == 0)
-    }
+    """Return functions that return the moved texts and the originals behind snapshots, by the names of their files."""
+    files = ready.files()
+    return {path.rpartition("/")[2]: partial(files.read, path) for path in files}
 
 
 def _shrunk(history: PlannedRequest, plan: Plan, rounds: Mapping[int, HiddenRound]) -> dict[int, HiddenRound]:

@@ -23,6 +23,7 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects.chat import CHAT
 from proxy.plan.history import extend
+from proxy.plan.labels import digest_in
 from proxy.plan.preview import STEP
 from proxy.plan.recognition import Reply, Visible, resembles
 from proxy.plan.turn import Continuation, HiddenRound
@@ -234,10 +235,18 @@ class Records:
         """Whether all texts that `of` names together were written recently."""
         return self._visit.was_put(self.key("originals", of))
 
+    async def original(self, name: str) -> str | None:
+        """Return a text that was moved out of a conversation of this namespace; None if it is not there, or damaged.
+
+        What a name says of the text's digest is checked; the originals behind a summary are named after their history.
+        """
+        [found] = await self._visit.get_many([self.key("originals", name)], intact=partial(_intact_original, name))
+        return None if isinstance(found, Missing) else found.decode("utf-8", "surrogatepass")
+
     async def keep_originals(
         self, of: str, texts: Mapping[str, Callable[[], str]], run: Callable[[Callable[[], bytes]], Awaitable[bytes]]
     ) -> None:
-        """Write moved texts for people to look at; the proxy itself reads them from each request.
+        """Write moved texts for later conversations and for people; this one has them in each of its requests.
 
         `of` names all of these texts together, because every later request of the conversation has them again. A long
         history has thousands of texts and no request waits for them, so each write may take as long as a whole visit.
@@ -308,6 +317,10 @@ def _record(
         visible=visible,
     )
     return record, sealed(msgspec.json.encode(record))
+
+
+def _intact_original(name: str, value: bytes) -> bool:
+    return hashlib.sha256(value).hexdigest().startswith(digest_in(name))
 
 
 def _encoded(text: Callable[[], str]) -> bytes:

@@ -138,10 +138,27 @@ class RequestTurnIO:
         asked = await reading.run(self._tenant.namespace, meaning, begun=True)
         if asked in self._answered:
             return tools.repeated(self._count)
-        answer = await self._found(call, files, budget)
+        recalled = await self._recalled(call, files)
+        if recalled is None:
+            return tools.gone(tools.asks_for(_tool(call, names), call.arguments, names), self._count)
+        answer = await self._found(call, recalled, budget)
         if answer.result in ("ok", "empty"):
             self._answered.add(asked)
         return answer
+
+    async def _recalled(self, call: ToolCall, files: Files) -> Files | None:
+        """Return the files that a call is about; None if what it names is not kept.
+
+        These are this request's. A call that names a file in full, which the request quotes and does not have, is about
+        one of the caller's earlier conversations.
+        """
+        path = tools.asks_for(_tool(call, self._history.names), call.arguments, self._history.names)
+        name = path.strip().rpartition("/")[2]
+        store_dir = self._history.policy.offload.store_dir
+        if name not in self._history.quoted or f"{store_dir}/{name}" in files:
+            return files
+        text = await self._records.original(name)
+        return None if text is None else files.recalled(f"{store_dir}/{name}", text, store_dir)
 
     async def _found(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:
         names, threads = self._history.names, self._services.threads

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.plan import summary
+from proxy.plan.labels import EARLIER
 from proxy.tools import pages
 from proxy.tools.aliases import Index, line_of
 from proxy.tools.arguments import Tool, Useless, at_most, brief, noted, number, parsed, path_of, string
@@ -37,6 +38,12 @@ REPEATED = "the same call was answered above in this turn: use that answer, or a
 
 NOTHING_MOVED = "Nothing has been moved out of this conversation: all of it is in your context. Look there."
 """The answer where there are no files. A weak model takes anything like *no matches* for the answer to its question."""
+
+GONE = (
+    '"{path}" is not of this conversation, and it is not among the texts that are kept of earlier ones. Look in your '
+    "context, or get it again."
+)
+"""The answer where a request quotes a reference that leads nowhere: it has expired, was never kept, or is another's."""
 
 MAX_MATCHES = 1_000
 """The most matches that are shown or counted: one pattern over one endless line must not keep a thread for minutes."""
@@ -143,6 +150,20 @@ def too_many(most: int, count: Callable[[str], int]) -> ToolAnswer:
     """Return the answer to a call beyond the first `most` of a round."""
     text = TOO_MANY.format(most=most)
     return ToolAnswer(text, "refused", count(text))
+
+
+def asks_for(tool: Tool, arguments: str | bytes, names: Names) -> str:
+    """Return the path that a call names, as it stands there; empty if it names none."""
+    try:
+        return path_of(parsed(tool, arguments, names)[0])
+    except Useless:
+        return ""
+
+
+def gone(path: str, count: Callable[[str], int]) -> ToolAnswer:
+    """Return the answer to a call for a text of an earlier conversation that is not there."""
+    text = GONE.format(path=brief(path))
+    return ToolAnswer(text, "empty", count(text))
 
 
 def repeated(count: Callable[[str], int]) -> ToolAnswer:
@@ -331,7 +352,8 @@ def _existing(path: str, material: Material) -> tuple[str, str]:
         raise _Short(several, listed=meant.paths)
     [file] = meant.paths
     about = index.about(file)
-    return file, "" if meant.exact else f"[this is {file}{about and f': {about}'}]\n"
+    known = meant.exact and about != EARLIER.about
+    return file, "" if known else f"[this is {file}{about and f': {about}'}]\n"
 
 
 def _pointed_at(asked: str, text: str, inside: bool) -> int:

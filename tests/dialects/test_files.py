@@ -15,6 +15,7 @@ from proxy.dialects.chat import CHAT, messages
 from proxy.dialects.files import Files, moved_files
 from proxy.plan import preview, summary
 from proxy.plan.history import BEGINNING, Naming, Reading, Transcript, links
+from proxy.plan.labels import DIGITS
 from proxy.plan.plan import Move, OffloadEvent, Plan, SummaryBoundary
 from proxy.policy import Offload
 from tests.doubling import assert_linear
@@ -43,7 +44,7 @@ def plan(*boundaries: int) -> Plan:
 
 
 def path(text: str) -> str:
-    return f"/store/look-{preview.digest(text)[:8]}.txt"
+    return f"/store/look-{preview.digest(text)[:DIGITS]}.txt"
 
 
 def test_each_large_part_is_a_file_of_its_own() -> None:
@@ -126,7 +127,7 @@ def test_a_summarised_result_is_found_in_the_originals_by_the_words_of_its_call(
     boundary = SummaryBoundary(4, frozenset({0}), 1)
     planned = Plan({2: Move(False, 1)}, (boundary,), (OffloadEvent(5, 0, 5),), 0, True)
     index = moved_files(CHAT, transcript, planned, "/store", boundary, chain).index
-    assert index.find("/var/a.log").paths == [f"/store/a.log-{preview.digest('p' * 900)[:8]}.txt"]
+    assert index.find("/var/a.log").paths == [f"/store/a.log-{preview.digest('p' * 900)[:DIGITS]}.txt"]
     assert index.find("/var/b.log").paths == [f"/store/{summary.file_name(chain[4])}"]
     assert index.about(f"/store/{summary.file_name(chain[4])}") == "the original messages behind a summary"
 

@@ -150,18 +150,18 @@ def names(messages: list[Message], naming: Naming | None = None) -> list[str]:
 
 
 A = label("read_log", path="/var/log/a.log")
-FIRST, TWIN, OTHER = "12345678" + "a" * 24, "12345678" + "b" * 24, "0" * 32
+FIRST, TWIN, OTHER = "123456789abcdef0" + "a" * 16, "123456789abcdef0" + "b" * 16, "0" * 32
 
 
 def test_a_name_is_made_of_the_call_and_the_text() -> None:
-    assert names([asking(x=A), answered("x", FIRST)]) == ["a.log-12345678.txt"]
-    assert names([answered("x", FIRST)]) == ["tool_result-12345678.txt"], "its call is not known"
-    assert names([asking(x=A), message(Role.USER, digest=FIRST)]) == ["tool_result-12345678.txt"]
+    assert names([asking(x=A), answered("x", FIRST)]) == ["a.log-123456789abcdef0.txt"]
+    assert names([answered("x", FIRST)]) == ["tool_result-123456789abcdef0.txt"], "its call is not known"
+    assert names([asking(x=A), message(Role.USER, digest=FIRST)]) == ["tool_result-123456789abcdef0.txt"]
 
 
 def test_two_texts_never_share_a_name_and_equal_texts_share_a_file() -> None:
     history = [asking(x=A, y=A, z=A), answered("x", FIRST), answered("y", TWIN), answered("z", FIRST)]
-    assert names(history) == ["a.log-12345678.txt", f"a.log-{TWIN}.txt", "a.log-12345678.txt"]
+    assert names(history) == ["a.log-123456789abcdef0.txt", f"a.log-{TWIN}.txt", "a.log-123456789abcdef0.txt"]
 
 
 @pytest.mark.parametrize("cut", range(5))

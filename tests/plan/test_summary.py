@@ -30,7 +30,7 @@ def test_a_later_snapshot_names_the_files_of_the_earlier_ones() -> None:
 
 
 def test_the_originals_file_is_named_after_the_history() -> None:
-    assert summary.file_name(bytes.fromhex("77d0e1f2a3b4c5d6")) == "compressed_group_77d0e1f2a3b4.txt"
+    assert summary.file_name(bytes.fromhex("77d0e1f2a3b4c5d6e7")) == "compressed_group_77d0e1f2a3b4c5d6.txt"
 
 
 def test_originals_consist_of_headers_and_texts() -> None:

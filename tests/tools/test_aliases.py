@@ -96,13 +96,11 @@ MEANT: list[tuple[str, str]] = [
     (f"{STORE}/billing.txt", "log"),
     (f"{STORE}/billing.log-deadbeef.txt", "log"),
     (f"{STORE}/cluster_state.json-00000000.txt", "json"),
-    (f"{STORE}/wrong-{DIGESTS['user'][:8]}.txt", "user"),
+    (f"{STORE}/wrong-{DIGESTS['user'][:16]}.txt", "user"),
     (f"/other/{PATHS['query'].rpartition('/')[2]}", "query"),
     (f"{PATHS['url']}:3", "url"),
     (PATHS["edit"].upper(), "edit"),
-    # what an earlier version called it, and the call's id
-    (f"{STORE}/tool_call_call_x9_{DIGESTS['log'][:12]}.txt", "log"),
-    (f"tool_call_call_x9_{DIGESTS['py2'][:12]}.txt", "py2"),
+    # the call's id
     (f"{STORE}/tool_call_call_user_ffffffffffff.txt", "user"),
     ("call_json", "json"),
     # its tool, its directory, a pattern
