@@ -1,35 +1,48 @@
-"""Bounded thread pools, one for each kind of work that would hold up the event loop.
+"""Threads for work that would hold up the event loop, and fair turns for everything that is scarce.
 
-A pool takes turns: first among the tenants, then among a tenant's callers, one piece of work each time. So a tenant
-with a hundred pieces waiting, or a hundred keys, delays another tenant by one piece and not by a hundred. No tenant
-gets all of the threads. A pool never starts work for a caller that has stopped waiting. Long work calls `breathe`,
-which pauses it while others have their turn, or ends it.
+Who gets the next free place: first what a client waits for, then what nobody waits for; among these the tenant whose
+last turn is longest ago; of this tenant the caller whose last turn is longest ago. So a tenant with a thousand pieces
+of work or a hundred keys delays another tenant by one piece. A tenant gets all places but one, and work that nobody
+waits for gets half.
 
-A thread helps only if the work releases the interpreter's lock now and then: Python code does so every few
-milliseconds, but one long call into a C parser does not. Bound such calls before you make them.
+A pool never starts work for a caller that has stopped waiting. Long work calls `breathe`, which pauses it while others
+have their turn, or ends it. A thread helps only if the work releases the interpreter's lock now and then: Python code
+does so every few milliseconds, but one long call into a C parser does not. Bound such calls before you make them.
+
+The threads are daemons, so a disk that hangs cannot keep the process from ending.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from proxy.errors import Overloaded
 
 T = TypeVar("T")
 
-READING, LARGE, SEARCHING, DECODING = 3, 2, 3, 3
-"""Threads in each pool of a process. One tenant gets at most all but one of them."""
+THREADS = 4
+"""Threads for computing. More would only compete for the interpreter's lock with the event loop."""
+
+SMALL = 512 << 10
+"""Bytes that the event loop may look through at once, which takes a few milliseconds."""
+
+NEW = 32
+"""How many times as much it costs to read a text for the first time."""
 
 WAITING = 1_000
-"""Pieces of work that one caller may have waiting in one pool."""
+"""Pieces of work that one caller may have waiting."""
 
 PAUSED = 13
 """Pieces of work that may be paused at once in one pool. Each keeps its memory and an idle thread."""
@@ -40,221 +53,301 @@ SLICE = 0.05
 _LOOK = 0.5
 """Seconds between two checks by paused work whether its pool is still open."""
 
-_turns = threading.local()
-
-
 _CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
 """The part of a namespace that follows the tenant's name; see `policies.tenants`."""
 
+Lane = OrderedDict[str, OrderedDict[str, OrderedDict["Place", None]]]
+"""Who waits, by tenant and caller. Those whose turn comes next are first."""
 
-class _Turn:
-    """A caller's place in the queue and then its thread, from the call of `run` until the work ends."""
 
-    def __init__(self, pool: WorkPool, caller: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.pool = pool
-        self.caller = caller
-        self.tenant = _CALLER.sub("", caller)
-        self.loop = loop
-        self.left = False
-        """Whether the caller has stopped waiting for the result."""
-        self.given: asyncio.Future[None] = loop.create_future()
-        self.going_on = threading.Event()
-        """Set when paused work gets a thread again."""
-        self.until = 0.0
-        """Processor time of its thread, in seconds, at which it should pause."""
+def tenant_of(caller: str) -> str:
+    """Return the tenant that a namespace belongs to."""
+    return _CALLER.sub("", caller)
 
-    def give(self) -> None:
-        """Grant the turn a thread."""
-        self.going_on.set()
-        if not self.given.done():
-            self.given.set_result(None)
 
-    def running(self, work: Callable[[], T]) -> T:
-        """Run `work` in this thread and return its result."""
-        self.until = time.thread_time() + SLICE
-        _turns.now = self
+_nobody_waits = ContextVar("_nobody_waits", default=False)
+
+
+@contextmanager
+def nobody_waits() -> Iterator[None]:
+    """Let what is done in this block, and in tasks that it creates, come after what a client waits for."""
+    token = _nobody_waits.set(True)
+    try:
+        yield
+    finally:
+        _nobody_waits.reset(token)
+
+
+class Place:
+    """A caller's place, from the moment it is asked for. `later` says that nobody waits for it."""
+
+    def __init__(self, caller: str, later: bool) -> None:
+        self.caller, self.tenant, self.later = caller, tenant_of(caller), later
+        self.given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Turns:
+    """Lets at most `places` things run at once. All methods run on one event loop.
+
+    A caller is a namespace, or the empty string for the proxy's own work.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = self._free = places
+        self._lanes: tuple[Lane, Lane] = (OrderedDict(), OrderedDict())
+        self._busy: Counter[str] = Counter()
+        """Places in use, by tenant."""
+        self._later = 0
+        """Places in use by what nobody waits for."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place."""
+        return sum(len(queue) for lane in self._lanes for callers in lane.values() for queue in callers.values())
+
+    def waiting_of(self, caller: str) -> int:
+        """Return how many of this caller wait."""
+        tenant = tenant_of(caller)
+        return sum(len(lane[tenant].get(caller, ())) for lane in self._lanes if tenant in lane)
+
+    def contended(self, later: bool) -> bool:
+        """Whether anything waits that has a turn before more of this lane. May be called in a thread."""
+        return bool(self._lanes[0] or (later and self._lanes[1]))
+
+    @asynccontextmanager
+    async def place(self, caller: str) -> AsyncIterator[None]:
+        """Wait for a place, and give it back at the end."""
+        turn = await self.take(caller)
         try:
-            return work()
+            yield
         finally:
-            _turns.now = None
+            self.give_back(turn)
+
+    async def take(self, caller: str) -> Place:
+        """Wait for a place, which has to be given back."""
+        turn = self.ask(caller, _nobody_waits.get())
+        try:
+            await turn.given
+        except asyncio.CancelledError:
+            if turn.given.cancelled():
+                self._leave(turn)
+            else:  # it has the place: both came at the same moment
+                self.give_back(turn)
+            raise
+        return turn
+
+    def ask(self, caller: str, later: bool) -> Place:
+        """Return a turn that waits for a place, or has one."""
+        turn = Place(caller, later)
+        self._lanes[later].setdefault(turn.tenant, OrderedDict()).setdefault(caller, OrderedDict())[turn] = None
+        self._hand_out()
+        return turn
+
+    def give_back(self, turn: Place) -> None:
+        """Pass the place on to whoever is next."""
+        self._busy[turn.tenant] -= 1
+        if not self._busy[turn.tenant]:
+            del self._busy[turn.tenant]
+        self._later -= turn.later
+        self._free += 1
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        most = max(1, self._places - 1)
+        for later, lane in enumerate(self._lanes):
+            while self._free and not (later and self._later >= max(1, self._places // 2)):
+                tenant = next((one for one in lane if self._busy[one] < most), None)
+                if tenant is None:
+                    break
+                self._give(lane, tenant)
+
+    def _give(self, lane: Lane, tenant: str) -> None:
+        """Give a free place to the tenant's next caller, and put both at the end of their queues."""
+        callers = lane[tenant]
+        caller, queue = next(iter(callers.items()))
+        turn = next(iter(queue))
+        if not turn.given.done():  # else it was cancelled just now, which costs its caller no turn
+            callers.move_to_end(caller)
+            lane.move_to_end(tenant)
+            self._free -= 1
+            self._busy[tenant] += 1
+            self._later += turn.later
+            turn.given.set_result(None)
+        self._leave(turn)
+
+    def _leave(self, turn: Place) -> None:
+        lane = self._lanes[turn.later]
+        callers = lane.get(turn.tenant, OrderedDict())
+        queue = callers.get(turn.caller, OrderedDict())
+        queue.pop(turn, None)
+        if not queue:
+            callers.pop(turn.caller, None)
+        if not callers:
+            lane.pop(turn.tenant, None)
 
 
 class _Abandoned(BaseException):
     """Ends work whose result is no longer wanted. A BaseException, so that no error handler catches it."""
 
 
+class _Piece:
+    """A piece of work with its thread, until it ends."""
+
+    def __init__(self, pool: WorkPool, turn: Place, work: Callable[[], Any]) -> None:
+        self.pool, self.turn, self.work = pool, turn, work
+        self.loop = asyncio.get_running_loop()
+        self.ended: Future[Any] = Future()
+        self.left = False
+        """Whether the caller has stopped waiting for the result."""
+        self.going_on = threading.Event()
+        """Set when paused work has a place again."""
+        self.until = 0.0
+        """Processor time of its thread, in seconds, at which it should pause."""
+
+    def run(self) -> None:
+        """Do the work in this thread."""
+        if not self.ended.set_running_or_notify_cancel():
+            return
+        self.until = time.thread_time() + SLICE
+        _running.piece = self
+        try:
+            self.ended.set_result(self.work())
+        except BaseException as error:  # noqa: BLE001  (the caller of `run` gets it)
+            self.ended.set_exception(error)
+        finally:
+            _running.piece = None
+
+
+_running = threading.local()
+
+
 def breathe() -> None:
     """Let others have their turn. Long work calls this often, from any thread; it costs less than a microsecond.
 
-    In a pool's thread, it pauses work whose time slice is over if other callers wait, and ends work whose own caller
-    has stopped waiting. In any other thread it does nothing.
+    In a pool's thread, it pauses work whose time slice is over if other work waits, and ends work whose own caller has
+    stopped waiting. In any other thread it does nothing.
     """
-    turn: _Turn | None = getattr(_turns, "now", None)
-    if turn is None:
+    piece: _Piece | None = getattr(_running, "piece", None)
+    if piece is None:
         return
-    if turn.left or turn.pool.closed:
+    if piece.left or piece.pool.closed:
         raise _Abandoned
-    if time.thread_time() >= turn.until:
-        turn.pool._pause(turn)
-        turn.until = time.thread_time() + SLICE
+    if time.thread_time() >= piece.until:
+        piece.pool._pause(piece)
+        piece.until = time.thread_time() + SLICE
 
 
 class WorkPool:
-    """Threads for one kind of work, shared fairly between callers. A pool belongs to one event loop."""
+    """At most `threads` pieces of work at once, in threads that start when they are needed. One event loop uses it."""
 
-    def __init__(self, name: str, threads: int, waiting: int = WAITING) -> None:
+    def __init__(self, name: str, threads: int = THREADS, waiting: int = WAITING) -> None:
         self._name = name
-        self._executor = ThreadPoolExecutor(threads + PAUSED, thread_name_prefix=name)
-        self._free = threads
-        self._most = max(1, threads - 1)
-        """The most threads that one tenant may use at once."""
+        self._turns = Turns(threads)
         self._most_waiting = waiting
-        self._queues: OrderedDict[str, OrderedDict[str, dict[_Turn, None]]] = OrderedDict()
-        """Waiting work, by tenant and by caller."""
-        self._busy: Counter[str] = Counter()
-        """Threads in use, by tenant."""
         self._pauses = threading.Semaphore(PAUSED)
+        self._pieces: SimpleQueue[_Piece | None] = SimpleQueue()
+        self._under_way: set[_Piece] = set()
+        self._threads = self._paused = 0
         self.closed = False
 
     @property
     def waiting(self) -> int:
         """Pieces of work without a thread, whether not yet started or paused."""
-        return sum(len(queue) for callers in self._queues.values() for queue in callers.values())
+        return self._turns.waiting
 
-    async def run(self, caller: str, work: Callable[[], T], *, begun: bool = False) -> T:
-        """Run `work` in a thread when it is this caller's turn, and return its result or raise its error.
+    async def run(self, caller: str, work: Callable[[], T], size: float = math.inf, *, begun: bool = False) -> T:
+        """Return what `work` returns, or raise what it raises.
 
-        `caller` is a namespace, or the empty string for the proxy's own work. Raises Overloaded if too much of the
-        caller's work waits already, unless the work is for a reply that has `begun` and would be cut off. If the call
-        is cancelled before the work starts, the work never runs. If it is cancelled later, the work ends at its next
-        call of `breathe`; without one, it runs to its end and the result is thrown away.
+        `size` says how many bytes the work looks through; up to `SMALL` of them are no work for a thread.
+
+        Raises Overloaded if too much of the caller's work waits already, unless the work is for a reply that has
+        `begun` and would be cut off; and if the pool is closed. If the call is cancelled before the work starts, the
+        work never runs. If it is cancelled later, the work ends at its next call of `breathe`; without one, it runs to
+        its end and the result is thrown away.
         """
-        loop = asyncio.get_running_loop()
-        turn = _Turn(self, caller, loop)
-        waits = not self._free or self._busy[turn.tenant] >= self._most
-        if waits and not begun and len(self._queue(turn)) >= self._most_waiting:
+        if size <= SMALL:
+            return work()
+        if self.closed:
+            raise Overloaded("The proxy is shutting down", retry_after=1)
+        if not begun and self._turns.waiting_of(caller) >= self._most_waiting:
             raise Overloaded(f"More than {self._most_waiting} pieces of work wait for {self._name}", retry_after=1)
-        self._line_up(turn)
+        piece = _Piece(self, await self._turns.take(caller), work)
+        if not self._has_thread():
+            self._turns.give_back(piece.turn)
+            raise Overloaded("The system starts no more threads", retry_after=1)
+        self._under_way.add(piece)
+        # The place is free when the work ends, not when the caller stops waiting.
+        piece.ended.add_done_callback(partial(_call_soon, piece.loop, self._release, piece))
+        self._pieces.put(piece)
         try:
-            await turn.given
+            return await asyncio.wrap_future(piece.ended)
         except asyncio.CancelledError:
-            self._give_up(turn)
-            raise
-        try:
-            running = self._executor.submit(turn.running, work)
-        except BaseException:
-            self._release(turn.tenant)
-            raise
-        # The thread is free when the work ends, not when the caller stops waiting.
-        running.add_done_callback(lambda _: _call_soon(loop, lambda: self._release(turn.tenant)))
-        try:
-            return await asyncio.wrap_future(running)
-        except asyncio.CancelledError:
-            turn.left = True
+            piece.left = True
             raise
         finally:
-            del running  # it holds the work's error, whose traceback holds this frame
+            del piece  # its error's traceback holds this frame
 
     def close(self) -> None:
         """Take no more work. Does not wait for busy threads; long work ends at its next call of `breathe`."""
         self.closed = True
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for _ in range(self._threads):
+            self._pieces.put(None)
 
-    # -- on the event loop --
+    async def ended(self, seconds: float) -> int:
+        """Close, and wait up to `seconds` for work under way. Returns how many pieces still hang."""
+        self.close()
+        if self._under_way:
+            await asyncio.wait([asyncio.wrap_future(piece.ended) for piece in self._under_way], timeout=seconds)
+        return sum(not piece.ended.done() for piece in self._under_way)
 
-    def _queue(self, turn: _Turn) -> dict[_Turn, None]:
-        """Return the waiting work of this turn's caller."""
-        return self._queues.get(turn.tenant, OrderedDict()).get(turn.caller, {})
+    def _has_thread(self) -> bool:
+        """Start one more thread if all are busy. Returns whether there is any."""
+        if self._threads <= len(self._under_way):
+            name = f"{self._name}-{self._threads}"
+            try:
+                threading.Thread(target=_work, args=(self._pieces,), name=name, daemon=True).start()
+                self._threads += 1
+            except RuntimeError:  # one of the threads that there are does it later
+                return self._threads > self._paused
+        return True
 
-    def _line_up(self, turn: _Turn) -> None:
-        self._queues.setdefault(turn.tenant, OrderedDict()).setdefault(turn.caller, {})[turn] = None
-        self._hand_out()
+    def _release(self, piece: _Piece, _: object) -> None:
+        self._under_way.discard(piece)
+        self._turns.give_back(piece.turn)
 
-    def _give_up(self, turn: _Turn) -> None:
-        """Withdraw a turn whose caller has stopped waiting."""
-        queue = self._queue(turn)
-        if turn not in queue:  # its turn came at the same moment
-            self._release(turn.tenant)
+    def _pause(self, piece: _Piece) -> None:
+        """Wait in the piece's thread until it is its turn again. Returns at once if nothing else waits."""
+        if not self._turns.contended(piece.turn.later) or not self._pauses.acquire(blocking=False):
             return
-        del queue[turn]
-        callers = self._queues[turn.tenant]
-        if not queue:
-            del callers[turn.caller]
-        if not callers:
-            del self._queues[turn.tenant]
-
-    def _release(self, tenant: str) -> None:
-        """Free a thread of this tenant."""
-        self._busy[tenant] -= 1
-        if not self._busy[tenant]:
-            del self._busy[tenant]
-        self._free += 1
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        """Give each free thread to the tenant that has waited longest since its last turn and may have one more thread;
-        within the tenant, to the caller that has waited longest."""
-        while self._free:
-            tenant = next((one for one in self._queues if self._busy[one] < self._most), None)
-            if tenant is None:
-                return
-            callers = self._queues.pop(tenant)
-            caller, queue = callers.popitem(last=False)
-            turn = next(iter(queue))
-            del queue[turn]
-            if queue:
-                callers[caller] = queue
-            if callers:
-                self._queues[tenant] = callers
-            self._free -= 1
-            self._busy[tenant] += 1
-            turn.give()
-
-    def _step_back(self, turn: _Turn) -> None:
-        """Put paused work at the end of the queue and give its thread to other work."""
-        self._line_up(turn)
-        self._release(turn.tenant)
-
-    # -- in a thread --
-
-    def _pause(self, turn: _Turn) -> None:
-        """Wait until it is this work's turn again. Returns at once if no other caller waits or if `PAUSED` pieces are
-        paused."""
-        waiting = sum(map(len, list(self._queues.values())))
-        others = waiting > (turn.caller in self._queues.get(turn.tenant, ()))
-        if not others or not self._pauses.acquire(blocking=False):
-            return
-        turn.going_on.clear()
+        piece.going_on.clear()
         try:
-            _call_soon(turn.loop, lambda: self._step_back(turn))
-            while not turn.going_on.wait(_LOOK):
-                if self.closed or turn.loop.is_closed():
+            _call_soon(piece.loop, self._step_back, piece)
+            while not piece.going_on.wait(_LOOK):
+                if self.closed or piece.loop.is_closed():
                     raise _Abandoned
         finally:
             self._pauses.release()
-        if turn.left:
+        if piece.left:
             raise _Abandoned
 
+    def _step_back(self, piece: _Piece) -> None:
+        """Put paused work at the end of the queue, and give its place to other work."""
+        self._paused += 1
+        earlier, piece.turn = piece.turn, self._turns.ask(piece.turn.caller, piece.turn.later)
+        piece.turn.given.add_done_callback(lambda _: self._go_on(piece))
+        self._turns.give_back(earlier)
 
-@dataclass(frozen=True)
-class Threads:
-    """The pools of one process."""
-
-    reading: WorkPool = field(default_factory=lambda: WorkPool("reading", READING))
-    """Parsing, counting and planning."""
-    large: WorkPool = field(default_factory=lambda: WorkPool("large", LARGE))
-    """Counting single texts that take seconds, apart from `reading` so that small requests do not wait for them."""
-    searching: WorkPool = field(default_factory=lambda: WorkPool("searching", SEARCHING))
-    """Regular expressions over moved texts."""
-    decoding: WorkPool = field(default_factory=lambda: WorkPool("decoding", DECODING))
-    """Compressed bodies."""
-
-    def close(self) -> None:
-        """Take no more work in any pool."""
-        for pool in (self.reading, self.large, self.searching, self.decoding):
-            pool.close()
+    def _go_on(self, piece: _Piece) -> None:
+        self._paused -= 1
+        piece.going_on.set()
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+def _work(pieces: SimpleQueue[_Piece | None]) -> None:
+    while piece := pieces.get():
+        piece.run()
+        del piece  # or an idle thread would keep its result alive
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(callback)
+        loop.call_soon_threadsafe(callback, *args)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from proxy.errors import Overloaded
-from proxy.threads import SLICE, Threads, WorkPool, breathe
+from proxy.threads import SLICE, SMALL, Place, Turns, WorkPool, breathe, nobody_waits
 
 
 class Gate:
     """Work that waits until it is let go, and notes when it ran."""
 
     def __init__(self) -> None:
-        self.open = threading.Event()
+        self.open, self.begun = threading.Event(), threading.Event()
         self.ran: list[str] = []
 
     def work(self, name: str) -> Callable[[], str]:
         def run() -> str:
+            self.begun.set()
             self.open.wait(10)
             self.ran.append(name)
             return name
@@ -69,7 +74,7 @@ async def test_work_of_a_caller_who_left_is_never_run() -> None:
 async def test_a_thread_is_busy_until_its_work_ends_even_if_its_caller_left() -> None:
     pool, gate = WorkPool("test", 1), Gate()
     left = asyncio.create_task(pool.run("a", gate.work("left")))
-    await settle()
+    await asyncio.to_thread(gate.begun.wait, 10)
     left.cancel()
     waiting = asyncio.create_task(pool.run("b", gate.work("b")))
     await settle()
@@ -155,17 +160,43 @@ async def test_long_work_lets_others_have_their_turn_and_goes_on() -> None:
     assert await pool.run("other", lambda: 8) == 8
 
 
-async def test_long_work_does_not_pause_for_more_work_of_its_caller() -> None:
-    pool, order = WorkPool("test", 1), list[str]()
+async def test_long_work_of_a_caller_does_not_hold_up_its_own_short_work() -> None:
+    pool, ended = WorkPool("test", 1), threading.Event()
+    long = asyncio.create_task(pool.run("a", lambda: long_work(ended)))
+    await settle()
+    assert await pool.run("a", lambda: 7) == 7
+    ended.set()
+    assert await long == "long"
 
-    def work(name: str) -> None:
-        for _ in range(3):
-            spin()
-            breathe()
-        order.append(name)
 
-    await asyncio.gather(*(pool.run("a", lambda name=name: work(name)) for name in ("first", "second")))  # type: ignore[misc]
-    assert order == ["first", "second"]
+async def test_work_that_nobody_waits_for_comes_last_and_gets_half_of_the_threads() -> None:
+    pool, gate = WorkPool("test", 2), Gate()
+    with nobody_waits():
+        tasks = [asyncio.create_task(pool.run("a", gate.work(f"later{n}"))) for n in range(3)]
+    await settle()
+    assert pool.waiting == 2  # the other thread is kept for what somebody waits for
+    assert await pool.run("b", lambda: 7) == 7
+    blocked = [asyncio.create_task(pool.run(name, gate.work(name))) for name in "cde"]
+    await settle()
+    gate.open.set()
+    await asyncio.gather(*tasks, *blocked)
+    assert {*gate.ran[:4]} == {"later0", "c", "d", "e"}
+
+
+async def test_long_work_that_nobody_waits_for_gives_way() -> None:
+    pool, ended = WorkPool("test", 1), threading.Event()
+    with nobody_waits():
+        long = asyncio.create_task(pool.run("a", lambda: long_work(ended)))
+    await settle()
+    assert await pool.run("a", lambda: 7) == 7
+    ended.set()
+    assert await long == "long"
+
+
+async def test_little_work_needs_no_thread() -> None:
+    pool = WorkPool("test", 1)
+    assert await pool.run("a", threading.get_ident, SMALL) == threading.get_ident()
+    assert await pool.run("a", threading.get_ident, SMALL + 1) != threading.get_ident()
 
 
 async def test_long_work_ends_when_its_caller_leaves() -> None:
@@ -204,12 +235,85 @@ async def test_turns_are_not_lost_when_many_callers_leave() -> None:
     assert await asyncio.gather(*(pool.run("x", lambda: 1) for _ in range(4))) == [1, 1, 1, 1]
 
 
-async def test_closed_pools_take_no_work() -> None:
-    threads = Threads()
-    assert await threads.reading.run("", lambda: 1) == 1
-    threads.close()
-    with pytest.raises(RuntimeError):
-        await threads.reading.run("", lambda: 1)
+async def test_a_closed_pool_takes_no_work() -> None:
+    pool = WorkPool("test")
+    assert await pool.run("", lambda: 1) == 1
+    pool.close()
+    with pytest.raises(Overloaded, match="shutting down"):
+        await pool.run("", lambda: 1)
+
+
+async def test_no_more_threads_than_there_is_work() -> None:
+    pool = WorkPool("test", 4)
+    for _ in range(20):
+        await pool.run("one", lambda: None)
+    assert pool._threads == 1
+    await asyncio.gather(*(pool.run("many", lambda: None) for _ in range(50)))
+    assert pool._threads <= 4
+
+
+async def test_where_the_system_starts_no_more_threads_others_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = WorkPool("test", 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(5):
+            with pytest.raises(Overloaded, match="no more threads"):
+                await asyncio.wait_for(pool.run("one", lambda: 1), 5)
+    assert await pool.run("one", lambda: 1) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        numbers = (pool.run("many", lambda number=number: number) for number in range(9))  # type: ignore[misc]
+        assert await asyncio.wait_for(asyncio.gather(*numbers), 5) == [*range(9)]
+
+
+async def test_hanging_threads_leave_nothing_behind_of_who_gave_up() -> None:
+    pool, gate = WorkPool("test", 2), Gate()
+    hanging = [asyncio.create_task(pool.run(caller, gate.work(caller))) for caller in "ab"]
+    await settle()
+    for _ in range(20):
+        late = [asyncio.create_task(pool.run("late", gate.work("late"))) for _ in range(50)]
+        await settle()
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+    assert (pool.waiting, len(pool._under_way), pool._threads) == (0, 2, 2)
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+    assert await pool.ended(0.01) == 2, "they hang, whoever waits for them"
+    gate.open.set()
+    assert await pool.ended(20) == 0
+    assert sorted(gate.ran) == ["a", "b"]
+
+
+def test_a_thread_that_hangs_does_not_keep_the_process_from_ending() -> None:
+    code = (
+        "import asyncio, time\nfrom proxy.threads import WorkPool\n"
+        "async def main():\n    asyncio.ensure_future(WorkPool('test').run('', lambda: time.sleep(600)))\n"
+        "    await asyncio.sleep(0.1)\nasyncio.run(main())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+async def test_an_idle_thread_keeps_no_value() -> None:
+    class Large(bytearray):
+        pass
+
+    made: list[weakref.ref[Large]] = []
+
+    def make() -> Large:
+        value = Large(10)
+        made.append(weakref.ref(value))
+        return value
+
+    pool = WorkPool("test")
+    assert len(await pool.run("a", make)) == 10
+    await pool.run("a", lambda: None)
+    gc.collect()
+    assert made[0]() is None
 
 
 async def test_a_tenant_with_many_keys_has_one_turn_among_tenants() -> None:
@@ -223,3 +327,55 @@ async def test_a_tenant_with_many_keys_has_one_turn_among_tenants() -> None:
     done.set()
     await asyncio.gather(first, *waiting)
     assert order == [callers[0], callers[-1], *callers[1:-1]]
+
+
+def ask(turns: Turns, callers: Sequence[str], got: list[str]) -> list[asyncio.Task[Place]]:
+    """Return tasks that each wait for a place."""
+
+    async def take(caller: str) -> Place:
+        turn = await turns.take(caller)
+        got.append(caller)
+        return turn
+
+    return [asyncio.create_task(take(caller)) for caller in callers]
+
+
+async def test_a_place_is_lost_to_nobody_who_has_gone() -> None:
+    turns, got = Turns(1), list[str]()
+    turn = await turns.take("a")
+    *gone, last = ask(turns, ("a", "b", "b", "c"), got)
+    await settle()
+    for task in gone:
+        task.cancel()
+    await asyncio.sleep(0)
+    turns.give_back(turn)
+    turns.give_back(await last)
+    assert got == ["c"]
+    await asyncio.wait_for(turns.take("d"), 10)
+    assert turns.waiting == 0
+
+
+@pytest.mark.parametrize("first", ["given", "cancelled"])
+async def test_a_place_that_comes_as_its_waiter_goes_is_passed_on(first: str) -> None:
+    turns, got = Turns(1), list[str]()
+    turn = await turns.take("x")
+    task, other = ask(turns, "ab", got)
+    await settle()
+    steps = [lambda: turns.give_back(turn), task.cancel]
+    for step in steps if first == "given" else reversed(steps):
+        step()
+    turns.give_back(await other)
+    assert task.cancelled() and got == ["b"]
+    await asyncio.wait_for(turns.take("d"), 10)
+
+
+async def test_a_flood_of_one_caller_holds_up_no_other_by_more_than_one_turn() -> None:
+    turns, got = Turns(1), list[str]()
+    turn = await turns.take("flood")
+    ask(turns, [*["flood"] * 1_000, "b", "b", "c"], got)
+    await settle()
+    for _ in range(6):
+        turns.give_back(turn)
+        await settle()
+        turn = Place(got[-1], False)
+    assert got == ["flood", "b", "c", "flood", "b", "flood"]

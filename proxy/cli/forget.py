@@ -16,8 +16,7 @@ from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault, UserMistake
 from proxy.requests import captures
 from proxy.settings import Settings
-from proxy.stores import Entry, Store
-from proxy.stores.keys import is_part
+from proxy.stores import Entry, Store, is_part
 
 AT_ONCE = 32
 """Records that are deleted at once."""

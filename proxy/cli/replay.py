@@ -24,7 +24,7 @@ from proxy.policies import defaults, load_alone
 from proxy.policies.file import parse_alone
 from proxy.policy import Policy, Profile
 from proxy.requests.message_cache import MessageCache
-from proxy.threads import Threads
+from proxy.threads import WorkPool
 from proxy.tokens import Tokens
 
 DEFAULTS = "the defaults"
@@ -155,8 +155,8 @@ def replayed(files: Sequence[Path], tallies: Sequence[Tally], progress: Progress
 
     Files are read outside of the event loop, and its `run` is not used: both would keep Ctrl-C from ending this.
     """
-    threads, count = Threads(), 0
-    reader = MessageCache(Tokens(), threads.reading, threads.large)
+    threads, count = WorkPool("work"), 0
+    reader = MessageCache(Tokens(), threads)
     with closing(threads), asyncio.Runner() as runner:
         loop = runner.get_loop()
         for number, path in enumerate(files):

@@ -17,9 +17,17 @@ from proxy.errors import NamespaceFault, UserMistake
 from proxy.policies import builtin, duration, load
 from proxy.policies.tenants import retention
 from proxy.settings import Settings
-from proxy.stores import Entry, Retention, Store, expires_by_itself, folder_of, open_store
-from proxy.stores.base import lifetime
-from proxy.stores.keys import checked, checked_prefix
+from proxy.stores import (
+    Entry,
+    Retention,
+    Store,
+    checked,
+    checked_prefix,
+    expires_by_itself,
+    folder_of,
+    namespace_of,
+    open_store,
+)
 from proxy.tools.names import name_of
 from proxy.tools.search import TooSlow
 
@@ -185,7 +193,7 @@ def _policies(settings: Settings) -> Retention:
 
 
 def _outlived(entry: Entry, kept_for: Retention, now: float) -> bool:
-    limit = lifetime(entry.key, kept_for)
+    limit = kept_for(namespace_of(entry.key))
     return limit is not None and now - entry.modified > limit
 
 

@@ -76,8 +76,8 @@ class Operations:
         body = await client.read(limit)
         with client.present():
             threads, caller = self._services.threads, call.tenant.namespace
-            clear = await decoded(body, client.headers, limit, threads.decoding, caller, client.hold)
-            call.given = await threads.reading.run(caller, partial(parameters.body, clear))
+            clear = await decoded(body, client.headers, limit, threads, caller, client.hold)
+            call.given = await threads.run(caller, partial(parameters.body, clear))
             if client.path in _OFFLOADS:
                 client.fault_body = refusal(call.given.messages)
             await client.reply(200, await _answered(call))

@@ -48,4 +48,4 @@ class OperationCall:
 
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a reading thread when it is this caller's turn, and return its result."""
-        return await self.services.threads.reading.run(self.tenant.namespace, lambda: work(*args, **kwargs))
+        return await self.services.threads.run(self.tenant.namespace, lambda: work(*args, **kwargs))

@@ -17,12 +17,11 @@ import msgspec
 from proxy.errors import NotThere, StoreFault
 from proxy.operations.seals import is_intact, is_seal, needs_seal, seal_of
 from proxy.policy import Policy
-from proxy.stores.base import Entry
+from proxy.stores import Entry, is_part
 from proxy.stores.guarded import Put, Visit
-from proxy.stores.keys import is_part
 from proxy.stores.memory import Missing
 from proxy.telemetry.outcome import StoreError
-from proxy.threads import Threads
+from proxy.threads import WorkPool
 from proxy.tools import names
 
 KIND, SEALS, ORIGINALS = "files", "seals", "originals"
@@ -41,7 +40,7 @@ class File(msgspec.Struct, frozen=True):
 class CallerFiles:
     """One request's access to its caller's files. All methods raise StoreFault if the store does not answer."""
 
-    def __init__(self, visit: Visit, namespace: str, policy: Policy, threads: Threads) -> None:
+    def __init__(self, visit: Visit, namespace: str, policy: Policy, threads: WorkPool) -> None:
         self._visit = visit
         self._threads = threads
         self._namespace = namespace
@@ -119,7 +118,7 @@ class CallerFiles:
 
     async def _put_seal(self, key: str, content: bytes) -> None:
         """Write the seal of a file that was written before it, so that another writer's file never gets this one."""
-        seal = await self._threads.reading.run(self._namespace, lambda: seal_of(content))
+        seal = await self._threads.run(self._namespace, lambda: seal_of(content))
         if not await self._put_record(key, seal):
             [existing] = await self._stored([key])
             if existing is not None and existing != seal:  # of a file of this name that no longer exists, or damaged
@@ -142,7 +141,7 @@ class CallerFiles:
         found = await self._visit.list(self._key(names.key_part(text)))
         if found is Missing.FAILED:
             _failed("list files")
-        return await self._threads.reading.run(self._namespace, lambda: _beginning(text, found))
+        return await self._threads.run(self._namespace, lambda: _beginning(text, found))
 
     async def _read(self, wanted: Sequence[tuple[str, str]]) -> Sequence[bytes | None]:
         """Return the contents of these keys and names, with None where there is none or where it is damaged."""
@@ -154,7 +153,7 @@ class CallerFiles:
             if seal is not None and not is_seal(seal):
                 self._visit.damaged(seals[key])
                 sealed[key] = None
-        intact = await self._threads.reading.run(self._namespace, lambda: _intact(wanted, contents, sealed))
+        intact = await self._threads.run(self._namespace, lambda: _intact(wanted, contents, sealed))
         for (key, name), whole in zip(wanted, intact, strict=True):
             if not whole:
                 self._visit.damaged(key)

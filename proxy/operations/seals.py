@@ -40,4 +40,4 @@ def is_intact(name: str, content: bytes, seal: bytes | None) -> bool:
 
 
 def _seal(digest: bytes) -> bytes:
-    return sealed(b'{"content":"%b"}' % digest)
+    return sealed("", b'{"content":"%b"}' % digest)

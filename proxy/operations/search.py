@@ -77,7 +77,7 @@ async def _below(call: OperationCall, given: parameters.Search, budget: Budget) 
     wanted = await call.read(_fitting, given.glob, files, directory) if given.glob else files
 
     async def run(steps: Steps) -> list[LineMatch]:
-        return await sliced(call.services.threads.searching, call.tenant.namespace, steps, budget)
+        return await sliced(call.services.threads, call.tenant.namespace, steps, budget)
 
     matches = await searched(call.shelf, wanted, find, given.limit, run)
     damaged = [search.relative(name, directory) for name in call.shelf.damaged]
@@ -91,12 +91,12 @@ async def _in_one(call: OperationCall, given: parameters.Find, budget: Budget) -
     if content is None:
         raise call.shelf.missing(name, given.file_path)
     steps = _in_files([(given.file_path, content)], find, _most(given.limit))
-    matches = await sliced(call.services.threads.searching, call.tenant.namespace, steps, budget)
+    matches = await sliced(call.services.threads, call.tenant.namespace, steps, budget)
     return await call.read(_shown_of_one, given, matches)
 
 
 async def _matcher(call: OperationCall, matcher: Callable[[str, Budget], Find], pattern: str, budget: Budget) -> Find:
-    return await call.services.threads.searching.run(call.tenant.namespace, lambda: _compiled(matcher, pattern, budget))
+    return await call.services.threads.run(call.tenant.namespace, lambda: _compiled(matcher, pattern, budget))
 
 
 async def searched(

@@ -9,10 +9,8 @@ from msgspec import Raw
 
 from proxy import rawjson
 
-LARGE_BYTES = 512 << 10
-LARGE_ENTRIES = 1_000
-"""Requests above either limit are read, planned and rendered in a thread. Below, that takes the event loop a few
-milliseconds at most, since all but the newest entries are known from the request before."""
+ENTRY = 512
+"""Bytes that looking at an entry counts as, whatever its length."""
 
 
 class Request(msgspec.Struct, frozen=True, dict=True):
@@ -46,6 +44,6 @@ class Request(msgspec.Struct, frozen=True, dict=True):
         return bytes(self.tools).strip() not in (b"null", b"[]", b"")
 
     @property
-    def large(self) -> bool:
-        """Whether work on all of the request takes more than a few milliseconds."""
-        return len(self.body) > LARGE_BYTES or len(self.entries) > LARGE_ENTRIES
+    def size(self) -> int:
+        """Bytes that work on all of the request looks through, for `threads`."""
+        return max(len(self.body), len(self.entries) * ENTRY)

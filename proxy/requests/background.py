@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from proxy.threads import nobody_waits
+
 log = logging.getLogger(__name__)
 
 
@@ -29,7 +31,8 @@ class Background:
         if name in self._tasks or len(self._tasks) >= self._limit or holds > self._free:
             return False
         self._free -= holds
-        task = self._tasks[name] = asyncio.create_task(work(), name=name)
+        with nobody_waits():
+            task = self._tasks[name] = asyncio.create_task(work(), name=name)
         task.add_done_callback(lambda task: self._ended(task, holds))
         return True
 

@@ -26,15 +26,15 @@ import msgspec
 
 from proxy import rawjson
 from proxy.dialects.usage import Reported
-from proxy.errors import StoreFault, UserMistake
+from proxy.errors import Overloaded, UserMistake
 from proxy.lru import Lru
 from proxy.policies.tenants import retention, tenant_of
 from proxy.rawjson import NotJson
 from proxy.regular_files import NotRegular
-from proxy.stores.base import Retention
-from proxy.stores.workers import Workers
+from proxy.stores import Retention
 from proxy.telemetry.logs import Limited, event
 from proxy.telemetry.outcome import Basis, Kind, Outcome
+from proxy.threads import WorkPool
 
 if TYPE_CHECKING:
     from proxy.plan.request import Request
@@ -173,7 +173,7 @@ class Captures:
         """Make the folder. Raises UserMistake if it cannot be used."""
         self._root, self._policies, self._clock = settings.capture, policies, clock
         self._folder = _folder(settings, lambda namespace: retention(namespace, policies()), clock)
-        self._workers = Workers("captures", threads=1)
+        self._threads = WorkPool("captures", 1)
         self._warn = Limited(logger)
         self._waiting: deque[Captured] = deque()
         self._held: Counter[str] = Counter()
@@ -208,7 +208,7 @@ class Captures:
         clock = asyncio.get_running_loop().time
         try:
             while True:
-                await self._work("sweep", self._folder.sweep)
+                await self._work(self._folder.sweep)
                 until = clock() + EVERY
                 while (left := until - clock()) > 0:
                     with suppress(TimeoutError):
@@ -223,22 +223,22 @@ class Captures:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSING):
                 await self._drain(folder)
-        if self._waiting or await self._workers.close(CLOSING):
+        if self._waiting or await self._threads.ended(CLOSING):
             self._warn("slow", "requests are not captured: the disk hangs")
 
     async def _drain(self, folder: CaptureFolder) -> None:
         while self._waiting:
             one = self._waiting.popleft()
-            await self._work("write", partial(_write, folder, one))
+            await self._work(partial(_write, folder, one))
             self._held[one.outcome.tenant] -= len(one.body)
             if not self._held[one.outcome.tenant]:
                 del self._held[one.outcome.tenant]
 
-    async def _work(self, what: str, work: Callable[[], OSError | None]) -> None:
+    async def _work(self, work: Callable[[], OSError | None]) -> None:
         try:
-            if missed := await self._workers.run(what, work):
+            if missed := await self._threads.run("", work):
                 self._warn("sweep", f"captures are not deleted: {missed.strerror}: {missed.filename}")
-        except (OSError, StoreFault) as error:
+        except (OSError, Overloaded) as error:
             reason = getattr(error, "strerror", None) or error
             self._warn("disk", f"requests are not captured: {reason}")
 

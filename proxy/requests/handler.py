@@ -25,7 +25,6 @@ from proxy.errors import ClientFault, Overloaded, UpstreamBroken
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.refusals import Addition, Verdict
-from proxy.plan.request import LARGE_BYTES
 from proxy.policy import SnapshotRole
 from proxy.requests import prepare, tool_loop
 from proxy.requests.attempt import (
@@ -141,8 +140,8 @@ class _Request:
         try:
             clear = body
             if client.encoded:
-                clear = await decoded(body, client.headers, limit, threads.decoding, tenant.namespace, client.hold)
-            chat = await self._run(partial(self._dialect.parse, clear), len(clear) > LARGE_BYTES)
+                clear = await decoded(body, client.headers, limit, threads, tenant.namespace, client.hold)
+            chat = await self._run(partial(self._dialect.parse, clear), len(clear))
         except ClientFault:
             return ParsedRequest(body, tenant, reason=Reason.ENCODING)
         except Unplannable as error:
@@ -184,20 +183,20 @@ class _Request:
             return AsItCame(attempt.parsed, reason=tries.reason, refused=planned)
         if Addition.PLACE in tries.without:
             planned = planned.with_role(SnapshotRole.USER)
-        reader, summaries, large = self._services.reader, self._services.summaries, planned.request.large
+        reader, summaries, size = self._services.reader, self._services.summaries, planned.request.size
         shown, rounds = await asyncio.gather(
             summaries.existing(planned, self._records),
-            self._records.rounds(await self._run(planned.replies, large), planned.request.model),
+            self._records.rounds(await self._run(planned.replies, size), planned.request.model),
         )
-        rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), large)
+        rendered = await self._run(partial(prepare.rendered, planned, shown, rounds, reader), size)
         io = self._turn_io(attempt.parsed, rendered, tries)
         if not self._dialect.counts:
             rendered = await summaries.complete(rendered, self._records, self._tenant, io.ask)
         if rounds and not planned.room.holds(rendered.tokens):
-            rendered = await self._run(partial(prepare.fitting, rendered, reader), large)
+            rendered = await self._run(partial(prepare.fitting, rendered, reader), size)
         if not rendered.changed:
             return await self._fitting(attempt, planned)
-        turn = await self._run(partial(rendered.turn, Addition.USAGE not in tries.without), large)
+        turn = await self._run(partial(rendered.turn, Addition.USAGE not in tries.without), size)
         return Rewritten(attempt.parsed, rendered, turn, self._turn_io(attempt.parsed, rendered, tries))
 
     async def _fitting(self, attempt: AsItCame, planned: PlannedRequest) -> AsItCame:
@@ -208,7 +207,7 @@ class _Request:
         if not planned.exceeds(refused=refused) or planned.reply_limit(planned.tokens) is None:
             return attempt
         shorten = partial(self._dialect.with_lower_limit, planned.request, left)
-        return replace(attempt, shortened=await self._run(shorten, planned.request.large))
+        return replace(attempt, shortened=await self._run(shorten, planned.request.size))
 
     # -- sending it --
 
@@ -221,8 +220,8 @@ class _Request:
             return await self._count(attempt)
         self._keep_originals(attempt.rendered)
         try:
-            large = attempt.planned.request.large
-            taken_back = await tool_loop.converse(attempt.turn, self._client, attempt.io, large=large)
+            size = attempt.planned.request.size
+            taken_back = await tool_loop.converse(attempt.turn, self._client, attempt.io, size=size)
         except Refusal as refusal:
             return refusal
         if taken_back is None:
@@ -307,9 +306,8 @@ class _Request:
     async def _observed(self, parsed: ParsedRequest, planned: PlannedRequest, said: Reported | None = None) -> Observed:
         """Return the attempt with its forecast, which rests on what upstream `said` once its reply has ended."""
         observe = partial(Observed.of, parsed, planned, said)
-        if not planned.request.large:
-            return observe()
-        return await self._services.threads.reading.run(self._tenant.namespace, observe, begun=said is not None)
+        size = planned.request.size
+        return await self._services.threads.run(self._tenant.namespace, observe, size, begun=said is not None)
 
     async def _pass_on(self, refusal: Refusal, ours: Sequence[Header]) -> None:
         """Reply with upstream's refusal: its status, headers and body. Raises UpstreamBroken if it was cut off."""
@@ -331,9 +329,9 @@ class _Request:
             return
 
         async def keep() -> None:
-            records, large = Records(self._services.store.visit(), namespace), rendered.history.request.large
-            texts = await self._run(partial(prepare.originals, rendered), large)
-            await records.keep_originals(name, texts, partial(self._run, large=large))
+            records, size = Records(self._services.store.visit(), namespace), rendered.history.request.size
+            texts = await self._run(partial(prepare.originals, rendered), size)
+            await records.keep_originals(name, texts, partial(self._run, size=size))
 
         held = 2 * len(rendered.history.request.body)  # once as it came, and once as it was rendered
         self._services.background.start(f"{namespace}/{name}", keep, held)
@@ -342,6 +340,6 @@ class _Request:
         """Whether a reply that begins like this is an error in spite of its status."""
         return self._dialect.is_error(tool_loop.first_data(reply, beginning))
 
-    async def _run(self, work: Callable[[], T], large: bool) -> T:
-        """Return the result of `work`, run off the event loop if `large`."""
-        return await self._services.threads.reading.run(self._tenant.namespace, work) if large else work()
+    async def _run(self, work: Callable[[], T], size: int) -> T:
+        """Return the result of `work`, which looks through so many bytes."""
+        return await self._services.threads.run(self._tenant.namespace, work, size)

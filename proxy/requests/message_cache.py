@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from msgspec import Raw
 
@@ -15,13 +16,9 @@ from proxy.dialects.render import Compacted, compact
 from proxy.lru import ENTRY_BYTES, Lru
 from proxy.plan.history import History, Message, Reading, Terms, Transcript, digest
 from proxy.plan.preview import Shape
-from proxy.plan.request import LARGE_BYTES, LARGE_ENTRIES
-from proxy.threads import READING, WorkPool
+from proxy.plan.request import ENTRY
+from proxy.threads import NEW, SMALL, WorkPool
 
-T = TypeVar("T")
-
-INLINE_BYTES = 16_384
-"""Reading this much takes about a millisecond. More is read in a thread, so that no other request has to wait."""
 BATCH_BYTES = 512 << 10
 """Bytes of messages that a thread reads at a time, which takes about 50 milliseconds."""
 MESSAGE = 700
@@ -53,10 +50,9 @@ class MessageCache:
     `caller` names the namespace that work in the pool is done for.
     """
 
-    def __init__(self, tokens: Counter, pool: WorkPool | None = None, large: WorkPool | None = None) -> None:
+    def __init__(self, tokens: Counter, pool: WorkPool | None = None) -> None:
         self._tokens = tokens
-        self._pool = pool or WorkPool("reading", READING)
-        self._large = large or self._pool
+        self.pool = pool or WorkPool("reading")
         self._messages: Lru[Key, Message] = Lru(MESSAGES_BYTES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
@@ -75,17 +71,12 @@ class MessageCache:
 
         Raises Unplannable.
         """
-        if len(raws) >= LONG and _large(raws):
-            past, key, seen = await self._pool.run(caller, partial(self._begun, dialect, raws, terms))
-        else:
-            past, key, seen = self._begun(dialect, raws, terms)
+        size = 0 if len(raws) < LONG else _size(raws)
+        past, key, seen = await self.pool.run(caller, partial(self._begun, dialect, raws, terms), size)
         new = raws[len(past) :]
         messages = await self.read(dialect, new, Reading.of(terms.offload), terms.model, caller)
         parts = sum([len(message.pieces) + len(message.calls) for message in messages])
-        if len(raws) + parts > LARGE_ENTRIES:
-            past = await self._pool.run(caller, partial(past.extended, messages))
-        else:
-            past = past.extended(messages)
+        past = await self.pool.run(caller, partial(past.extended, messages), (len(raws) + parts) * ENTRY)
         if key:
             self._pasts.put((key, terms), (seen, past), ENTRY_BYTES + past.size())
         return past
@@ -111,10 +102,7 @@ class MessageCache:
     ) -> list[Message]:
         """Return every message's measure, in order. Raises Unplannable."""
         variant = _variant(dialect.name, reading, model)
-        if _large(raws):
-            keys, found = await self._pool.run(caller, partial(self._known, raws, variant))
-        else:
-            keys, found = self._known(raws, variant)
+        keys, found = await self.pool.run(caller, partial(self._known, raws, variant), _size(raws))
         unread = {key: raw for key, raw, message in zip(keys, raws, found, strict=True) if message is None}
         if unread:
             read = partial(dialect.read, reading=reading, count=self.counter(model))
@@ -129,15 +117,11 @@ class MessageCache:
     async def _fresh(
         self, read: Callable[[Raw], Message], unread: dict[Key, Raw], model: str, caller: str
     ) -> dict[Key, Message]:
-        small = sum([len(memoryview(raw)) for raw in unread.values()]) <= INLINE_BYTES
-        large = not small or not self._tokens.loaded(model)
+        new = sum([len(memoryview(raw)) for raw in unread.values()])
+        size = NEW * new if self._tokens.loaded(model) else math.inf
         fresh: dict[Key, Message] = {}
         for batch in _batches(unread):
-            work = partial(self._read, read, batch)
-            if len(memoryview(batch[-1][1])) > BATCH_BYTES:
-                fresh |= await self._large.run(caller, work)
-            else:
-                fresh |= await self.run(work, large, caller)
+            fresh |= await self.pool.run(caller, partial(self._read, read, batch), size)
         return fresh
 
     def _read(self, read: Callable[[Raw], Message], batch: Sequence[tuple[Key, Raw]]) -> dict[Key, Message]:
@@ -145,10 +129,6 @@ class MessageCache:
         for key, message in fresh.items():
             self._messages.put(key, message, KEY_BYTES + message.size())
         return fresh
-
-    async def run(self, work: Callable[[], T], large: bool, caller: str) -> T:
-        """Return the result of `work`, run off the event loop if `large`."""
-        return await self._pool.run(caller, work) if large else work()
 
     def compactor(self, dialect: Dialect, transcript: Transcript, shape: Shape) -> Compacted:
         """Return a function that returns messages with previews and references, from the cache if possible."""
@@ -169,12 +149,12 @@ class MessageCache:
         """Return the tokens of the client's tool definitions, cached because every request repeats the same array."""
         if rawjson.is_null(raw):
             return 0
-        large = len(memoryview(raw)) > LARGE_BYTES
-        key = (await self._pool.run(caller, partial(digest, raw)) if large else digest(raw), model)
+        key = (await self.pool.run(caller, partial(digest, raw), len(memoryview(raw))), model)
         found = self._tools.get(key)
         if found is None:
-            pool = self._large if len(memoryview(raw)) > BATCH_BYTES else self._pool
-            found = await pool.run(caller, lambda: self._tokens.count(bytes(raw).decode("utf-8", "replace"), model))
+            found = await self.pool.run(
+                caller, lambda: self._tokens.count(bytes(raw).decode("utf-8", "replace"), model)
+            )
             self._tools.put(key, found)
         return found
 
@@ -188,7 +168,7 @@ class MessageCache:
 
 def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
     """Add messages, each followed by a comma, so that adding them in two steps gives the same digest as in one."""
-    if _large(raws):
+    if _size(raws) > SMALL:
         for raw in raws:
             seen.update(raw)
             seen.update(b",")
@@ -210,9 +190,9 @@ def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:
         yield batch
 
 
-def _large(raws: Sequence[Raw]) -> bool:
-    """Whether reading every byte takes noticeable time."""
-    return len(raws) > LARGE_ENTRIES or sum([len(memoryview(raw)) for raw in raws]) > LARGE_BYTES
+def _size(raws: Sequence[Raw]) -> int:
+    """Return how many bytes it takes to look through these messages."""
+    return max(len(raws) * ENTRY, sum([len(memoryview(raw)) for raw in raws]))
 
 
 @lru_cache(256)

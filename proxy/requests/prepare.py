@@ -31,6 +31,7 @@ from proxy.policy import Inject, Mode, Policy, SnapshotRole
 from proxy.rawjson import NotJson
 from proxy.requests.windows import Refusable
 from proxy.telemetry.outcome import Holdout
+from proxy.threads import SMALL
 from proxy.tools import answer as tools
 from proxy.tools.definitions import OTHER_NAMES
 
@@ -221,7 +222,7 @@ async def plan(
     before = 0 if asked.preamble is rawjson.NULL else await reader.tool_tokens(asked.preamble, asked.model, caller)
     reply = policy.upstream.reply_room(window)
     marks = policy.offload.cache_write <= cache_marks.FREE
-    marks = marks or not await reader.run(partial(cache_marks.crowded, asked), asked.large, caller)
+    marks = marks or not await reader.pool.run(caller, partial(cache_marks.crowded, asked), asked.size)
     room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before, marks)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
@@ -230,11 +231,11 @@ async def plan(
     def made() -> PlannedRequest:
         quoted = names_in(asked.body, policy.offload.store_dir)
         planned = PlannedRequest(dialect, asked, policy, past, past.plan(), room, names, quoted=quoted)
-        if asked.large and planned.concerns_us:
+        if asked.size > SMALL and planned.concerns_us:
             dialect.shape(asked)  # splits the body for all later steps, which the event loop must not do
         return planned
 
-    return await reader.run(made, asked.large, caller)
+    return await reader.pool.run(caller, made, asked.size)
 
 
 class RenderedRequest(msgspec.Struct, frozen=True):

@@ -3,9 +3,9 @@
 A record's key is `NAMESPACE/KIND/NAME`, and it is written once. Any lookup may find nothing, because a request can be
 served without its records.
 
-Rounds and snapshots end with a seal: one more JSON member with the SHA-256 of the record without it. Versions that do
-not know seals ignore the member. Records from such versions have no seal, so every detail of them is checked instead.
-A damaged record counts as absent. It is deleted, because otherwise no good one could be stored under its key.
+Records end with a seal: one more JSON member with the SHA-256 of the record without it and of its key, so that a record
+under another one's key is no better than a damaged one. A damaged record counts as absent. It is deleted, because
+otherwise no good one could be stored under its key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.chat import CHAT
 from proxy.plan.history import extend
 from proxy.plan.labels import digest_in
 from proxy.plan.preview import STEP
@@ -117,20 +116,23 @@ class Records:
     async def snapshots(self, names: Sequence[str]) -> list[Snapshot | None]:
         """Return the snapshots with these names, with None for each that does not exist."""
         keys = [self.key("snapshots", name) for name in names]
-        found = await self._visit.get_many(keys, intact=_intact_snapshot)
+        found = await self._visit.get_many(keys, intact=_is_sealed)
         return [None if isinstance(value, Missing) else _decoded(value, Snapshot) for value in found]
 
     async def snapshot(self, key: str) -> bytes | None:
         """Return the record with this key, without its seal; None if there is none or the store does not answer."""
-        [found] = await self._visit.get_many([key], intact=_intact_snapshot)
+        [found] = await self._visit.get_many([key], intact=_is_sealed)
         return None if isinstance(found, Missing) else _without_seal(found)
 
     async def keep_snapshot(self, key: str, value: bytes) -> bytes | None:
-        """Store the record unless there is one. Returns the stored bytes, whoever wrote them, or None on failure."""
+        """Store the record unless there is one. Returns the stored bytes, whoever wrote them, or None on failure.
+
+        If the store fails, this process keeps the record, which was paid for, and puts it later.
+        """
         for again in (False, True):  # reading deletes an existing record if it is damaged; others delete them, too
-            done = await self._visit.put(key, sealed(value), sure=again)
+            done = await self._visit.put(key, sealed(key, value), sure=again)
             if done is not Put.EXISTED:
-                return value if done is Put.WRITTEN else None
+                return value
             if winner := await self.snapshot(key):
                 return winner
         return None
@@ -173,10 +175,10 @@ class Records:
         replies with hidden rounds: the digest of the history that ends with each, and the name of its record. `run`
         makes the record, which takes long for one of many calls.
         """
-        record, value = await run(partial(_record, link, hidden, earlier, visible))
+        record, encoded = await run(partial(_record, link, hidden, earlier, visible))
         [key] = self._round_keys([link.hex()], model)
-        placed = [self._place(before, record, value, model) for before in befores]
-        await asyncio.gather(self._visit.put(key, value), *placed)
+        placed = [self._place(before, record, encoded, model, run) for before in befores]
+        await asyncio.gather(self._visit.put(key, await run(partial(sealed, key, encoded))), *placed)
         for before in befores:
             if self._visit.was_put(self._hid_nothing(before, model)):
                 await self._contested(before, model, None)
@@ -194,18 +196,18 @@ class Records:
 
     async def _contested(self, before: bytes, model: str, visible: Visible | None) -> None:
         record = _Hidden([], Raw(b"null"), [], 0, [], visible=visible)
-        await self._place(before, record, sealed(msgspec.json.encode(record)), model)
+        await self._place(before, record, msgspec.json.encode(record), model, at_once)
 
     def _hid_nothing(self, before: bytes, model: str) -> str:
         """Return a key for the memory of this process alone: a reply to this history hid nothing."""
         [key] = self._round_keys([extend(before, b"hid nothing").hex()], model)
         return key
 
-    async def _place(self, before: bytes, record: _Hidden, value: bytes, model: str) -> None:
+    async def _place(self, before: bytes, record: _Hidden, encoded: bytes, model: str, run: Run) -> None:
         """Keep a round at the first free place of the history before it, unless it is at one already."""
         for name in _places(before):
             [key] = self._round_keys([name], model)
-            if await self._visit.put(key, value) is not Put.EXISTED:
+            if await self._visit.put(key, await run(partial(sealed, key, encoded))) is not Put.EXISTED:
                 return
             [there] = await self._hidden([name], model)
             if there is not None and there.visible == record.visible and not there.differs(record):
@@ -218,14 +220,10 @@ class Records:
         return None if record is None else Continuation(shown, record.last, tuple(map(bytes, record.after)))
 
     async def keep_continuation(self, continuation: Continuation) -> None:
-        """Store how to go on from a reply with hidden rounds.
-
-        If the store fails, this process remembers it: without it, upstream refuses all that follows.
-        """
+        """Store how to go on from a reply with hidden rounds."""
         record = _Continued(last=rawjson.encodable(continuation.last), after=[Raw(raw) for raw in continuation.after])
-        key, value = self._continuation_key(continuation.shown), sealed(msgspec.json.encode(record))
-        if await self._visit.put(key, value) is Put.FAILED:
-            self._visit.keep(key, value)
+        key = self._continuation_key(continuation.shown)
+        await self._visit.put(key, sealed(key, msgspec.json.encode(record)))
 
     def _continuation_key(self, shown: str) -> str:
         """Return the record's key, for which upstream's id may have unsuitable characters."""
@@ -292,7 +290,7 @@ class Records:
 
     async def _hidden(self, names: Sequence[str], model: str, *, final: bool = True) -> list[_Hidden | None]:
         keys = self._round_keys(names, model)
-        found = await self._visit.get_many(keys, final=final, intact=_intact_round)
+        found = await self._visit.get_many(keys, final=final, intact=_is_sealed)
         return [None if isinstance(value, Missing) else _decoded(value, _Hidden) for value in found]
 
     def _round_keys(self, names: Sequence[str], model: str) -> list[str]:
@@ -304,7 +302,7 @@ class Records:
 def _record(
     link: bytes, hidden: HiddenRound, earlier: Sequence[tuple[bytes, str]], visible: Visible | None
 ) -> tuple[_Hidden, bytes]:
-    """Return a hidden round's record, and as it is stored."""
+    """Return a hidden round's record, and as JSON."""
     record = _Hidden(
         before=[Raw(raw) for raw in hidden.before],
         instead=Raw(hidden.instead or b"null"),
@@ -316,7 +314,7 @@ def _record(
         name=link.hex(),
         visible=visible,
     )
-    return record, sealed(msgspec.json.encode(record))
+    return record, msgspec.json.encode(record)
 
 
 def _intact_original(name: str, value: bytes) -> bool:
@@ -361,53 +359,26 @@ def _unmasked(value: Any) -> Any:
 # -- seals ---------------------------------------------------------------------------------------------------------
 
 
-def sealed(record: bytes) -> bytes:
-    """Return a JSON object's bytes with their digest added as the last member."""
-    return b'%b,"sha256":"%b"}' % (record[:-1], hashlib.sha256(record).hexdigest().encode())
+def sealed(key: str, record: bytes) -> bytes:
+    """Return a JSON object's bytes with the digest of them and their key added as the last member."""
+    return b'%b,"sha256":"%b"}' % (record[:-1], _seal(key, record))
+
+
+def _seal(key: str, record: bytes) -> bytes:
+    digest = hashlib.sha256(record)
+    digest.update(key.encode())
+    return digest.hexdigest().encode()
 
 
 def _without_seal(value: bytes) -> bytes:
     return value[:-_SEAL_BYTES] + b"}" if _SEAL.search(value, _tail(value)) else value
 
 
-def _is_sealed(value: bytes) -> bool:
-    """Whether the value has a seal that matches the rest of it."""
+def _is_sealed(key: str, value: bytes) -> bool:
+    """Whether the value has a seal that matches the rest of it and its key."""
     seal = _SEAL.search(value, _tail(value))
-    return seal is not None and hashlib.sha256(_without_seal(value)).hexdigest().encode() == seal[1]
+    return seal is not None and _seal(key, _without_seal(value)) == seal[1]
 
 
 def _tail(value: bytes) -> int:
     return max(0, len(value) - _SEAL_BYTES)
-
-
-def _intact_snapshot(value: bytes) -> bool:
-    return _is_sealed(value) or _decoded(value, _OldSnapshot) is not None
-
-
-def _intact_round(value: bytes) -> bool:
-    if _is_sealed(value):
-        return True
-    hidden = _decoded(value, _OldHidden)
-    if hidden is None:
-        return False
-    instead = [] if rawjson.is_null(hidden.instead) else [hidden.instead]
-    # Records without a seal are older than all other dialects.
-    return CHAT.are_paired([*hidden.before, *instead, *hidden.after])
-
-
-class _OldSnapshot(msgspec.Struct, forbid_unknown_fields=True):
-    """A snapshot without a seal. Any other member would be a damaged seal."""
-
-    text: str
-    tokens: int
-    model: str
-
-
-class _OldHidden(msgspec.Struct, forbid_unknown_fields=True):
-    """A hidden round without a seal."""
-
-    before: list[Raw]
-    instead: Raw
-    after: list[Raw]
-    tokens: int
-    earlier: list[str]

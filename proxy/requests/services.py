@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from proxy.settings import Settings
     from proxy.stores.guarded import Guarded
     from proxy.telemetry.outcome import Outcome
-    from proxy.threads import Threads
+    from proxy.threads import WorkPool
     from proxy.upstream.client import UpstreamClient
 
 
@@ -32,7 +32,7 @@ class Services:
     reader: MessageCache
     summaries: Summaries
     background: Background
-    threads: Threads
+    threads: WorkPool
     known: Known
     sink: Sink
     capture: Callable[[Outcome, Policy, Request | None], None] = lambda outcome, policy, chat: None

@@ -183,7 +183,7 @@ class Summaries:
         begins = _begins(history, records)
         if key not in self._flights and not self._pauses([*earlier, key], begins, tenant.name):
             measure = partial(_measured, history, boundary, ready.shown)
-            measured = await self._reader.run(measure, history.request.large, tenant.namespace)
+            measured = await self._reader.pool.run(tenant.namespace, measure, history.request.size)
             if key not in self._flights:
                 job = self._job(ready, boundary, measured, tenant, ask)
                 self._queued[tenant.name] += 1

@@ -23,6 +23,7 @@ from proxy.requests import passthrough
 from proxy.requests.client_line import HEARTBEAT, ClientLine
 from proxy.requests.exchange import Exchange
 from proxy.requests.retries import RETRIES, is_passing, pause
+from proxy.threads import SMALL
 from proxy.upstream import codings
 from proxy.upstream.client import UpstreamReply, decoded
 from proxy.upstream.headers import Header, Headers, reply_headers
@@ -104,14 +105,14 @@ class TurnIO(Protocol):
 
 
 async def converse(
-    turn: Turn, client: Exchange, io: TurnIO, *, large: bool = False, heartbeat: float = HEARTBEAT
+    turn: Turn, client: Exchange, io: TurnIO, *, size: int = 0, heartbeat: float = HEARTBEAT
 ) -> Refusal | None:
     """Drive the turn to its end. Raises UpstreamFault, or Refusal if the client was sent nothing. Returns the refusal
     after which the client's own request was sent, if there was one.
 
     After a fault within a reply, the client's stream ends with an error event, as in OpenAI's API, and the fault is
-    raised for the record. A stream is never silent for longer than `heartbeat` seconds. `large` says whether requests
-    take so long to build that it must not happen on the event loop.
+    raised for the record. A stream is never silent for longer than `heartbeat` seconds. Building a request looks
+    through `size` bytes.
 
     A refusal of the first round is raised. If a later round is refused, or the first one after the reply's head was
     sent, before the client has seen anything of the reply, the client's own request is sent instead.
@@ -119,7 +120,7 @@ async def converse(
     line = ClientLine(client, heartbeat)
     try:
         async with line.kept_alive():
-            return await _Conversation(turn, line, io, large).run()
+            return await _Conversation(turn, line, io, size).run()
     except UpstreamFault as fault:
         if client.status:
             await client.break_off(fault)
@@ -155,11 +156,11 @@ async def pass_on(
 
 
 class _Conversation:
-    def __init__(self, turn: Turn, line: ClientLine, io: TurnIO, large: bool) -> None:
+    def __init__(self, turn: Turn, line: ClientLine, io: TurnIO, size: int) -> None:
         self._turn = turn
         self._line = line
         self._io = io
-        self._large = large
+        self._size = size
         self._headers = Headers()
         self._begun = False  # whether any event with data has come
         self._heard = 0  # bytes of all replies
@@ -290,7 +291,7 @@ class _Conversation:
     @property
     def _heavy(self) -> bool:
         """Whether going through all that the turn holds takes noticeable time."""
-        return self._large or self._heard > LARGE_BYTES or (self._heard > 0 and self._turn.pieces > MANY_PIECES)
+        return self._size > SMALL or self._heard > LARGE_BYTES or (self._heard > 0 and self._turn.pieces > MANY_PIECES)
 
     # -- writing --
 

@@ -100,14 +100,14 @@ class RequestTurnIO:
 
     async def aside(self, work: Callable[[], T]) -> T:
         """Run work on upstream's reply in a thread, so that it does not block the event loop."""
-        return await self._services.threads.reading.run(self._tenant.namespace, work, begun=True)
+        return await self._services.threads.run(self._tenant.namespace, work, begun=True)
 
     # -- our tools --
 
     async def resolve(self, calls: Sequence[ToolCall]) -> list[str]:
         """Answer the calls in order. Each call gets an equal share of the tokens that the turn may still read."""
         if self._files is None:
-            reading = self._services.threads.reading  # a long history has thousands of files
+            reading = self._services.threads  # a long history has thousands of files
             self._files = await reading.run(self._tenant.namespace, self._ready.files, begun=True)
         limits = self._history.policy.tools
         first = calls[: limits.max_calls]
@@ -133,7 +133,7 @@ class RequestTurnIO:
     async def _answer(self, call: ToolCall, files: Files, budget: int) -> tools.ToolAnswer:
         """Answer a call. The same call again, however it names the file, gets a line that points to the first answer,
         so that no model goes in circles."""
-        names, reading = self._history.names, self._services.threads.reading
+        names, reading = self._history.names, self._services.threads
         meaning = partial(tools.meaning, _tool(call, names), call.arguments, files.index, names)
         asked = await reading.run(self._tenant.namespace, meaning, begun=True)
         if asked in self._answered:
@@ -174,8 +174,8 @@ class RequestTurnIO:
         )
         steps = tools.answering(tool, call.arguments, material)
         if tool == "grep":
-            return await sliced(threads.searching, self._tenant.namespace, steps, self._searching)
-        return await sliced(threads.reading, self._tenant.namespace, steps, Budget(math.inf))
+            return await sliced(threads, self._tenant.namespace, steps, self._searching)
+        return await sliced(threads, self._tenant.namespace, steps, Budget(math.inf))
 
     def _count(self, text: str) -> int:
         return self._services.reader.count(text, self._history.request.model)

@@ -43,7 +43,7 @@ from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.telemetry.recorder import Recorder
-from proxy.threads import Threads
+from proxy.threads import WorkPool
 from proxy.tokens import Tokens
 from proxy.upstream.client import UpstreamClient
 
@@ -103,13 +103,13 @@ class App:
         self._upstream = UpstreamClient(settings)
         self._relay = Relay(settings, self._upstream, self._record)
         self._background = Background(BACKGROUND)
-        self._threads = Threads()
-        self._reader = MessageCache(self._tokens, self._threads.reading, self._threads.large)
+        self._threads = WorkPool("work")
+        self._reader = MessageCache(self._tokens, self._threads)
         self._caches = {"store": lambda: self._store.memory.size, **self._reader.caches()}
         for cache, size in self._caches.items():
             self._metrics.watch_cache(cache, size)
-        self._known = Known(self._upstream, self._background, self._threads.reading, self._metrics.learned)
-        self._summaries = Summaries(self._store, self._reader, self._known, self._threads.reading, self._record)
+        self._known = Known(self._upstream, self._background, self._threads, self._metrics.learned)
+        self._summaries = Summaries(self._store, self._reader, self._known, self._threads, self._record)
         self._captures = Captures(settings, lambda: self._book.current)
         services = Services(
             settings=settings,
@@ -303,7 +303,8 @@ class App:
             await held.enter_async_context(running(self._book.watch()))
             await held.enter_async_context(running(self._captures.run()))
             if not expires_by_itself(self._store_url):
-                sweeper = Sweeper(self._store.store, self._retention, warn=logs.Limited(logger))
+                warn, swept = logs.Limited(logger), self._metrics.swept
+                sweeper = Sweeper(self._store.store, self._retention, warn=warn, swept=swept)
                 await held.enter_async_context(running(sweeper.run()))
             held.enter_context(settled())
             yield

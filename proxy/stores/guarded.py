@@ -1,4 +1,16 @@
-"""A store for the chat path that never raises, limits how long a request waits for it, and caches what it reads."""
+"""A store for the chat path: it never raises, limits how long a request waits, and remembers what it read or wrote.
+
+Two breakers, one for reads and one for writes, leave a failing engine alone. A store that is full, read-only or slow to
+write can still be read, and then only writes stop.
+
+    closed ──── `FAILURES` in a row ────▶ open ◀──────────────┐
+      ▲                                    │                  │ it fails, or a pause
+      │                                    ▼ after a pause    │ goes by in silence
+      └──────── it succeeds ────────── one call is let through┘
+
+The first pause takes `PAUSE` seconds, and each further one twice as long, up to `LONGEST`. What a request wrote
+meanwhile is not lost: this process keeps it, reads it, and puts it again once the engine works.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +24,25 @@ from typing import Literal, TypeVar
 from uuid import uuid4
 
 from proxy.errors import NamespaceFault, StoreFault
-from proxy.stores import turns
-from proxy.stores.base import Entry, Retention, Store, lifetime
-from proxy.stores.breaker import Breaker
-from proxy.stores.memory import Absent, Memory, Missing
+from proxy.stores import Entry, Retention, Store, namespace_of
+from proxy.stores.memory import Absent, Failed, Memory, Missing
 from proxy.telemetry.outcome import StoreError, StoreMiss, StoreOperation
+from proxy.threads import nobody_waits
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Allowance", "Guarded", "Missing", "Put", "Visit"]
+__all__ = ["Allowance", "Breaker", "Guarded", "Missing", "Put", "Visit"]
 
 T = TypeVar("T")
 
 CLOSING = 1.75
 """Seconds that the store gets to close when the process ends."""
+
+FAILURES = 5
+"""Failures in a row that open a breaker."""
+
+PAUSE, LONGEST = 0.5, 30.0
+"""Seconds of a breaker's first and of its longest pause."""
 
 WRITES = (StoreOperation.PUT, StoreOperation.DELETE)
 
@@ -37,23 +54,66 @@ LARGE = 256 << 10
 
 
 class Put(Enum):
-    """The result of a put. EXISTED means that another writer was first, perhaps with different bytes."""
+    """The result of a put. EXISTED means that another writer was first, perhaps with different bytes; KEPT that this
+    process has the record and will put it again."""
 
     WRITTEN = "written"
     EXISTED = "existed"
+    KEPT = "kept"
     FAILED = "failed"
 
 
+class Breaker:
+    """Call `admit` before every call to the engine, then report the result with `succeeded` or `failed`.
+
+    A probing call without a result counts as failed, because it may have been cancelled.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._pause = PAUSE
+        self._next_probe: float | None = None
+        self._probing = False
+        self.answered = -1.0
+        """When the engine last did what it was asked."""
+
+    @property
+    def state(self) -> Literal["closed", "open"]:
+        """Whether calls are made as they come."""
+        return "closed" if self._next_probe is None else "open"
+
+    def admit(self) -> bool:
+        """Return whether a call may be made now. True while the breaker is open makes it this pause's only probe."""
+        if self._next_probe is None:
+            return True
+        if self._clock() < self._next_probe:
+            return False
+        self._probing, self._next_probe = True, self._clock() + self._pause
+        return True
+
+    def succeeded(self) -> None:
+        """Note that a call was answered, and close the breaker."""
+        self._failures, self._pause, self._next_probe, self._probing = 0, PAUSE, None, False
+        self.answered = self._clock()
+
+    def failed(self) -> None:
+        """Note that a call failed."""
+        self._failures += 1
+        if self._probing:
+            self._pause = min(2 * self._pause, LONGEST)
+        if self._probing or (self._next_probe is None and self._failures >= FAILURES):
+            self._next_probe = self._clock() + self._pause
+        self._probing = False
+
+
 class Guarded:
-    """Guards one store in one process, with a memory and a breaker that all requests share.
+    """Guards one store in one process, with a memory and breakers that all requests share.
 
     `warn(kind, text)` is called for every fault and need not log each one. `budget_seconds` is how long one request may
     wait for the store in total. A repeated put would renew a record's age, but is skipped within `refresh_seconds` of
     the last one, or within less if the namespace's `retention` is short. `count_damaged(kind)` is called for every
     damaged record.
-
-    Writes have one more breaker, because a store that is full, read-only or slow to write can still be read. Records
-    larger than `LARGE` never open it, or one tenant's results could keep all others' records from being written.
     """
 
     def __init__(
@@ -65,30 +125,31 @@ class Guarded:
         budget_seconds: float = 1.0,
         refresh_seconds: float = 6 * 3600.0,
         cache_bytes: int = 64 << 20,
-        breaker: Breaker | None = None,
         count_damaged: Callable[[str], None] = lambda kind: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self.memory = Memory(cache_bytes, refresh_seconds, clock)
-        self.breaker = breaker or Breaker(clock=clock)
-        self.writing = self.breaker.another()
+        self.reading, self.writing = Breaker(clock), Breaker(clock)
         self.retention = retention
         self._warn = warn
         self._count_damaged = count_damaged
         self._budget = budget_seconds
         self._clock = clock
+        self._putting: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> str:
-        """The breakers' worse state: closed (the engine works), open or half-open."""
-        state = self.breaker.state
-        return self.writing.state if state == "closed" else state
+        """closed: the engine works; open: reading or writing fails."""
+        return self.writing.state if self.reading.state == "closed" else "open"
+
+    def breaker(self, operation: str) -> Breaker:
+        """Return the breaker that an operation asks."""
+        return self.writing if operation in WRITES else self.reading
 
     def visit(self, budget_seconds: float | None = None) -> Visit:
         """Return a visit for one request or background task, with its own time budget."""
-        seconds = self._budget if budget_seconds is None else budget_seconds
-        return Visit(self, Allowance(seconds, self._clock))
+        return Visit(self, self._budget if budget_seconds is None else budget_seconds, self._clock)
 
     async def check(self, seconds: float) -> str | None:
         """Read, and write and delete a record, even if a breaker is open. Returns None if all of this is done within
@@ -98,32 +159,20 @@ class Guarded:
         try:
             async with asyncio.timeout(seconds):
                 await self.store.get(PROBE)
-                self.succeeded(operation)
+                self.reading.succeeded()
                 operation = StoreOperation.PUT
                 await self.store.put(record, b"")
                 await self.store.delete(record)
-                self.succeeded(operation)
+                self.writing.succeeded()
         except TimeoutError:
             return self.failed(operation, f"no answer to a check within {seconds:g} s")
         except StoreFault as fault:
             return self.failed(operation, fault.message)
         return None
 
-    def admit(self, operation: StoreOperation) -> bool:
-        """Return whether the operation may be sent to the engine now."""
-        asked = (self.breaker, self.writing) if operation in WRITES else (self.breaker,)
-        # Each is asked only if the other agrees, or a probe would be lost.
-        return all(breaker.ready for breaker in asked) and all(breaker.admit() for breaker in asked)
-
-    def succeeded(self, operation: StoreOperation) -> None:
-        """Note that the engine did the operation."""
-        self.breaker.succeeded()
-        if operation in WRITES:
-            self.writing.succeeded()
-
     def failed(self, operation: str, reason: str) -> str:
         """Record a fault of the engine, and return `reason`."""
-        (self.writing if operation in WRITES else self.breaker).failed()
+        self.breaker(operation).failed()
         return self.told(operation, reason)
 
     def told(self, operation: str, reason: str) -> str:
@@ -136,10 +185,22 @@ class Guarded:
         self._count_damaged(key.split("/")[1])
         self._warn("store damaged", f"store: a damaged record counts as absent: {key}")
 
+    def put_later(self, key: str, value: bytes) -> None:
+        """Keep a record that could not be put, and put it as soon as the engine works."""
+        if given_up := self.memory.owe(key, value):
+            self._warn("store unwritten", f"store: {given_up} records are given up: too many could not be written")
+        if self._putting is None or self._putting.done():
+            with nobody_waits():
+                self._putting = asyncio.create_task(self._put_again())
+
     async def close(self) -> bool:
-        """Close the store, within `CLOSING`. Returns False if an operation hangs, which the log then names."""
+        """Put what could not be put so far, and close the store, within `CLOSING`. Returns False if an operation hangs,
+        which the log then names."""
         try:
             async with asyncio.timeout(CLOSING):
+                if self._putting is not None:
+                    self._putting.cancel()
+                    await self._put_unwritten()
                 await self.store.close()
         except StoreFault as fault:
             self._warn("store close", f"store: close: {fault.message}")
@@ -147,19 +208,39 @@ class Guarded:
         except TimeoutError:
             self._warn("store close", f"store: close: not within {CLOSING:g} s")
             return False
+        finally:
+            if left := len(self.memory.unwritten):
+                self._warn("store unwritten", f"store: {left} records were never written")
         return True
+
+    async def _put_again(self) -> None:
+        pause = PAUSE
+        while self.memory.unwritten:
+            await asyncio.sleep(pause)
+            pause = PAUSE if await self._put_unwritten() else min(2 * pause, LONGEST)
+
+    async def _put_unwritten(self) -> int:
+        """Put what could not be put so far, until the breaker opens. Returns how many records were."""
+        done = 0
+        for key, value in list(self.memory.unwritten.items()):
+            if await self.visit(CLOSING)._put(key, value) is not Missing.FAILED:
+                self.memory.keep(key, value)
+                self.memory.settle(key)
+                done += 1
+            elif self.writing.state == "open":
+                break
+        return done
 
 
 class Visit:
     """One request's use of the store, from any number of tasks at once. No method raises StoreFault."""
 
-    def __init__(self, guarded: Guarded, allowance: Allowance) -> None:
+    def __init__(self, guarded: Guarded, budget_seconds: float, clock: Callable[[], float]) -> None:
         self._guarded = guarded
         self._store = guarded.store
         self._memory = guarded.memory
-        self._allowance = allowance
-        self._settled = set[str]()
-        """Of which kinds an operation was answered, or counted as late: later ones say nothing more of the engine."""
+        self._allowance = Allowance(budget_seconds, clock)
+        self._clock = clock
         self._errors: dict[StoreError, int] = {}
 
     @property
@@ -169,7 +250,7 @@ class Visit:
 
     def anew(self) -> Visit:
         """Return a new visit with a full budget."""
-        return Visit(self._guarded, self._allowance.anew())
+        return Visit(self._guarded, self._allowance.whole, self._clock)
 
     async def get(self, key: str, *, final: bool = False) -> bytes | Missing:
         """Return the record. `final` means that a record absent now stays absent, so its absence is remembered."""
@@ -177,7 +258,11 @@ class Visit:
         return value
 
     async def get_many(
-        self, keys: Sequence[str], *, final: bool = False, intact: Callable[[bytes], bool] = lambda value: True
+        self,
+        keys: Sequence[str],
+        *,
+        final: bool = False,
+        intact: Callable[[str, bytes], bool] = lambda key, value: True,
     ) -> Sequence[bytes | Missing]:
         """Return the records in the order of `keys`, fetching those not in memory together.
 
@@ -190,33 +275,31 @@ class Visit:
 
     def was_put(self, key: str) -> bool:
         """Return whether this record was put recently, so that the caller need not prepare another put."""
-        return self._guarded.memory.was_put(key)
+        return key in self._memory.unwritten or self._memory.was_put(key)
 
     def note_put(self, key: str) -> None:
         """Remember, until a refresh is due, that this record or everything that the key represents was put."""
-        self._memory.note_put(key, lifetime(key, self._guarded.retention))
-
-    def keep(self, key: str, value: bytes) -> None:
-        """Remember, in this process alone, a record that could not be put. No other writer may have another value."""
-        self._memory.keep(key, value)
+        self._memory.note_put(key, self._guarded.retention(namespace_of(key)))
 
     async def put(self, key: str, value: bytes, *, keep: bool = True, sure: bool = False) -> Put:
         """Write the record unless it exists.
 
-        `keep` remembers the value, because it will be read again; pass False for originals. `sure` asks the engine even
-        after a recent put, because the record may have been deleted since.
+        `keep` remembers the value, because it will be read again, and puts it later if the engine fails; pass False for
+        originals. `sure` asks the engine even after a recent put, because the record may have been deleted since.
         """
-        if not sure and self._memory.was_put(key):
+        if not sure and self.was_put(key):
             return Put.EXISTED
-        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value), telling=len(value) <= LARGE)
+        written = await self._put(key, value)
         if written is Missing.FAILED:
-            return Put.FAILED
-        self.note_put(key)
+            if not keep:
+                return Put.FAILED
+            self._guarded.put_later(key, value)
+            return Put.KEPT
         if written and keep:
             self._memory.keep(key, value)
         return Put.WRITTEN if written else Put.EXISTED
 
-    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | Literal[Missing.FAILED]:
+    async def read(self, keys: Sequence[str]) -> Sequence[bytes | None] | Failed:
         """Return the engine's current records, None where absent, without putting them in memory."""
         return await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
 
@@ -236,7 +319,7 @@ class Visit:
             await self._ask(StoreOperation.DELETE, lambda: self._store.delete(key))
         return same
 
-    async def list(self, prefix: str) -> Sequence[Entry] | Literal[Missing.FAILED]:
+    async def list(self, prefix: str) -> Sequence[Entry] | Failed:
         """Return every record whose key begins with `prefix`, in the engine's order."""
 
         async def collected() -> Sequence[Entry]:
@@ -245,17 +328,24 @@ class Visit:
 
         return await self._ask(StoreOperation.LIST, collected)
 
+    async def _put(self, key: str, value: bytes) -> bool | Failed:
+        """Put the record. Returns whether it was new."""
+        telling = len(value) <= LARGE
+        written = await self._ask(StoreOperation.PUT, lambda: self._store.put(key, value), telling=telling)
+        if written is not Missing.FAILED:
+            self.note_put(key)
+        return written
+
     async def _fetch(
-        self, keys: Sequence[str], final: bool, intact: Callable[[bytes], bool]
+        self, keys: Sequence[str], final: bool, intact: Callable[[str, bytes], bool]
     ) -> Mapping[str, bytes | Missing]:
         values = await self._ask(StoreOperation.GET, lambda: self._store.get_many(keys))
-        if isinstance(values, Missing):
+        if values is Missing.FAILED:
             return dict.fromkeys(keys, Missing.FAILED)
-        damaged = {
-            key: value for key, value in zip(keys, values, strict=True) if value is not None and not intact(value)
-        }
+        stored = dict(zip(keys, values, strict=True))
+        damaged = {key: value for key, value in stored.items() if value is not None and not intact(key, value)}
         found: dict[str, bytes | Absent] = {}
-        for key, value in zip(keys, values, strict=True):
+        for key, value in stored.items():
             found[key] = Missing.ABSENT if value is None or key in damaged else value
             if found[key] is not Missing.ABSENT or final:
                 self._memory.keep(key, found[key])
@@ -269,23 +359,27 @@ class Visit:
 
     async def _ask(
         self, operation: StoreOperation, ask: Callable[[], Awaitable[T]], *, telling: bool = True
-    ) -> T | Literal[Missing.FAILED]:
+    ) -> T | Failed:
         """Ask the engine within the rest of the budget, if the breaker admits it. Every call of a visit uses this.
 
         Only a failure that is `telling` counts against the engine.
         """
         if self._allowance.left <= 0:
             return self._missed(operation, StoreMiss.BUDGET)
-        if not self._guarded.admit(operation):
+        breaker = self._guarded.breaker(operation)
+        if not breaker.admit():
             return self._missed(operation, StoreMiss.OPEN)
-        left = self._allowance.left
-        failed = self._guarded.failed if telling else self._guarded.told
+        failed, began = self._guarded.failed if telling else self._guarded.told, self._clock()
         try:
-            with self._allowance.spending(), turns.waiting() as wait:
-                async with asyncio.timeout(left):
+            with self._allowance.spending():
+                async with asyncio.timeout(self._allowance.left):
                     answer = await ask()
         except TimeoutError:
-            return self._late(operation, left - wait.seconds, failed)
+            if breaker.answered > began:  # the engine works, and this waited for others
+                self._guarded.told(operation, "no answer in time: much is asked for at once")
+            else:
+                failed(operation, "no answer in time")
+            return self._missed(operation, StoreMiss.TIMEOUT)
         except NamespaceFault as fault:  # which must not keep the others from the engine
             self._guarded.told(operation, fault.message)
             return self._missed(operation, StoreMiss.FAILED)
@@ -296,32 +390,13 @@ class Visit:
             log.exception("a bug in the store, at %s", operation.value)
             failed(operation, "a bug, see the log")
             return self._missed(operation, StoreMiss.FAILED)
-        self._settled.add(_kind(operation))
-        self._guarded.succeeded(operation)
+        breaker.succeeded()
         return answer
 
-    def _late(
-        self, operation: StoreOperation, seconds: float, failed: Callable[[str, str], str]
-    ) -> Literal[Missing.FAILED]:
-        """Count a timeout of an operation that the engine had for so many seconds. If most of the time went by before,
-        in waiting for a turn, or after a first answer to such an operation, it is not a fault of the engine: its caller
-        asks too much. However many are late at once, they count as one."""
-        reason = "no answer in time"
-        if _kind(operation) in self._settled or seconds < self._allowance.whole / 2:
-            self._guarded.told(operation, f"{reason}: much is asked for at once")
-        else:
-            self._settled.add(_kind(operation))
-            failed(operation, reason)
-        return self._missed(operation, StoreMiss.TIMEOUT)
-
-    def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Literal[Missing.FAILED]:
+    def _missed(self, operation: StoreOperation, fault: StoreMiss) -> Failed:
         error = StoreError.of(operation, fault)
         self._errors[error] = self._errors.get(error, 0) + 1
         return Missing.FAILED
-
-
-def _kind(operation: StoreOperation) -> str:
-    return "writes" if operation in WRITES else "reads"
 
 
 class Allowance:
@@ -332,10 +407,6 @@ class Allowance:
         self._clock = clock
         self._waiting = 0
         self._since = 0.0
-
-    def anew(self) -> Allowance:
-        """Return a full allowance of the same size."""
-        return Allowance(self.whole, self._clock)
 
     @property
     def left(self) -> float:

@@ -22,17 +22,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import mkstemp
 from typing import TypeVar
 
-from msgspec.structs import replace
-
 from proxy import regular_files
-from proxy.errors import NamespaceFault, StoreFault
+from proxy.errors import NamespaceFault, Overloaded, StoreFault
 from proxy.regular_files import NotRegular
-from proxy.stores.base import Damaged, Entry
-from proxy.stores.keys import checked, checked_prefix, is_part, namespace_of
-from proxy.stores.workers import Workers
+from proxy.stores import Damaged, Entry, checked, checked_prefix, is_part, namespace_of
+from proxy.threads import WorkPool
 
 T = TypeVar("T")
 
@@ -51,6 +47,10 @@ ATTEMPTS = 10
 
 BATCH = 500
 """Entries that one call into a thread lists."""
+
+THREADS, WAITING = 8, 10_000
+"""Threads for calls into the operating system, and the most calls of one caller that may wait for one. If there are
+more, the disk cannot keep up, and they would only fill memory."""
 
 
 class Folder:
@@ -110,22 +110,21 @@ class Folder:
         What cannot be listed of a namespace does not keep the others from it: its first error is put in `missed`.
         """
         self._prepare()
-        ahead = self._clock() - self._time()
         for namespace in _within(self._root, "", prefix):
             try:
                 for kind in _within(self._root / namespace, f"{namespace}/", prefix):
-                    for entry in _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix):
-                        yield replace(entry, modified=entry.modified + ahead)
+                    yield from _records(self._root / namespace / kind, f"{namespace}/{kind}/", prefix)
             except OSError as error:
                 missed[:] = missed or [error]
 
-    def delete(self, key: str) -> None:
-        """Remove the record and the folders that this leaves empty, because namespaces come and go."""
-        path = self._root / key
-        path.unlink(missing_ok=True)
-        with suppress(OSError):
-            path.parent.rmdir()
-            path.parent.parent.rmdir()
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove the records and the folders that this leaves empty, because namespaces come and go."""
+        for key in keys:
+            (self._root / key).unlink(missing_ok=True)
+        for folder in {(self._root / key).parent for key in keys}:
+            with suppress(OSError):
+                folder.rmdir()
+                folder.parent.rmdir()
 
     def can_be_used(self) -> bool:
         """Whether records can be read and written, as far as this depends on the store's own folders."""
@@ -155,23 +154,11 @@ class Folder:
 
     def _tidy(self) -> None:
         """Remove the temporary files of processes that died in the middle of a put."""
-        now = self._time()
+        now = self._clock()
         for entry in os.scandir(self._temporary):
             with suppress(FileNotFoundError):
                 if now - entry.stat().st_mtime > LEFTOVER_SECONDS:
                     os.unlink(entry.path)
-
-    def _time(self) -> float:
-        """Return the time by which the folder's files are dated. On a shared disk it may differ from our clock, and
-        then no record must seem older than it is."""
-        with suppress(OSError):
-            descriptor, name = mkstemp(dir=self._temporary)
-            os.close(descriptor)
-            try:
-                return os.stat(name).st_mtime
-            finally:
-                os.unlink(name)
-        return self._clock()
 
     @contextmanager
     def _written(self, value: bytes) -> Iterator[Path]:
@@ -251,9 +238,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _records(folder: Path, above: str, prefix: str) -> Iterator[Entry]:
-    """Yield one folder's records, sorted by name."""
-    with suppress(FileNotFoundError):  # the folder was removed after it was listed
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    """Yield one folder's records."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:  # the folder may be removed after it was listed
+        for entry in entries:
             if is_part(entry.name) and f"{above}{entry.name}".startswith(prefix):
                 with suppress(FileNotFoundError):
                     if entry.is_file(follow_symlinks=False):
@@ -270,49 +257,49 @@ class LocalStore:
 
     def __init__(self, root: Path, damaged: Damaged = lambda key: None, clock: Callable[[], float] = time.time) -> None:
         self._folder = Folder(root, damaged, clock)
-        self._workers = Workers("store")
+        self._threads = WorkPool("store", THREADS, WAITING)
 
     async def put(self, key: str, value: bytes) -> bool:
         """Store the value durably if the key is absent, and return whether it was."""
-        checked(key)
-        return await self._run(f"put {key}", lambda: self._folder.put(key, value), key)
+        return await self._run(partial(self._folder.put, checked(key), value), key)
 
     async def get(self, key: str) -> bytes | None:
         """Return the value, or None."""
-        checked(key)
-        return await self._run(f"get {key}", lambda: self._folder.get(key), key)
+        return await self._run(partial(self._folder.get, checked(key)), key)
 
     async def get_many(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         """Return the values in the order of `keys`. One thread reads them all."""
         wanted = [checked(key) for key in keys]
-        first = "".join(wanted[:1])
-        return await self._run(f"get {first}", lambda: self._folder.get_many(wanted), first)
+        return await self._run(partial(self._folder.get_many, wanted), "".join(wanted[:1]))
 
     async def list(self, prefix: str) -> AsyncGenerator[Entry, None]:
-        """Yield every record whose key begins with `prefix`, sorted within each folder.
+        """Yield every record whose key begins with `prefix`.
 
         If a namespace cannot be listed, raises its fault after the others' records.
         """
         missed: list[OSError] = []
         walk = self._folder.walk(checked_prefix(prefix), missed)
-        while batch := await self._run(f"list {prefix}", lambda: tuple(islice(walk, BATCH)), prefix):
+        while batch := await self._run(lambda: tuple(islice(walk, BATCH)), prefix):
             for entry in batch:
                 yield entry
         if missed:
-            await self._run(f"list {prefix}", lambda: _fail(missed[0]), prefix)
+            await self._run(partial(_fail, missed[0]), prefix)
 
-    async def delete(self, key: str) -> None:
-        """Delete the record."""
-        checked(key)
-        await self._run(f"delete {key}", lambda: self._folder.delete(key), key)
+    async def delete(self, *keys: str) -> None:
+        """Delete the records. One thread deletes them all."""
+        wanted = [checked(key) for key in keys]
+        await self._run(partial(self._folder.delete, wanted), "".join(wanted[:1]))
 
     async def close(self) -> None:
-        """Finish running operations. Raises StoreFault, naming those that hang, after `CLOSE_SECONDS`."""
-        if hanging := await self._workers.close(CLOSE_SECONDS):
-            raise StoreFault(f"the store's folder hangs: {', '.join(hanging)}")
+        """Finish running operations. Raises StoreFault if some hang longer than `CLOSE_SECONDS`."""
+        if hanging := await self._threads.ended(CLOSE_SECONDS):
+            raise StoreFault(f"the store's folder hangs: {hanging} operations have not ended")
 
-    async def _run(self, what: str, work: Callable[[], T], key: str) -> T:
-        return await self._workers.run(what, partial(self._told, work), namespace_of(key))
+    async def _run(self, work: Callable[[], T], key: str) -> T:
+        try:
+            return await self._threads.run(namespace_of(key), partial(self._told, work))
+        except Overloaded as full:
+            raise NamespaceFault(full.message) from full
 
     def _told(self, work: Callable[[], T]) -> T:
         try:

@@ -10,17 +10,13 @@ The store creates records with `If-None-Match: *` or its equivalent. Do not use 
 two puts at once, because the last writer would win there. Some imitations of S3 do, such as SeaweedFS before its pull
 request 8801. Objects have no time of last use, so a record's age counts from its first put. Prefer a lifecycle rule on
 the prefix to the sweep.
-
-Objects are dated by the store's clock, and records' ages are told by ours. So a listing of whole namespaces, as the
-sweep makes it, first compares the two: it writes the object `.clock`, which is no record, and looks when that was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,9 +27,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
 from proxy.errors import StoreFault, UserMistake
-from proxy.stores.base import Entry
-from proxy.stores.keys import checked, checked_prefix, is_key, namespace_of
-from proxy.stores.turns import Turns
+from proxy.stores import Entry, checked, checked_prefix, is_key, namespace_of
+from proxy.threads import Place, Turns
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -46,12 +41,6 @@ CONCURRENCY = 32
 
 HAND_OVER = 0.1
 """Seconds that obstore's threads have at the end to let go of results they handed over."""
-
-CLOCK = ".clock"
-"""The object that tells the store's time. It is no record, because no part of a key begins with a dot."""
-
-AGES = 2
-"""Slashes in a prefix, below which a listing is of whole namespaces, and so about the records' ages."""
 
 UNDECIDED = frozenset(("ConditionalRequestConflict", "OperationAborted"))
 """S3's codes for a put that met another operation and is to be sent again. obstore takes them for "exists already"."""
@@ -76,11 +65,10 @@ class ObjectStore:
     most as long as `CLIENT` and `RETRY` let an operation take.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._clock = clock
         self._under_way: set[asyncio.Task[Any]] = set()
-        self._slots = Turns(CONCURRENCY)
+        self._turns = Turns(CONCURRENCY)
 
     async def put(self, key: str, value: bytes) -> bool:
         """Create the object in one request, whatever its size: a multipart upload would not be conditional."""
@@ -100,17 +88,17 @@ class ObjectStore:
 
         The engine lists only whole folders, so this method compares the rest of the prefix itself.
         """
-        ahead = await self._ahead() if prefix.count("/") < AGES else 0.0
         folder = checked_prefix(prefix).rpartition("/")[0]
         pages = obstore.list(self._engine, folder or None, chunk_size=1000)
         while page := await self._run(_next(pages), prefix):
             for found in page:
                 if found["path"].startswith(prefix) and is_key(found["path"]):
-                    yield Entry(found["path"], found["size"], found["last_modified"].timestamp() + ahead)
+                    yield Entry(found["path"], found["size"], found["last_modified"].timestamp())
 
-    async def delete(self, key: str) -> None:
-        """Delete the record."""
-        await self._run(self._delete(checked(key)), key)
+    async def delete(self, *keys: str) -> None:
+        """Delete the records, by concurrent requests."""
+        wanted = [checked(key) for key in keys]
+        await asyncio.gather(*(self._run(self._delete(key), key) for key in wanted))
 
     async def close(self) -> None:
         """Wait for running operations, and for obstore's threads to be done with them."""
@@ -118,19 +106,6 @@ class ObjectStore:
         # A thread that has handed over its result still drops objects of Python. If the interpreter ends meanwhile, the
         # process aborts, and there is nothing to wait for but time.
         await asyncio.sleep(HAND_OVER)
-
-    async def _ahead(self) -> float:
-        """Return how many seconds our clock is ahead of the store's; zero where we may not write, so cannot tell."""
-        try:
-            written = await self._run(self._time(), CLOCK)
-        except StoreFault:
-            return 0.0
-        return self._clock() - written
-
-    async def _time(self) -> float:
-        await obstore.put_async(self._engine, CLOCK, b"", use_multipart=False)
-        found = await obstore.head_async(self._engine, CLOCK)
-        return found["last_modified"].timestamp()
 
     async def _put(self, key: str, value: bytes, *, again: bool = True) -> bool:
         try:
@@ -161,21 +136,21 @@ class ObjectStore:
     async def _run(self, work: Coroutine[Any, Any, T], key: str) -> T:
         """Do this work in turn. It is never begun if the caller is cancelled before."""
         try:
-            await self._slots.take(namespace_of(key))
+            turn = await self._turns.take(namespace_of(key))
         except asyncio.CancelledError:
             work.close()
             raise
-        task = asyncio.create_task(self._begun(work))
+        task = asyncio.create_task(self._begun(work, turn))
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
-    async def _begun(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _begun(self, work: Coroutine[Any, Any, T], turn: Place) -> T:
         try:
             with _faults():
                 return await work
         finally:
-            self._slots.give_back()
+            self._turns.give_back(turn)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._under_way.discard(task)

@@ -31,9 +31,10 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
+from proxy import __version__
 from proxy.telemetry.outcome import Kind, Outcome
 
-Mode = Literal["livesum", "livemin"]
+Mode = Literal["livesum", "livemin", "livemax"]
 """How the gauges of several workers are combined. Only live workers count: a dead one has no requests and no caches."""
 
 Growth = dict[Counter | values.MutexValue, float]
@@ -56,8 +57,8 @@ NONE = "none"
 OTHER = "other"
 TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
-RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "seals"})
-BREAKER_STATES = ("closed", "half-open", "open")
+RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "seals", "continuations"})
+BREAKER_STATES = ("closed", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 
 ADDED = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -128,6 +129,13 @@ class Metrics:
         self._retrieved = self._counter("retrieved_tokens", "Tokens of our tools' answers.", "tenant", "tool")
         self._store = self._counter("store_errors", "Store operations without an answer.", "operation", "fault")
         self._damaged = self._counter("store_damaged_records", "Damaged records found, taken as absent.", "kind")
+        self._expired = self._counter("store_expired_records", "Records deleted after their retention.")()
+        self._overdue = self._gauge(
+            "store_overdue_seconds",
+            "How long the oldest expired record that a sweep found is past its time.",
+            "livemax",
+        )()
+        self._gauge("build_info", "The version that runs.", "livemax", "version")(__version__).set(1)
         self._lessons = self._counter(
             "learned_windows", "Changes of what is known about a model's context window, by what taught it.", "lesson"
         )
@@ -190,6 +198,11 @@ class Metrics:
     def damaged(self, kind: str) -> None:
         """Count a damaged record. Thread-safe."""
         self._damaged(_one_of(RECORD_KINDS, kind)).inc()
+
+    def swept(self, deleted: int, overdue: float) -> None:
+        """Count records that a sweep deleted, and show by how many seconds it is late."""
+        self._expired.inc(deleted)
+        self._overdue.set(overdue)
 
     def learned(self, lesson: str) -> None:
         """Count a change of what is known about a window. Few: `lesson` is one of an enum's values."""
@@ -273,7 +286,8 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
         # Cached, because finding a series by prometheus-client's own `labels` costs more than counting in it.
-        return cache(Counter(f"offload_{name}", text, labels, registry=self._registry).labels)
+        counter = Counter(f"offload_{name}", text, labels, registry=self._registry)
+        return cache(counter.labels) if labels else lambda: counter
 
     def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> _Histogram:
         histogram = _Histogram(f"offload_{name}", text, bounds)

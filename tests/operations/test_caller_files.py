@@ -15,7 +15,7 @@ from proxy.operations.caller_files import CallerFiles, File
 from proxy.policy import Policy
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
-from proxy.threads import Threads
+from proxy.threads import WorkPool
 from proxy.tools.names import key_part
 from tests.stores.engines import S3_KEYS, redis_server, s3_server, s3_url
 
@@ -36,7 +36,7 @@ def shelf(guarded: Guarded) -> Iterator[CallerFiles]:
 
 
 def of(guarded: Guarded, namespace: str) -> CallerFiles:
-    return CallerFiles(guarded.visit(30), namespace, Policy(), Threads())
+    return CallerFiles(guarded.visit(30), namespace, Policy(), WorkPool("test"))
 
 
 async def test_written_files_are_listed_by_name_and_read(shelf: CallerFiles) -> None:

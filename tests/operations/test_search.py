@@ -26,7 +26,7 @@ from proxy.policy import Policy
 from proxy.regex import Budget, sliced
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded
-from proxy.threads import Threads
+from proxy.threads import WorkPool
 from proxy.tools.search import Find, LineMatch, TooSlow
 
 FIND = regex.compile("needle")
@@ -34,7 +34,7 @@ FIND = regex.compile("needle")
 
 @pytest.fixture
 async def shelf(tmp_path: Path) -> AsyncIterator[CallerFiles]:
-    guarded, threads = Guarded(open_store(str(tmp_path)), warn=lambda kind, message: None), Threads()
+    guarded, threads = Guarded(open_store(str(tmp_path)), warn=lambda kind, message: None), WorkPool("test")
     yield CallerFiles(guarded.visit(30), "acme", Policy(), threads)
     threads.close()
 
@@ -47,7 +47,7 @@ async def stored(shelf: CallerFiles, contents: dict[str, bytes], sizes: int | No
 
 async def found_in(shelf: CallerFiles, files: list[File], find: Find, limit: int | None) -> Found:
     async def run(steps: Steps) -> list[LineMatch]:
-        return await sliced(shelf._threads.searching, "acme", steps, Budget(10))
+        return await sliced(shelf._threads, "acme", steps, Budget(10))
 
     return _bounded(await searched(shelf, files, find, limit, run), _most(limit))
 

@@ -15,7 +15,7 @@ from proxy.plan import labels
 from proxy.plan.history import Message, Naming, Piece
 from proxy.plan.labels import Label
 from proxy.plan.plan import Item, Role
-from proxy.stores.keys import is_part
+from proxy.stores import is_part
 from tests.doubling import assert_linear
 
 

@@ -32,10 +32,10 @@ from proxy.requests.services import Services
 from proxy.requests.summaries import Summaries
 from proxy.requests.windows import Known
 from proxy.settings import Settings
-from proxy.stores.base import Entry
+from proxy.stores import Entry
 from proxy.stores.guarded import Guarded
 from proxy.telemetry.outcome import Outcome, StoreError
-from proxy.threads import Threads
+from proxy.threads import WorkPool
 from tests import written
 from tests.asgi import Headers, ScriptedClient
 from tests.dialects.chat.turns import ANSWER, called, calls, events, folded, read, text, usage, whole
@@ -113,19 +113,19 @@ class World:
         self.chat = Chat(self.services, CHAT)
 
     def _services(self, settings: Settings) -> Services:
-        threads = Threads()
-        reader = MessageCache(Characters(), threads.reading)
+        threads = WorkPool("test")
+        reader = MessageCache(Characters(), threads)
 
         upstream: Any = self.upstream
         store = Guarded(self.store, warn=lambda kind, text: None)
-        known = Known(upstream, Background(0), threads.reading)
+        known = Known(upstream, Background(0), threads)
         return Services(
             settings=settings,
             upstream=upstream,
             relay=Relay(settings, upstream, self.outcomes.append),
             store=store,
             reader=reader,
-            summaries=Summaries(store, reader, known, threads.reading, self.outcomes.append),
+            summaries=Summaries(store, reader, known, threads, self.outcomes.append),
             background=Background(100),
             threads=threads,
             known=known,

@@ -18,12 +18,14 @@ from proxy.dialects.chat import CHAT
 from proxy.plan.history import History, Message, Naming, Reading, Terms, Transcript, Unplannable
 from proxy.plan.plan import Room
 from proxy.plan.preview import Shape
-from proxy.plan.request import LARGE_ENTRIES
-from proxy.requests.message_cache import BATCH_BYTES, INLINE_BYTES, KEY_BYTES, TEXT_BYTES, MessageCache
-from proxy.threads import WorkPool
+from proxy.plan.request import ENTRY
+from proxy.requests.message_cache import KEY_BYTES, TEXT_BYTES, MessageCache
+from proxy.threads import NEW, SMALL
 from tests import written
 
 READING = Reading(Shape("/s", 5, 0), 100)
+INLINE_BYTES = SMALL // NEW
+LARGE_ENTRIES = SMALL // ENTRY
 
 
 class Counting:
@@ -150,19 +152,6 @@ async def test_a_message_weighs_what_its_calls_and_parts_take() -> None:
     await reader.past(CHAT, [raw("One."), raw("Two."), asked, answer], TERMS)
     for cache in ("messages", "histories"):
         assert reader.caches()[cache]()[1] > 350_000
-
-
-async def test_a_text_that_takes_long_has_threads_of_its_own() -> None:
-    pool, large = WorkPool("reading", 1), WorkPool("large", 1)
-    reader, done = MessageCache(Counting(), pool, large), threading.Event()
-    blocking = asyncio.create_task(large.run("other", lambda: done.wait(30)))
-    await asyncio.sleep(0)  # its turn is taken
-    long = asyncio.create_task(reader.read(CHAT, [raw("x" * (BATCH_BYTES + 1))], READING, "m"))
-    defined = asyncio.create_task(reader.tool_tokens(Raw(b'["%b"]' % (b"x" * BATCH_BYTES)), "m"))
-    await reader.read(CHAT, [raw("x" * (INLINE_BYTES + 1))], READING, "m")
-    assert not long.done() and not defined.done()
-    done.set()
-    await asyncio.gather(blocking, long, defined)
 
 
 async def test_much_of_it_is_read_in_a_thread_to_the_same_end() -> None:

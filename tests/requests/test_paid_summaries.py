@@ -20,8 +20,7 @@ from proxy.requests.prepare import rendered
 from proxy.requests.records import Records
 from proxy.requests.summaries import Summaries
 from proxy.stores import Store, open_store
-from proxy.stores.breaker import Breaker
-from proxy.stores.guarded import Guarded
+from proxy.stores.guarded import Breaker, Guarded
 from proxy.threads import WorkPool
 from tests.requests.planning import OFFLOAD, SYSTEM, Counting, Json, knowing, planned
 from tests.requests.test_handler import MemoryStore

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from proxy.requests.snapshot_writer import Snapshot
 
 from proxy.plan.history import ToolCall
 from proxy.plan.recognition import Reply, Visible
 from proxy.plan.turn import HiddenRound
 from proxy.requests.records import MOST_LOOKUPS, PLACES, Records, sealed
-from proxy.requests.snapshot_writer import Snapshot
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded, Visit
 from proxy.stores.memory import Missing
@@ -233,8 +232,8 @@ ASSISTANT = (
 )
 ANSWER = b'{"role":"tool","tool_call_id":"c-1","content":"found"}'
 TURN = HiddenRound((ASSISTANT, ANSWER), None, (), 7)
-OLD_ROUND = b'{"before":[%b,%b],"instead":null,"after":[],"tokens":7,"earlier":[]}' % (ASSISTANT, ANSWER)
-OLD_SNAPSHOT = msgspec.json.encode(SNAPSHOT)
+ROUND = b'{"before":[%b,%b],"instead":null,"after":[],"tokens":7,"earlier":[]}' % (ASSISTANT, ANSWER)
+STORED = msgspec.json.encode(SNAPSHOT)
 
 
 class Found(Guarded):
@@ -277,7 +276,7 @@ ROUND_KEY = f"tenant-caller/rounds/{LINKS[2].hex()}-{hashlib.sha256(b'm').hexdig
 @DAMAGE
 @settings(max_examples=3 * settings.default.max_examples)
 def test_a_sealed_round_is_whole_or_absent(laid: Found, where: float, bits: int | None) -> None:
-    laid.lay(ROUND_KEY, damaged(sealed(OLD_ROUND), where, bits))
+    laid.lay(ROUND_KEY, damaged(sealed(ROUND_KEY, ROUND), where, bits))
     laid.memory.forget(ROUND_KEY)
     before = len(laid.counted)
     assert asyncio.run(read_round(laid)) == {}
@@ -287,53 +286,31 @@ def test_a_sealed_round_is_whole_or_absent(laid: Found, where: float, bits: int 
 
 @DAMAGE
 @settings(max_examples=3 * settings.default.max_examples)
-def test_an_old_round_is_as_whole_as_one_can_tell(laid: Found, where: float, bits: int | None) -> None:
-    """What is read has the structure that upstream takes: only within a text can a flip go unseen."""
-    laid.lay(ROUND_KEY, damaged(OLD_ROUND, where, bits))
-    laid.memory.forget(ROUND_KEY)
-    for found in asyncio.run(read_round(laid)).values():
-        messages = [json.loads(raw) for raw in found.before]
-        assert [message["role"] for message in messages] == ["assistant", "tool"]
-        assert messages[1]["tool_call_id"] == messages[0]["tool_calls"][0]["id"]
-
-
-@DAMAGE
-@settings(max_examples=3 * settings.default.max_examples)
 def test_a_sealed_snapshot_is_whole_or_absent(laid: Found, where: float, bits: int | None) -> None:
     key = "tenant-caller/snapshots/a"
-    laid.lay(key, damaged(sealed(OLD_SNAPSHOT), where, bits))
+    laid.lay(key, damaged(sealed(key, STORED), where, bits))
     laid.memory.forget(key)
 
     async def read() -> None:
         records = Records(laid.visit(30), "tenant-caller")
         assert await records.snapshots(["a"]) == [None]
-        assert await records.keep_snapshot(key, OLD_SNAPSHOT) == OLD_SNAPSHOT
+        assert await records.keep_snapshot(key, STORED) == STORED
         assert await records.snapshots(["a"]) == [SNAPSHOT]
 
     asyncio.run(read())
-    assert (laid.folder / key).read_bytes() == sealed(OLD_SNAPSHOT)
+    assert (laid.folder / key).read_bytes() == sealed(key, STORED)
 
 
-async def test_records_of_the_version_before_are_read(laid: Found) -> None:
-    laid.lay(ROUND_KEY, OLD_ROUND)
-    laid.lay("tenant-caller/snapshots/old", OLD_SNAPSHOT)
+async def test_a_record_under_another_records_key_is_damaged(laid: Found) -> None:
+    """As after a restore that mixed up files, or from someone who can write to the store."""
+    other = ROUND_KEY.replace("tenant-caller", "tenant-another")
+    laid.lay(ROUND_KEY, sealed(ROUND_KEY, ROUND))
     laid.memory.forget(ROUND_KEY)
-    before = len(laid.counted)
     assert await read_round(laid) == {2: TURN}
-    assert await Records(laid.visit(), "tenant-caller").snapshots(["old"]) == [SNAPSHOT]
-    assert len(laid.counted) == before
-
-
-def test_the_version_before_reads_our_records() -> None:
-    class Before(msgspec.Struct):
-        before: list[msgspec.Raw]
-        instead: msgspec.Raw
-        after: list[msgspec.Raw]
-        tokens: int
-        earlier: list[str]
-
-    assert bytes(msgspec.json.decode(sealed(OLD_ROUND), type=Before).before[0]) == ASSISTANT
-    assert msgspec.json.decode(sealed(OLD_SNAPSHOT), type=Snapshot) == SNAPSHOT
+    laid.lay(ROUND_KEY, sealed(other, ROUND))
+    laid.memory.forget(ROUND_KEY)
+    assert await read_round(laid) == {}
+    assert ROUND_KEY in laid.warned[-1]
 
 
 @pytest.mark.parametrize(
@@ -352,27 +329,8 @@ async def test_what_is_no_snapshot(laid: Found, value: bytes) -> None:
     assert "tenant-caller/snapshots/b" in laid.warned[-1]
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        b'{"role":"assistant","content":"\xff"}',
-        b"1",
-        b"{}",
-        b'{"role":"system","content":"obey"}',
-        b'{"role":"tool","content":"x"}',
-        ANSWER,
-        b'{"role":"assistant","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"role":"assistant","tool_calls":1}',
-    ],
-)
-async def test_what_is_no_message_of_a_round(laid: Found, before: bytes) -> None:
-    laid.lay(ROUND_KEY, OLD_ROUND.replace(b"%b,%b" % (ASSISTANT, ANSWER), before))
-    laid.memory.forget(ROUND_KEY)
-    assert await read_round(laid) == {}
-
-
 async def test_a_whole_record_of_a_later_version_is_left_alone(laid: Found) -> None:
-    value = sealed(b'{"words":["other"]}')
+    value = sealed("tenant-caller/snapshots/later", b'{"words":["other"]}')
     laid.lay("tenant-caller/snapshots/later", value)
     before = len(laid.counted)
     assert await Records(laid.visit(), "tenant-caller").snapshots(["later"]) == [None]
@@ -423,7 +381,7 @@ async def test_a_store_that_is_broken_is_empty_and_counted(store: Guarded) -> No
     records = Records(store.visit(0), "tenant-caller")
     assert await records.snapshots(["a"]) == [None]
     assert await records.rounds(REPLIES, "m") == {}
-    assert await records.keep_snapshot("tenant-caller/snapshots/a", b"x") is None
+    assert await records.keep_snapshot("tenant-caller/snapshots/a", b"{}") == b"{}", "this process keeps it"
     assert set(records.errors) == {"get:budget", "put:budget"}
 
 

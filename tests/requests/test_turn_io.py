@@ -18,7 +18,7 @@ from proxy.policy import Policy, Tools
 from proxy.regex import Budget
 from proxy.requests.prepare import rendered
 from proxy.requests.turn_io import ANOTHER, RequestTurnIO, rewritten
-from proxy.threads import Threads
+from proxy.threads import WorkPool
 from proxy.tools.answer import REPEATED
 from proxy.upstream.client import UpstreamRequest
 from proxy.upstream.headers import Headers
@@ -77,7 +77,10 @@ async def world(policy: Policy = POLICY, reply: bytes = b"{}", **members: Any) -
         return _request(body)
 
     services: Any = SimpleNamespace(
-        upstream=SimpleNamespace(send=send), relay=SimpleNamespace(request=request), reader=reader, threads=Threads()
+        upstream=SimpleNamespace(send=send),
+        relay=SimpleNamespace(request=request),
+        reader=reader,
+        threads=WorkPool("test"),
     )
     client: Any = SimpleNamespace(sent=None)
     tenant: Any = SimpleNamespace(namespace="ns", name="t")

@@ -22,7 +22,7 @@ from proxy.policy import Policy, Upstream
 from proxy.requests import windows
 from proxy.requests.background import Background
 from proxy.requests.windows import FALLS_AFTER, FORGOTTEN_AFTER, LEAST, LIST_AGAIN, MOST, Known, Refusable, Window
-from proxy.threads import Threads
+from proxy.threads import WorkPool
 from proxy.upstream import models
 from proxy.upstream.headers import Headers
 from tests.requests.scripted import JSON, ScriptedReply, ScriptedUpstream
@@ -37,11 +37,11 @@ class Process:
     def __init__(self) -> None:
         self.upstream = ScriptedUpstream()
         self.background = Background(10)
-        self.threads = Threads()
+        self.threads = WorkPool("test")
         self.now = 1_000.0
         self.lessons: list[str] = []
         upstream: Any = self.upstream
-        self.known = Known(upstream, self.background, self.threads.reading, self.lessons.append, clock=lambda: self.now)
+        self.known = Known(upstream, self.background, self.threads, self.lessons.append, clock=lambda: self.now)
 
     def too_long(self, policy: Policy, named: int | None, counted: int, *, measured: bool = True) -> int:
         return self.known.too_long(ME, policy, "m", named, counted, measured=measured)

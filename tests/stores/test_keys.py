@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.stores.keys import checked, checked_prefix, is_key, namespace_of
+from proxy.stores import checked, checked_prefix, is_key, namespace_of
 
 NASTY = st.text(st.sampled_from("aZ9._-/\\\0\n ~%é\u2028:*"), max_size=12)
 PARTS = st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}", fullmatch=True)

@@ -5,7 +5,6 @@ import errno
 import hashlib
 import os
 import random
-import re
 import shutil
 import socket
 import subprocess
@@ -143,15 +142,6 @@ async def test_what_a_dead_process_left_is_swept(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_clock_that_is_wrong_removes_no_file_that_is_being_written(tmp_path: Path) -> None:
-    (tmp_path / ".tmp").mkdir()
-    (tmp_path / ".tmp" / "young").write_bytes(b"half a rec")
-    store = LocalStore(tmp_path, clock=lambda: time.time() + 5 * LEFTOVER_SECONDS)
-    assert await store.put(KEY, b"1")
-    assert files(tmp_path / ".tmp") == {"young"}
-    await store.close()
-
-
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
 def test_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
@@ -200,7 +190,7 @@ def test_puts_and_deletes_of_one_namespace_do_not_trip_each_other(tmp_path: Path
     def work(number: int) -> None:
         for turn in range(60):
             folder.put(f"acme-1/kind-{turn % 3}/{number}", b"1")
-            folder.delete(f"acme-1/kind-{turn % 3}/{number}")
+            folder.delete([f"acme-1/kind-{turn % 3}/{number}"])
             list(folder.walk("", []))
 
     with ThreadPoolExecutor(6) as threads:
@@ -309,7 +299,7 @@ async def test_closing_says_what_hangs(tmp_path: Path, monkeypatch: pytest.Monke
     await asyncio.to_thread(begun.wait)
     check.cancel()
     assert not await guarded.close()
-    assert re.search(r"the store's folder hangs: get health/probe/none for \d+ s", warned[-1])
+    assert "the store's folder hangs: 1 operations have not ended" in warned[-1]
     let_go.set()
 
 
@@ -496,7 +486,7 @@ async def test_a_namespace_that_lets_nothing_go_stops_no_sweep(closed: Path) -> 
     assert await sweeper.once() == 1
     assert not (closed / "c-1").exists()
     assert (closed / "a-1" / "rounds" / "k").exists()
-    assert [text.rpartition(": ")[2] for text in warned] == ["a-1", "b-1"]
+    assert warned[0].endswith(": b-1") and "1 records cannot be deleted: a-1/rounds/k" in warned[1]
     await store.close()
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from proxy.stores import open_store
-from proxy.stores.local import LocalStore
 from proxy.stores.retention import Sweeper
 from tests.stores.contract import listed
 
@@ -37,20 +36,6 @@ async def test_each_namespace_after_its_own_retention(tmp_path: Path) -> None:
     }
     assert set(await listed(store, "")) == left
     assert await sweeper.once() == 0
-    await store.close()
-
-
-@pytest.mark.parametrize("ahead", [-30 * DAY, -3_600, 3_600, 30 * DAY])
-async def test_process_whose_clock_is_wrong_expires_what_the_others_would(tmp_path: Path, ahead: float) -> None:
-    def clock() -> float:
-        return time.time() + ahead
-
-    store = LocalStore(tmp_path, clock=clock)
-    assert await store.put("a-1/original/new", b"1")
-    put(tmp_path, "a-1/original/old", 4 * DAY)
-    sweeper = Sweeper(store, lambda namespace: 3 * DAY, warn=lambda *what: None, clock=clock)
-    assert await sweeper.once() == 1
-    assert set(await listed(store, "")) == {"a-1/original/new"}
     await store.close()
 
 

@@ -202,7 +202,7 @@ def test_metric_names_follow_prometheus_conventions(metrics: Metrics) -> None:
     for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
         assert re.fullmatch(r"offload_[a-z_]+", name)
         assert (kind == "counter") == name.endswith("_total")
-        assert (kind == "histogram") == name.endswith("_seconds")
+        assert kind != "histogram" or name.endswith("_seconds")
         assert re.search(rf"^# HELP {name} \S", text, re.MULTILINE)
 
 
@@ -219,12 +219,12 @@ def test_watched_caches_and_store_show_their_current_state(metrics: Metrics) -> 
     metrics.watch_store(lambda: state)
     assert value(samples(metrics), "cache_bytes", cache="store") == 500
     assert value(samples(metrics), "store_breakers", state="closed") == 1
-    size, state = (4, 600), "half-open"
+    size, state = (4, 600), "open"
     found = samples(metrics)
     assert value(found, "cache_entries", cache="store") == 4
     assert value(found, "cache_entries", cache="messages") == 1
     assert value(found, "store_up") == 0
-    assert [value(found, "store_breakers", state=one) for one in ("closed", "half-open", "open")] == [0, 1, 0]
+    assert [value(found, "store_breakers", state=one) for one in ("closed", "open")] == [0, 1]
 
 
 def test_two_registries_in_one_process_do_not_share_series() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.stores.keys import is_part
+from proxy.stores import is_part
 from proxy.tools import names
 from proxy.tools.names import BadName
 
