@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from proxy.requests.snapshot_writer import Snapshot
+from proxy.requests.summaries import Snapshot
 
 from proxy.plan.history import ToolCall
 from proxy.plan.recognition import Reply, Visible
