@@ -56,7 +56,7 @@ _LOOK = 0.5
 _CALLER = re.compile(r"-(?:[0-9a-f]{16}|anonymous)$")
 """The part of a namespace that follows the tenant's name; see `policies.tenants`."""
 
-Lane = OrderedDict[str, OrderedDict[str, OrderedDict["Place", None]]]
+Lane = OrderedDict[str, OrderedDict[str, OrderedDict["Slot", None]]]
 """Who waits, by tenant and caller. Those whose turn comes next are first."""
 
 
@@ -78,7 +78,7 @@ def nobody_waits() -> Iterator[None]:
         _nobody_waits.reset(token)
 
 
-class Place:
+class Slot:
     """A caller's place, from the moment it is asked for. `later` says that nobody waits for it."""
 
     def __init__(self, caller: str, later: bool) -> None:
@@ -123,7 +123,7 @@ class Turns:
         finally:
             self.give_back(turn)
 
-    async def take(self, caller: str) -> Place:
+    async def take(self, caller: str) -> Slot:
         """Wait for a place, which has to be given back."""
         turn = self.ask(caller, _nobody_waits.get())
         try:
@@ -136,14 +136,14 @@ class Turns:
             raise
         return turn
 
-    def ask(self, caller: str, later: bool) -> Place:
+    def ask(self, caller: str, later: bool) -> Slot:
         """Return a turn that waits for a place, or has one."""
-        turn = Place(caller, later)
+        turn = Slot(caller, later)
         self._lanes[later].setdefault(turn.tenant, OrderedDict()).setdefault(caller, OrderedDict())[turn] = None
         self._hand_out()
         return turn
 
-    def give_back(self, turn: Place) -> None:
+    def give_back(self, turn: Slot) -> None:
         """Pass the place on to whoever is next."""
         self._busy[turn.tenant] -= 1
         if not self._busy[turn.tenant]:
@@ -175,7 +175,7 @@ class Turns:
             turn.given.set_result(None)
         self._leave(turn)
 
-    def _leave(self, turn: Place) -> None:
+    def _leave(self, turn: Slot) -> None:
         lane = self._lanes[turn.later]
         callers = lane.get(turn.tenant, OrderedDict())
         queue = callers.get(turn.caller, OrderedDict())
@@ -193,7 +193,7 @@ class _Abandoned(BaseException):
 class _Piece:
     """A piece of work with its thread, until it ends."""
 
-    def __init__(self, pool: WorkPool, turn: Place, work: Callable[[], Any]) -> None:
+    def __init__(self, pool: WorkPool, turn: Slot, work: Callable[[], Any]) -> None:
         self.pool, self.turn, self.work = pool, turn, work
         self.loop = asyncio.get_running_loop()
         self.ended: Future[Any] = Future()

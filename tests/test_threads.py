@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from proxy.errors import Overloaded
-from proxy.threads import SLICE, SMALL, Place, Turns, WorkPool, breathe, nobody_waits
+from proxy.threads import SLICE, SMALL, Slot, Turns, WorkPool, breathe, nobody_waits
 
 
 class Gate:
@@ -329,10 +329,10 @@ async def test_a_tenant_with_many_keys_has_one_turn_among_tenants() -> None:
     assert order == [callers[0], callers[-1], *callers[1:-1]]
 
 
-def ask(turns: Turns, callers: Sequence[str], got: list[str]) -> list[asyncio.Task[Place]]:
+def ask(turns: Turns, callers: Sequence[str], got: list[str]) -> list[asyncio.Task[Slot]]:
     """Return tasks that each wait for a place."""
 
-    async def take(caller: str) -> Place:
+    async def take(caller: str) -> Slot:
         turn = await turns.take(caller)
         got.append(caller)
         return turn
@@ -377,5 +377,5 @@ async def test_a_flood_of_one_caller_holds_up_no_other_by_more_than_one_turn() -
     for _ in range(6):
         turns.give_back(turn)
         await settle()
-        turn = Place(got[-1], False)
+        turn = Slot(got[-1], False)
     assert got == ["flood", "b", "c", "flood", "b", "flood"]

@@ -28,7 +28,7 @@ from obstore.store import from_url
 
 from proxy.errors import StoreFault, UserMistake
 from proxy.stores import Entry, checked, checked_prefix, is_key, namespace_of
-from proxy.threads import Place, Turns
+from proxy.threads import Slot, Turns
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -145,7 +145,7 @@ class ObjectStore:
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
-    async def _begun(self, work: Coroutine[Any, Any, T], turn: Place) -> T:
+    async def _begun(self, work: Coroutine[Any, Any, T], turn: Slot) -> T:
         try:
             with _faults():
                 return await work

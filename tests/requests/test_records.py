@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from proxy.requests.summaries import Snapshot
 
 from proxy.plan.history import ToolCall
 from proxy.plan.recognition import Reply, Visible
 from proxy.plan.turn import HiddenRound
 from proxy.requests.records import MOST_LOOKUPS, PLACES, Records, sealed
+from proxy.requests.summary_writer import Snapshot
 from proxy.stores import open_store
 from proxy.stores.guarded import Guarded, Visit
 from proxy.stores.memory import Missing
