@@ -8,7 +8,7 @@ To drive it, send `request()`, feed the reply to `receive` (or `receive_whole`),
 until it is DONE. Then store `hidden` and send the bytes from `close`. A call in the wrong state raises WrongState.
 
 This machine is the same for every API. A dialect knows how a reply is read, how one reply is made of all rounds (see
-`rounds`), and how our results are written. Events that need no change are sent to the client byte for byte.
+`reply`), and how our results are written. Events that need no change are sent to the client byte for byte.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from proxy import sse
-from proxy.dialects.last_words import MAX_CIRCLES, NO_MORE, SAID_NOTHING
 from proxy.dialects.refusals import is_error
+from proxy.dialects.reply import Call, ClientReply, Part, Round, check_arguments
 from proxy.dialects.round_request import RoundRequest
-from proxy.dialects.rounds import Call, Round, ShownReply, check_arguments
+from proxy.dialects.tool_names import ToolNames
 from proxy.dialects.usage import UsageFields, UsageLedger
 from proxy.errors import ProxyError
 from proxy.plan.history import ToolCall
@@ -30,21 +30,35 @@ from proxy.plan.turn import Broken, Continuation, HiddenRound, State, Usage, Wro
 from proxy.rawjson import NotJson
 from proxy.tools.answer import REPEATED
 
+MAX_CIRCLES = 2
+"""Rounds in a row that only repeat calls which were answered before. Then the next round is the last: a small model
+goes on until its rounds are used up, and each of them costs time."""
+NO_MORE = "({} and {} cannot be called again in this turn: answer now, with what you have.)"
+"""The last line of the answers before the last round."""
+SAID_NOTHING = (
+    "[offload-proxy: the model ended its turn without an answer, even when it was asked again without the tools {} and"
+    " {}. Please ask again, or for less at once.]"
+)
+"""The reply if the model gives none. Agents take an empty reply for a finished task."""
+
 
 class Turn(ABC):
     """The state machine in the picture above. Each client request has its own."""
 
     usage: ClassVar[UsageFields]
+    rounds_as: ClassVar[type[Round[Any]]]
+    replies_as: ClassVar[type[ClientReply]]
     call_ids: ClassVar[str] = "call"
     """How ids begin that we give to calls."""
 
-    _round: Round[Any, Any]
-    _shown: ShownReply[Any]
+    _round: Round[Any]
+    _shown: ClientReply
 
     def __init__(self, asked: RoundRequest) -> None:
         self.state = State.READY
-        self.rounds = self._circles = 0
-        """Hidden rounds so far, and the newest of them that only repeated calls."""
+        self.rounds = 0
+        """Hidden rounds so far."""
+        self._circles = 0  # the newest of them that only repeated calls
         self._asked = asked
         self._ledger = UsageLedger(self.usage)
         self._before: list[bytes] = []
@@ -62,14 +76,6 @@ class Turn(ABC):
     # -- what the dialect knows --
 
     @abstractmethod
-    def _reply(self, *, streamed: bool) -> ShownReply[Any]:
-        """Return a reply to the client that has not begun."""
-
-    @abstractmethod
-    def _begun_round(self) -> Round[Any, Any]:
-        """Return a round of which nothing is read."""
-
-    @abstractmethod
     def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> Any:
         """Return an event as the round reads it. Raises NotJson for anything else, which must be left unchanged."""
 
@@ -82,13 +88,8 @@ class Turn(ABC):
         """Return a whole reply as the round reads it. Raises NotJson or KeyError for a body that is none."""
 
     @abstractmethod
-    def _result(self, id: str, text: str) -> bytes:
-        """Return the entry with the result of the call with this id."""
-
-    @property
-    @abstractmethod
-    def visible(self) -> tuple[str, list[ToolCall]]:
-        """The text and the calls that the client has seen."""
+    def _result(self, call: Any, text: str) -> bytes:
+        """Return the entry with the result of a call."""
 
     @abstractmethod
     def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
@@ -105,7 +106,7 @@ class Turn(ABC):
         self._require(State.READY)
         self.state = State.READING
         self._done = b""
-        self._round = self._begun_round()
+        self._begin()
         if self._bare:
             return self._asked.own
         if not self.rounds:
@@ -133,11 +134,12 @@ class Turn(ABC):
         self._require(State.READING)
         if not (self.rounds or self._bare):
             self._shown = self._reply(streamed=False)
-            self._round = self._begun_round()
+            self._begin()
         try:
             events = list(self._events_of(body))
         except (NotJson, KeyError):
             return self._take_unknown(body)
+        self._shown.take(body)
         return b"".join([self._read(event, body) for event in events])
 
     @property
@@ -148,7 +150,7 @@ class Turn(ABC):
     @property
     def pieces(self) -> int:
         """About how many entries, calls, blocks and items all rounds have so far. Ending a round goes through them."""
-        return len(self._before) + self._round.pieces
+        return len(self._before) + len(self._round.blocks)
 
     @property
     def over(self) -> bool:
@@ -169,9 +171,9 @@ class Turn(ABC):
         if self._answering:
             self.state = State.CALLING
             self._identify()
-            if self._round.theirs:
-                parts += self._round.release(visible=False)
+            parts += self._round.release(visible=True) if self._round.theirs else self._round.close(visible=False)
         elif self._mute and not self._pressed:
+            parts += self._round.close(visible=False)
             self._press()
         else:
             self.state = State.DONE
@@ -222,10 +224,15 @@ class Turn(ABC):
         self._before, self._after, self._instead, self._answering = [], [], None, ()
         self._spoke, self._refusal, self._unknown = False, None, None
         if self._shown.streamed:
-            self._shown.go_on()
+            self._shown.hides = True
         else:
             self._shown = self._reply(streamed=False)
         return True
+
+    @property
+    def visible(self) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that the client has seen."""
+        return self._shown.visible
 
     @property
     def hidden(self) -> HiddenRound | None:
@@ -255,7 +262,7 @@ class Turn(ABC):
         self._require(State.DONE)
         if self._unknown is not None:
             return self._unknown
-        return self._show(self._round.end) + self._shown.close(self._done)
+        return self._show(self._round.close(visible=True)) + self._shown.close(self._done)
 
     # -- one event --
 
@@ -263,20 +270,14 @@ class Turn(ABC):
         if self.state is not state:
             raise WrongState(f"{self.state.name} instead of {state.name}")
 
-    @property
-    def _names(self) -> Sequence[str]:
-        """The names of our tools, if the request has them."""
-        return self._asked.names if self._asked.tools and not self._bare else ()
+    def _begin(self) -> None:
+        """Begin a round. Where it has our tools, they must be told from the client's."""
+        injected = self._asked.tools and not self._bare
+        names = ToolNames(self._asked.names, self._asked.theirs) if injected else ToolNames(())
+        self._round = self.rounds_as(self._asked, names, self._shown)
 
-    @property
-    def _theirs(self) -> frozenset[str]:
-        """The names of the client's tools, if ours must be told from them."""
-        return self._asked.theirs if self._names else frozenset()
-
-    @property
-    def _later(self) -> bool:
-        """Whether the reply goes on with what earlier rounds began."""
-        return self.rounds > 0 and not self._bare
+    def _reply(self, *, streamed: bool) -> ClientReply:
+        return self.replies_as(self._asked, self._ledger, streamed=streamed)
 
     def _take(self, event: sse.ServerSentEvent, data: bytes) -> bytes:
         try:
@@ -292,8 +293,9 @@ class Turn(ABC):
             self._refuse(error)
         return self._show(self._round.read(parsed))
 
-    def _show(self, parts: Sequence[Any]) -> bytes:
-        return self._shown.show(parts)
+    def _show(self, parts: Sequence[Part]) -> bytes:
+        self._shown.hides |= self._round.hides
+        return self._shown.show(parts) if parts else b""
 
     def _as_it_came(self, event: sse.ServerSentEvent) -> bytes:
         return event.raw if self._shown.streamed else b""
@@ -369,20 +371,20 @@ class Turn(ABC):
             self._before += self._results([*answers[:-1], self._told(answers[-1])])
         self._ledger.carry(self._round.usage)
         self._spoke = self._shown.seen
-        self._shown.go_on()
+        self._shown.go_on(self._round)
         self.state = State.READY
 
     def _results(self, answers: Sequence[str]) -> list[bytes]:
-        return [self._result(call.call().id, text) for call, text in zip(self._answering, answers, strict=True)]
+        return [self._result(call, text) for call, text in zip(self._answering, answers, strict=True)]
 
-    def _last_parts(self) -> list[Any]:
+    def _last_parts(self) -> list[Part]:
         """End the turn with this round; returns the parts to show. Calls of our tools are not answered."""
         parts = self._round.release(visible=True)
         if self._mute and self._silent:
             parts += self._round.say(SAID_NOTHING.format(*self._asked.names), self._seed)
         if self._spoke:
             self._instead = self._as_one(self._round.written(()))
-        return parts
+        return parts if self._round.hides else parts + self._round.close(visible=True)
 
     def _identify(self) -> None:
         """Give calls without an id, or with a duplicate one, an id that is deterministic and unique to this turn."""

@@ -9,8 +9,9 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from itertools import filterfalse
 from typing import Protocol, TypeVar
+
+from msgspec.structs import replace
 
 from proxy import rawjson, sse
 from proxy.dialects import overflow
@@ -264,10 +265,10 @@ class _Conversation:
                     if rest := await _rest(chunks):
                         await self._line.write(await self._received(decoder.feed, rest))
                     return
-        out = early + await self._received(lambda _: list(filterfalse(_is_cut, decoder.flush())), b"")
+        out = early + await self._received(lambda _: _ended(decoder.flush()), b"")
         if self._turn.refusal is not None:
             raise _refused(reply, raw, self._turn.refusal)
-        await self._line.write(out + b"\n\n" if out else b"")
+        await self._line.write(out)
 
     async def _received(self, events_of: Callable[[bytes], list[sse.ServerSentEvent]], chunk: bytes) -> bytes:
         """Feed the events that this chunk completes to the turn, and return the bytes for the client."""
@@ -333,6 +334,11 @@ def _is_stream(reply: UpstreamReply, *, otherwise: bool) -> bool:
     """Return whether a reply is a stream, by its content type, or `otherwise` if that does not say."""
     kinds = b" ".join(reply.headers.get_all(b"content-type")).lower()
     return b"text/event-stream" in kinds or (otherwise and b"json" not in kinds)
+
+
+def _ended(unfinished: Sequence[sse.ServerSentEvent]) -> list[sse.ServerSentEvent]:
+    """Return the event after which the stream ended, with the end that it lacks; nothing if it is incomplete."""
+    return [replace(event, raw=event.raw + b"\n\n") for event in unfinished if not _is_cut(event)]
 
 
 def _is_cut(event: sse.ServerSentEvent) -> bool:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.last_words import SAID_NOTHING
-from proxy.dialects.rounds import MAX_ARGUMENTS
-from proxy.dialects.turn import Turn
+from proxy.dialects.reply import MAX_ARGUMENTS
+from proxy.dialects.turn import SAID_NOTHING, Turn
 from proxy.plan.turn import Broken, State
 from proxy.tools.answer import REPEATED
 from tests.dialects.chat import turns as chat

@@ -34,4 +34,7 @@ def run(turn: Turn, *rounds: bytes, cuts: Sequence[int] = (), answer: str = "fou
         out += feed(turn, raw, cuts)
         if turn.state is State.CALLING:
             turn.answer([answer] * len(turn.calls))
-    return out + turn.close(), requests
+    seen = turn.visible  # which is stored before the reply ends
+    out += turn.close()
+    assert turn.visible == seen
+    return out, requests

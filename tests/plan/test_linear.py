@@ -10,7 +10,7 @@ import pytest
 
 from proxy import rawjson, sse
 from proxy.dialects import overflow
-from proxy.dialects.chat.reply import CallDelta, ReplyMessage
+from proxy.dialects.chat.chunks import CallDelta, ReplyMessage
 from proxy.dialects.chat.request import MAX_MESSAGES, parse
 from proxy.dialects.chat.tool_calls import ToolCalls
 from proxy.dialects.parsing import MAX_DEFINITIONS, MAX_MODEL, MAX_OTHERS
@@ -177,14 +177,12 @@ CALLS: dict[str, Callable[[int], dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("names", sample([("grep", "read_file"), ()], 1))
 @pytest.mark.parametrize("name", CALLS)
-def test_joining_pieces_of_tool_calls_is_linear(name: str, names: tuple[str, ...]) -> None:
+def test_joining_pieces_of_tool_calls_is_linear(name: str) -> None:
     def work(made: list[CallDelta]) -> None:
-        calls = ToolCalls(names, numbered=True)
+        calls = ToolCalls()
         for delta in made:
-            calls.take([delta])
-        calls.settle()
+            calls.take(delta)
         for call in calls.all:
             call.raw()
 
@@ -194,7 +192,7 @@ def test_joining_pieces_of_tool_calls_is_linear(name: str, names: tuple[str, ...
 def test_arguments_in_many_pieces_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     members = rawjson.members
-    calls = ToolCalls((), numbered=True)
+    calls = ToolCalls()
     made = deltas(lambda place: {"function": {"name": "f", "arguments": "{}" if place % 2 else " "}}, 1_000)
     made += deltas(lambda place: {"function": {"name": "g", "arguments": '{"a":"}'}}, 1)
     made += deltas(lambda place: {"function": {"name": "g", "arguments": "}"}}, 999)
@@ -202,7 +200,7 @@ def test_arguments_in_many_pieces_are_parsed_once(monkeypatch: pytest.MonkeyPatc
         "proxy.dialects.chat.tool_calls.rawjson.members", lambda raw: parsed.append(raw) or members(raw)
     )
     for delta in made:
-        calls.take([delta])
+        calls.take(delta)
     assert len(calls.all) == 501, "each that is complete is followed by another, and the last one never is"
     assert len(parsed) <= len(calls.all)
 

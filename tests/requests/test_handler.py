@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from proxy import rawjson
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.turn import ChatTurn
+from proxy.dialects.chat.reply import ChatTurn
 from proxy.errors import StoreFault, UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.plan.history import History
 from proxy.policies.tenants import Tenant

@@ -16,7 +16,7 @@ import pytest
 
 from proxy import sse
 from proxy.dialects.chat import CHAT
-from proxy.dialects.chat.turn import ChatTurn
+from proxy.dialects.chat.reply import ChatTurn
 from proxy.dialects.turn import Turn
 from proxy.errors import UpstreamBroken, UpstreamFault, UpstreamSilent, UpstreamUnreachable
 from proxy.plan.history import ToolCall

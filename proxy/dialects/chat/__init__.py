@@ -8,9 +8,9 @@ from collections.abc import Collection
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.chat import errors, hidden, messages, render, summary, users
 from proxy.dialects.chat.refusals import shape
+from proxy.dialects.chat.reply import ChatTurn
 from proxy.dialects.chat.request import parse
 from proxy.dialects.chat.round_request import ChatRoundRequest
-from proxy.dialects.chat.turn import ChatTurn
 
 _OWN = re.compile(rb"/chat/completions(?:/|\Z)")
 

@@ -1,341 +1,362 @@
-"""Reads a reply as it arrives: takes each event apart, and puts the model's message together from the deltas.
+"""Reads the replies of the chat API, and makes one of all rounds for the client.
 
-    event ──parse──> Chunk (event, choice, delta; every member as the bytes it came as) ──encode──> event
+Everything is shown at once, except:
+- calls of our tools, and calls with an incomplete name that may turn out to be one of ours;
+- text that may turn out to be a call of our tools (see `text_calls`), and text if the client wants JSON;
+- signed reasoning, which only a visible round may show. Clients put a reply together member by member, so it may come
+  at the reply's end.
 
-A whole reply is a chunk, too, with its `message` as the delta. So streams and whole replies share one code path.
+All events of the client's reply have the first round's `id`, `created`, `model` and `system_fingerprint`. The role is
+sent once, a blank line separates the texts of two rounds, and the usage covers all rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from msgspec import Raw
 
-from proxy import rawjson
-from proxy.dialects.chat.plain import PlainDelta
-from proxy.dialects.rounds import MAX_REPLY
-from proxy.dialects.values import EMPTY, NULL, Members, join, members_of, object_of, string, text_of
-from proxy.plan.turn import Broken
+from proxy import rawjson, sse
+from proxy.dialects.chat import errors, text_calls
+from proxy.dialects.chat.chunks import TEXTS, Chunk, ReplyMessage, as_events, held, parse, plain_delta
+from proxy.dialects.chat.round_request import ChatRoundRequest
+from proxy.dialects.chat.tool_calls import PartialCall, ToolCalls
+from proxy.dialects.refusals import is_error
+from proxy.dialects.reply import Block, Call, ClientReply, Part, Round, check_arguments
+from proxy.dialects.tool_names import ToolNames
+from proxy.dialects.turn import Turn
+from proxy.dialects.usage import CHAT, UsageLedger
+from proxy.dialects.values import NULL, Members, object_of, string, text_of
+from proxy.errors import ProxyError
+from proxy.plan.history import ToolCall
 from proxy.rawjson import NotJson
 
-_Pieces = list[str | Raw]
+STOPPED = frozenset(("length", "content_filter", "error"))
+"""Finish reasons after which no round follows, since the last call may be incomplete (`error`: OpenRouter)."""
 
-TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
-"""Members that a client shows as running text (`reasoning_content`: DeepSeek, llama.cpp; `reasoning`: OpenRouter,
-vLLM)."""
+MANY_CALLS = 128
+"""Up to this many calls each get a separate event; a request may have as many tools."""
 
-_BLOCKS = frozenset(("reasoning_details", "thinking_blocks", "reasoning_opaque", "reasoning_encrypted"))
-"""Members with reasoning that the client must send back: gateways sign or encrypt it as a whole (OpenRouter, LiteLLM,
-Copilot)."""
-_BLOCK_TEXTS = frozenset(("text", "summary", "thinking", "data", "signature"))
-_NOTHING = (b"null", b'""', b"[]", b"{}")
-_NO_ERROR = (*_NOTHING, b"false", b"0")
+FRAME = ("id", "created", "model", "system_fingerprint")
+"""Members that all events of a reply share."""
 
 
-# -- an event ---------------------------------------------------------------------------------------------------------
+class ChatRound(Round[PartialCall]):
+    """One reply of upstream. Its blocks are the calls."""
 
-
-class CallDelta:
-    """One entry of `tool_calls`: its members, and the members of its function (or custom tool)."""
-
-    __slots__ = ("function", "kind", "members")
-
-    def __init__(self, members: Members) -> None:
-        self.members = members
-        self.kind = "custom" if "custom" in members else "function"
-        self.function = members_of(members.get(self.kind))
-
-
-class Chunk:
-    """One event of a reply. `raw` holds the bytes that came, or None once anything has been changed.
-
-    `choice` is None in events without a choice: usage at the end, content filters, errors.
-    """
-
-    __slots__ = ("calls", "choice", "delta", "key", "members", "name", "raw")
-
-    def __init__(self, members: Members, choice: Members | None, delta: Members, key: str) -> None:
-        self.members = members
-        self.choice = choice
-        self.delta = delta
-        self.key = key
-        """The name of the choice's member that holds the delta: `delta`, or `message` in a whole reply."""
-        self.calls: list[CallDelta] = []
-        self.raw: bytes | None = None
-        self.name: bytes | None = None
+    def __init__(self, asked: ChatRoundRequest, names: ToolNames, reply: ChatReply) -> None:
+        super().__init__(asked, names, reply)
+        self.message = ReplyMessage()
+        self.undecided = bool(names)
+        """Whether the text may still turn out to be a call of ours."""
+        self._text = Block(None if names else True)
+        self._beginning = ""
+        self._calls = ToolCalls()
+        self.blocks = self._calls.all
+        self._signed: list[Chunk] = []
+        self._finish = ""  # the finish reason; empty until it is known
+        self._last: Chunk | None = None
+        self._called = False  # whether there is a call of the client's
 
     @property
-    def usage(self) -> Raw | None:
-        usage = self.members.get("usage")
-        return None if rawjson.is_null(usage) else usage
+    def theirs(self) -> list[PartialCall]:
+        return [call for call in self.blocks if call.ours == ""]
 
     @property
-    def finish(self) -> str:
-        return text_of(self.choice.get("finish_reason")) if self.choice else ""
+    def ended(self) -> bool:
+        return bool(self._finish)
 
     @property
-    def failed(self) -> bool:
-        """Whether upstream reports an error within a reply of status 200."""
-        return any(bytes(part.get("error", NULL)) not in _NO_ERROR for part in (self.members, self.choice or {}))
+    def unfinished(self) -> bool:
+        return self._finish in STOPPED
 
     @property
-    def says_nothing(self) -> bool:
-        """Whether the delta holds nothing but a role, if anything."""
-        return _says_nothing({key: raw for key, raw in self.delta.items() if key != "role"})
+    def empty(self) -> bool:
+        said = any(self.message.text(key).strip() for key in ("content", "refusal"))
+        return self._last is not None and not said and not self.theirs
+
+    def read(self, chunk: Chunk) -> list[Part]:
+        size = len(chunk.raw or b"")
+        self.usage = chunk.usage or self.usage
+        if chunk.choice is None:
+            if chunk.failed:
+                return self.fail(chunk, size)
+            ends = chunk.usage is not None and (self.ended or self.hides)
+            return self.put(chunk, self.closing if ends else self._loose, size)
+        self._last = chunk
+        self.failed |= chunk.failed
+        self.message.add(chunk.delta)
+        split = self._split_text(chunk) + self._split_calls(chunk)
+        if self.names and (signed := held(chunk.delta)):
+            self._signed.append(chunk.take(signed))
+            self.grow(size)
+        if not chunk.finish:
+            return self._put_all(chunk, split, size)
+        self._finish = chunk.finish
+        parts = self.settle()
+        if chunk.raw is not None and not self.hides:
+            return parts + self.put(chunk, self.closing, size)
+        end = chunk.take_end()
+        return [*parts, *self._put_all(chunk, split, size), *self.put(end, self.closing, size)]
+
+    def settle(self) -> list[Part]:
+        if self.undecided:
+            self._decide_text()
+        for call in self.blocks:
+            self._decide(call, sure=True)
+        return self.flow()
+
+    def say(self, text: str, seed: str) -> list[Part]:
+        self.message.add_text("content", text)
+        return [] if self._last is None else [(self._last.part({"content": string(text)}), self._loose)]
+
+    def written(self, answered: Collection[Call]) -> list[bytes]:
+        message = self.message.history([call.raw() for call in self.blocks if not call.ours or call in answered])
+        return [] if message is None else [message]
+
+    def release(self, *, visible: bool) -> list[Part]:
+        if self.hides or not visible:
+            self._part_from_end()
+        parts = super().release(visible=visible)
+        signed, self._signed = self._signed, []
+        return [*parts, *((chunk, self._loose) for chunk in signed)] if visible else parts
+
+    def _part_from_end(self) -> None:
+        """Part the end from what its events say besides, and from what follows it."""
+        others: list[Part] = []
+        ends: list[Part] = []
+        for chunk, block in self._held:
+            if block is self.closing:
+                ends.append((chunk.take_end() if chunk.finish else chunk, block))
+            if block is not self.closing or ends[-1][0] is not chunk:
+                others.append((chunk, self._loose if block is self.closing else block))
+        self._held.clear()
+        self._held.extend([*others, *ends])
+
+    def _put_all(self, chunk: Chunk, split: Iterable[Part], size: int) -> list[Part]:
+        """Take the rest of an event, and what was split off."""
+        parts = self.put(chunk, self._loose, size)
+        for part, block in split:
+            parts += self.put(part, block, size)
+        return parts
+
+    # -- text --
+
+    def _split_text(self, chunk: Chunk) -> list[Part]:
+        """Split off the text if it has to be held."""
+        content = chunk.delta.get("content", NULL)
+        if self._text.shown is not None or rawjson.is_null(content):
+            return []
+        if self.undecided and not text_calls.is_named(self._beginning):
+            self._beginning += text_of(content)
+            if not text_calls.could_be_call(self._beginning, self.names):
+                self._show_text()
+        holds = self.undecided and bool(self._beginning.strip())
+        if self._text.shown or not (holds or (self._holds_text and bytes(content) != b'""')):
+            return []
+        return [(chunk.take(["content"]), self._text)]
+
+    def _show_text(self) -> None:
+        self.undecided = False
+        if not self._holds_text:
+            self.decide(self._text, shown=True)
+
+    def _decide_text(self) -> None:
+        """Take a text that consists of calls of ours for these calls."""
+        calls = text_calls.calls_in(self.message.text(), self.names)
+        self._show_text()
+        if calls:
+            self.message.forget("content")
+            self.decide(self._text, shown=False)
+        for name, arguments in calls:
+            self._decide(self._calls.adopt(name, arguments), sure=True)
+
+    # -- calls --
+
+    def _split_calls(self, chunk: Chunk) -> list[Part]:
+        """Split off the calls, each as a separate event, because some clients read only the first entry. An event with
+        nothing but calls of the client's stays whole, and so do more entries than any model sends, because each event
+        repeats the reply's other members."""
+        if not chunk.calls:
+            return []
+        called = [self._calls.take(delta, whole=chunk.key == "message") for delta in chunk.calls]
+        for call in called:
+            self._decide(call)
+            if call.ours != "":
+                check_arguments(call.size)
+        if all(call.shown for call in called):
+            chunk.called = called
+            return []
+        chunk.drop("tool_calls")
+        left = [(delta, call) for delta, call in zip(chunk.calls, called, strict=True) if call.shown is not False]
+        chunk.calls = []
+        if len(left) > MANY_CALLS and all(call.shown for _, call in left):
+            deltas, calls = zip(*left, strict=True)
+            return [(chunk.calling(deltas, calls), self._loose)]
+        return [(chunk.calling([delta], [call]), call) for delta, call in left]
+
+    def _decide(self, call: PartialCall, *, sure: bool = False) -> None:
+        """Decide whose call it is, once its name is complete or cannot become one of ours."""
+        if call.ours is not None or not (sure or call.named or not self.names.could_become(call.name)):
+            return
+        ours = self.names.recognised(call.name) if call.kind == "function" else ""
+        if ours:
+            call.rename(ours)
+        elif self.hides and not (self._called or call.signature):
+            call.lent = next((one.signature for one in self.ours if one.signature), {})
+        call.ours, self._called = ours, self._called or not ours
+        self.decide(call, shown=not ours)
+
+
+class ChatReply(ClientReply):
+    """The completion that the client gets."""
+
+    _asked: ChatRoundRequest
+    blocks: list[PartialCall]
+
+    def __init__(self, asked: ChatRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
+        super().__init__(asked, ledger, streamed=streamed)
+        self.message = ReplyMessage()
+        self._shows_usage = not streamed or asked.wants_usage
+        self._frame: Members = {}
+        self._joints: set[str] = set()  # the texts that go on in another round
+        self._members: Members = {}
+        self._choice: Members = {}
+        self._logprobs: dict[str, list[Raw]] = {}
 
     @property
-    def void(self) -> bool:
-        """Whether the event holds nothing that a client could use."""
-        return self.choice is not None and not self.finish and _says_nothing(self.delta)
-
-    def part(self, delta: Members) -> Chunk:
-        """Return a new event of the same reply with this delta, without this event's usage, error or finish reason."""
-        members = {key: raw for key, raw in self.members.items() if key not in ("usage", "error")}
-        index = (self.choice or {}).get("index", Raw(b"0"))
-        part = Chunk(members, {"index": index, self.key: EMPTY, "finish_reason": NULL}, delta, self.key)
-        part.name = self.name
-        return part
-
-    def take(self, keys: Iterable[str]) -> Chunk:
-        """Move these members of the delta to a new event and return it. Log probabilities move with the content."""
-        part = self.part({key: self.delta[key] for key in keys})
-        if self.choice and part.choice and "content" in part.delta and "logprobs" in self.choice:
-            part.choice["logprobs"] = self.choice["logprobs"]
-        self.drop(*part.delta)
-        return part
-
-    def take_end(self) -> Chunk:
-        """Move the finish reason, the usage and other members of the reply's end to a new event and return it."""
-        end = Chunk(self.members, self.choice, {}, self.key)
-        end.name = self.name
-        end.put_choice("logprobs", NULL)
-        self.members = self.part({}).members
-        self.put_choice("finish_reason", NULL)
-        return end
-
-    def put(self, members: Members) -> None:
-        self.members, self.raw = self.members | members, None
-
-    def put_choice(self, key: str, raw: Raw) -> None:
-        """Replace a member of the choice, if it has one of that name."""
-        if self.choice and key in self.choice:
-            self.choice, self.raw = self.choice | {key: raw}, None
-
-    def put_delta(self, delta: Members) -> None:
-        self.delta, self.raw = delta, None
-
-    def drop(self, *keys: str) -> None:
-        """Remove these members of the delta. Log probabilities go, too, once no text is left."""
-        self.put_delta({key: raw for key, raw in self.delta.items() if key not in keys})
-        if not any(text_of(self.delta.get(key)) for key in TEXTS):
-            self.put_choice("logprobs", NULL)
-
-    def json(self) -> bytes:
-        if self.choice is None:
-            return rawjson.encode(self.members)
-        delta = {self.key: Raw(rawjson.encode(self.delta))} if self.delta or self.key in self.choice else {}
-        choices = rawjson.array([rawjson.encode(self.choice | delta)])
-        return rawjson.encode(self.members | {"choices": Raw(choices)})
-
-
-def parse(data: bytes) -> Chunk:
-    """Parse an event's data or a whole reply. Raises NotJson for any unknown shape, which must be left unchanged."""
-    rawjson.check_utf8(data)
-    members = rawjson.members(data)
-    choices = [] if rawjson.is_null(members.get("choices")) else rawjson.elements(members["choices"])
-    if len(choices) > 1:
-        raise NotJson("several choices, where one was asked for")
-    if not choices:
-        return Chunk(members, None, {}, "delta")
-    choice = rawjson.members(choices[0])
-    key = "message" if "message" in choice else "delta"
-    chunk = Chunk(members, choice, members_of(choice.get(key)), key)
-    if not rawjson.is_null(chunk.delta.get("tool_calls")):
-        chunk.calls = [CallDelta(rawjson.members(raw)) for raw in rawjson.elements(chunk.delta["tool_calls"])]
-    return chunk
-
-
-def as_events(whole: Chunk) -> list[Chunk]:
-    """Return a whole reply as the events of a stream, for servers that stream one round but not the next."""
-    end = whole.take_end()
-    spent = end.usage
-    events = [whole, end]
-    for event in events:
-        event.key = "delta"
-        event.members = whole.members | {"object": Raw(b'"chat.completion.chunk"')}
-        event.choice = {key: raw for key, raw in (event.choice or {}).items() if key != "message"} | {"delta": EMPTY}
-    if spent is not None:
-        events.append(Chunk(whole.members | {"choices": Raw(b"[]"), "usage": spent}, None, {}, "delta"))
-    return events
-
-
-def held(delta: Members) -> list[str]:
-    """Return the members of a delta that only a visible round may show: signed or encrypted reasoning."""
-    return [key for key, raw in delta.items() if _is_signed(key, raw) and not rawjson.is_null(raw)]
-
-
-def signature(members: Members) -> Members:
-    """Return the members that sign a tool call. Gemini puts them beside the function, under varying names."""
-    return {key: raw for key, raw in members.items() if key not in ("id", "function", "custom") and _signs(key, raw)}
-
-
-def _is_signed(key: str, raw: Raw) -> bool:
-    return key in _BLOCKS or (key not in TEXTS and key != "tool_calls" and _signs(key, raw))
-
-
-def _signs(key: str, raw: Raw) -> bool:
-    return "signature" in key or b"signature" in bytes(raw)
-
-
-def _says_nothing(delta: Members) -> bool:
-    return all(bytes(raw) in _NOTHING for raw in delta.values())
-
-
-# -- a message --------------------------------------------------------------------------------------------------------
-
-
-class ReplyMessage:
-    """A message built from its deltas: strings are joined, lists are extended, and other values are replaced.
-
-    Tool calls are kept elsewhere: see `tool_calls`.
-    """
-
-    def __init__(self) -> None:
-        self._members: dict[str, Raw | _Pieces] = {}
-        self._size = 0
-
-    def add(self, delta: Members) -> None:
-        """Add a delta. Raises Broken if the message grows beyond MAX_REPLY."""
-        for key, raw in delta.items():
-            if key == "tool_calls":
-                continue
-            if key == "role" or rawjson.is_null(raw):
-                self._members.setdefault(key, raw)
-            elif rawjson.is_string(raw):
-                self.add_text(key, text_of(raw))
-            else:
-                self._add_other(key, raw)
-
-    def add_text(self, key: str, text: str) -> None:
-        """Add text to a member. Raises Broken if the message grows beyond MAX_REPLY."""
-        self._extend(key, [text], len(text))
-
-    def add_plain(self, delta: PlainDelta) -> None:
-        """Add a delta that holds only text. Raises Broken if the message grows beyond MAX_REPLY."""
-        if delta.content:
-            self.add_text("content", delta.content)
-        if delta.reasoning_content:
-            self.add_text("reasoning_content", delta.reasoning_content)
-        if delta.reasoning:
-            self.add_text("reasoning", delta.reasoning)
-        if delta.refusal:
-            self.add_text("refusal", delta.refusal)
-
-    def _add_other(self, key: str, raw: Raw) -> None:
-        try:
-            self._extend(key, rawjson.elements(raw), len(memoryview(raw)))
-        except NotJson:
-            self._members[key] = raw
-
-    def _extend(self, key: str, pieces: Sequence[str | Raw], size: int) -> None:
-        known = self._members.get(key)
-        if isinstance(known, list):
-            known += pieces
-        else:
-            self._members[key] = list(pieces)
-        self._size += size
-        if self._size > MAX_REPLY:
-            raise Broken(f"a reply of more than {MAX_REPLY} bytes")
-
-    def text(self, key: str = "content") -> str:
-        """Return a member's text: the string, or the joined texts of its text parts."""
-        known = self._members.get(key)
-        pieces = known if isinstance(known, list) else []
-        return join(piece if isinstance(piece, str) else _part_text(piece) for piece in pieces)
-
-    def has(self, key: str) -> bool:
-        return key in self._members
-
-    def forget(self, key: str) -> None:
-        """Remove a member that turned out to be something else."""
-        self._members.pop(key, None)
+    def started(self) -> bool:
+        """Whether an id and a role were sent, so that the next events may hold only text."""
+        return bool(self._frame) and self.message.has("role")
 
     @property
-    def silent(self) -> bool:
-        """Whether the message has nothing but a role, if anything."""
-        return not any(_speaks(known) for key, known in self._members.items() if key != "role")
+    def seen(self) -> bool:
+        return bool(self.blocks) or not self.message.silent
 
-    def speaks(self, key: str) -> bool:
-        """Whether the member has any text."""
-        known = self._members.get(key)
-        return isinstance(known, list) and any(isinstance(piece, str) and piece for piece in known)
+    @property
+    def visible(self) -> tuple[str, list[ToolCall]]:
+        return self.message.text(), [call.call() for call in self.blocks]
 
-    def members(self) -> Members:
-        """Return the message as the client sees it, including null and empty members."""
-        return {key: _member(known) for key, known in self._members.items()}
+    def go_on(self, ending: ChatRound) -> None:  # type: ignore[override]
+        super().go_on(ending)
+        self._joints = {key for key in TEXTS if self.message.speaks(key)}
 
-    def history(self, calls: Sequence[Raw]) -> bytes | None:
-        """Return the message for upstream, or None if it is empty, because upstreams refuse empty messages."""
-        said = {key: raw for key, raw in self.members().items() if bytes(raw) not in _NOTHING and key != "role"}
-        if not said and not calls:
-            return None
-        message = {"role": Raw(b'"assistant"'), "content": NULL} | said
-        return rawjson.encode(message | {"tool_calls": Raw(rawjson.array(calls))} if calls else message)
+    def _put(self, chunk: Chunk, block: Block) -> bytes:
+        if chunk.choice is None and chunk.usage is not None and not self._shows_usage:
+            return b""
+        if chunk.choice is not None and not self._frame:
+            self._frame = {key: chunk.members[key] for key in FRAME if key in chunk.members}
+        if self.hides:
+            self._join(chunk)
+        if chunk.called:
+            self._number(chunk)
+        if chunk.raw is None and chunk.void:
+            return b""
+        self.message.add(chunk.delta)
+        if self.streamed:
+            return sse.encode(chunk.json(), chunk.name) if chunk.raw is None else chunk.raw
+        self._keep(chunk)
+        return b""
+
+    def _join(self, chunk: Chunk) -> None:
+        """Make an event one of the first round's reply."""
+        frame = {key: raw for key, raw in self._frame.items() if chunk.members.get(key, raw) != raw}
+        if frame:
+            chunk.put(frame)
+        if chunk.usage is not None:
+            chunk.put({"usage": self._ledger.total(chunk.usage)})
+        if "role" in chunk.delta and self.message.has("role"):
+            chunk.put_delta({key: raw for key, raw in chunk.delta.items() if key != "role"})
+        for key in tuple(self._joints):
+            if text := text_of(chunk.delta.get(key)):
+                self._joints.remove(key)
+                chunk.put_delta(chunk.delta | {key: string("\n\n" + text)})
+        reason = "tool_calls" if self.blocks else "stop"
+        if chunk.finish in ("tool_calls", "stop") and chunk.finish != reason:
+            chunk.put_choice("finish_reason", string(reason))
+
+    def _number(self, chunk: Chunk) -> None:
+        """Give the calls of an event the numbers that the client sees. Where no tool is ours, nothing is touched."""
+        entries: list[Members] = []
+        for delta, call in zip(chunk.calls, chunk.called, strict=True):
+            entry = delta.members if call.place is not None else delta.members | call.lent
+            self._adopt(call)
+            index = Raw(b"%d" % (call.place or 0))
+            if self.streamed and self._names and entry.get("index") != index:
+                entry = {"index": index} | entry | {"index": index}
+            entries.append(entry)
+        if any(
+            entry is not delta.members and entry != delta.members
+            for entry, delta in zip(entries, chunk.calls, strict=True)
+        ):
+            chunk.put_delta(chunk.delta | {"tool_calls": Raw(rawjson.array(map(rawjson.encode, entries)))})
+
+    # -- a whole reply --
+
+    def _keep(self, chunk: Chunk) -> None:
+        if chunk.key == "message" or not self._members:
+            self._members |= chunk.members
+        elif chunk.usage is not None:
+            self._members |= {"usage": chunk.usage}
+        choice = chunk.choice or {}
+        logprobs = object_of(choice.get("logprobs"))
+        spoken = ("delta",) if logprobs or "logprobs" not in self._choice else ("delta", "logprobs")
+        self._choice |= {key: raw for key, raw in choice.items() if key not in spoken}
+        for key, tokens in logprobs.items():
+            if rawjson.is_array(tokens):
+                self._logprobs.setdefault(key, []).extend(rawjson.elements(tokens))
+
+    def _assembled(self) -> bytes:
+        calls = {"tool_calls": Raw(rawjson.array([call.shown_as() for call in self.blocks]))} if self.blocks else {}
+        choice = self._choice | {"message": Raw(rawjson.encode(self.message.members() | calls))}
+        if self._logprobs:
+            joined = {key: Raw(rawjson.array(tokens)) for key, tokens in self._logprobs.items()}
+            choice["logprobs"] = Raw(rawjson.encode(object_of(choice.get("logprobs")) | joined))
+        return rawjson.encode(self._members | {"choices": Raw(rawjson.array([rawjson.encode(choice)]))})
 
 
-def _speaks(known: Raw | _Pieces) -> bool:
-    return bytes(known) not in _NOTHING if isinstance(known, Raw) else any(piece != "" for piece in known)
+class ChatTurn(Turn):
+    """The turn of the chat API: see `proxy.dialects.turn`."""
 
+    usage = CHAT
+    rounds_as = ChatRound
+    replies_as = ChatReply
+    _asked: ChatRoundRequest
+    _round: ChatRound
+    _shown: ChatReply
+    _quick = False  # whether an event with text only has to be noted and nothing else
 
-def _part_text(raw: Raw) -> str:
-    return text_of(object_of(raw).get("text"))
+    def _take(self, event: sse.ServerSentEvent, data: bytes) -> bytes:
+        if self._quick and (delta := plain_delta(data)) is not None:
+            self._round.message.add_plain(delta)
+            self._shown.message.add_plain(delta)
+            return event.raw
+        out = super()._take(event, data)
+        plain = not (self._shown.hides or self._round.waiting or self._round.undecided or self._asked.wants_json)
+        self._quick = plain and self._shown.started
+        return out
 
+    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> Chunk:
+        chunk = parse(data)
+        chunk.raw, chunk.name = event.raw, event.name
+        return chunk
 
-def _member(known: Raw | _Pieces) -> Raw:
-    if isinstance(known, Raw):
-        return known
-    strings = [piece for piece in known if isinstance(piece, str)]
-    if strings and len(strings) == len(known):
-        return string(join(strings))
-    return Raw(rawjson.array(_joined([_part(piece) for piece in known if piece != ""])))
+    def _error_in(self, parsed: Chunk, data: bytes) -> bytes | None:
+        failed = parsed.failed or parsed.name == b"error" or (parsed.choice is None and is_error(data))
+        return data if failed and parsed.says_nothing else None
 
+    def _events_of(self, body: bytes) -> Iterable[Chunk]:
+        chunk = parse(body)
+        if chunk.key != "message" or (chunk.failed and chunk.says_nothing):
+            raise NotJson("no chat completion")
+        self._done = sse.encode(sse.DONE)
+        if self._shown.streamed:
+            return as_events(chunk)
+        chunk.raw = body
+        return [chunk]
 
-def _part(piece: str | Raw) -> Raw:
-    """Return a text that came before or after an array of parts as one more part."""
-    return piece if isinstance(piece, Raw) else Raw(rawjson.encode({"type": "text", "text": piece}))
+    def _result(self, call: PartialCall, text: str) -> bytes:
+        return rawjson.encode({"role": "tool", "tool_call_id": call.id, "content": text})
 
-
-def _joined(items: list[Raw]) -> list[Raw]:
-    """Join the streamed pieces of each block of reasoning, so that the blocks can be sent back."""
-    try:
-        pieces = [rawjson.members(raw) for raw in items]
-    except NotJson:
-        return items
-    blocks: list[list[Members]] = []
-    for piece in pieces:
-        if blocks and _continues(blocks[-1][-1], piece):
-            blocks[-1].append(piece)
-        else:
-            blocks.append([piece])
-    return [Raw(rawjson.encode(_merged(block))) for block in blocks]
-
-
-def _continues(last: Members, piece: Members) -> bool:
-    """Whether a piece belongs to the same block as the last one.
-
-    They must have the same type and index (OpenRouter). Without an index (LiteLLM), a thinking block ends with its
-    signature.
-    """
-    if any(last.get(key) != piece.get(key) for key in ("type", "index")):
-        return False
-    return "index" in piece or ("thinking" in piece and not text_of(last.get("signature")))
-
-
-def _merged(pieces: list[Members]) -> Members:
-    if len(pieces) == 1:
-        return pieces[0]
-    merged: Members = {}
-    for piece in pieces:
-        merged |= {key: raw for key, raw in piece.items() if key not in merged or not rawjson.is_null(raw)}
-    texts = {key: join(text_of(piece.get(key)) for piece in pieces) for key in merged if key in _BLOCK_TEXTS}
-    return merged | {key: string(text) for key, text in texts.items() if text}
+    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
+        return errors.event(fault, said)

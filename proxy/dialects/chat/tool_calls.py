@@ -1,4 +1,4 @@
-"""Collects the tool calls of one round, decides which are ours, and returns the parts that the client may see.
+"""Tells the tool calls of one round apart, and puts each together from its deltas.
 
 Servers differ. Some send the id with the first delta only, others (an old vLLM) send a new one with each. Names come in
 pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gemini, Mistral), always 0 with a new id
@@ -8,16 +8,15 @@ pieces, repeatedly, or after the arguments (SGLang). The `index` is missing (Gem
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.chat.reply import CallDelta, signature
-from proxy.dialects.rounds import MAX_REPLY, check_arguments
-from proxy.dialects.tool_names import ToolNames
-from proxy.dialects.values import NULL, Members, join, place, string, text_of
+from proxy.dialects.chat.chunks import CallDelta, signature
+from proxy.dialects.reply import MAX_REPLY, Call
+from proxy.dialects.values import Members, join, place, string, text_of
 from proxy.plan.history import ToolCall
 from proxy.plan.turn import Broken
 from proxy.rawjson import NotJson
@@ -28,16 +27,13 @@ CALL_SIZE = 1024
 _TEXT = {"function": "arguments", "custom": "input"}
 
 
-class PartialCall:
-    """One tool call as received so far. `ours` is None while its name may still be incomplete."""
+class PartialCall(Call):
+    """One tool call as received so far."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.ours = None
         self.id = ""
-        self.ours: bool | None = None
-        self.index = 0
-        """Its place among the calls that the client sees."""
-        self.pending: list[Members] = []
-        """Entries received before it was known whose call this is."""
         self.lent: Members = {}
         """A signature that another call carried."""
         self.kind = "function"
@@ -117,7 +113,7 @@ class PartialCall:
         call = start | {"type": string(self.kind)} | members
         return Raw(rawjson.encode(call | {self.kind: Raw(rawjson.encode(self._function | function))}))
 
-    def shown(self) -> Raw:
+    def shown_as(self) -> Raw:
         """The call as the client sees it."""
         return Raw(rawjson.encode(rawjson.members(self.raw()) | self.lent))
 
@@ -168,60 +164,30 @@ class _Object:
 
 
 class ToolCalls:
-    """All calls of one round.
+    """All calls of one round."""
 
-    `names` are the names of our tools; empty if the request has none of them. `theirs` are those of the client's.
-    """
-
-    def __init__(self, names: Sequence[str], *, numbered: bool, theirs: Collection[str] = ()) -> None:
+    def __init__(self) -> None:
         self.all: list[PartialCall] = []
-        self.ours: list[PartialCall] = []
-        self.theirs: list[PartialCall] = []
-        """In the order in which the client sees them."""
-        self.names = ToolNames(names, theirs)
-        self._numbered = numbered
-        """Whether the client reads a stream, where calls have an index."""
-        self._open: dict[PartialCall, None] = {}
         self._by_index: dict[int, PartialCall] = {}
         self._by_id: dict[str, PartialCall] = {}
         self._size = 0
 
-    def take(self, deltas: Sequence[CallDelta], *, whole: bool = False) -> list[Members]:
-        """Take entries of `tool_calls`; returns the entries that the client may see now.
+    def take(self, delta: CallDelta, *, whole: bool = False) -> PartialCall:
+        """Add an entry of `tool_calls` to its call, and return that. In a `whole` reply each entry is a separate call.
+        Raises Broken if the calls grow too large."""
+        call = (None if whole else self._known(delta)) or self._begin(delta)
+        self._size += call.add(delta)
+        if self._size > MAX_REPLY:
+            raise Broken(f"tool calls of more than {MAX_REPLY} bytes")
+        return call
 
-        In a `whole` reply each entry is a separate call. An entry that needs no change is returned as the same object.
-        Raises Broken if the calls grow too large.
-        """
-        shown: list[Members] = []
-        for delta in deltas:
-            call = (None if whole else self._known(delta)) or self._begin(delta)
-            self._size += call.add(delta)
-            if call.ours is None:
-                call.pending.append(delta.members)
-                shown += self._decide(call)
-            elif not call.ours:
-                shown.append(self._numbering(delta.members, call))
-            self._check_size(call)
-        return shown
-
-    def adopt(self, name: str, arguments: str) -> None:
-        """Add a call of one of our tools that came as text."""
+    def adopt(self, name: str, arguments: str) -> PartialCall:
+        """Add a call that came as text."""
         function = Raw(rawjson.encode({"name": name, "arguments": arguments}))
         call = PartialCall()
         call.add(CallDelta({"function": function}))
-        call.ours = True
         self.all.append(call)
-        self.ours.append(call)
-
-    def settle(self) -> list[Members]:
-        """End the round, so that all names are complete; returns the entries that the client may see now."""
-        return [entry for call in tuple(self._open) for entry in self._settle(call)]
-
-    def _check_size(self, call: PartialCall) -> None:
-        if call.ours is not False:
-            check_arguments(call.size)
-        if self._size > MAX_REPLY:
-            raise Broken(f"tool calls of more than {MAX_REPLY} bytes")
+        return call
 
     def _known(self, delta: CallDelta) -> PartialCall | None:
         """Return the call that a delta continues, or None if it begins a new one."""
@@ -242,7 +208,6 @@ class ToolCalls:
     def _begin(self, delta: CallDelta) -> PartialCall:
         call = PartialCall()
         self.all.append(call)
-        self._open[call] = None
         self._size += CALL_SIZE
         index, id = place(delta.members.get("index")), text_of(delta.members.get("id"))
         if index is not None:
@@ -250,35 +215,6 @@ class ToolCalls:
         if id:
             self._by_id[id] = call
         return call
-
-    def _decide(self, call: PartialCall) -> list[Members]:
-        """Return the entries kept back for a call once its name is complete or cannot become one of ours."""
-        if call.named or not self.names.could_become(call.name):
-            return self._settle(call)
-        return []
-
-    def _settle(self, call: PartialCall) -> list[Members]:
-        del self._open[call]
-        ours = self.names.recognised(call.name) if call.kind == "function" else ""
-        call.ours = bool(ours)
-        pending, call.pending = call.pending, []
-        if ours:
-            call.rename(ours)
-            self.ours.append(call)
-            return []
-        call.index = len(self.theirs)
-        self.theirs.append(call)
-        if call.index == 0 and not call.signature:
-            call.lent = next((one.signature for one in self.ours if one.signature), {})
-            pending[0] = pending[0] | call.lent if call.lent else pending[0]
-        return [self._numbering(entry, call) for entry in pending]
-
-    def _numbering(self, entry: Members, call: PartialCall) -> Members:
-        """Return the entry with the index that the client sees."""
-        index = b"%d" % call.index
-        if not self._numbered or not self.names or bytes(entry.get("index", NULL)) == index:
-            return entry
-        return {"index": Raw(index)} | entry | {"index": Raw(index)}
 
 
 def _arguments(delta: CallDelta) -> str:

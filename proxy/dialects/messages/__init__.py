@@ -8,8 +8,8 @@ from collections.abc import Collection
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.messages import blocks, errors, render, request, summary
 from proxy.dialects.messages.refusals import complaint, forgiving, shape
+from proxy.dialects.messages.reply import MessagesTurn
 from proxy.dialects.messages.round_request import MessagesRoundRequest
-from proxy.dialects.messages.turn import MessagesTurn
 
 _PATH = re.compile(rb"(?:/[^/]+)*/v1/messages|/messages")
 """Other APIs have paths that end alike, such as `/v1/threads/ID/messages`."""

@@ -1,30 +1,31 @@
-"""Reads one reply of upstream and decides which blocks the client may see, because the round may have to be hidden.
+"""Reads the replies of the Messages API, and makes one of all rounds for the client.
 
-Everything is shown at once, thinking included, except:
-- calls of our tools, which are never shown;
-- text if the client wants JSON (two texts are not), until it is known that the round is visible;
-- the end, if something is hidden, because another round may follow.
+Everything is shown at once, thinking included, except calls of our tools, and text if the client wants JSON.
 
-A whole reply is read as the events of a stream, so both share one code path.
+The client's reply has the first round's id, one beginning and one end. The blocks' numbers count on over all rounds.
+The end says why the last round stopped, and its usage covers all rounds.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import Raw
 
-from proxy import rawjson
+from proxy import rawjson, sse
 from proxy.dialects import parsing
-from proxy.dialects.messages.blocks import THINKING, call_of
-from proxy.dialects.rounds import MAX_REPLY, check_arguments
+from proxy.dialects.messages import errors
+from proxy.dialects.messages.blocks import THINKING, call_of, result, said
+from proxy.dialects.messages.round_request import MessagesRoundRequest
+from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, check_arguments
 from proxy.dialects.tool_names import ToolNames
-from proxy.dialects.usage import merged, with_prompt
+from proxy.dialects.turn import Turn
+from proxy.dialects.usage import MESSAGES, UsageLedger, merged, with_prompt
 from proxy.dialects.values import EMPTY, NULL, Members, join, object_of, place, string, text_of
+from proxy.errors import ProxyError
 from proxy.plan.history import ToolCall
-from proxy.plan.turn import Broken
 from proxy.rawjson import NotJson
 
 START, DELTA, STOP = "content_block_start", "content_block_delta", "content_block_stop"
@@ -32,8 +33,18 @@ BEGIN, CLOSING, END = "message_start", "message_delta", "message_stop"
 
 CALLED = "tool_use"
 """The type of a call that the client answers, and the reason why a reply with such a call stops."""
+FALLBACK = "fallback"
+"""The type of a block behind which another model goes on. No call before the last such block is to be answered, and
+none may be sent back.
+
+https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback
+"""
 UNFINISHED = frozenset(("max_tokens", "model_context_window_exceeded", "refusal", "pause_turn", "compaction"))
 """Reasons for which a reply stops before the model is done. The client goes on from there, or gives up."""
+FRAME = ("id", "model")
+"""Members of the reply that are those of its first round."""
+STOPPED = ("stop_reason", "stop_sequence", "stop_details", "container")
+"""Members of a whole reply that a stream's last event but one has in its delta."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -49,13 +60,13 @@ _head = msgspec.json.Decoder(_Head)
 _anything = msgspec.json.Decoder(Raw)
 
 
-class ReplyEvent:
-    """One event of a reply. `raw` holds the bytes that came."""
+class ReplyEvent(Event):
+    """One event of a reply."""
 
     def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
         """Raises NotJson for anything that is no event of this API; it must be left unchanged."""
+        super().__init__(data, raw, name)
         head = parsing.known(_head, data)
-        self.data, self.raw, self.name = data, raw, name
         self.type = head.type
         self.index = place(head.index)
         self.message = head.message
@@ -64,27 +75,19 @@ class ReplyEvent:
         self.usage = head.usage
 
 
-class Block:
+class ReplyBlock(Call):
     """One block of a reply, put together from its events."""
 
     def __init__(self, raw: Raw, names: ToolNames) -> None:
+        super().__init__()
         self.members = object_of(raw)
         self.type = text_of(self.members.get("type"))
-        self.name = names.recognised(text_of(self.members.get("name"))) if self.type == CALLED else ""
-        """Which of our tools it calls."""
-        self.shown: int | None = None
-        """Its place among the blocks that the client sees."""
-        self.ended = False
-        self.kept: list[ReplyEvent] = []
-        """Its events, as long as they must not be shown."""
+        self.ours = names.recognised(text_of(self.members.get("name"))) if self.type == CALLED else ""
+        self.ended = self.void = False
         self.size = 0
         """The characters that came in events."""
         self._pieces: defaultdict[str, list[str]] = defaultdict(list)
         self._cited: list[Raw] = []
-
-    @property
-    def ours(self) -> bool:
-        return bool(self.name)
 
     def grow(self, delta: Raw) -> None:
         """Add what an event brings. Texts of whatever name go on; a citation joins those before it."""
@@ -106,7 +109,7 @@ class Block:
         return self.ended and _is_object(self.arguments)
 
     def call(self) -> ToolCall:
-        return ToolCall(text_of(self.members.get("id")), self.name or text_of(self.members.get("name")), self.arguments)
+        return ToolCall(text_of(self.members.get("id")), self.ours or text_of(self.members.get("name")), self.arguments)
 
     def identify(self, id: str) -> None:
         self.members["id"] = string(id)
@@ -121,47 +124,36 @@ class Block:
             made["input"] = Raw(self.arguments.encode("utf-8", "replace")) if _is_object(self.arguments) else EMPTY
         if self._cited:
             made["citations"] = Raw(rawjson.array(self._cited))
-        return made | ({"name": string(self.name)} if self.name else {})
+        return made | ({"name": string(self.ours)} if self.ours else {})
+
+    @property
+    def says(self) -> bool:
+        """Whether it has words, or is no text. Upstream refuses texts without words."""
+        return self.type != "text" or bool(text_of(self.final().get("text")).strip())
 
 
-Part = tuple[ReplyEvent, Block | None]
-"""An event for the client, and the block that it is about."""
+class MessagesRound(Round[ReplyBlock]):
+    """One reply of upstream."""
 
-
-class MessagesRound:
-    """Reads events. `names` are the names of our tools; empty if the request does not have them. `theirs` are those of
-    the client's tools."""
-
-    def __init__(self, names: Sequence[str], *, later: bool, holds_text: bool, theirs: Collection[str] = ()) -> None:
-        self.blocks: list[Block] = []
-        self._reason = ""  # why the reply stopped; empty until it is known
-        self.failed = False
-        self.over = False
-        self.end: list[Part] = []
+    def __init__(self, asked: MessagesRoundRequest, names: ToolNames, reply: MessageReply) -> None:
+        super().__init__(asked, names, reply)
         self.container: Raw = NULL
         """Where upstream's own tools run."""
         self._usage: Members = {}
-        self._names = ToolNames(names, theirs)
-        self._later = later
-        self._holds_text = holds_text and bool(names)
-        self._has_ours = False
-        self._by_index: dict[int, Block] = {}
-        self._size = 0
+        self._reason = ""  # why the reply stopped; empty until it is known
+        self._by_index: dict[int | None, ReplyBlock] = {}
+        self._fallback = 0  # the place of the last block behind which another model goes on
 
     @property
-    def ours(self) -> list[Block]:
-        return [block for block in self.blocks if block.ours]
+    def ours(self) -> list[ReplyBlock]:
+        return [block for block in self.blocks if block.ours and not block.void]
 
     @property
-    def theirs(self) -> list[Block]:
-        return [block for block in self.blocks if block.type == CALLED and not block.ours]
+    def theirs(self) -> list[ReplyBlock]:
+        return [block for block in self.blocks if block.type == CALLED and not (block.ours or block.void)]
 
     @property
-    def pieces(self) -> int:
-        return len(self.blocks)
-
-    @property
-    def usage(self) -> Raw:
+    def usage(self) -> Raw:  # type: ignore[override]
         return with_prompt(self._usage)
 
     @property
@@ -173,86 +165,156 @@ class MessagesRound:
         return self._reason in UNFINISHED
 
     @property
-    def hides(self) -> bool:
-        """Whether this turn has anything that the client does not see."""
-        return self._later or self._has_ours
-
-    @property
     def empty(self) -> bool:
-        others = [block for block in self.blocks if not block.ours and block.type not in THINKING]
-        return not any(block.type != "text" or text_of(block.final().get("text")).strip() for block in others)
-
-    def say(self, text: str, seed: str) -> list[Part]:
-        raw = Raw(rawjson.encode({"type": "text", "text": text}))
-        index = max(self._by_index, default=-1) + 1
-        return [part for event in _block_events(index, raw) for part in self.read(event)]
+        return not any(block.says for block in self.blocks if not block.ours and block.type not in THINKING)
 
     def read(self, event: ReplyEvent) -> list[Part]:
+        size = len(event.raw)
         if event.type == BEGIN:
             message = object_of(event.message)
             self._usage = merged(self._usage, message.get("usage", NULL))
             self.container = message.get("container", NULL)
-            return [] if self._later else [(event, None)]
+            return [] if self._later else self.put(event, self._loose, size)
         if event.type in (CLOSING, END):
-            return self._ended(event)
+            self._end(event)
+            return self.put(event, self.closing, size)
         if event.type == "error":
-            self.failed = self.over = True
-            return [(event, None)]
-        block = self._block(event)
-        return [(event, None)] if block is None else self._about(block, event)
-
-    def settle(self) -> list[Part]:
-        return []  # a call has its name from its beginning
-
-    def written(self, answered: Collection[object]) -> list[bytes]:
-        """Return the blocks as the message that goes back upstream, which refuses texts without words."""
-        kept = [(block.type, block.final()) for block in self.blocks if not block.ours or block in answered]
-        content = [final for kind, final in kept if kind != "text" or text_of(final.get("text")).strip()]
-        return [rawjson.encode({"role": "assistant", "content": content})]
-
-    def release(self, *, visible: bool) -> list[Part]:
-        found = [(event, block) for block in self.blocks if visible and not block.ours for event in block.kept]
-        for block in self.blocks:
-            block.kept = []
-        self._holds_text = False
-        return list(found)
-
-    def _block(self, event: ReplyEvent) -> Block | None:
-        if event.index is None:
-            return None
-        if event.type == START:
-            block = self._by_index[event.index] = Block(event.block, self._names)
-            self.blocks.append(block)
-            self._has_ours |= block.ours
-        return self._by_index.get(event.index)
-
-    def _about(self, block: Block, event: ReplyEvent) -> list[Part]:
+            self.over = True
+            return self.fail(event, size)
+        block = (
+            self._begun(event)
+            if event.type == START
+            else self._by_index.get(-1 if event.index is None else event.index)
+        )
+        if block is None:
+            return self.put(event, self._loose, size)
         if event.type == DELTA:
             block.grow(event.delta)
         block.ended = block.ended or event.type == STOP
-        if not block.ours and not (self._holds_text and block.type == "text"):
-            return [(event, block)]
         if block.ours:
             check_arguments(block.size)
-        self._size += len(event.raw)
-        if self._size > MAX_REPLY:
-            raise Broken(f"more than {MAX_REPLY} bytes of a reply are held back")
-        if not block.ours:
-            block.kept.append(event)
-        return []
+        return self.put(event, block, size)
 
-    def _ended(self, event: ReplyEvent) -> list[Part]:
+    def settle(self) -> list[Part]:
+        for block in self.blocks[: self._fallback]:
+            block.void = block.type == CALLED
+        return []  # a call has its name from its beginning
+
+    def say(self, text: str, seed: str) -> list[Part]:
+        events = list(_block_events(len(self.blocks), _text(text)))
+        block = self._begun(events[0])
+        block.shown = True
+        for event in events:
+            block.grow(event.delta)
+        return [(event, block) for event in events]
+
+    def written(self, answered: Collection[Call]) -> list[bytes]:
+        kept = [block for block in self.blocks if not block.void and (not block.ours or block in answered)]
+        return [rawjson.encode({"role": "assistant", "content": [block.final() for block in kept if block.says]})]
+
+    def _begun(self, event: ReplyEvent) -> ReplyBlock:
+        block = ReplyBlock(event.block, self.names)
+        self._by_index[event.index] = block
+        if block.type == FALLBACK:
+            self._fallback = len(self.blocks)
+        self.blocks.append(block)
+        if block.ours or not (self._holds_text and block.type == "text"):
+            self.decide(block, shown=not block.ours)
+        return block
+
+    def _end(self, event: ReplyEvent) -> None:
+        self.over = self.over or event.type == END
         if event.type == CLOSING:
             ended = object_of(event.delta)
             self._reason = text_of(ended.get("stop_reason")) or self._reason
             if not rawjson.is_null(ended.get("container")):
                 self.container = ended["container"]
             self._usage = merged(self._usage, event.usage)
-        self.over = self.over or event.type == END
-        if self.hides:
-            self.end.append((event, None))
-            return []
-        return [*self.release(visible=True), (event, None)]
+
+
+class MessageReply(ClientReply):
+    """The message that the client gets."""
+
+    _asked: MessagesRoundRequest
+    blocks: list[ReplyBlock]
+
+    def __init__(self, asked: MessagesRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
+        super().__init__(asked, ledger, streamed=streamed)
+        self._container: Raw = NULL
+        self._frame: Members = {}
+        self._end: Members = {}
+
+    def go_on(self, ending: MessagesRound) -> None:  # type: ignore[override]
+        super().go_on(ending)
+        if not rawjson.is_null(ending.container):
+            self._asked.container = self._container = ending.container
+
+    @property
+    def visible(self) -> tuple[str, list[ToolCall]]:
+        return said(block.final() for block in self.blocks if not block.void)
+
+    def _put(self, event: ReplyEvent, block: Block) -> bytes:
+        changed: Members = {}
+        if event.type == BEGIN:
+            message = object_of(event.message)
+            self.begun, self._frame = True, {key: message[key] for key in FRAME if key in message}
+        elif isinstance(block, ReplyBlock):
+            self._adopt(block)
+            if event.index != block.place:
+                changed["index"] = Raw(b"%d" % (block.place or 0))
+        elif event.type == CLOSING:
+            changed = self._closing(event) if self.hides else {}
+            self._end = object_of(changed.get("delta", event.delta)) | {"usage": changed.get("usage", event.usage)}
+        return event.encoded(changed) if self.streamed else b""
+
+    def _closing(self, event: ReplyEvent) -> Members:
+        changed: Members = {}
+        ended, other = object_of(event.delta), Members()
+        if text_of(ended.get("stop_reason")) == CALLED and not any(block.type == CALLED for block in self.blocks):
+            other["stop_reason"] = string("end_turn")
+        if not rawjson.is_null(self._container) and rawjson.is_null(ended.get("container")):
+            other["container"] = self._container
+        if other:
+            changed["delta"] = Raw(rawjson.encode(ended | other))
+        if not rawjson.is_null(event.usage):
+            changed["usage"] = self._ledger.total(event.usage)
+        return changed
+
+    def _assembled(self) -> bytes:
+        last = object_of(Raw(self._body))
+        content = Raw(rawjson.array(rawjson.encode(block.final()) for block in self.blocks))
+        ended = {key: value for key, value in self._end.items() if key in last or value is not NULL}
+        return rawjson.encode(last | self._frame | {"content": content} | ended)
+
+
+class MessagesTurn(Turn):
+    """The turn of the Messages API: see `proxy.dialects.turn`."""
+
+    usage = MESSAGES
+    rounds_as = MessagesRound
+    replies_as = MessageReply
+    call_ids = "toolu"
+
+    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> ReplyEvent:
+        return ReplyEvent(data, event.raw, event.name)
+
+    def _error_in(self, parsed: ReplyEvent, data: bytes) -> bytes | None:
+        return data if parsed.type == "error" else None
+
+    def _events_of(self, body: bytes) -> Iterable[ReplyEvent]:
+        return as_events(rawjson.members(body))
+
+    def _result(self, call: ReplyBlock, text: str) -> bytes:
+        return result(call.call().id, text)
+
+    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
+        return errors.event(fault, said)
+
+
+# -- a whole reply as events ------------------------------------------------------------------------------------------
+
+_GROWING = ("text", "thinking", "signature")
+"""Texts that are announced empty and come in events of their own."""
 
 
 def as_events(members: Members) -> Iterator[ReplyEvent]:
@@ -261,14 +323,9 @@ def as_events(members: Members) -> Iterator[ReplyEvent]:
     yield _made(BEGIN, message=begun)
     for index, raw in enumerate(rawjson.elements(members["content"])):
         yield from _block_events(index, raw)
-    ended = {key: members.get(key, NULL) for key in ("stop_reason", "stop_sequence")}
-    ended |= {key: members[key] for key in ("container",) if key in members}
+    ended = {"stop_reason": NULL, "stop_sequence": NULL} | {key: members[key] for key in STOPPED if key in members}
     yield _made(CLOSING, delta=ended, usage=members.get("usage", EMPTY))
     yield _made(END)
-
-
-_GROWING = ("text", "thinking", "signature")
-"""Texts that are announced empty and come in events of their own."""
 
 
 def _block_events(index: int, raw: Raw) -> Iterator[ReplyEvent]:
@@ -285,7 +342,7 @@ def _block_events(index: int, raw: Raw) -> Iterator[ReplyEvent]:
                 deltas.append({"type": string(f"{key}_delta"), key: block[key]})
     if rawjson.is_array(block.get("citations")):
         begun["citations"] = Raw(b"[]")
-        cited = rawjson.elements(block["citations"])
+        cited: Sequence[Raw] = rawjson.elements(block["citations"])
         deltas += [{"type": string("citations_delta"), "citation": one} for one in cited]
     yield _made(START, index=index, content_block=begun)
     for delta in deltas:
@@ -296,6 +353,10 @@ def _block_events(index: int, raw: Raw) -> Iterator[ReplyEvent]:
 def _made(type: str, **members: object) -> ReplyEvent:
     """Return an event of ours, or of a reply that is not a stream."""
     return ReplyEvent(rawjson.encode({"type": type, **members}), name=type.encode())
+
+
+def _text(text: str) -> Raw:
+    return Raw(rawjson.encode({"type": "text", "text": text}))
 
 
 def _is_object(text: str) -> bool:

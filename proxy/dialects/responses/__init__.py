@@ -10,8 +10,8 @@ from msgspec import Raw
 from proxy.dialects.base import BaseDialect
 from proxy.dialects.responses import errors, items, render, request, summary
 from proxy.dialects.responses.refusals import shape
+from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.dialects.responses.round_request import ResponsesRoundRequest
-from proxy.dialects.responses.turn import ResponsesTurn
 from proxy.plan.request import Request
 
 _OWN = re.compile(rb"/responses(?:/|\Z)")

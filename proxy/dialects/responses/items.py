@@ -114,9 +114,9 @@ def text_message(role: str, text: str) -> bytes:
     return rawjson.encode({"role": role, "content": text})
 
 
-def output(call_id: str, text: str) -> bytes:
-    """Return the result of a function's call."""
-    return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": text})
+def output(call_id: str, text: str, more: Members) -> bytes:
+    """Return the result of a function's call, with these members as well."""
+    return rawjson.encode({"type": "function_call_output", "call_id": call_id, "output": text, **more})
 
 
 def is_answered(type: str, members: Members) -> bool:

@@ -10,9 +10,9 @@ from proxy import rawjson
 from proxy.dialects import shrinking
 from proxy.dialects.entries import appended, call_section, title
 from proxy.dialects.responses import items
-from proxy.dialects.responses.items import call_of, output, reasoning, text_message, texts
+from proxy.dialects.responses.items import call_of, reasoning, text_message, texts
 from proxy.dialects.responses.request import COMPACTIONS, items_of, kind, members_of
-from proxy.dialects.values import text_of
+from proxy.dialects.values import string, text_of
 from proxy.plan.history import Message, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.recognition import kept_calls
@@ -69,7 +69,7 @@ def _answered(entry: bytes) -> str:
 
 
 def _replaced(entry: bytes, text: str) -> bytes:
-    return output(_answered(entry), text)
+    return rawjson.encode(rawjson.members(entry) | {"output": string(text)})
 
 
 shrunk = partial(shrinking.shrunk, calls=_calls, answered=_answered, replaced=_replaced)

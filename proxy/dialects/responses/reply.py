@@ -1,36 +1,61 @@
-"""Reads one reply of upstream and decides which items the client may see, because the round may have to be hidden.
+"""Reads the replies of the Responses API, and makes one of all rounds for the client.
 
-Everything is shown at once, except:
-- calls of our tools, which are never shown, and calls without a name, which may turn out to be one of ours;
-- what only a visible round may show: reasoning, until an item of the client's follows it, because a client that sends
-  it back without the call after it is refused; and text if the client wants JSON (two texts are not);
-- the end, if something is hidden, because another round may follow.
+Everything is shown at once, except calls of our tools, calls without a name, which may turn out to be one of ours, text
+if the client wants JSON, and reasoning: it belongs to the item directly after it, and is shown or hidden with that.
+Upstream refuses reasoning without its item.
 
-A whole reply is read as the events of a stream, so both share one code path.
+The client's reply has the first round's id, one beginning and one end. Sequence numbers and the places of items count
+on over all rounds. The end lists exactly the items that were shown, and its usage covers all rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 from msgspec import Raw
 
-from proxy import rawjson
+from proxy import rawjson, sse
 from proxy.dialects import parsing
-from proxy.dialects.responses.items import call_of, is_answered, said, without_id
+from proxy.dialects.reply import Block, Call, ClientReply, Event, Part, Round, check_arguments
+from proxy.dialects.responses import errors
+from proxy.dialects.responses.items import call_of, is_answered, output, said, without_id
 from proxy.dialects.responses.request import NAMESPACE
-from proxy.dialects.rounds import MAX_REPLY, check_arguments
+from proxy.dialects.responses.round_request import ResponsesRoundRequest
 from proxy.dialects.tool_names import ToolNames
-from proxy.dialects.values import NULL, Members, object_of, place, string, text_of
+from proxy.dialects.turn import Turn
+from proxy.dialects.usage import RESPONSES, UsageLedger, added
+from proxy.dialects.values import NULL, Members, object_of, place, string, text_of, whole
+from proxy.errors import ProxyError
 from proxy.plan.history import ToolCall
-from proxy.plan.turn import Broken
+from proxy.plan.turn import Continuation, State
 from proxy.rawjson import NotJson
 
 BEGINNINGS = ("response.created", "response.queued", "response.in_progress")
 ENDINGS = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": "failed"}
 """The events that end a stream, and the status of the reply."""
 ADDED, DONE = "response.output_item.added", "response.output_item.done"
+
+FRAME = (
+    "id",
+    "created_at",
+    "model",
+    "previous_response_id",
+    "tool_choice",
+    "max_output_tokens",
+    "max_tool_calls",
+    "tools",
+)
+"""Members of the response that are the same at its beginning and at its end."""
+
+USED = ("tool_usage",)
+"""Members of the response that every round adds to."""
+
+ECHOED = ("caller", "agent")
+"""Members of a call that its result repeats: the program or the agent that made it."""
+
+NOT_ANSWERED = "(not answered: the turn ended with this call)"
+"""The result of a call with which a turn ended, because upstream keeps the call and wants a result."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -46,13 +71,13 @@ class _Head(msgspec.Struct, frozen=True):
 _head = msgspec.json.Decoder(_Head)
 
 
-class ItemEvent:
-    """One event of a reply. `raw` holds the bytes that came."""
+class ItemEvent(Event):
+    """One event of a reply."""
 
     def __init__(self, data: bytes, raw: bytes = b"", name: bytes | None = None) -> None:
         """Raises NotJson for anything that is no event of this API; it must be left unchanged."""
+        super().__init__(data, raw, name)
         head = parsing.known(_head, data)
-        self.data, self.raw, self.name = data, raw, name
         self.type = head.type
         self.number = head.sequence_number
         self.index = head.output_index
@@ -62,24 +87,21 @@ class ItemEvent:
         self.response = head.response
 
 
-class OutputItem:
-    """One item of a reply. `ours` is None while its name is not known."""
+class OutputItem(Call):
+    """One item of a reply."""
 
     def __init__(self, index: int, raw: Raw) -> None:
+        super().__init__()
         self.members = object_of(raw)
         self.index = index
         """Its place among upstream's items."""
-        self.shown: int | None = None
-        """Its place among the items that the client sees."""
+        self.ours = None
         self.final: Raw | None = None
         """The complete item."""
-        self.ours: bool | None = None
-        self._name = ""  # which of our tools it calls
-        self.released = False
-        """Whether its events are shown as they arrive."""
         self.size = 0
         """About how many bytes of it came in pieces."""
-        self.kept: list[ItemEvent] = []
+        self.before: list[OutputItem] = []
+        """The reasoning that belongs to it."""
 
     @property
     def type(self) -> str:
@@ -97,14 +119,6 @@ class OutputItem:
         """Take the item as it is at its end."""
         self.final, self.members = raw, object_of(raw)
 
-    def decide(self, names: ToolNames, *, sure: bool) -> None:
-        """Decide whether it is a call of our tools. `sure`: its name is complete."""
-        name = text_of(self.members.get("name"))
-        if name or sure or self.type != "function_call":
-            single = self.type == "function_call" and not text_of(self.members.get(NAMESPACE))
-            self._name = names.recognised(name) if single else ""
-            self.ours = bool(self._name)
-
     @property
     def whole(self) -> bool:
         """Whether this call is complete: an item that upstream stopped within says so, or has no end."""
@@ -120,127 +134,94 @@ class OutputItem:
             return self.final
         return Raw(rawjson.encode(self.members | self._renamed))
 
+    def result(self, text: str) -> bytes:
+        """Return the result of this call."""
+        return output(self.call_id, text, {key: self.members[key] for key in ECHOED if key in self.members})
+
     @property
     def _renamed(self) -> Members:
-        return {"name": string(self._name)} if self._name else {}
+        return {"name": string(self.ours)} if self.ours else {}
 
     def identify(self, id: str) -> None:
         self.complete(Raw(rawjson.encode(self.members | {"call_id": string(id)})))
 
 
-Part = tuple[ItemEvent | None, OutputItem | None]
-"""An event for the client, and the item that it is about. An item without an event is shown at the reply's end."""
+class ResponsesRound(Round[OutputItem]):
+    """One reply of upstream."""
 
-
-class ResponsesRound:
-    """Reads events. `names` are the names of our tools; empty if the request does not have them. `theirs` are those of
-    the client's tools. `stored`: upstream keeps replies."""
-
-    def __init__(
-        self, names: Sequence[str], *, later: bool, holds_text: bool, stored: bool = True, theirs: Collection[str] = ()
-    ) -> None:
-        self.items: list[OutputItem] = []
-        self.failed = False
-        self.usage: Raw | None = None
-        self.id = ""
-        self.end: list[Part] = []
+    def __init__(self, asked: ResponsesRoundRequest, names: ToolNames, reply: ResponsesReply) -> None:
+        super().__init__(asked, names, reply)
+        self.response: Members = {}
+        """The response as it is at the end."""
         self._status = ""  # how the reply ended; empty until it is known
-        self._stored = stored
-        self._has_ours = False
-        self._names = ToolNames(names, theirs)
-        self._later = later
-        self._holds_text = holds_text
+        self._stored = asked.stores
         self._by_index: dict[int, OutputItem] = {}
         self._by_id: dict[str, OutputItem] = {}
-        self._reasoning: list[OutputItem] = []  # what is held until an item of the client's follows
-        self._size = 0
-
-    @property
-    def ours(self) -> list[OutputItem]:
-        return [item for item in self.items if item.ours]
+        self._reasoning: list[OutputItem] = []  # that no item has followed yet
 
     @property
     def theirs(self) -> list[OutputItem]:
         """The calls that the client answers. What upstream executes itself has its result in the reply."""
-        results = {item.call_id for item in self.items if item.type.endswith("_output")} - {""}
+        results = {item.call_id for item in self.blocks if item.type.endswith("_output")} - {""}
         return [
             item
-            for item in self.items
-            if item.ours is False and is_answered(item.type, item.members) and item.call_id not in results
+            for item in self.blocks
+            if item.ours == "" and is_answered(item.type, item.members) and item.call_id not in results
         ]
-
-    @property
-    def pieces(self) -> int:
-        return len(self.items)
 
     @property
     def ended(self) -> bool:
         return bool(self._status)
 
     @property
-    def over(self) -> bool:
-        return self.ended
-
-    @property
     def unfinished(self) -> bool:
         return self._status == "incomplete"
 
     @property
-    def hides(self) -> bool:
-        """Whether this turn has anything that the client does not see."""
-        return self._later or self._has_ours
-
-    @property
     def empty(self) -> bool:
-        others = [item for item in self.items if not item.ours and item.type != "reasoning"]
+        others = [item for item in self.blocks if not item.ours and item.type != "reasoning"]
         return not any(item.type != "message" or said([item.final])[0].strip() for item in others if item.final)
 
-    def say(self, text: str, seed: str) -> list[Part]:
-        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        message = {
-            "type": "message",
-            "id": f"msg_{seed}",
-            "status": "completed",
-            "role": "assistant",
-            "content": [part],
-        }
-        raw = Raw(rawjson.encode(message))
-        item = self._begin(max(self._by_index, default=-1) + 1, raw)
-        item.complete(raw)
-        item.decide(self._names, sure=True)
-        return [(event, item) for event in _item_events(item.index, raw)]
-
     def read(self, event: ItemEvent) -> list[Part]:
+        size = len(event.raw)
         if event.type in BEGINNINGS:
             self.id = text_of(object_of(event.response).get("id"))
-            return [] if self._later else [(event, None)]
+            return [] if self._later else self.put(event, self._loose, size)
         if event.type in ENDINGS:
             return self._ended(event)
         if event.type == "error":
-            self.failed = True
-            return [(event, None)]
+            return self.fail(event, size)
         item = self._item(event)
-        return [(event, None)] if item is None else self._about(item, event)
+        if item is None:
+            return self.put(event, self._loose, size)
+        if event.type == DONE:
+            item.complete(event.item)
+        self._decide(item, sure=event.type == DONE)
+        if item.ours:
+            item.size += len(memoryview(event.delta))
+            check_arguments(item.size)
+        return self.put(event, item, size)
 
     def settle(self) -> list[Part]:
-        shown: list[Part] = []
-        for item in self.items:
-            if item.ours is None:
-                self._decide(item, sure=True)
-                shown += [] if item.ours or self._waits(item) else self._release(item)
-        return shown
+        for item in self.blocks:
+            self._decide(item, sure=True)
+        return self.flow()
 
-    def release(self, *, visible: bool) -> list[Part]:
-        kept = self._without(self.ours)
-        released = [item for item in kept if visible or item.released or item.type != "message"]
-        parts = [part for item in released for part in self._flushed(item)]
-        return [*parts, *((None, item) for item in released)]
+    def say(self, text: str, seed: str) -> list[Part]:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        message = {"type": "message", "id": f"msg_{seed}", "status": "completed", "role": "assistant"}
+        raw = Raw(rawjson.encode(message | {"content": [part]}))
+        item = self._begin(max(self._by_index, default=-1) + 1, raw)
+        item.complete(raw)
+        item.shown = True
+        return [(event, item) for event in _item_events(item.index, raw)]
 
-    def written(self, answered: Collection[object]) -> list[bytes]:
+    def written(self, answered: Collection[Call]) -> list[bytes]:
         """Return the items. Where upstream stores nothing, no item is found by its id, and reasoning that is not in the
         item itself is lost."""
-        kept = self._without([call for call in self.ours if call not in answered])
-        raws = [bytes(raw) for item in kept if (raw := item.written()) is not None]
+        left = [item for item in self.blocks if item.ours and item not in answered]
+        left_out = frozenset((*left, *(one for item in left for one in item.before)))
+        raws = [bytes(raw) for item in self.blocks if item not in left_out and (raw := item.written()) is not None]
         if self._stored:
             return raws
         return [
@@ -248,16 +229,6 @@ class ResponsesRound:
             for members in map(rawjson.members, raws)
             if text_of(members.get("type")) != "reasoning" or text_of(members.get("encrypted_content"))
         ]
-
-    def _without(self, calls: Collection[OutputItem]) -> list[OutputItem]:
-        """Return the items but these calls and the reasoning for them, which upstream refuses without them. What the
-        client has seen of that stays."""
-        kept, before = list[OutputItem](), False
-        for item in reversed(self.items):
-            before = item in calls or (before and item.type == "reasoning")
-            if not before or (item.released and item not in calls):
-                kept.append(item)
-        return kept[::-1]
 
     def _item(self, event: ItemEvent) -> OutputItem | None:
         """Return the item that an event is about. Some servers announce none and send each only at its end."""
@@ -271,86 +242,192 @@ class ResponsesRound:
 
     def _begin(self, index: int, raw: Raw) -> OutputItem:
         item = self._by_index[index] = OutputItem(index, raw)
-        self.items.append(item)
+        self.blocks.append(item)
         if item.id:
             self._by_id[item.id] = item
+        if item.type == "reasoning":
+            self._reasoning.append(item)
+        else:
+            item.before, self._reasoning = self._reasoning, []
         return item
-
-    def _about(self, item: OutputItem, event: ItemEvent) -> list[Part]:
-        if event.type == DONE:
-            item.complete(event.item)
-        self._decide(item, sure=event.type == DONE)
-        if item.ours:
-            self._grow(len(event.raw), item)
-            item.size += len(memoryview(event.delta))
-            check_arguments(item.size)
-            return []
-        item.kept.append(event)
-        if self._waits(item):
-            self._grow(len(event.raw), item)
-            return []
-        return self._release(item)
 
     def _decide(self, item: OutputItem, *, sure: bool) -> None:
         """Decide whether an item is a call of our tools. `sure`: its name is complete."""
-        if item.ours is not None:
+        name = text_of(item.members.get("name"))
+        if item.ours is not None or not (name or sure or item.type != "function_call"):
             return
-        item.decide(self._names, sure=sure)
-        if item.ours:
-            self._has_ours = True
-            item.kept.clear()
-        elif item.type == "reasoning":
-            self._reasoning.append(item)
-
-    def _grow(self, size: int, item: OutputItem) -> None:
-        self._size += size
-        if self._size > MAX_REPLY:
-            raise Broken(f"more than {MAX_REPLY} bytes of a reply, the last of them in a {item.type[:64]}")
-
-    def _waits(self, item: OutputItem) -> bool:
-        if item.ours is None:
-            return True
-        if item.released or not self._names:
-            return False
-        return item.type == "reasoning" or (item.type == "message" and self._holds_text)
-
-    def _release(self, item: OutputItem) -> list[Part]:
-        """Return the item's events, and before them those of the reasoning that belongs to it."""
-        if item.released:
-            return self._flushed(item)
-        item.released = True
-        belonging, self._reasoning = self._reasoning, []
-        return [part for one in (*belonging, item) for part in self._flushed(one)]
-
-    def _flushed(self, item: OutputItem) -> list[Part]:
-        item.released = True
-        kept, item.kept = item.kept, []
-        return [(event, item) for event in kept]
+        single = item.type == "function_call" and not text_of(item.members.get(NAMESPACE))
+        item.ours = self.names.recognised(name) if single else ""
+        if self.names and (item.type == "reasoning" or (item.type == "message" and self._holds_text)):
+            return
+        for one in (*item.before, item):
+            self.decide(one, shown=not item.ours)
 
     def _ended(self, event: ItemEvent) -> list[Part]:
         self._status = ENDINGS[event.type]
-        self.failed |= self._status == "failed"
-        response = object_of(event.response)
-        self.usage = response.get("usage")
-        self.id = text_of(response.get("id")) or self.id
-        self._complete(response)
-        shown = self.settle()
-        if self.hides and not self.failed:
-            self.end = [(event, None)]
-            return shown
-        return [*shown, *self.release(visible=True), (event, None)]
+        self.over = True
+        self.response = object_of(event.response)
+        self.usage = self.response.get("usage")
+        self.id = text_of(self.response.get("id")) or self.id
+        parts = self._complete()
+        if self._status == "failed":
+            return [*parts, *self.fail(event, len(event.raw))]
+        return [*parts, *self.put(event, self.closing, len(event.raw))]
 
-    def _complete(self, response: Members) -> None:
-        """Take the reply's items as they are listed at its end, for servers that sent no events for some of them."""
+    def _complete(self) -> list[Part]:
+        """Take the items as they are listed at the end, because some servers sent no events for some of them."""
+        parts = self.settle()
+        output = self.response.get("output", NULL)
         try:
-            listed = rawjson.elements(response["output"]) if rawjson.is_array(response.get("output")) else []
+            listed = rawjson.elements(output) if rawjson.is_array(output) else []
         except NotJson:
-            return
+            return parts
         for index, raw in enumerate(listed):
             id = text_of(object_of(raw).get("id"))
-            item = self._by_id.get(id) or self._by_index.get(index) or self._begin(index, raw)
+            item = self._by_id.get(id) or self._by_index.get(index)
+            if item is None:
+                item = self._begin(index, raw)
+                self._decide(item, sure=True)
+                parts += self.put(None, item, 0)
             if item.final is None:
                 item.complete(raw)
+        return parts
+
+
+class ResponsesReply(ClientReply):
+    """The response that the client gets."""
+
+    blocks: list[OutputItem]
+
+    def __init__(self, asked: ResponsesRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
+        super().__init__(asked, ledger, streamed=streamed)
+        self.id = ""
+        self._frame: Members = {}
+        self._used: Members = {}
+        self._end: Members = {}
+        self._number = -1
+
+    @property
+    def next_number(self) -> int:
+        return self._number + 1
+
+    def go_on(self, ending: ResponsesRound) -> None:  # type: ignore[override]
+        super().go_on(ending)
+        self._used = added(self._used, {key: ending.response[key] for key in USED if key in ending.response})
+
+    @property
+    def visible(self) -> tuple[str, list[ToolCall]]:
+        return said(self._finals())
+
+    def _finals(self) -> list[Raw]:
+        return [item.final for item in self.blocks if item.final is not None]
+
+    def _put(self, event: ItemEvent | None, block: Block) -> bytes:
+        if isinstance(block, OutputItem):
+            self._adopt(block)
+        if event is None:
+            return b""
+        changed = self._changes(event, block)
+        if event.type in ENDINGS:
+            self._end = object_of(changed.get("response", event.response))
+            self._altered = "response" in changed
+        return event.encoded(changed) if self.streamed else b""
+
+    def _changes(self, event: ItemEvent, block: Block) -> Members:
+        """Return the members of the event that differ from upstream's."""
+        changed: Members = {}
+        if block.place is not None and bytes(event.index).isdigit() and whole(event.index) != block.place:
+            changed["output_index"] = Raw(b"%d" % block.place)
+        if not rawjson.is_null(event.response) and (response := self._response(event)):
+            changed["response"] = Raw(rawjson.encode(object_of(event.response) | response))
+        if not rawjson.is_null(event.number):
+            number, said = self.next_number, whole(event.number)
+            self._number = number if self.hides or said < number else said
+            if self._number != said or not event.raw:
+                changed["sequence_number"] = Raw(b"%d" % self._number)
+        return changed
+
+    def _response(self, event: ItemEvent) -> Members:
+        """Return the members of an event's response that differ from upstream's. The first response is the frame."""
+        response = object_of(event.response)
+        changed = self._without_ours(response)
+        if not self.begun:
+            self.begun, self._frame = True, {key: (response | changed)[key] for key in FRAME if key in response}
+            self.id = text_of(self._frame.get("id"))
+        if event.type in ENDINGS and self.hides:
+            changed |= {"output": Raw(rawjson.array(self._finals()))}
+            changed |= {key: raw for key, raw in self._frame.items() if response.get(key) != raw}
+            if not rawjson.is_null(response.get("usage")):
+                changed["usage"] = self._ledger.total(response["usage"])
+            if self._used:
+                changed |= added(self._used, {key: response[key] for key in USED if key in response})
+        return changed
+
+    def _without_ours(self, response: Members) -> Members:
+        """Return the lists of tools that upstream repeats without ours: all tools, and those to choose from."""
+        choice = object_of(response.get("tool_choice"))
+        allowed = self._others(choice)
+        chosen = {"tool_choice": Raw(rawjson.encode(choice | allowed))} if allowed else {}
+        return self._others(response) | chosen
+
+    def _others(self, members: Members) -> Members:
+        """Return the member `tools` without ours, if they are in it."""
+        tools = members.get("tools")
+        if not self._names or tools is None or not rawjson.is_array(tools):
+            return {}
+        listed = rawjson.elements(tools)
+        others = [raw for raw in listed if text_of(object_of(raw).get("name")) not in self._names]
+        return {"tools": Raw(rawjson.array(others))} if len(others) < len(listed) else {}
+
+    def _assembled(self) -> bytes:
+        return rawjson.encode(self._end)
+
+
+class ResponsesTurn(Turn):
+    """The turn of the Responses API: see `proxy.dialects.turn`."""
+
+    usage = RESPONSES
+    rounds_as = ResponsesRound
+    replies_as = ResponsesReply
+    _asked: ResponsesRoundRequest
+    _round: ResponsesRound
+    _shown: ResponsesReply
+
+    def _parsed(self, event: sse.ServerSentEvent, data: bytes) -> ItemEvent:
+        return ItemEvent(data, event.raw, event.name)
+
+    def _error_in(self, parsed: ItemEvent, data: bytes) -> bytes | None:
+        if parsed.type not in ("error", "response.failed"):
+            return None
+        error = object_of(parsed.response).get("error")
+        return data if rawjson.is_null(error) else rawjson.encode({"error": error})
+
+    def _events_of(self, body: bytes) -> Iterable[ItemEvent]:
+        return as_events(rawjson.members(body))
+
+    def _result(self, call: OutputItem, text: str) -> bytes:
+        return call.result(text)
+
+    def _as_one(self, entries: list[bytes]) -> bytes:
+        return rawjson.array(entries)
+
+    @property
+    def continuation(self) -> Continuation | None:
+        """Upstream keeps calls of ours that were not answered, too, and refuses what follows them without results."""
+        self._require(State.DONE)
+        kept = self._asked.stores and self._shown.id and self._round.id
+        if not (kept and self._round.hides) or self._round.failed:
+            return None
+        dropped = [item for item in self._round.ours if item.call_id and item not in self._answering]
+        after = (*self._after, *(item.result(NOT_ANSWERED) for item in dropped))
+        same = self._shown.id == self._round.id and not after
+        return None if same else Continuation(self._shown.id, self._round.id, after)
+
+    def error_event(self, fault: ProxyError, said: bytes = b"") -> bytes:
+        return errors.event(fault, said, self._shown.next_number)
+
+
+# -- a whole reply as events ------------------------------------------------------------------------------------------
 
 
 def as_events(members: Members) -> Iterator[ItemEvent]:

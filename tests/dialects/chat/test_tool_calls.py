@@ -7,20 +7,50 @@ from typing import Any
 
 import pytest
 
-from proxy import rawjson
-from proxy.dialects.chat.reply import CallDelta
-from proxy.dialects.chat.tool_calls import ToolCalls
-from tests.dialects.chat.turns import Json, called, more
-
-NAMES = ("grep", "read_file")
+from proxy import sse
+from proxy.dialects.chat.tool_calls import PartialCall
+from tests.dialects.chat.turns import Json, called, calls, chunk, events, more, stream, turn, whole
 
 
-def taken(calls: ToolCalls, *entries: Json, whole: bool = False) -> list[Json]:
-    """What the client sees, each entry having come in an event of its own; or all in one."""
-    deltas = [CallDelta(rawjson.members(json.dumps(entry).encode())) for entry in entries]
-    steps = [deltas] if whole else [[delta] for delta in deltas]
-    shown = [one for step in steps for one in calls.take(step, whole=whole)]
-    return [json.loads(rawjson.encode(one)) for one in [*shown, *calls.settle()]]
+class Reply:
+    """A reply with these entries of `tool_calls`, each in an event of its own."""
+
+    def __init__(self, *entries: Json, injected: bool = True) -> None:
+        self._turn = turn(injected=injected)
+        self._turn.request()
+        self.shown: list[Json] = []
+        for entry in entries:
+            self.take(entry)
+        if entries:
+            self.end()
+
+    def take(self, entry: Json) -> bool:
+        """Whether the client sees anything now."""
+        return self._add(self._sent(stream(chunk(calls(entry)))))
+
+    def end(self) -> bool:
+        return self._add(self._sent(stream(chunk({}, "tool_calls"))) + self._turn.end())
+
+    def _sent(self, raw: bytes) -> bytes:
+        return b"".join(map(self._turn.receive, sse.EventDecoder().feed(raw)))
+
+    def _add(self, out: bytes) -> bool:
+        deltas = [choice["delta"] for one in events(out) for choice in one["choices"]]
+        found = [entry for delta in deltas for entry in delta.get("tool_calls", [])]
+        self.shown += found
+        return bool(found)
+
+    @property
+    def all(self) -> list[PartialCall]:
+        return self._turn._round.blocks
+
+    @property
+    def ours(self) -> list[PartialCall]:
+        return list(self._turn._round.ours)
+
+    @property
+    def theirs(self) -> list[PartialCall]:
+        return self._turn._round.theirs
 
 
 def named(name: str | None = None, arguments: Any = None, **members: Any) -> Json:
@@ -123,20 +153,18 @@ WAYS: dict[str, list[Json]] = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_ways_to_stream(way: list[Json]) -> None:
-    calls = ToolCalls(NAMES, numbered=True)
-    shown = taken(calls, *way)
-    assert [(one.id, one.name, json.loads(one.arguments)) for one in calls.theirs] == [("a", "search", {"q": 1})]
-    assert [(one.id, one.name, json.loads(one.arguments)) for one in calls.ours] == [("b", "grep", {"p": 2})]
-    assert {one["index"] for one in shown} == {0}
-    pieces = [(one.get("function") or {}).get("arguments") or "" for one in shown]
+    reply = Reply(*way)
+    assert [(one.id, one.name, json.loads(one.arguments)) for one in reply.theirs] == [("a", "search", {"q": 1})]
+    assert [(one.id, one.name, json.loads(one.arguments)) for one in reply.ours] == [("b", "grep", {"p": 2})]
+    assert {one["index"] for one in reply.shown} == {0}
+    pieces = [(one.get("function") or {}).get("arguments") or "" for one in reply.shown]
     assert "".join(pieces) == '{"q":1}'
 
 
 def test_calls_that_have_neither_id_nor_index() -> None:
     """A new one begins where a name comes and the last one's arguments are an object already."""
-    calls = ToolCalls(NAMES, numbered=True)
-    taken(calls, named("search", '{"q":'), named("search", "1}"), named("grep", "{}"), named("search", "{}"))
-    assert [(call.name, call.arguments) for call in calls.all] == [
+    reply = Reply(named("search", '{"q":'), named("search", "1}"), named("grep", "{}"), named("search", "{}"))
+    assert [(call.name, call.arguments) for call in reply.all] == [
         ("search", '{"q":1}'),
         ("grep", "{}"),
         ("search", "{}"),
@@ -144,8 +172,7 @@ def test_calls_that_have_neither_id_nor_index() -> None:
 
 
 def test_the_first_delta_may_have_nothing() -> None:
-    calls = ToolCalls(NAMES, numbered=True)
-    assert taken(calls, {"function": {"arguments": "{}"}}) == [{"index": 0, "function": {"arguments": "{}"}}]
+    assert Reply({"function": {"arguments": "{}"}}).shown == [{"index": 0, "function": {"arguments": "{}"}}]
 
 
 NAMED = {
@@ -161,56 +188,56 @@ NAMED = {
 
 @pytest.mark.parametrize(("name", "when"), NAMED.items())
 def test_when_a_call_is_shown(name: str, when: str) -> None:
-    calls = ToolCalls(NAMES, numbered=True)
-
-    def take(entry: Json) -> bool:
-        return bool(calls.take([CallDelta(rawjson.members(json.dumps(entry).encode()))]))
-
+    reply = Reply()
     shown = {
-        "at once": take(called(name, "")),
-        "with its arguments": take(more("{}")),
-        "at the end": bool(calls.settle()),
+        "at once": reply.take(called(name, "")),
+        "with its arguments": reply.take(more("{}")),
+        "at the end": reply.end(),
     }
     first = next((moment for moment, yes in shown.items() if yes), "never")
     assert first == when
 
 
 def test_a_name_that_is_ours_only_in_part() -> None:
-    calls = ToolCalls(NAMES, numbered=True)
     way = [called("grep", "", "a"), named("_files", index=0), more("{}")]
-    assert taken(calls, *way) == way
-    assert calls.theirs[0].name == "grep_files"
+    reply = Reply(*way)
+    assert reply.shown == way
+    assert reply.theirs[0].name == "grep_files"
 
 
 def test_where_no_tool_is_ours_nothing_is_touched() -> None:
-    calls = ToolCalls((), numbered=True)
     way: list[Json] = [called("grep", "{}", "a", 7), named("read_file", "{}"), {"function": {}}]
-    assert taken(calls, *way) == way
+    assert Reply(*way, injected=False).shown == way
 
 
 def test_whole_replies_have_one_entry_for_each_call() -> None:
-    calls = ToolCalls(NAMES, numbered=False)
-    entries = [named("search", ""), named("search", ""), named("grep", "{}"), called("search", "{}", "x", 3)]
-    shown = taken(calls, *entries, whole=True)
-    assert shown == [entries[0], entries[1], entries[3]]
-    assert len(calls.theirs) == 3 and len(calls.ours) == 1
+    entries = [named("search", "{}"), named("search", "{}"), named("grep", "{}"), called("search", "{}", "x", 3)]
+    one = turn(stream=False)
+    one.request()
+    one.receive_whole(whole(calls(*entries), "tool_calls"))
+    one.end()
+    assert [len(one._round.theirs), len(one._round.ours)] == [3, 1]
+    one.answer(["found"])
+    shown = json.loads(one.close())["choices"][0]["message"]["tool_calls"]
+    assert [call.get("id") for call in shown] == [None, None, "x"]
 
 
 def test_custom_tools_are_the_clients() -> None:
-    calls = ToolCalls(NAMES, numbered=True)
     first = {"index": 0, "id": "a", "type": "custom", "custom": {"name": "grep", "input": "fr"}}
     rest = {"index": 0, "custom": {"input": "ee"}}
-    assert taken(calls, first, rest, {"index": 0}) == [first, rest, {"index": 0}]
-    [call] = calls.theirs
+    reply = Reply(first, rest, {"index": 0})
+    assert reply.shown == [first, rest, {"index": 0}]
+    [call] = reply.theirs
     assert (call.call().name, call.call().arguments) == ("grep", "free")
     assert json.loads(bytes(call.raw())) == {"id": "a", "type": "custom", "custom": {"name": "grep", "input": "free"}}
 
 
 def test_a_call_as_it_goes_back() -> None:
     """Every member but the index, strings joined; what no JSON encoder takes is escaped as it came."""
-    calls = ToolCalls(NAMES, numbered=True)
-    taken(calls, {"index": 0, "function": {"name": "grep", "strict": True}, "extra": {"n": 1}, "id": None, "x": None})
-    taken(calls, more('{"p":"\ud83d'), more('\ude00\ud800"}'))
-    [call] = calls.ours
+    first = {"index": 0, "function": {"name": "grep", "strict": True}, "extra": {"n": 1}, "id": None, "x": None}
+    reply = Reply(first, more('{"p":"\ud83d'), more('\ude00\ud800"}'))
+    [call] = reply.ours
     function = {"name": "grep", "strict": True, "arguments": '{"p":"😀\ud800"}'}
-    assert json.loads(bytes(call.raw())) == {"type": "function", "extra": {"n": 1}, "function": function}
+    made = json.loads(bytes(call.raw()))
+    assert made.pop("id")  # it was given one
+    assert made == {"type": "function", "extra": {"n": 1}, "function": function}

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from proxy import sse
+from proxy.dialects.chat.reply import ChatTurn
 from proxy.dialects.chat.request import parse
 from proxy.dialects.chat.round_request import ChatRoundRequest
-from proxy.dialects.chat.turn import ChatTurn
 
 Json = dict[str, Any]
 

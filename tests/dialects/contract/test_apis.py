@@ -40,7 +40,6 @@ def kinds(reply: Json) -> list[str]:
 # -- fallbacks: another model goes on where one declined ---------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_call_before_a_fallback_is_none(stream: bool) -> None:
     reply = messages.message(say("Let me."), GREP, FALLBACK, say("So."), stop_reason="end_turn")
@@ -50,7 +49,6 @@ def test_a_call_before_a_fallback_is_none(stream: bool) -> None:
     assert turn.hidden is None
 
 
-@pytest.mark.xfail(strict=True)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_fallback_that_calls_our_tool(stream: bool) -> None:
     """No result is sent for a call that was left out, and the calls before the last fallback are left out."""
@@ -64,7 +62,6 @@ def test_a_fallback_that_calls_our_tool(stream: bool) -> None:
     assert not turn.mixed
 
 
-@pytest.mark.xfail(strict=True)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_fallback_that_calls_the_clients_tool(stream: bool) -> None:
     reply = messages.message(GREP, FALLBACK, FETCH)
@@ -90,7 +87,6 @@ def test_an_end_that_is_none_stays_with_its_details(reason: str, stream: bool) -
         assert got["stop_details"] == last["stop_details"]
 
 
-@pytest.mark.xfail(strict=True)
 def test_a_whole_reply_within_a_stream_keeps_every_member_of_its_end() -> None:
     last = messages.message(say("No."), number=2, stop_reason="refusal", stop_details={"type": "refusal"})
     out, _ = run(messages.turn(), messages.stream(messages.message(GREP)), json.dumps(last).encode())
@@ -98,7 +94,6 @@ def test_a_whole_reply_within_a_stream_keeps_every_member_of_its_end() -> None:
     assert [end["delta"].get("stop_details") for end in ends] == [last["stop_details"]]
 
 
-@pytest.mark.xfail(strict=True)
 @pytest.mark.parametrize("finish", ["stop", "tool_calls"])
 def test_a_chat_call_of_ours_behind_the_finish_reason(finish: str) -> None:
     first = chat.stream(
@@ -177,7 +172,6 @@ def test_a_tool_that_the_client_defines_within_is_the_clients(members: Json) -> 
 # -- what a call brings with it ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True)
 @pytest.mark.parametrize(
     "more", [{"caller": {"type": "program", "caller_id": "p"}}, {"agent": {"agent_name": "scout"}}]
 )

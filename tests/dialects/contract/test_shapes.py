@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -55,42 +54,15 @@ SHAPES: dict[str, list[Round]] = {
     "cut off, later": [Round([think(), ours()]), Round([text()], cut=True)],
     "only thinking": [Round([think()], cut=True)],
 }
-KNOWN_BUGS = {
-    *((api, shape, True) for api in APIS for shape in ("mixed after text", "mixed, text between")),
-    *(
-        (api, shape, True)
-        for api in ("messages", "responses")
-        for shape in ("theirs", "texts between theirs", "ours, then theirs")
-    ),
-    *(
-        ("responses", shape, json_mode)
-        for json_mode in (False, True)
-        for shape in (
-            "cut off, mixed",
-            "mixed, later",
-            "mixed, ours first",
-            "mixed, thinking between",
-            "mixed, thinking twice",
-        )
-    ),
-}
-"""API, shape, and whether the client wants JSON."""
 
 
-def cases(known_bugs: Collection[tuple[str, str, bool]] = ()) -> list[Any]:
-    return [
-        pytest.param(
-            name,
-            shape,
-            json_mode,
-            id=f"{name}-{shape}{'-json' if json_mode else ''}",
-            marks=[pytest.mark.xfail(strict=True)] if (name, shape, json_mode) in known_bugs else [],
-        )
-        for name in APIS
-        for shape in SHAPES
-        for json_mode in (False, True)
-        if name != "chat" or not any(one.kind == "server" for said in SHAPES[shape] for one in said.blocks)
-    ]
+CASES = [
+    pytest.param(name, shape, json_mode, id=f"{name}-{shape}{'-json' if json_mode else ''}")
+    for name in APIS
+    for shape in SHAPES
+    for json_mode in (False, True)
+    if name != "chat" or not any(one.kind == "server" for said in SHAPES[shape] for one in said.blocks)
+]
 
 
 def replies(api: Api, rounds: list[Round]) -> list[Json]:
@@ -105,7 +77,7 @@ def check(api: Api, rounds: list[Round], said: list[Json], reply: Json, out: byt
     assert b"grep" not in out and b"read_file" not in out and b"found" not in out
 
 
-@pytest.mark.parametrize(("name", "shape", "json_mode"), cases(KNOWN_BUGS))
+@pytest.mark.parametrize(("name", "shape", "json_mode"), CASES)
 def test_a_shape(name: str, shape: str, json_mode: bool) -> None:
     api, rounds = APIS[name], SHAPES[shape]
     said = replies(api, rounds)
@@ -134,9 +106,7 @@ def _decoded(hidden: HiddenRound | None) -> Any:
     return before, hidden.instead and json.loads(hidden.instead), after
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "json_mode"), cases({(api, "ours, then theirs", True) for api in ("messages", "responses")})
-)
+@pytest.mark.parametrize(("name", "shape", "json_mode"), CASES)
 def test_what_goes_back_is_what_the_model_wrote(name: str, shape: str, json_mode: bool) -> None:
     """Behind the request come all rounds as they were, and our results."""
     api, rounds = APIS[name], SHAPES[shape]
@@ -147,7 +117,7 @@ def test_what_goes_back_is_what_the_model_wrote(name: str, shape: str, json_mode
 
 
 @pytest.mark.parametrize("number", sample([5, 1_000], 1))
-@pytest.mark.parametrize(("name", "shape", "json_mode"), cases())
+@pytest.mark.parametrize(("name", "shape", "json_mode"), CASES)
 def test_cuts_do_not_matter(name: str, shape: str, json_mode: bool, number: int) -> None:
     """Byte by byte, and cut once at so many offsets, or at every one."""
     api, rounds = APIS[name], SHAPES[shape]

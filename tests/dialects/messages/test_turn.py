@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.dialects.messages import MESSAGES
-from proxy.dialects.messages.reply import ReplyEvent
+from proxy.dialects.messages.reply import MessagesTurn, ReplyEvent
 from proxy.dialects.messages.request import assembled
-from proxy.dialects.messages.turn import MessagesTurn
 from proxy.errors import UpstreamBroken
 from proxy.plan.history import Reading
 from proxy.plan.preview import Shape

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy import sse
 from proxy.dialects.messages import MESSAGES
-from proxy.dialects.messages.turn import MessagesTurn
+from proxy.dialects.messages.reply import MessagesTurn
 from tests.dialects.messages.api import encoded, events_of, usage
 
 Json = dict[str, Any]

@@ -9,7 +9,7 @@ import pytest
 
 from proxy import sse
 from proxy.dialects.responses import RESPONSES
-from proxy.dialects.responses.turn import ResponsesTurn
+from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.plan.refusals import Addition, Verdict
 from proxy.plan.turn import State
 from tests.dialects.responses.api import call, encoded, events_of, reasoning, say

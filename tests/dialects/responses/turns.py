@@ -17,7 +17,7 @@ from openai.types.responses import ResponseStreamEvent
 
 from proxy import sse
 from proxy.dialects.responses import RESPONSES
-from proxy.dialects.responses.turn import ResponsesTurn
+from proxy.dialects.responses.reply import ResponsesTurn
 from tests.dialects.responses.api import encoded, events_of
 
 Json = dict[str, Any]

@@ -1,0 +1,270 @@
+"""The client's ONE reply, made of what upstream says in all rounds.
+
+A reply of upstream is a sequence of *blocks*: texts, thoughts, calls, and whatever else. Each block is
+
+    held     until it is known whose it is, and everything that came after it waits;
+    shown    where the client may see it;
+    hidden   where it is a call of our tools or belongs to one, or must not be seen of a hidden round.
+
+So what the client sees is a subsequence of upstream's blocks, in upstream's order. The end of a round is a block, too:
+it is hidden if another round follows.
+
+A dialect reads upstream's events into blocks (`Round`), and writes the blocks' events for the client (`ClientReply`). A
+*part* is an event and the block that it is about. A whole reply is read as the events of a stream, so both share one
+code path.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from msgspec import Raw
+
+from proxy import rawjson, sse
+from proxy.dialects.round_request import RoundRequest
+from proxy.dialects.tool_names import ToolNames
+from proxy.dialects.usage import UsageLedger
+from proxy.dialects.values import Members
+from proxy.plan.history import ToolCall
+from proxy.plan.turn import Broken
+
+MAX_REPLY = 32 << 20
+"""The most bytes that are held for one round: about eight million tokens."""
+MAX_ARGUMENTS = 1 << 20
+"""The most bytes of arguments for one call of our tools; a search pattern and a path need a few hundred."""
+
+
+def check_arguments(size: int) -> None:
+    """Raises Broken if a call of our tools has so many bytes of arguments that it is endless."""
+    if size > MAX_ARGUMENTS:
+        raise Broken(f"more than {MAX_ARGUMENTS} bytes of arguments for a call")
+
+
+class Block:
+    """A piece of a reply."""
+
+    def __init__(self, shown: bool | None = None) -> None:
+        self.shown = shown
+        """Whether the client sees it; None while it is held."""
+        self.ours: str | None = ""
+        """Which of our tools it calls; empty for none, None while its name is not known."""
+        self.place: int | None = None
+        """Its place among the blocks that the client sees."""
+
+
+class Call(Block, ABC):
+    """A block that may be a call."""
+
+    @property
+    @abstractmethod
+    def whole(self) -> bool:
+        """Whether it is complete although the reply is not."""
+
+    @abstractmethod
+    def call(self) -> ToolCall: ...
+
+    @abstractmethod
+    def identify(self, id: str) -> None:
+        """Give the call this id."""
+
+
+BlockT = TypeVar("BlockT", bound=Call)
+Part = tuple[Any, Block]
+
+
+class Event:
+    """One event of a stream of JSON objects that have a type. `raw` holds the bytes that came, if it is upstream's."""
+
+    type: str
+
+    def __init__(self, data: bytes, raw: bytes, name: bytes | None) -> None:
+        self.data, self.raw, self.name = data, raw, name
+
+    def encoded(self, changed: Members) -> bytes:
+        """Return the event for the client, with these members in place of its own."""
+        if self.raw and not changed:
+            return self.raw
+        return sse.encode(rawjson.encode(rawjson.members(self.data) | changed), self.name)
+
+
+class Round(ABC, Generic[BlockT]):
+    """Reads one reply of upstream, and decides what of it the client may see. `names` are empty where the request does
+    not have our tools; `reply` is what the client has seen of earlier rounds."""
+
+    usage: Raw | None = None
+    id = ""
+
+    def __init__(self, asked: RoundRequest, names: ToolNames, reply: ClientReply) -> None:
+        self.blocks: list[BlockT] = []
+        self.failed = False
+        """Whether upstream reports an error."""
+        self.over = False
+        """Whether upstream has said that nothing more comes."""
+        self.hides = reply.hides
+        """Whether this turn has anything that the client does not see."""
+        self.names = names
+        self.closing = Block(None if names else True)
+        """What upstream says at the reply's end."""
+        self._later = reply.begun
+        self._holds_text = bool(names) and asked.wants_json  # because two JSON texts are not JSON
+        self._loose = Block(True)  # what belongs to no block
+        self._held: deque[Part] = deque()
+        self._size = 0
+
+    @abstractmethod
+    def read(self, event: Any) -> list[Part]:
+        """Return the parts to show now, of this event and of earlier ones that were held. Raises Broken."""
+
+    @abstractmethod
+    def settle(self) -> list[Part]:
+        """Decide whose the remaining calls are, now that the reply has ended. Returns the parts to show."""
+
+    @abstractmethod
+    def say(self, text: str, seed: str) -> list[Part]:
+        """Return the parts with a text that is ours. It counts as the model's; `seed` is unique to the turn."""
+
+    @abstractmethod
+    def written(self, answered: Collection[Call]) -> list[bytes]:
+        """Return the reply as entries for upstream. Of our tools' calls, it has only those that are `answered`."""
+
+    @property
+    @abstractmethod
+    def theirs(self) -> Sequence[BlockT]:
+        """The calls that the client answers."""
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether upstream has said how the reply ends."""
+
+    @property
+    @abstractmethod
+    def unfinished(self) -> bool:
+        """Whether the reply stopped before the model was done, so that its last call may be incomplete."""
+
+    @property
+    @abstractmethod
+    def empty(self) -> bool:
+        """Whether the model said nothing and called nothing but our tools."""
+
+    @property
+    def ours(self) -> Sequence[BlockT]:
+        """The calls of our tools."""
+        return [block for block in self.blocks if block.ours]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is held."""
+        return bool(self._held)
+
+    # -- the queue --
+
+    def put(self, event: Any, block: Block, size: int) -> list[Part]:
+        """Take the next part, of so many bytes. Returns the parts to show now. Raises Broken if too much is held."""
+        if block.shown and not self._held:
+            return [(event, block)]
+        self.grow(size)
+        if block.shown is False:
+            return []
+        self._held.append((event, block))
+        return self.flow()
+
+    def grow(self, size: int) -> None:
+        self._size += size
+        if self._size > MAX_REPLY:
+            raise Broken(f"more than {MAX_REPLY} bytes of a reply are held back")
+
+    def decide(self, block: Block, *, shown: bool) -> None:
+        """Decide about a block that is held. `flow` then returns what no longer waits."""
+        block.shown = shown
+        self.hides |= not shown
+
+    def flow(self) -> list[Part]:
+        """Return the parts that no longer wait."""
+        shown: list[Part] = []
+        while self._held and (decided := self._held[0][1].shown) is not None:
+            part = self._held.popleft()
+            if decided:
+                shown.append(part)
+        return shown
+
+    def release(self, *, visible: bool) -> list[Part]:
+        """Decide about everything that is still held but the end, because it is known whether the round is hidden."""
+        self._holds_text = False
+        for _, block in self._held:
+            if block.shown is None and block is not self.closing:
+                self.decide(block, shown=visible)
+        return self.flow()
+
+    def close(self, *, visible: bool) -> list[Part]:
+        """Decide about everything that is still held."""
+        self.release(visible=visible)
+        self.closing.shown = visible
+        return self.flow()
+
+    def fail(self, event: Any, size: int) -> list[Part]:
+        """Take an error, with which the reply ends. Everything that came before it is shown."""
+        self.failed = True
+        return [*self.close(visible=True), *self.put(event, self._loose, size)]
+
+
+class ClientReply(ABC):
+    """The reply as the client sees it, so far. `streamed`: it gets events at once, else all at the end."""
+
+    def __init__(self, asked: RoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
+        self.streamed = streamed
+        self.blocks: list[Any] = []
+        """The blocks that the client sees."""
+        self.begun = False
+        """Whether it has a beginning, so that no other one may follow."""
+        self.hides = False
+        """Whether upstream sent more than the client sees."""
+        self._asked = asked
+        self._ledger = ledger
+        self._names = asked.names if asked.tools else ()
+        self._body = b""  # of the last round, if it was no stream
+        self._altered = False  # whether that may not be sent as it came, even if nothing is hidden
+
+    @property
+    def seen(self) -> bool:
+        """Whether the client has seen anything but the reply's beginning."""
+        return bool(self.blocks)
+
+    @property
+    @abstractmethod
+    def visible(self) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that the client has seen."""
+
+    def take(self, body: bytes) -> None:
+        """Take a round's body, which is the reply if it turns out to be the only one."""
+        self._body = body
+
+    def go_on(self, ending: Round[Any]) -> None:
+        """Prepare for another round, which must look like a continuation."""
+        self.hides = True
+
+    def show(self, parts: Iterable[Part]) -> bytes:
+        """Return the bytes for the client; none if it gets no stream. Raises Broken if the reply grows too large."""
+        return b"".join([self._put(event, block) for event, block in parts])
+
+    def close(self, done: bytes) -> bytes:
+        """Return the last bytes of the reply. `done` is the end that upstream sent."""
+        if self.streamed:
+            return done
+        return self._assembled() if self.hides or self._altered else self._body
+
+    def _adopt(self, block: Any) -> None:
+        """Give a block its place in the reply."""
+        if block.place is None:
+            block.place = len(self.blocks)
+            self.blocks.append(block)
+
+    @abstractmethod
+    def _put(self, event: Any, block: Block) -> bytes: ...
+
+    @abstractmethod
+    def _assembled(self) -> bytes:
+        """Return the whole reply."""
