@@ -6,19 +6,24 @@ import asyncio
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from proxy.errors import UserMistake
+from proxy.errors import ProxyError, UserMistake
+from proxy.settings import read
 
 OK, FAILED = 0, 1
+START, STOP = 20.0, 10.0
+"""Seconds within which the proxy must listen, and must exit before it is killed."""
 
 
 def run(*, serve: bool = False) -> int:
@@ -43,45 +48,64 @@ def run(*, serve: bool = False) -> int:
 def _run(folder: Path, serve: bool) -> int:
     from openai import DefaultHttpxClient, OpenAI
 
-    from proxy.demo import child, screen
-    from proxy.demo.agent import Agent
-    from proxy.demo.library import Library
-    from proxy.demo.session import Session
-    from proxy.demo.upstream import ScriptedUpstream
+    from proxy.demo import session
+    from proxy.demo.model import ScriptedUpstream
+    from proxy.tokens import Tokens
 
-    library, count = Library(), _counter()
+    count = lru_cache(maxsize=4096)(Tokens().count)  # an agent sends the same texts again and again
     with ScriptedUpstream(count) as upstream:
         with (
-            child.serving(upstream.url, folder, dashboard=serve) as address,
+            _serving(upstream.url, folder, dashboard=serve) as address,
             DefaultHttpxClient(trust_env=False) as direct,
             OpenAI(base_url=f"{address}/v1", api_key="demo", max_retries=0, http_client=direct) as client,
         ):
-            session = Session(Agent(client, library), library, upstream, count)
-            with screen.opened() as shown:
-                for row in session.run():
-                    shown.show(row)
+            agent = session.Agent(client, upstream, count)
+            session.show(agent.run())
             if serve:
-                _serve(folder / "proxy.log")
+                _wait(folder / "proxy.log")
         # The proxy has exited and written all its records.
-        outcome = session.outcome(asyncio.run(_originals(folder / "store")))
-    sys.stdout.write("\n" + screen.summary(outcome, str(folder), sys.executable))
-    return FAILED if outcome.faults() else OK
+        faults = session.summary(agent, asyncio.run(_originals(folder / "store")), folder)
+    return FAILED if faults else OK
 
 
-def _serve(log: Path) -> None:
+@contextmanager
+def _serving(upstream: str, folder: Path, *, dashboard: bool) -> Iterator[str]:
+    """Run the proxy for the block as a user would; yields its address. Raises ProxyError."""
+    log = folder / "proxy.log"
+    command = [sys.executable, "-m", "proxy", "serve", "--host=127.0.0.1", "--port=0", "--log-format=text"]
+    command += [f"--upstream={upstream}", f"--store={folder / 'store'}"]
+    command += [f"--dashboard={folder / 'dashboard.db'}"] if dashboard else []
+    variables = read({"upstream": upstream, "port": "0"}).environment
+    ours = {name: value for name, value in variables.items() if not name.upper().endswith("_PROXY")}  # all is loopback
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=ours)
+    try:
+        yield _address(process, log)
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP)
+        process.kill()
+        process.wait()
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline, said = time.monotonic() + START, ""
+    while time.monotonic() < deadline and process.poll() is None:
+        said = log.read_text(encoding="utf-8", errors="replace")
+        if found := re.search(r"listening on (http://\S+)", said):
+            return found[1]
+        time.sleep(0.02)
+    raise ProxyError(f"the proxy did not come up:\n{said[-2000:]}")
+
+
+def _wait(log: Path) -> None:
     """Say where the dashboard opens, which the proxy's log has, and wait for Ctrl-C or a signal."""
     found = re.search(r"the dashboard opens, once, at (\S+)", log.read_text(encoding="utf-8", errors="replace"))
     sys.stdout.write(f"\ndashboard     {found[1] if found else 'is off'} (opens once; Ctrl-C ends it)\n")
     sys.stdout.flush()
     with suppress(KeyboardInterrupt, SystemExit):
         threading.Event().wait()
-
-
-def _counter() -> Callable[[str], int]:
-    """A function that counts tokens, with a cache: an agent sends the same texts again and again."""
-    from proxy.tokens import Tokens
-
-    return lru_cache(maxsize=4096)(Tokens().count)
 
 
 async def _originals(folder: Path) -> dict[str, bytes]:

@@ -1,23 +1,46 @@
-"""The demo's session, turn by turn, and its result."""
+"""A typical agent at work: the `openai` client, a list of messages, tools and a loop. It does not know about the proxy.
+
+Beside it, what reached the upstream is measured and shown.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from posixpath import basename
+from typing import Any, NamedTuple
 
-import msgspec
+from openai import OpenAI, OpenAIError
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
-from proxy.demo import measure
-from proxy.demo.agent import Agent, AgentTurn
-from proxy.demo.library import DEFINITIONS, TOOLS, Library, Question
-from proxy.demo.model import QUESTION, TASK, text_of
-from proxy.demo.upstream import ScriptedUpstream
+from proxy.demo.library import TOOLS, Library, Question
+from proxy.demo.model import QUESTION, TASK, Count, Json, ScriptedUpstream, Sent, message_tokens, moved_to, text_of
+from proxy.errors import ProxyError
 
 HISTORY = 95_000
 """Tokens that the session's history must reach."""
+SYSTEM = "You are a careful engineer. You answer from what you have read, never from memory."
+OURS = frozenset(tool["function"]["name"] for tool in TOOLS)
+
+INTRODUCTION = """\
+An agent reads Python's standard library through offload-proxy, and sends its
+whole history with every turn. The agent, its tools, the proxy and the store are
+real. The model is scripted: it runs on this machine and decides by what it sees
+in the messages that reach it. Sizes are tokens of o200k_base.
+
+"""
+_COLUMNS = ("turn", "the model says", "agent sends", "upstream gets", "results moved", "read back")
+_PLAIN = "{:>4}  {:<44} {:>11} {:>13} {:>13} {:>9}"
+_AROUND = 8
+"""Lines of the terminal besides the rows."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(NamedTuple):
     """A turn: tokens of the agent's request and of the one sent upstream, results moved in it, tokens read back."""
 
     turn: int
@@ -27,119 +50,165 @@ class Row(msgspec.Struct, frozen=True):
     moved: int
     read_back: int
 
-
-class DemoAnswer(msgspec.Struct, frozen=True):
-    question: Question
-    said: str
-
-    @property
-    def right(self) -> bool:
-        return self.said.strip() == self.question.line.strip()
+    def cells(self) -> tuple[str, ...]:
+        figures = (f"{number:,}" if number else "" for number in self[2:])
+        return (str(self.turn), self.action[:44], *figures)
 
 
-class Session:
-    """An agent at work through the proxy. `rows` and `answers` grow as `run` is driven."""
+class Agent:
+    """`messages` is the agent's whole memory, and every request carries all of it. `rows` and `answers` grow."""
 
-    def __init__(self, agent: Agent, library: Library, upstream: ScriptedUpstream, count: Callable[[str], int]) -> None:
+    def __init__(self, client: OpenAI, upstream: ScriptedUpstream, count: Count) -> None:
+        self.messages: list[Json] = [{"role": "system", "content": SYSTEM}]
         self.rows: list[Row] = []
-        self.answers: list[DemoAnswer] = []
-        self._agent = agent
-        self._library = library
-        self._upstream = upstream
+        self.answers: list[tuple[Question, str]] = []
+        self.upstream = upstream
+        self._client = client
         self._count = count
-        self._offered = count(msgspec.json.encode(DEFINITIONS).decode())
+        self._library = Library()
+        self._offered = count(json.dumps(TOOLS))
 
     def run(self) -> Iterator[Row]:
-        """Read the modules, then ask for a line of each of the first two."""
+        """Read the modules, then ask for a line of each of the first two. Raises ProxyError if an agent had to stop."""
         modules = self._library.reading_list(HISTORY, self._count)
-        questions = [self._library.question(module) for module in modules[:2]]
-        yield from self._turns(TASK.format(modules=", ".join(f"`{module}`" for module in modules)))
-        for question in questions:
-            yield from self._turns(QUESTION.format(path=question.path, begins=question.begins))
-            self.answers.append(DemoAnswer(question, text_of(self._agent.messages[-1])))
+        yield from self.work(TASK.format(modules=", ".join(f"`{module}`" for module in modules)))
+        for question in map(self._library.question, modules[:2]):
+            yield from self.work(QUESTION.format(path=question.path, begins=question.begins))
+            self.answers.append((question, text_of(self.messages[-1]).strip()))
 
-    def outcome(self, originals: Mapping[str, bytes]) -> DemoResult:
-        """The figures at the end; `originals` are the moved results in the store, by file name."""
-        requests = [request for request in self._upstream.requests if not request.summary]
-        texts = {message.get("tool_call_id"): text_of(message) for message in self._agent.messages}
-        moved = {name: call for request in requests for name, call in measure.moved(request.messages).items()}
-        lost = sorted(name for name, call in moved.items() if originals.get(name) != texts[call].encode())
-        return DemoResult(
-            rows=self.rows,
-            answers=self.answers,
-            sent=sum(request.tokens for request in self._upstream.requests),
-            prefix_kept=measure.prefix_kept(requests),
-            moved=len(moved),
-            lost=lost,
-            refused=self._upstream.refused,
-        )
-
-    def _turns(self, request: str) -> Iterator[Row]:
-        seen = len(self._upstream.requests)
-        for turn in self._agent.work(request):
-            requests = [one for one in self._upstream.requests[seen:] if not one.summary]
-            seen = len(self._upstream.requests)
-            self.rows.append(self._row(turn, requests))
+    def work(self, request: str) -> Iterator[Row]:
+        """The turns until the model calls no more tools."""
+        self.messages.append({"role": "user", "content": request})
+        calls: Any = True
+        while calls:
+            before, client = len(self.upstream.requests), self._tokens()
+            reply = self._ask()
+            self.messages.append(reply)
+            calls = [call["function"] for call in reply.get("tool_calls") or ()]
+            self.rows.append(self._row(client, calls, self.upstream.requests[before:]))
             yield self.rows[-1]
+            for call in reply.get("tool_calls") or ():
+                result = self._use(call["function"]["name"], call["function"]["arguments"])
+                self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
 
-    def _row(self, turn: AgentTurn, requests: list[measure.SentRequest]) -> Row:
+    def _use(self, name: str, arguments: str) -> str:
+        if name not in OURS:
+            raise ProxyError(f"the agent was told to call {name}, which is not one of its tools")
+        return self._library.call(name, arguments)
+
+    def _ask(self) -> Json:
+        tools: Any = TOOLS
+        messages: Any = self.messages
+        try:
+            with self._client.chat.completions.stream(model="scripted-demo", messages=messages, tools=tools) as stream:
+                said = stream.get_final_completion().choices[0].message
+        except OpenAIError as error:
+            raise ProxyError(f"the agent got an error: {error}") from error
+        named = ((call.id, call.function) for call in said.tool_calls or ())
+        calls = [
+            {"id": id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+            for id, one in named
+        ]
+        return {"role": "assistant", "content": said.content or "", **({"tool_calls": calls} if calls else {})}
+
+    def _tokens(self) -> int:
+        return self._offered + sum(message_tokens(message, self._count) for message in self.messages)
+
+    def _row(self, client: int, calls: list[Json], requests: list[Sent]) -> Row:
+        [*_, sent] = [request for request in requests if not request.record]
+        given = [" ".join([call["name"], *map(str, json.loads(call["arguments"]).values())]) for call in calls]
+        moved = sum(bool(moved_to(message)) for message in sent.messages)
         return Row(
-            turn=len(self.rows) + 1,
-            action=_action(turn),
-            client=self._offered + sum(measure.message_tokens(one, self._count) for one in self._agent.messages[:-1]),
-            sent=requests[-1].tokens,
-            moved=len(measure.moved(requests[-1].messages)),
-            read_back=measure.read_back(requests[-1], TOOLS, self._count),
+            len(self.rows) + 1, (given or ["answers the user"])[0], client, sent.tokens, moved, self._read_back(sent)
         )
 
+    def _read_back(self, sent: Sent) -> int:
+        """Tokens of the results since the last user message that answer no tool of the agent."""
+        last = max(index for index, message in enumerate(sent.messages) if message["role"] == "user")
+        calls = [call for message in sent.messages[last:] for call in message.get("tool_calls") or ()]
+        hidden = {call["id"] for call in calls if call["function"]["name"] not in OURS}
+        return sum(self._count(text_of(one)) for one in sent.messages[last:] if one.get("tool_call_id") in hidden)
 
-class DemoResult(msgspec.Struct, frozen=True):
-    """The result. Sizes are tokens; `lost`: stored files that differ from the results in the agent's history."""
-
-    rows: list[Row]
-    answers: list[DemoAnswer]
-    sent: int
-    """Input tokens of all requests upstream, internal rounds and summaries included."""
-    prefix_kept: float
-    moved: int
-    lost: list[str]
-    refused: list[str]
-
-    @property
-    def without(self) -> int:
-        """Input tokens of all requests as the agent sent them."""
-        return sum(row.client for row in self.rows)
-
-    @property
-    def largest(self) -> int:
-        """Tokens of the largest request upstream."""
-        return max(row.sent for row in self.rows)
-
-    @property
-    def last(self) -> Row:
-        return self.rows[-1]
-
-    @property
-    def reduction(self) -> float:
-        """The share of the last request's tokens that the proxy took out."""
-        return 1 - self.last.sent / self.last.client
-
-    def faults(self) -> list[str]:
-        """The failed checks, in words; empty on success."""
-        checks = [
-            (self.last.client < HISTORY, f"the history has {self.last.client:,} tokens and not {HISTORY:,}"),
-            (not self.moved, "nothing was moved"),
-            (not any(row.read_back for row in self.rows), "nothing was read back"),
-            (bool(self.lost), f"the store does not hold what was moved: {', '.join(self.lost)}"),
-            (bool(self.refused), f"upstream refused: {'; '.join(self.refused)}"),
-        ]
-        wrong = [f"asked for {one.question.line!r}, it said {one.said!r}" for one in self.answers if not one.right]
-        return [text for failed, text in checks if failed] + wrong
+    def lost(self, originals: Mapping[str, bytes]) -> dict[str, bool]:
+        """Every moved result by its file's name, and whether the store does not hold it byte for byte."""
+        texts = {message.get("tool_call_id"): text_of(message) for message in self.messages}
+        moved = {
+            basename(file): message["tool_call_id"]
+            for request in self.upstream.requests
+            for message in request.messages
+            if (file := moved_to(message))
+        }
+        return {name: originals.get(name) != texts[call].encode() for name, call in moved.items()}
 
 
-def _action(turn: AgentTurn) -> str:
-    """The model's decision in words: a tool call, or the answer."""
-    for name, arguments in turn.calls:
-        given = json.loads(arguments)
-        return " ".join([name, *(str(value) for value in given.values())])
-    return "answers the user"
+def show(rows: Iterable[Row]) -> None:
+    """Show the rows as they come: in a live table if standard output is a terminal, as plain lines otherwise."""
+    console, shown = Console(), list[Row]()
+    sys.stdout.write(INTRODUCTION)
+    if not console.is_terminal:
+        sys.stdout.write(_PLAIN.format(*_COLUMNS) + "\n")
+        for row in rows:
+            sys.stdout.write(_PLAIN.format(*row.cells()) + "\n")
+            sys.stdout.flush()
+        return
+    with Live(console=console, auto_refresh=False) as live:
+        for row in rows:  # a live display cannot be higher than its terminal
+            shown = [*shown, row][-max(console.height - _AROUND, 3) :]
+            live.update(_table(shown), refresh=True)
+
+
+def _table(rows: Iterable[Row]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column == _COLUMNS[1] else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row.cells())
+    return table
+
+
+def faults(agent: Agent, lost: Mapping[str, bool]) -> list[str]:
+    """The failed checks, in words; empty on success."""
+    client = agent.rows[-1].client
+    missing = ", ".join(sorted(name for name, gone in lost.items() if gone))
+    checks = [
+        (client < HISTORY, f"the history has {client:,} tokens and not {HISTORY:,}"),
+        (not lost, "nothing was moved"),
+        (not any(row.read_back for row in agent.rows), "nothing was read back"),
+        (bool(missing), f"the store does not hold what was moved: {missing}"),
+        (bool(agent.upstream.refused), f"upstream refused: {'; '.join(agent.upstream.refused)}"),
+        *((said != one.line.strip(), f"asked for {one.line!r}, it said {said!r}") for one, said in agent.answers),
+    ]
+    return [text for failed, text in checks if failed]
+
+
+def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path) -> list[str]:
+    """Write what the demo has shown; returns the failed checks."""
+    lost = agent.lost(originals)
+    wrong, last, requests = faults(agent, lost), agent.rows[-1], agent.upstream.requests
+    turns = [request for request in requests if not request.record]
+    kept = sum(one.shares(two) for one, two in pairwise(turns)) / sum(request.tokens for request in turns)
+    sent = sum(request.tokens for request in requests)
+    lines = [
+        f"asked         the line of {one.path} that begins with {one.begins!r}\n"
+        f"  answered    {said}  ({'right' if said == one.line.strip() else 'WRONG'})"
+        for one, said in agent.answers
+    ]
+    lines += [
+        f"\ncontext       {last.client:,} tokens without the proxy, {last.sent:,} with it: "
+        f"{1 - last.sent / last.client:.0%} less",
+        f"              at no time more than {max(row.sent for row in agent.rows):,}",
+        f"all requests  {sum(row.client for row in agent.rows):,} tokens of input without, {sent:,} with, internal "
+        "rounds included",
+        f"prefix kept   {kept:.0%} of the input is what the request before began with (prompt cache)",
+        f"nothing lost  {len(lost)} results were moved, and each is in the store byte for byte"
+        if not any(lost.values())
+        else f"LOST          {sum(lost.values())} of {len(lost)} moved results",
+        f"files         {folder}/store, kept for you; delete them when you like",
+        f"              {sys.executable} -m proxy store ls --store {folder}/store",
+        "your agent    offload-proxy serve --upstream https://api.openai.com/v1",
+        "              OPENAI_BASE_URL=http://127.0.0.1:8787/v1 your-agent",
+        "",
+        *(f"FAILED: {fault}" for fault in wrong),
+    ]
+    sys.stdout.write("\n" + "\n".join(lines) + "\n")
+    return wrong

@@ -17,10 +17,8 @@ import httpx
 import openai
 import pytest
 
-from proxy.demo.agent import Agent
-from proxy.demo.library import Library
-from proxy.demo.session import Session
-from proxy.demo.upstream import ScriptedUpstream
+from proxy.demo.model import ScriptedUpstream
+from proxy.demo.session import Agent
 from proxy.tokens import Tokens
 from tests.serving import Proxy
 
@@ -133,17 +131,17 @@ def test_an_interrupted_demo_leaves_nothing(
 )
 def test_the_demo_session_runs_in_every_mode(serve: Callable[..., Proxy], mode: str, wait: str) -> None:
     """The demo takes the default; whatever the mode, what was taken away is found again."""
-    count, library = lru_cache(maxsize=4096)(Tokens().count), Library()
+    count = lru_cache(maxsize=4096)(Tokens().count)
     with ScriptedUpstream(count) as upstream:
         offload = {"mode": mode, "compress": {"wait": wait}}
         proxy = serve({"default": {"upstream": {"base_url": upstream.url}, "offload": offload}})
         with openai.OpenAI(base_url=proxy.url, api_key="k", max_retries=0) as client:
-            session = Session(Agent(client, library), library, upstream, count)
-            rows = list(session.run())
-    assert [answer.right for answer in session.answers] == [True, True]
+            agent = Agent(client, upstream, count)
+            rows = list(agent.run())
+    assert [one.line.strip() == said for one, said in agent.answers] == [True, True]
     assert upstream.refused == []
     assert rows[-1].sent < rows[-1].client / 2
-    assert any(request.summary for request in upstream.requests) == (mode == "compress")
+    assert any(request.record for request in upstream.requests) == (mode == "compress")
 
 
 def _read(terminal: int) -> bytes:

@@ -7,15 +7,15 @@ import pytest
 from proxy.demo.library import PAGE_LINES, Library, Question
 from proxy.errors import UserMistake
 
+LINES = ["SECRET_NAME = 'what it is'", "TWICE = 'once here'", *(f"x{n} = {n}" for n in range(PAGE_LINES))]
+
 
 @pytest.fixture
 def library(tmp_path: Path) -> Library:
-    (tmp_path / "test").mkdir()
     (tmp_path / "http").mkdir()
-    (tmp_path / "test" / "test_a.py").write_text("hidden = 1\n")
     (tmp_path / "http" / "client.py").write_text("class E(OSError):\n    pass\n")
-    lines = ["SECRET_NAME = 'what it is'", *(f"x{n} = {n}" for n in range(PAGE_LINES)), "def tail(argument): ..."]
-    (tmp_path / "argparse.py").write_text("\n".join(lines))
+    (tmp_path / "argparse.py").write_text("\n".join([*LINES, "TWICE = 'and once here'"]))
+    (tmp_path / "secret.py").write_text("hidden = 1\n")
     return Library(tmp_path)
 
 
@@ -30,19 +30,13 @@ def test_pages_say_which_lines_they_are_and_concatenate(library: Library) -> Non
     starts = (1, PAGE_LINES + 1)
     pages = [library.call("read_source", f'{{"path": "argparse.py", "first": {first}}}') for first in starts]
     heads, texts = zip(*(page.split("\n", 1) for page in pages), strict=True)
-    assert heads == ("argparse.py, lines 1-500 of 502", "argparse.py, lines 501-502 of 502")
-    assert "".join(texts) == (library.root / "argparse.py").read_text()
+    assert heads == ("argparse.py, lines 1-500 of 503", "argparse.py, lines 501-503 of 503")
+    assert "".join(texts) == "\n".join([*LINES, "TWICE = 'and once here'"])
 
 
-@pytest.mark.parametrize("path", ["../x.py", "/etc/passwd", "test/test_a.py", ""])
+@pytest.mark.parametrize("path", ["../x.py", "/etc/passwd", "secret.py", ""])
 def test_only_listed_files_can_be_read(library: Library, path: str) -> None:
     assert library.page(path) == f"There is no {path}."
-
-
-def test_search_finds_lines_by_regular_expression(library: Library) -> None:
-    assert library.search(r"^class \w+\(OSError") == "http/client.py:1:class E(OSError):\n"
-    assert library.search("nowhere") == "No match.\n"
-    assert library.search("x1").endswith("… and more\n")
 
 
 def test_an_unknown_tool_raises_key_error(library: Library) -> None:
@@ -57,13 +51,10 @@ def test_the_reading_list_reaches_the_required_tokens(library: Library) -> None:
         library.reading_list(10, lambda text: 1)
 
 
-def test_questions_are_about_a_line_that_occurs_once(library: Library) -> None:
-    asked = library.question("argparse.py")
-    assert asked == Question("argparse.py", "SECRET_NAME =", "SECRET_NAME = 'what it is'")
-    assert library.question("argparse.py", PAGE_LINES + 1).line == "def tail(argument): ..."
-    (library.root / "argparse.py").write_text("\nabcd = 1\n")
+def test_questions_are_about_a_line_that_begins_as_no_other(library: Library) -> None:
+    assert library.question("argparse.py") == Question("argparse.py", "SECRET_NAME =", "SECRET_NAME = 'what it is'")
     with pytest.raises(UserMistake):
-        library.question("argparse.py")
+        library.question("http/client.py")
 
 
 def test_the_installed_standard_library_suits_the_demo() -> None:

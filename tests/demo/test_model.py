@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.model import QUESTION, TASK, ScriptedCall, reply
+from proxy.demo.model import QUESTION, TASK, Said, reply
 
 Json = dict[str, Any]
 
@@ -39,40 +39,32 @@ def moved(path: str, first: int, last: int, of: int, file: str = FILE) -> list[J
 
 
 LISTED = [SYSTEM, READ, called("list_sources"), result("a.py 1 bytes\n")]
-SEARCHED = [*LISTED, called("search_sources"), result("a.py:1:class AError\n")]
 SNAPSHOT = {
     "role": "system",
     "content": "s\n<state_snapshot>\n- a.py, lines 1-9 of 9, kept in context\n</state_snapshot>\n"
     "(Original 9 messages are stored in: /context_store/compressed_group_0.txt)",
 }
 
-NEXT: dict[str, tuple[list[Json], ScriptedCall | None]] = {
-    "first the list": ([SYSTEM, READ], ScriptedCall("list_sources", {})),
-    "then the search": (LISTED, ScriptedCall("search_sources", {"pattern": r"^class \w+(Error|Exception)\b"})),
-    "then the first page": (SEARCHED, ScriptedCall("read_source", {"path": "a.py", "first": 1})),
-    "then the next": ([*SEARCHED, *page("a.py", 1, 5, 9)], ScriptedCall("read_source", {"path": "a.py", "first": 6})),
-    "though the page has been moved": (
-        [*SEARCHED, *moved("a.py", 1, 5, 9)],
-        ScriptedCall("read_source", {"path": "a.py", "first": 6}),
-    ),
-    "the next module": (
-        [*SEARCHED, *page("a.py", 1, 9, 9)],
-        ScriptedCall("read_source", {"path": "b/c.py", "first": 1}),
-    ),
-    "from a record": ([SNAPSHOT, READ], ScriptedCall("read_source", {"path": "b/c.py", "first": 1})),
-    "the end": ([*SEARCHED, *page("a.py", 1, 9, 9), *page("b/c.py", 1, 9, 9)], None),
+NEXT: dict[str, tuple[list[Json], str, Json | None]] = {
+    "first the list": ([SYSTEM, READ], "list_sources", None),
+    "then the first page": (LISTED, "read_source", {"path": "a.py", "first": 1}),
+    "then the next": ([*LISTED, *page("a.py", 1, 5, 9)], "read_source", {"path": "a.py", "first": 6}),
+    "though it was moved": ([*LISTED, *moved("a.py", 1, 5, 9)], "read_source", {"path": "a.py", "first": 6}),
+    "the next module": ([*LISTED, *page("a.py", 1, 9, 9)], "read_source", {"path": "b/c.py", "first": 1}),
+    "from a record": ([SNAPSHOT, READ], "read_source", {"path": "b/c.py", "first": 1}),
+    "the end": ([*LISTED, *page("a.py", 1, 9, 9), *page("b/c.py", 1, 9, 9)], "", None),
 }
 
 
 @pytest.mark.parametrize("name", NEXT)
 def test_the_model_reads_the_named_modules_page_by_page(name: str) -> None:
-    messages, wanted = NEXT[name]
-    assert reply(messages, OURS).call == wanted
+    messages, tool, arguments = NEXT[name]
+    assert reply(messages, OURS)[1:3] == (tool, arguments)
 
 
 def test_the_model_notes_the_definitions_of_a_page() -> None:
-    seen = [*SEARCHED, *page("a.py", 1, 9, 9, "def f(): ...\nclass G: ...\n  def h(): ...\n")]
-    assert reply(seen, OURS).text == "a.py, lines 1-9 of 9: 2 definitions, from f to G."
+    seen = [*LISTED, *page("a.py", 1, 9, 9, "def f(): ...\nclass G: ...\n  def h(): ...\n")]
+    assert reply(seen, OURS).text == "2 definitions, from f to G. "
 
 
 FOUND = """\
@@ -89,52 +81,51 @@ OPEN = called("read_file", "{}", "g2")
 
 
 def test_the_model_answers_from_pages_that_it_still_sees() -> None:
-    assert reply([*SEARCHED, *page("a.py", 1, 9, 9, "x\nLIMIT = 5\n"), ASK], OURS).text == "LIMIT = 5"
+    assert reply([*LISTED, *page("a.py", 1, 9, 9, "x\nLIMIT = 5\n"), ASK], OURS).text == "LIMIT = 5"
 
 
 @pytest.mark.parametrize("tools", [["grep", "read_file"], ["offload_grep", "offload_read_file"]])
 def test_the_model_greps_moved_pages(tools: list[str]) -> None:
-    answer = reply([*SEARCHED, *moved("a.py", 1, 9, 9), ASK], tools)
-    assert answer.call == ScriptedCall(tools[0], {"pattern": r"^LIMIT\ =", "path": "/context_store"})
+    answer = reply([*LISTED, *moved("a.py", 1, 9, 9), ASK], tools)
+    assert answer == Said("", tools[0], {"pattern": r"^LIMIT\ =", "path": "/context_store"})
 
 
 def test_the_model_opens_the_hit_in_a_page_of_that_file() -> None:
     other = FOUND.replace("a.py-01234567", "a.py-99999999").replace("6:", "3:") + FOUND
-    answer = reply([*SEARCHED, *moved("a.py", 1, 9, 9), ASK, GREP, result(other, "g1")], OURS)
-    assert answer.call == ScriptedCall("read_file", {"path": FILE, "offset": 6, "limit": 1})
+    answer = reply([*LISTED, *moved("a.py", 1, 9, 9), ASK, GREP, result(other, "g1")], OURS)
+    assert answer == Said("", "read_file", {"path": FILE, "offset": 6, "limit": 1})
 
 
 def test_the_model_greps_the_originals_of_a_record() -> None:
     group = FOUND.replace("a.py-01234567", "compressed_group_0")
     answer = reply([SNAPSHOT, READ, ASK, GREP, result(group, "g1")], OURS)
-    assert answer.call == ScriptedCall(
-        "read_file", {"path": "/context_store/compressed_group_0.txt", "offset": 6, "limit": 1}
-    )
+    place = {"path": "/context_store/compressed_group_0.txt", "offset": 6, "limit": 1}
+    assert answer == Said("", "read_file", place)
 
 
 def test_the_model_quotes_the_text_that_came_back() -> None:
     turn = [ASK, GREP, result(FOUND, "g1"), OPEN, result("LIMIT = 5\n[lines 6-6 of 9; continue]", "g2")]
-    assert reply([*SEARCHED, *moved("a.py", 1, 9, 9), *turn], OURS).text == "LIMIT = 5"
+    assert reply([*LISTED, *moved("a.py", 1, 9, 9), *turn], OURS).text == "LIMIT = 5"
 
 
 WRONG = {
-    "no tools to follow the reference": ([*SEARCHED, *moved("a.py", 1, 9, 9), ASK], ["read_source"]),
+    "no tools to follow the reference": ([*LISTED, *moved("a.py", 1, 9, 9), ASK], ["read_source"]),
     "nothing is left": ([SYSTEM, READ, ASK], OURS),
-    "no match": ([*SEARCHED, *moved("a.py", 1, 9, 9), ASK, GREP, result("No matches.", "g1")], OURS),
+    "no match": ([*LISTED, *moved("a.py", 1, 9, 9), ASK, GREP, result("No matches.", "g1")], OURS),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_the_model_does_not_know_text_that_it_cannot_see(name: str) -> None:
     answer = reply(*WRONG[name])
-    assert answer.call is None
+    assert not answer.tool
     assert "any more" in answer.text
 
 
 def test_the_model_writes_a_record_on_request() -> None:
     task = {"role": "user", "content": "Write:\n<state_snapshot>\n</state_snapshot>"}
-    record = reply([*SEARCHED, *page("a.py", 1, 5, 9), *moved("b/c.py", 1, 9, 9), task], OURS)
-    assert record.summary
+    record = reply([*LISTED, *page("a.py", 1, 5, 9), *moved("b/c.py", 1, 9, 9), task], OURS)
+    assert record.record
     assert "- a.py, lines 1-5 of 9, kept in context\n" in record.text
     assert f"- b/c.py, lines 1-9 of 9, kept in {FILE}\n" in record.text
     assert record.text.endswith("</state_snapshot>")

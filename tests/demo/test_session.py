@@ -1,17 +1,21 @@
-"""A session that goes past a proxy, or through one that loses things, is seen to."""
+"""A session that goes past a proxy, or through one that loses things, is seen to; and the agent fails in words."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from proxy.demo.agent import Agent
-from proxy.demo.library import Library, Question
-from proxy.demo.session import DemoAnswer, DemoResult, Row, Session
-from proxy.demo.upstream import ScriptedUpstream, unpaired
+from proxy.demo.library import Question
+from proxy.demo.model import ScriptedUpstream, Sent, message_tokens, unpaired
+from proxy.demo.session import Agent, Row, faults
+from proxy.errors import ProxyError
+from tests.fake_upstream import DROP, Cut, Reply, StrictUpstream, calls, error, mixed, text
+
+Json = dict[str, Any]
 
 
 def words(text: str) -> int:
@@ -25,62 +29,128 @@ def upstream() -> Iterator[ScriptedUpstream]:
 
 
 def test_without_a_proxy_the_demo_answers_but_moves_nothing(upstream: ScriptedUpstream) -> None:
-    library = Library()
     with openai.OpenAI(base_url=upstream.url, api_key="k", max_retries=0) as client:
-        session = Session(Agent(client, library), library, upstream, words)
-        rows = list(session.run())
-    outcome = session.outcome({})
+        agent = Agent(client, upstream, words)
+        rows = list(agent.run())
     assert all(row.sent == row.client for row in rows)
-    assert [answer.right for answer in outcome.answers] == [True, True]
-    assert outcome.faults() == ["nothing was moved", "nothing was read back"]
-    assert outcome.reduction == 0
+    assert all(one.line.strip() == said for one, said in agent.answers) and len(agent.answers) == 2
+    assert faults(agent, agent.lost({})) == ["nothing was moved", "nothing was read back"]
 
 
-GOOD: dict[str, Any] = {
-    "rows": [Row(1, "answers the user", 100_000, 10_000, 5, 300)],
-    "answers": [DemoAnswer(Question("a.py", "X =", "X = 1"), "X = 1")],
-    "sent": 10_000,
-    "prefix_kept": 0.9,
-    "moved": 5,
-    "lost": [],
-    "refused": [],
+class Seen:
+    """An upstream that has seen one request."""
+
+    def __init__(self, sent: Sent) -> None:
+        self.requests, self.refused = [sent], list[str]()
+
+
+REQUEST = {"role": "user", "content": "Look."}
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "ab", "arguments": "{}"}}],
 }
+WHOLE = {"role": "tool", "tool_call_id": "c1", "content": "123"}
+MOVED = {**WHOLE, "content": "1... (detailed result is stored in /store/a.py-01234567.txt; complete, 9 tokens)"}
+FILE = "a.py-01234567.txt"
 
 
-def test_a_good_demo_result_has_no_faults() -> None:
-    assert DemoResult(**GOOD).faults() == []
+def agent(**changed: Any) -> Agent:
+    """An agent after a good session, but for what `changed` says."""
+    upstream: Any = Seen(Sent([REQUEST, CALL, MOVED], [], record=False))
+    client: Any = None
+    made = Agent(client, upstream, words)
+    made.messages = [REQUEST, CALL, WHOLE]
+    made.rows = [Row(1, "answers the user", 100_000, 10_000, 5, 300)]
+    made.answers = [(Question("a.py", "X =", "X = 1"), "X = 1")]
+    for name, value in changed.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_a_good_session_has_no_faults() -> None:
+    good = agent()
+    assert good.lost({FILE: b"123"}) == {FILE: False}
+    assert faults(good, {FILE: False}) == []
+
+
+def test_a_moved_result_that_the_store_does_not_hold_is_named() -> None:
+    for stored in ({}, {FILE: b"12"}):
+        one = agent()
+        assert faults(one, one.lost(stored)) == [f"the store does not hold what was moved: {FILE}"]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "fault"),
+    ("changed", "fault"),
     [
         ({"rows": [Row(1, "", 94_999, 10_000, 5, 300)]}, "94,999"),
-        ({"moved": 0}, "nothing was moved"),
         ({"rows": [Row(1, "", 100_000, 10_000, 5, 0)]}, "nothing was read back"),
-        ({"lost": ["f.txt"]}, "does not hold what was moved: f.txt"),
-        ({"refused": ["orphan"]}, "upstream refused: orphan"),
-        ({"answers": [DemoAnswer(Question("a.py", "X =", "X = 1"), "X = 2")]}, "it said 'X = 2'"),
+        ({"answers": [(Question("a.py", "X =", "X = 1"), "X = 2")]}, "it said 'X = 2'"),
     ],
 )
-def test_each_failed_check_of_the_demo_is_named(wrong: dict[str, Any], fault: str) -> None:
-    (said,) = DemoResult(**{**GOOD, **wrong}).faults()
+def test_each_failed_check_is_named(changed: Json, fault: str) -> None:
+    [said] = faults(agent(**changed), {FILE: False})
     assert fault in said
 
 
-CALL = {"role": "assistant", "tool_calls": [{"id": "c1"}]}
-RESULT = {"role": "tool", "tool_call_id": "c1"}
-USER = {"role": "user"}
+def test_a_refusal_is_a_fault() -> None:
+    refused = agent()
+    refused.upstream.refused.append("orphan")
+    assert faults(refused, {FILE: False}) == ["upstream refused: orphan"]
 
 
 @pytest.mark.parametrize(
     ("messages", "fault"),
     [
-        ([USER, CALL, RESULT, USER], None),
-        ([USER, RESULT], "c1 is a result of no call"),
-        ([USER, CALL, RESULT, RESULT], "c1 is a result of no call"),
-        ([USER, CALL, USER, RESULT], "these calls have no result: c1"),
-        ([USER, CALL], "these calls have no result: c1"),
+        ([REQUEST, CALL, WHOLE, REQUEST], ""),
+        ([REQUEST, WHOLE], "c1 is a result of no call"),
+        ([REQUEST, CALL, WHOLE, WHOLE], "c1 is a result of no call"),
+        ([REQUEST, CALL, REQUEST, WHOLE], "these calls have no result: c1"),
+        ([REQUEST, CALL], "these calls have no result: c1"),
     ],
 )
-def test_the_embedded_upstream_is_strict_about_pairs(messages: list[dict[str, Any]], fault: str | None) -> None:
+def test_the_upstream_is_strict_about_pairs(messages: list[Json], fault: str) -> None:
     assert unpaired(messages) == fault
+
+
+def test_tokens_and_what_two_requests_share() -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "12"}, {"type": "image_url", "image_url": {}}]}
+    assert [message_tokens(one, len) for one in (REQUEST, CALL, WHOLE, parts)] == [9, 8, 7, 6]
+    one, two = (Sent([], [(json.dumps(one), 5) for one in messages], False) for messages in ([1, 2, 3], [1, 2, 4, 3]))
+    assert (one.tokens, one.shares(two), two.shares(one)) == (15, 10, 10)
+
+
+# -- the agent --
+
+
+@pytest.fixture
+def at_work(up: StrictUpstream) -> Iterator[Agent]:
+    with openai.OpenAI(base_url=up.url, api_key="k", max_retries=0) as client:
+        seen: Any = Seen(Sent([REQUEST], [], record=False))
+        made = Agent(client, seen, words)
+        made._row = lambda client, calls, requests: Row(0, str(len(calls)), client, 0, 0, 0)  # type: ignore[method-assign]
+        yield made
+
+
+def test_the_agent_calls_tools_until_there_is_an_answer(up: StrictUpstream, at_work: Agent) -> None:
+    page = ("read_source", '{"path": "no.py"}')
+    up.script(mixed("First, and then.", ("list_sources", "{}"), page), calls(page), text("Done."))
+    assert [row.action for row in at_work.work("Look.")] == ["2", "1", "0"]
+    results = [message["content"] for message in at_work.messages if message["role"] == "tool"]
+    assert "argparse.py" in results[0] and results[1:] == ["There is no no.py."] * 2
+    assert [len(request.messages) for request in up.chats] == [2, 5, 7]
+    assert at_work.messages[-1] == {"role": "assistant", "content": "Done."}
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        (calls(("grep", "{}")), "told to call grep, which is not one of its tools"),
+        (error(503), "scripted 503"),
+        (Cut(text("Half of an answer"), 2, DROP), "got an error"),
+    ],
+)
+def test_errors_that_stop_the_agent(up: StrictUpstream, at_work: Agent, reply: Reply, says: str) -> None:
+    up.script(reply)
+    with pytest.raises(ProxyError, match=says):
+        list(at_work.work("Look."))
