@@ -94,6 +94,9 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[int, Meta(gt=0)] | None,
         Meta(description="tokens of the window kept free for the reply; null: an eighth of it, from 1,000 to 16,000"),
     ] = None
+    members: Annotated[
+        tuple[str, ...], Meta(description="further top-level members of requests with which a plan does no harm")
+    ] = ()
     ask_models: Annotated[
         bool, Meta(description="ask upstream for its models' windows where `context_window` is null")
     ] = True

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -178,11 +178,11 @@ def array(items: Iterable[bytes | Raw]) -> bytes:
     return b"[" + b",".join(items) + b"]"
 
 
-def is_string(raw: Raw | None) -> bool:
+def is_string(raw: Raw | None) -> TypeGuard[Raw]:
     return raw is not None and bytes(memoryview(raw)[:1]) == b'"'
 
 
-def is_array(raw: Raw | None) -> bool:
+def is_array(raw: Raw | None) -> TypeGuard[Raw]:
     return raw is not None and bytes(memoryview(raw)[:1]) == b"["
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Raw
 
 from proxy import rawjson
+from proxy.dialects.values import Members
 from proxy.plan.history import Message, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section
@@ -32,6 +33,13 @@ def title(index: int, message: Message, tool: str) -> str:
 
 def call_section(title: str, call: ToolCall, role: Role) -> Section:
     return Section(f"{title} calls {_one_line(call.name)} {_one_line(call.id)}", call.arguments, role)
+
+
+def sources(title: str, part: Members, role: Role) -> list[Section]:
+    """Return the sources that upstream named for a text, as readers get them: as JSON."""
+    named = [raw for key in ("citations", "annotations") if rawjson.is_array(raw := part.get(key))]
+    found = [bytes(one).decode("utf-8", "replace") for raw in named for one in rawjson.elements(raw)]
+    return [Section(f"{title} sources", "\n".join(found), role)] if found else []
 
 
 def _one_line(text: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
@@ -78,8 +79,19 @@ def unreadable(entry: bytes | Raw, role: Role, meaning: Callable[[str], bytes], 
         pieces=(),
         calls=(),
         answers="",
-        readable=False,
+        sealed=True,
     )
+
+
+def known(members: Mapping[str, Raw], table: Mapping[str, Collection[str]], kind: str) -> bool:
+    """Whether `table` has this kind, with all members that are not null: what we do not know may mean anything."""
+    return kind in table and all(key in table[kind] or rawjson.is_null(raw) for key, raw in members.items())
+
+
+def sealed(message: Message) -> Message:
+    """Return the message as one that stays as it is, with its step; see `pairing`."""
+    whole = item(message.role, message.tokens, message.item.fixed, ())
+    return msgspec.structs.replace(message, item=whole, pieces=(), sealed=True)
 
 
 class TextSource(NamedTuple):

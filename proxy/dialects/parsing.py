@@ -54,6 +54,14 @@ def check_others(body: bytes, *large: Raw) -> None:
             raise Unplannable(f"more than {MAX_OTHERS} commas outside of messages and tools", Reason.TOO_MANY_MEMBERS)
 
 
+def unknown(body: bytes, known: frozenset[str]) -> tuple[str, ...]:
+    """Return the top-level members of a body, whose number was checked, that are not `known`, without null ones."""
+    members = rawjson.members(body, checked=True)
+    if members.keys() <= known:
+        return ()
+    return tuple(sorted(key for key, raw in members.items() if key not in known and not rawjson.is_null(raw)))
+
+
 def elements(raw: Raw, reason: Reason) -> list[Raw]:
     """Return an array's elements. Raises Unplannable with this reason if there are too many."""
     try:

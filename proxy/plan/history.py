@@ -108,10 +108,8 @@ class Message(msgspec.Struct, frozen=True):
     """Id and name of each tool call that it makes."""
     answers: str
     """The id of the tool call whose result it is; empty for other messages."""
-    readable: bool = True
-    """Whether we know its role and the form of its content. It stays as it is otherwise."""
-    defines: bool = False
-    """Whether it defines tools for what follows, as the result of a search for tools does. A cut leaves it there."""
+    sealed: bool = False
+    """Whether anything in it is not known to be safe to move or to cut. Then it and its step stay as they are."""
     carries: Carries = Carries.NO
     """Whether the policy's `results` name it, as far as that does not depend on its place."""
     labels: tuple[Label, ...] = ()
@@ -226,10 +224,7 @@ class Transcript:
 
 def places(messages: Sequence[Message], pairing: Pairing) -> list[Place]:
     """The place of each of these messages among calls and results. `pairing` has those of the messages before them."""
-    return [
-        pairing.add(message.role, message.calls, message.answers, message.readable, message.defines)
-        for message in messages
-    ]
+    return [pairing.add(message.role, message.calls, message.answers, message.sealed) for message in messages]
 
 
 def items(

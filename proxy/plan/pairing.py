@@ -3,10 +3,10 @@
 A *step* is an assistant message with everything up to the next one. Within a step a result belongs to the call with its
 id; calls with equal ids, or with none, get their results in order.
 
-A message is *irregular* if it has a call without a result, if it is a result without a call, or if it cannot be read.
-Clients send such messages when a tool call was aborted, for example, and many upstreams take them. Nobody knows what
-they hang on, so the plan leaves them as they are, and a cut leaves their whole step in its place. A step that defines
-tools for what follows also stays: without it the model could not call them any more.
+A message is *irregular* if it has a call without a result, if it is a result without a call, or if it is *sealed*:
+something in it is not known to be safe to move or to cut, such as definitions of tools, what only upstream can read, or
+what no API had when this was written. Nobody knows what hangs on such messages, so the plan leaves them as they are,
+and a cut leaves their whole step in its place.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Irregular(StrEnum):
     """One of its calls has no result within its step."""
     NO_CALL = "no_call"
     """It is a result without a call before it in its step."""
-    UNREADABLE = "unreadable"
-    """Its role or its content is none that we know."""
+    SEALED = "sealed"
+    """Something in it is not known to be safe to move or to cut."""
 
 
 class Place(NamedTuple):
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     tool: str = ""
     """The tool whose result it is."""
     fits: bool = True
-    """Whether it is neither a result without a call nor unreadable. Otherwise its text must not move."""
+    """Whether it is neither a result without a call nor sealed. Otherwise its text must not move."""
     stays: bool = False
     """Whether a cut leaves it where it is."""
     stays_before: int = 0
@@ -54,29 +54,27 @@ class Pairing:
         self._open: dict[str, deque[str]] = {}  # by id, the tools called in this step that have not answered yet
         self._stays = False  # whether the step so far stays
         self._loose = 0  # how many messages the step has so far, if it does not stay
+        self._goes_on = False  # whether the next reply belongs to this step: we do not know who said the last entry
 
     @property
     def open(self) -> bool:
         """Whether the newest step has calls without results, which may still come."""
         return bool(self._open)
 
-    def add(
-        self, role: Role, calls: tuple[tuple[str, str], ...], answers: str, readable: bool, defines: bool = False
-    ) -> Place:
-        """Return the place of the history's next message. `defines`: see `Message`."""
+    def add(self, role: Role, calls: tuple[tuple[str, str], ...], answers: str, sealed: bool = False) -> Place:
+        """Return the place of the history's next message. `sealed`: see `Message`."""
         before = 0
-        if self._open and role is not Role.TOOL:  # the step goes on without their results
+        if self._open and role not in (Role.TOOL, Role.SEALED):  # the step goes on without their results
             self._count(Irregular.NO_RESULT)
             before = self._begin_to_stay()
             self._open = {}
-        if role is Role.ASSISTANT:
+        if role is Role.ASSISTANT and not self._goes_on:
             self._stays, self._loose = False, 0
-        tool = self._called(answers) if role is Role.TOOL and readable else None
-        fits = readable and (role is not Role.TOOL or tool is not None)
+        self._goes_on = sealed and role is Role.SEALED
+        tool = self._called(answers) if role is Role.TOOL else None
+        fits = not sealed and (role is not Role.TOOL or tool is not None)
         if not fits:
-            self._count(Irregular.NO_CALL if readable else Irregular.UNREADABLE)
-            before += self._begin_to_stay()
-        if defines:
+            self._count(Irregular.SEALED if sealed else Irregular.NO_CALL)
             before += self._begin_to_stay()
         for id, name in calls if role is Role.ASSISTANT else ():
             self._open.setdefault(id, deque()).append(name)
@@ -91,7 +89,7 @@ class Pairing:
             other._open = {id: names.copy() for id, names in self._open.items()}
         if self.irregular:
             other.irregular = self.irregular.copy()
-        other._stays, other._loose = self._stays, self._loose
+        other._stays, other._loose, other._goes_on = self._stays, self._loose, self._goes_on
         return other
 
     def _count(self, irregular: Irregular) -> None:

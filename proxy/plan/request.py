@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from functools import cached_property
 
 import msgspec
@@ -11,6 +13,11 @@ from proxy import rawjson
 
 ENTRY = 512
 """Bytes that looking at an entry counts as, whatever its length."""
+
+MAX_NAME = 40
+"""The most characters that a log or a header shows of a member's name."""
+_NAMELESS = re.compile(r"[^\w.-]", re.ASCII)
+"""What no member's name has that an API defines, so that nobody can write into a log or a header."""
 
 
 class Request(msgspec.Struct, frozen=True, dict=True):
@@ -28,6 +35,8 @@ class Request(msgspec.Struct, frozen=True, dict=True):
     """What our two tools are called in this request; None where there is no room for them."""
     obstacle: str
     """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
+    unknown: tuple[str, ...] = ()
+    """The top-level members that we do not know. They may mean anything, so the history is not touched."""
     preamble: Raw = rawjson.NULL
     """Text that precedes the history and is no part of it; `null` where there is none."""
     continues: str = ""
@@ -37,6 +46,11 @@ class Request(msgspec.Struct, frozen=True, dict=True):
     def members(self) -> dict[str, Raw]:
         """All top-level members as raw JSON, which `parse` has counted. Decoded on demand."""
         return rawjson.members(self.body, checked=True)
+
+    def obstacle_beside(self, known: Collection[str]) -> str:
+        """Return the obstacle, or an unknown member that is not among these `known` ones; empty if there is none."""
+        name = self.obstacle or next((name for name in self.unknown if name not in known), "")
+        return _NAMELESS.sub("?", name[:MAX_NAME])
 
     @property
     def has_tools(self) -> bool:

@@ -169,7 +169,7 @@ class _Request:
         except Unplannable as error:
             return AsItCame(parsed, reason=error.reason)
         if planned is None:
-            return AsItCame(parsed, reason=Reason.FIELD, obstacle=chat.obstacle)
+            return AsItCame(parsed, reason=Reason.FIELD, obstacle=chat.obstacle_beside(policy.upstream.members))
         return AsItCame(parsed, planned if factor == 1 else replace(planned, factor=factor))
 
     async def _render(self, attempt: AsItCame, tries: Tries) -> Sent:

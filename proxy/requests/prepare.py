@@ -212,7 +212,7 @@ async def plan(
 ) -> PlannedRequest | None:
     """Read the history and plan. Returns None if the request must not be changed. Raises Unplannable."""
     names = asked.names
-    if policy.offload.mode is Mode.OFF or names is None or asked.obstacle:
+    if policy.offload.mode is Mode.OFF or names is None or asked.obstacle_beside(policy.upstream.members):
         return None
     if policy.offload.results and not asked.has_tools:
         names = OTHER_NAMES  # the client's own tools stand in its prompt, where their names cannot be seen

@@ -12,8 +12,8 @@ from proxy.plan.planner import fold
 from proxy.policy import Compress, Mode
 from tests import written
 
-# A history in words: u user, s system, ? a message that nobody can read, "a:x,y" an assistant with these calls,
-# "r:x" the result of x, "r!:x" one that defines tools. The digits of an id do not belong to the tool's name.
+# A history in words: u user, s system, ? an entry of we do not know whom, "a:x,y" an assistant with these calls, "r:x"
+# the result of x, "a?:x" and "r?:x" with something in them that we do not know.
 
 
 def walked(history: str, pairing: Pairing | None = None) -> list[Place]:
@@ -21,15 +21,14 @@ def walked(history: str, pairing: Pairing | None = None) -> list[Place]:
     return [pairing.add(*parsed(word)) for word in history.split()]
 
 
-def parsed(word: str) -> tuple[Role, tuple[tuple[str, str], ...], str, bool, bool]:
+def parsed(word: str) -> tuple[Role, tuple[tuple[str, str], ...], str, bool]:
     kind, _, ids = word.partition(":")
-    defines = kind.endswith("!")
-    readable = not kind.endswith("?")
-    role = {"u": Role.USER, "s": Role.SYSTEM, "a": Role.ASSISTANT}.get(kind[:1], Role.TOOL)
+    sealed = kind.endswith("?")
+    role = {"u": Role.USER, "s": Role.SYSTEM, "a": Role.ASSISTANT, "?": Role.SEALED}.get(kind[:1], Role.TOOL)
     if role is Role.ASSISTANT:
         calls = tuple((one.rstrip("~"), f"tool_{one}") for one in ids.split(",")) if ":" in word else ()
-        return role, calls if readable else (), "", readable, defines
-    return role, (), ids, readable, defines
+        return role, calls, "", sealed
+    return role, (), ids, sealed
 
 
 def staying(history: str) -> str:
@@ -58,13 +57,16 @@ def staying(history: str) -> str:
         ("u a:x a:y r:x r:y a", ".!!!!.", {"no_result": 1, "no_call": 1}),
         ("u a:x r:w r:x a:y r:y", ".!!!..", {"no_call": 1}),
         ("u a: r:x a u", ".!!..", {"no_result": 1, "no_call": 1}),
-        ("u a ? a:x r:x", ".!!..", {"unreadable": 1}),
-        ("u a? u a u", ".!!..", {"unreadable": 1}),
-        ("u a u? u a u", ".!!!..", {"unreadable": 1}),
-        ("u a? r:x a:x r:x", ".!!..", {"unreadable": 1, "no_call": 1}),
-        ("u a:x r!:x a:y r:y u a", ".!!....", {}),
-        ("u a:x,y r:y r!:x u a u", ".!!!!..", {}),
-        ("u a!:x r:x a u", ".!!..", {}),
+        ("u a ? u a:x r:x", ".!!!..", {"sealed": 1}),
+        ("u a ? a:x r:x a u", ".!!!!..", {"sealed": 1}),
+        ("u a:x ? r:x a u", ".!!!..", {"sealed": 1}),
+        ("? a:x r:x a u", "!!!..", {"sealed": 1}),
+        ("u a? u a u", ".!!..", {"sealed": 1}),
+        ("u a u? u a u", ".!!!..", {"sealed": 1}),
+        ("u a? r:x a:x r:x", ".!!..", {"sealed": 1, "no_call": 1}),
+        ("u a:x r?:x a:y r:y u a", ".!!....", {"sealed": 1}),
+        ("u a:x,y r:y r?:x u a u", ".!!!!..", {"sealed": 1}),
+        ("u a?:x r:x a u", ".!!..", {"sealed": 1}),
     ],
 )
 def test_what_fits_into_no_pair_stays_with_its_step(history: str, stays: str, irregular: dict[str, int]) -> None:
@@ -131,9 +133,9 @@ def cut(history: str) -> str:
         ("s u a:x r:x a:w u a u a:y r:y a:z r:z", "s u a:w u u | a:z r:z"),
         ("s u a:x r:x a:w,v r:w a:y r:y a:z r:z", "s u a:w,v r:w | a:z r:z"),
         ("s u a:x r:x a:w u r:w a:y r:y a:z r:z", "s u a:w u r:w | a:z r:z"),
-        ("s u a:v r:v a:x r:x ? a:y r:y a:z r:z", "s u a:x r:x ? | a:z r:z"),
+        ("s u a:v r:v a:x r:x ? a:y r:y a:z r:z", "s u a:x r:x ? a:y r:y | a:z r:z"),
         ("s u a:w u a:x r:x a:y r:y a u", "s u a:w u | a u"),
-        ("s u a:x r:x a:w r!:w a:y r:y a:z r:z", "s u a:w r!:w | a:z r:z"),
+        ("s u a:x r:x a:w r?:w a:y r:y a:z r:z", "s u a:w r?:w | a:z r:z"),
     ],
 )
 def test_a_cut_leaves_irregular_steps_in_their_places(history: str, left: str) -> None:

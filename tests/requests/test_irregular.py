@@ -54,7 +54,7 @@ def user(text: str) -> Message:
 
 DONE: Message = {"role": "assistant", "content": "Done."}
 LARGE = "a large result " * 60
-NO_CALL, NO_RESULT, UNREADABLE = "no_call", "no_result", "unreadable"
+NO_CALL, NO_RESULT, UNREADABLE = "no_call", "no_result", "sealed"
 OLD_CALL: Message = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
 
 KINDS: dict[str, tuple[list[Message], dict[str, int], set[int]]] = {

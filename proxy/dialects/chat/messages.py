@@ -12,7 +12,19 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks
-from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, hashed, item, pieces, spaces, unreadable
+from proxy.dialects.chat.request import CALLS, MESSAGES, PARTS
+from proxy.dialects.measuring import (
+    MESSAGE_TOKENS,
+    TextSource,
+    canonical,
+    hashed,
+    item,
+    known,
+    pieces,
+    sealed,
+    spaces,
+    unreadable,
+)
 from proxy.dialects.values import text_of
 from proxy.plan import labels
 from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
@@ -41,9 +53,20 @@ def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
     except NotJson as error:
         raise Unplannable(str(error)) from error
     try:
-        return _Reader(members, reading, count).message(digest(raw))
+        message = _Reader(members, reading, count).message(digest(raw))
+        return message if is_known(members) else sealed(message)
     except (NotJson, msgspec.MsgspecError):
         return _unreadable(raw, members, count)
+
+
+def is_known(members: dict[str, Raw]) -> bool:
+    """Whether we know everything in a message, so that it may be moved or cut. Raises NotJson."""
+    return known(members, MESSAGES, text_of(members.get("role"))) and all(
+        known(one, table, text_of(one.get("type")) or unnamed)
+        for field, table, unnamed in (("content", PARTS, "text"), ("tool_calls", CALLS, "function"))
+        if rawjson.is_array(members.get(field))
+        for one in map(rawjson.members, rawjson.elements(members[field]))
+    )
 
 
 def _unreadable(raw: bytes | Raw, members: dict[str, Raw], count: Count) -> Message:

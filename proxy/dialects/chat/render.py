@@ -8,8 +8,8 @@ from contextlib import suppress
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.chat.messages import reasoning, text_message, tool_calls
-from proxy.dialects.entries import appended, call_section, title
+from proxy.dialects.chat.messages import is_known, reasoning, text_message, tool_calls
+from proxy.dialects.entries import appended, call_section, sources, title
 from proxy.dialects.values import text_of
 from proxy.plan.history import Message
 from proxy.plan.summary import Section
@@ -22,8 +22,9 @@ def with_snapshot(messages: list[bytes | Raw], leading: int, block: str, role: S
     if role is SnapshotRole.USER or (role is SnapshotRole.AUTO and not leading):
         return [*messages[:leading], _user_message(block, messages[leading:]), *messages[leading:]]
     if leading:
-        with suppress(NotJson):  # a content of an unknown form, to which nothing can be added
-            return [appended(messages[0], "\n\n" + block), *messages[1:]]
+        with suppress(NotJson):
+            if is_known(rawjson.members(messages[0])):  # otherwise our text might mean what nobody knows
+                return [appended(messages[0], "\n\n" + block), *messages[1:]]
     return [text_message("system", block), *messages]
 
 
@@ -49,6 +50,7 @@ def sections(raw: bytes | Raw, index: int, message: Message, tool: str) -> list[
     thought = reasoning(members)
     made = [Section(f"{heading} reasoning", thought, message.role)] if thought else []
     made += [Section(heading, text, message.role) for text in _contents(members.get("content"))]
+    made += sources(heading, members, message.role)
     made += [call_section(heading, call, message.role) for call in tool_calls(members)]
     return made or [Section(heading, "", message.role)]
 

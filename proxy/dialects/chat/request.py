@@ -21,6 +21,76 @@ EXCLUSIVE = ("functions", "function_call", "audio", "web_search_options", "predi
 """Fields that our tools do not work with."""
 
 
+KNOWN = frozenset(
+    (
+        *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "stream", "stream_options", "n", "store"),
+        *("max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty"),
+        *(
+            "seed",
+            "stop",
+            "logit_bias",
+            "logprobs",
+            "top_logprobs",
+            "response_format",
+            "modalities",
+            "metadata",
+            "user",
+        ),
+        *("reasoning_effort", "verbosity", "service_tier", "safety_identifier", "moderation", *EXCLUSIVE),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control"),
+        # vLLM and SGLang, "extra parameters" of their chat APIs
+        *("top_k", "min_p", "repetition_penalty", "length_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
+        *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "bad_words"),
+        *("allowed_token_ids", "prompt_logprobs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        *("structured_outputs", "chat_template_kwargs", "priority", "request_id", "cache_salt", "vllm_xargs", "regex"),
+        *("separate_reasoning", "stream_reasoning", "mm_processor_kwargs", "return_token_ids", "include_reasoning"),
+        # llama.cpp and Ollama, their servers' pages on chat completions
+        *("cache_prompt", "id_slot", "n_predict", "typical_p", "grammar", "json_schema", "samplers", "mirostat"),
+        *("dry_multiplier", "xtc_probability", "timings_per_token", "return_progress", "reasoning_format"),
+        *("reasoning_budget", "keep_alive", "options", "think", "format"),
+        # OpenRouter, "API parameters" and "provider routing"
+        *("provider", "models", "route", "usage", "reasoning", "session_id", "trace", "top_a", "transforms"),
+        # DeepSeek, DashScope, Moonshot, Zhipu, MiniMax, Mistral, Groq, xAI, Cerebras, Fireworks, Together, Gemini
+        *("thinking", "enable_thinking", "thinking_budget", "preserve_thinking", "enable_search", "search_options"),
+        *("do_sample", "tool_stream", "reasoning_split", "random_seed", "safe_prompt", "prompt_mode", "guardrails"),
+        *("search_parameters", "search_settings", "clear_thinking", "disable_reasoning", "reasoning_history"),
+        *("context_length_exceeded_behavior", "safety_model", "extra_body", "google"),
+        # LiteLLM, "input params" and "metadata"
+        *("tags", "fallbacks", "num_retries", "drop_params", "allowed_openai_params", "litellm_session_id"),
+    )
+)
+"""The top-level members with which a history means what it means without them. A request with others passes
+unplanned; the policy's `upstream.members` adds to them."""
+
+SAID = ("role", "content", "name", "cache_control")
+MESSAGES = {
+    "system": SAID,
+    "developer": SAID,
+    "user": SAID,
+    "assistant": (
+        *(*SAID, "tool_calls", "refusal", "annotations", "reasoning_content", "reasoning", "reasoning_details"),
+        *("thinking_blocks", "provider_specific_fields"),  # LiteLLM
+    ),
+    "tool": (*SAID, "tool_call_id", "tool_name"),
+}
+"""The members of messages, by role, that may be moved, cut or merged."""
+MARKS = ("cache_control", "prompt_cache_breakpoint")
+PARTS = {
+    "text": ("type", "text", *MARKS),
+    "refusal": ("type", "refusal"),
+    "thinking": ("type", "thinking", "signature", "closed"),  # Mistral
+    "image_url": ("type", "image_url", *MARKS),
+    "input_audio": ("type", "input_audio", *MARKS),
+    "video_url": ("type", "video_url", *MARKS),
+    "file": ("type", "file", *MARKS),
+}
+CALLS = {
+    "function": ("type", "id", "index", "function", "extra_content", "provider_specific_fields"),
+    "custom": ("type", "id", "index", "custom"),
+}
+"""`extra_content` is Gemini's signature of a thought, which upstream wants only in the steps that it still gets."""
+
+
 class ChatMembers(msgspec.Struct, frozen=True):
     """The top-level members that we read. Missing ones are `null`."""
 
@@ -60,6 +130,7 @@ def parse(body: bytes) -> Request:
             reply_tokens=max(parsing.whole(known.max_completion_tokens), parsing.whole(known.max_tokens)),
             names=names,
             obstacle=_obstacle(known) or ("" if names else "tools"),
+            unknown=parsing.unknown(body, KNOWN),
         )
     except (NotJson, msgspec.MsgspecError) as error:
         raise Unplannable(str(error)) from error

@@ -8,6 +8,7 @@ from itertools import groupby
 from msgspec import Raw
 
 from proxy import rawjson
+from proxy.dialects.chat.messages import is_known
 from proxy.dialects.values import Members, text_of
 from proxy.rawjson import NotJson
 
@@ -36,15 +37,12 @@ def followed(message: bytes | Raw, by: bytes) -> bytes | None:
 
 
 def _user(raw: bytes | Raw) -> Members | None:
-    """Return the members of a user message whose content has a form that we know; None for everything else."""
+    """Return the members of a user message in which we know everything; None for everything else."""
     members = rawjson.members(raw)
-    if text_of(members.get("role")) != "user":
-        return None
     try:
-        _parts(members.get("content"))
+        return members if text_of(members.get("role")) == "user" and is_known(members) else None
     except NotJson:
         return None
-    return members
 
 
 def _one(users: Sequence[Members]) -> bytes:

@@ -11,8 +11,18 @@ from msgspec.structs import replace
 
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
-from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
-from proxy.dialects.messages.request import FRAME, RESULT, is_reminder, parts_of
+from proxy.dialects.measuring import (
+    MESSAGE_TOKENS,
+    TextSource,
+    canonical,
+    item,
+    known,
+    pieces,
+    sealed,
+    spaces,
+    unreadable,
+)
+from proxy.dialects.messages.request import BLOCKS, FRAME, IN_RESULTS, RESULT, is_reminder, parts_of
 from proxy.dialects.values import Members, object_of, text_of
 from proxy.plan import labels
 from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
@@ -28,8 +38,8 @@ BINARY = ("image", "document", "container_upload")
 CARRIERS = (*cache_marks.TEXT, RESULT, *BINARY)
 """The blocks of a client that can carry a cache breakpoint."""
 
-DEFINING = frozenset(("tool_reference", "tool_search_tool_result"))
-"""Blocks that make upstream show tools to the model: in a client's result, as Claude Code's, and in a reply."""
+DIRECT = Raw(b'{"type":"direct"}')
+"""The `caller` of a call that a program of upstream's did not make."""
 
 OPAQUE_BYTES = 6
 """Bytes of a block for each token of it, where we cannot read it: encrypted text in base64, and a frame."""
@@ -53,16 +63,23 @@ def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
         raise Unplannable(str(error)) from error
     try:
         if message is None:
-            return _client(Role.USER, list(map(rawjson.members, blocks)), digest(entry), reading, count, 0)
+            found = list(map(rawjson.members, blocks))
+            measured = _client(Role.USER, found, digest(entry), reading, count, 0)
+            return measured if all(map(_known, found)) else sealed(measured)
         role = _ROLES.get(text_of(message.get("role")))
         content = list(_content(message.get("content")))
         if role is Role.ASSISTANT:
-            return _reply(content, digest(entry), count)
+            measured = _reply(content, digest(entry), count)
+            return measured if all(map(_known, content)) and _whole(content, message) else sealed(measured)
         if role is None or _result(content) is not None:
             return _unreadable(entry, Role.TOOL, count)
         place = None if rawjson.is_string(message.get("content")) else 0
         measured = _client(role, content, digest(entry), reading, count, place)
-        return _sealed(measured) if role is Role.SYSTEM and message.keys() - FRAME else measured
+        if not all(map(_known, content)):
+            return sealed(measured)
+        if message.keys() <= FRAME:
+            return measured
+        return _alone(measured) if role is Role.SYSTEM else sealed(measured)
     except (NotJson, msgspec.MsgspecError):
         role = _ROLES.get(text_of((message or {}).get("role")), Role.TOOL)
         return _unreadable(entry, role, count)
@@ -239,12 +256,34 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
         pieces=moved,
         calls=(),
         answers=answers,
-        defines=any(text_of(block.get("type")) in DEFINING for block in others),
         carries=carries,
     )
 
 
-def _sealed(message: Message) -> Message:
+def _known(block: Members) -> bool:
+    """Whether we know everything in a block, so that it may be moved or cut. Raises NotJson."""
+    kind = text_of(block.get("type"))
+    if not known(block, BLOCKS, kind) or object_of(block.get("caller")) not in ({}, object_of(DIRECT)):
+        return False
+    parts = block.get("content") if kind == RESULT else None
+    return not rawjson.is_array(parts) or all(
+        known(part, BLOCKS, kind) and kind in IN_RESULTS
+        for part in map(rawjson.members, rawjson.elements(parts))
+        for kind in (text_of(part.get("type")),)
+    )
+
+
+def _whole(blocks: Sequence[Members], message: Members) -> bool:
+    """Whether nothing outside of a reply hangs on it but the client's results: no call of upstream's own tools goes on
+    in the next reply."""
+    called = {
+        text_of(one.get("id")) for one in blocks if text_of(one.get("type")) in ("server_tool_use", "mcp_tool_use")
+    }
+    answered = {text_of(one.get("tool_use_id")) for one in blocks if "tool_use_id" in one}
+    return called == answered and message.keys() <= FRAME
+
+
+def _alone(message: Message) -> Message:
     """Return a system message as one that stays where it is. It says more than text: how upstream thinks from here on,
     for example. Claude Code describes its environment in one."""
     return replace(message, role=Role.SEALED, item=item(Role.SEALED, message.tokens, 0, ()), pieces=())
@@ -269,7 +308,6 @@ def _reply(blocks: Sequence[Members], digest: bytes, count: Count) -> Message:
         pieces=(),
         calls=tuple((call.id, call.name) for call in calls),
         answers="",
-        defines=any(text_of(block.get("type")) in DEFINING for block in blocks),
         labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in calls),
         spaces=spaces(calls, count),
     )

@@ -8,10 +8,10 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import shrinking
-from proxy.dialects.entries import call_section, title
+from proxy.dialects.entries import call_section, sources, title
 from proxy.dialects.messages import blocks
 from proxy.dialects.messages.blocks import THINKING, blocks_of, call_of, result, text_message
-from proxy.dialects.messages.request import RESULT, Entry, blocks_in, is_blocks, is_text, parts_of, user_message
+from proxy.dialects.messages.request import FRAME, RESULT, Entry, blocks_in, is_blocks, is_text, parts_of, user_message
 from proxy.dialects.values import Members, text_of
 from proxy.plan.history import Message, ToolCall
 from proxy.plan.plan import Role
@@ -81,7 +81,7 @@ def _said_by_user(entry: Entry) -> list[Raw] | None:
     message, found = parts_of(entry)
     if message is None:
         return None if any(text_of(rawjson.members(raw).get("type")) == RESULT for raw in found) else found
-    return blocks_in(entry) if text_of(message.get("role")) == "user" else None
+    return blocks_in(entry) if text_of(message.get("role")) == "user" and message.keys() <= FRAME else None
 
 
 def _calls(entry: bytes) -> list[ToolCall]:
@@ -115,7 +115,7 @@ def sections(entry: Entry, index: int, message: Message, tool: str) -> list[Sect
 def _sections(block: Members, title: str, role: Role) -> list[Section]:
     kind = text_of(block.get("type"))
     if kind == "text":
-        return [Section(title, text_of(block.get("text")), role)]
+        return [Section(title, text_of(block.get("text")), role), *sources(title, block, role)]
     if kind in THINKING:
         thought = text_of(block.get("thinking"))
         return [Section(f"{title} reasoning", thought, role)] if thought else []

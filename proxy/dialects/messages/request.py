@@ -12,6 +12,7 @@ The system prompt is no entry. An entry that is a string is text of ours for its
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import msgspec
 from msgspec import Raw
@@ -41,6 +42,43 @@ OWN = frozenset(("stop_sequences", "anthropic_version", "anthropic_beta"))
 THINKING_EDITS = "clear_thinking_"
 """How the names of edits begin by which upstream clears thinking of earlier turns. A date follows."""
 
+KNOWN = frozenset(
+    (
+        *("model", "messages", "system", "tools", "tool_choice", "max_tokens", "stream", "stop_sequences", "metadata"),
+        *("temperature", "top_p", "top_k", "thinking", "output_config", "output_format", "cache_control", "container"),
+        *("service_tier", "speed", "inference_geo", "mcp_servers", "diagnostics", "user_profile_id", "workspace_id"),
+        *("context_management", "compaction", "thread", "fallbacks", "fallback_credit_token", "billing_policy"),
+        *("betas", "anthropic_beta", "anthropic_version", "reasoning_effort", "reasoning", "provider", "user"),
+    )
+)
+"""The top-level members with which a history means what it means without them, and those that `_obstacle` looks at."""
+
+BLOCK = ("type", "cache_control")
+TEXT = (*BLOCK, "text", "citations")
+FILE = (*BLOCK, "source")
+SERVED = (*BLOCK, "tool_use_id", "content")
+BLOCKS = {
+    "text": TEXT,
+    "image": (*FILE, "transformations"),
+    "document": (*FILE, "citations", "context", "title"),
+    "search_result": (*FILE, "citations", "content", "title"),
+    "thinking": (*BLOCK, "thinking", "signature"),
+    "redacted_thinking": (*BLOCK, "data"),
+    "tool_use": (*BLOCK, "id", "name", "input", "toolset_name", "caller"),
+    "tool_result": (*SERVED, "is_error", "toolset_name"),
+    "server_tool_use": (*BLOCK, "id", "name", "input", "caller"),
+    "mcp_tool_use": (*BLOCK, "id", "name", "input", "server_name"),
+    "mcp_tool_result": (*SERVED, "is_error"),
+    "web_search_tool_result": (*SERVED, "caller"),
+    "web_fetch_tool_result": (*SERVED, "caller"),
+    "code_execution_tool_result": SERVED,
+    "bash_code_execution_tool_result": SERVED,
+    "text_editor_code_execution_tool_result": SERVED,
+}
+"""The members of blocks, by type, that may be moved, cut or merged: readers get them as text or as JSON."""
+IN_RESULTS = ("text", "image", "document", "search_result")
+"""The types of blocks within a client's result that may be moved or cut."""
+
 FRAME = frozenset(("role", "content"))
 """The members of a message that the API knows. A message with others is one entry, whatever it brings."""
 
@@ -56,6 +94,7 @@ class MessagesMembers(msgspec.Struct, frozen=True):
     max_tokens: Raw = NULL
     context_management: Raw = NULL
     thread: Raw = NULL
+    compaction: Raw = NULL
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -87,6 +126,7 @@ def parse(body: bytes) -> Request:
             reply_tokens=parsing.whole(known.max_tokens),
             names=names,
             obstacle=_obstacle(known) or ("" if names else "tools"),
+            unknown=parsing.unknown(body, KNOWN),
         )
     except (NotJson, msgspec.MsgspecError) as error:
         raise Unplannable(str(error)) from error
@@ -105,8 +145,9 @@ def _obstacle(known: MessagesMembers) -> str:
 
     Clearing old thinking is no reason: nothing else is touched by it, and Claude Code has it done in each request.
     """
-    if not rawjson.is_null(known.thread):
-        return "thread"
+    for field in ("thread", "compaction"):
+        if not rawjson.is_null(getattr(known, field)):
+            return field
     edits = object_of(known.context_management).get("edits")
     found = rawjson.elements(edits) if edits is not None and rawjson.is_array(edits) else []
     others = [edit for edit in found if not text_of(object_of(edit).get("type")).startswith(THINKING_EDITS)]
@@ -215,9 +256,9 @@ def _turn(turn: list[tuple[str, Entry]]) -> Iterator[Entry]:
     that the user says comes first.
     """
     roles = [role for role, _ in turn]
-    if "system" in roles[:-1] and roles[0] != "system" and all(blocks_in(one) is not None for _, one in turn):
+    if "system" in roles[:-1] and roles[0] != "system" and all(_may_merge(role, one) for role, one in turn):
         yield user_message([block for role, one in turn if role != "system" for block in blocks_in(one) or ()])
-        yield _one_system_message([one for role, one in turn if role == "system"])
+        yield from _system_messages([one for role, one in turn if role == "system"])
         return
     run: list[Entry] = []
     for role, one in turn:
@@ -232,14 +273,25 @@ def _turn(turn: list[tuple[str, Entry]]) -> Iterator[Entry]:
         yield user_message(run)
 
 
-def _one_system_message(messages: Sequence[Entry]) -> Entry:
-    if len(messages) == 1:
-        return messages[0]
-    members: Members = {}
-    for message in messages:
-        members |= rawjson.members(Raw(message))
-    content = [block for message in messages for block in blocks_in(message) or ()]
-    return rawjson.encode(members | {"content": Raw(rawjson.array(content))})
+def _may_merge(role: str, entry: Entry) -> bool:
+    """Whether an entry's blocks mean the same in another message of its role."""
+    return blocks_in(entry) is not None and (role != "user" or rawjson.members(Raw(entry)).keys() <= FRAME)
+
+
+def _system_messages(messages: Sequence[Entry]) -> Iterator[Entry]:
+    """Yield these messages, those in a row as one that differ in nothing but their content: a rule may end with its
+    message (`clear_at`)."""
+    for others, run in groupby(messages, key=_without_content):
+        first, *further = run
+        if not further:
+            yield first
+            continue
+        content = [block for message in (first, *further) for block in blocks_in(message) or ()]
+        yield rawjson.encode({**others, "content": Raw(rawjson.array(content))})
+
+
+def _without_content(message: Entry) -> Members:
+    return {key: raw for key, raw in rawjson.members(Raw(message)).items() if key != "content"}
 
 
 def blocks_in(entry: Entry) -> list[Raw] | None:

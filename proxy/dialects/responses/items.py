@@ -11,13 +11,24 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects import attachments, measuring
 from proxy.dialects.attachments import OTHER_PART_TOKENS
-from proxy.dialects.measuring import MESSAGE_TOKENS, TextSource, canonical, item, pieces, spaces, unreadable
+from proxy.dialects.measuring import (
+    MESSAGE_TOKENS,
+    TextSource,
+    canonical,
+    item,
+    known,
+    pieces,
+    sealed,
+    spaces,
+    unreadable,
+)
 from proxy.dialects.responses.request import (
     CLIENT,
     COMPACTIONS,
-    DEFINING,
     FOUND,
+    ITEMS,
     OUTPUTS,
+    PARTS,
     SEARCH,
     ItemKind,
     items_of,
@@ -46,6 +57,9 @@ ANSWERED = frozenset(
     )
 )
 """Calls that the client answers. All others are upstream's own business."""
+
+DIRECT = Raw(b'{"type":"direct"}')
+"""The `caller` of a call that no program of upstream's made."""
 
 IMAGE = "image_generation_call"
 """A call of upstream's own tool, with a whole image in it."""
@@ -80,11 +94,31 @@ def read(entry: bytes | Raw, reading: Reading, count: Count) -> Message:
     except (NotJson, msgspec.MsgspecError) as error:
         raise Unplannable(str(error)) from error
     try:
-        if len(items) != 1 or kinds[0].replies:
-            return _reply(items, digest(entry), count)
-        return _item(members_of(items[0]), kinds[0], digest(entry), reading, count)
+        reply = len(items) != 1 or kinds[0].replies
+        one = members_of(items[0])
+        message = _reply(items, digest(entry), count) if reply else _item(one, kinds[0], digest(entry), reading, count)
+        stays = message.role is Role.SEALED or all(map(is_known, map(members_of, items), kinds))
+        return message if stays else sealed(message)
     except (NotJson, msgspec.MsgspecError):
         return _unreadable(entry, kinds[0], count)
+
+
+def is_known(members: Members, kind: ItemKind) -> bool:
+    """Whether we know everything in an item, so that it may be moved or cut. Raises NotJson."""
+    if not known(members, ITEMS, kind.type) or object_of(members.get("caller")) not in ({}, object_of(DIRECT)):
+        return False
+    return all(
+        known(part, PARTS, text_of(part.get("type")))
+        for field in ("content", "output", "summary")
+        for part in map(rawjson.members, listed(members.get(field)))
+    )
+
+
+def listed(content: Raw | None) -> list[Raw]:
+    """Return the parts of an item's content: of a screenshot, itself, and of a text, none."""
+    if content is None or rawjson.is_null(content) or rawjson.is_string(content):
+        return []
+    return rawjson.elements(content) if rawjson.is_array(content) else [content]
 
 
 def texts(entry: bytes | Raw) -> Places:
@@ -204,12 +238,9 @@ def _part(members: Members, place: int) -> tuple[int, str]:
 
 def _others(members: Members, content: Raw | None) -> list[bytes]:
     """Return images and files as canonical JSON."""
-    if content is None or rawjson.is_null(content) or rawjson.is_string(content):
-        return []
     if text_of(members.get("type")) == "shell_call_output":
         return []
-    parts = rawjson.elements(content) if rawjson.is_array(content) else [content]
-    others = [part for part in map(rawjson.members, parts) if not rawjson.is_string(part.get("text"))]
+    others = [part for part in map(rawjson.members, listed(content)) if not rawjson.is_string(part.get("text"))]
     return [rawjson.encode({key: part[key] for key in sorted(part)}) for part in others]
 
 
@@ -244,14 +275,13 @@ def _item(members: Members, kind: ItemKind, digest: bytes, reading: Reading, cou
         pieces=moved,
         calls=(),
         answers=answers,
-        defines=kind.type in DEFINING,
         carries=carries,
     )
 
 
 def _unreadable(entry: bytes | Raw, kind: ItemKind, count: Count) -> Message:
-    """Measure an entry as a whole, whose form we do not know. It counts as a result of its step."""
-    role = Role.ASSISTANT if kind.replies else _ROLES.get(kind.role, Role.TOOL)
+    """Measure an entry as a whole, whose form we do not know."""
+    role = Role.ASSISTANT if kind.replies else Role.TOOL if kind.answers else _ROLES.get(kind.role, Role.SEALED)
     return unreadable(entry, role, lambda text: _meaning(role, "unreadable", [ToolCall("", "", text)]), count)
 
 
@@ -291,7 +321,6 @@ def _reply(items: Sequence[Raw], digest: bytes, count: Count) -> Message:
         pieces=(),
         calls=tuple((call.id, call.name) for call in answered),
         answers="",
-        defines=any(kind(raw).type in DEFINING for raw in items),
         labels=tuple(labels.of_call(call.name, canonical(call.arguments), count) for call in answered),
         spaces=spaces(answered, count),
     )

@@ -8,11 +8,11 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import shrinking
-from proxy.dialects.entries import appended, call_section, title
+from proxy.dialects.entries import appended, call_section, sources, title
 from proxy.dialects.responses import items
 from proxy.dialects.responses.items import call_of, reasoning, text_message, texts
 from proxy.dialects.responses.request import COMPACTIONS, items_of, kind, members_of
-from proxy.dialects.values import string, text_of
+from proxy.dialects.values import object_of, string, text_of
 from proxy.plan.history import Message, ToolCall
 from proxy.plan.plan import Role
 from proxy.plan.recognition import kept_calls
@@ -33,7 +33,7 @@ def with_snapshot(entries: list[Entry], leading: int, block: str, role: Snapshot
         leading += 1
     if role is SnapshotRole.USER:
         return [*entries[:leading], text_message("user", block), *entries[leading:]]
-    if leading and kind(entries[0]).type == "message":
+    if leading and items.is_known(members_of(Raw(entries[0])), kind(entries[0])):
         return [appended(entries[0], "\n\n" + block, "input_text"), *entries[1:]]
     return [*entries[:leading], text_message("developer", block), *entries[leading:]]
 
@@ -92,6 +92,8 @@ def _sections(item: Raw, title: str, role: Role) -> list[Section]:
         return [Section(f"{title} reasoning", thought, role)] if thought else []
     if type == "message" or role is Role.TOOL:
         said = [Section(title, text, role) for _, text in texts(rawjson.encode(members))]
+        parts = map(object_of, items.listed(members.get("content")))
+        said += [section for part in parts for section in sources(title, part, role)]
         return said or [Section(title, bytes(item).decode("utf-8", "replace"), role)]
     call = call_of(members, type)
     return [call_section(title, call, role)]

@@ -43,6 +43,71 @@ CLIENT = "client"
 DEFINING = frozenset((FOUND, "additional_tools"))
 """Items with definitions of tools."""
 
+KNOWN = frozenset(
+    (
+        *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "stream"),
+        *("stream_options", "max_output_tokens", "temperature", "top_p", "top_k", "top_logprobs", "text", "reasoning"),
+        *("include", "store", "metadata", "truncation", "service_tier", "user", "safety_identifier", "moderation"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "client_metadata", "background"),
+        *("previous_response_id", "conversation", "prompt", "context_management"),
+        *("frequency_penalty", "presence_penalty", "provider", "models", "plugins", "session_id", "thinking"),
+    )
+)
+"""The top-level members with which a history means what it means without them, and those that `_obstacle` looks at."""
+
+ITEM = ("type", "id", "status")
+CALL = (*ITEM, "call_id", "caller", "name", "namespace")
+OUTPUT = (*CALL, "output")
+ITEMS = {
+    "message": (*ITEM, "role", "content", "phase"),
+    "reasoning": (*ITEM, "summary", "content", "encrypted_content"),
+    "function_call": (*CALL, "arguments"),
+    "function_call_output": OUTPUT,
+    "custom_tool_call": (*CALL, "input"),
+    "custom_tool_call_output": OUTPUT,
+    "local_shell_call": (*CALL, "action"),
+    "local_shell_call_output": OUTPUT,
+    "shell_call": (*CALL, "action", "environment"),
+    "shell_call_output": (*OUTPUT, "max_output_length"),
+    "apply_patch_call": (*CALL, "operation"),
+    "apply_patch_call_output": OUTPUT,
+    "computer_call": (*CALL, "action", "actions", "pending_safety_checks"),
+    "computer_call_output": (*OUTPUT, "acknowledged_safety_checks"),
+    "mcp_approval_request": (*ITEM, "name", "arguments", "server_label"),
+    "mcp_approval_response": (*ITEM, "approval_request_id", "approve", "reason"),
+    "mcp_call": (*ITEM, "name", "arguments", "server_label", "approval_request_id", "error", "output"),
+    "file_search_call": (*ITEM, "queries", "results"),
+    "web_search_call": (*ITEM, "action"),
+    "code_interpreter_call": (*ITEM, "code", "container_id", "outputs"),
+    "image_generation_call": (
+        *(*ITEM, "action", "background", "error", "output_format", "quality", "result", "revised_prompt", "size"),
+        "svg_usage",
+    ),
+}
+"""The members of items, by type, that may be moved or cut: readers get them as text or as JSON."""
+MARK = "prompt_cache_breakpoint"
+PARTS = {
+    "input_text": ("type", "text", MARK),
+    "output_text": ("type", "text", "annotations", "logprobs", MARK),
+    "text": ("type", "text", MARK),
+    "refusal": ("type", "refusal"),
+    "input_image": ("type", "detail", "file_id", "image_url", MARK),
+    "input_file": ("type", "detail", "file_data", "file_id", "file_url", "filename", MARK),
+    "computer_screenshot": ("type", "file_id", "image_url"),
+    "reasoning_text": ("type", "text"),
+    "summary_text": ("type", "text"),
+    "": ("outcome", "stdout", "stderr"),  # of a shell
+}
+"""The members of an item's parts, by type, that may be moved or cut."""
+
+REPLIES = frozenset(
+    (
+        *(kind for kind in ITEMS if kind != "message" and not kind.endswith(("_output", "_response"))),
+        *(SEARCH, FOUND, "mcp_list_tools", "program", "program_output", "item_reference"),
+    )
+)
+"""The items of a reply besides its messages. What is not among them stands by itself."""
+
 NAMESPACE = "namespace"
 """A group of tools in one definition, as Codex defines each MCP server, and the member of a call that names it."""
 
@@ -86,11 +151,10 @@ class ItemKind(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def replies(self) -> bool:
-        """Whether the item belongs to a reply of the model, as unknown ones do: they keep their places in it. One with
-        a role is the client's: Codex defines its tools in an item of the developer's."""
+        """Whether the item is known to belong to a reply of the model."""
         if self.type == "message" or self.role:
             return self.role == "assistant"
-        return not self.answers and self.type not in COMPACTIONS
+        return self.type in REPLIES and not self.answers
 
 
 _decoder = msgspec.json.Decoder(ResponsesMembers)
@@ -117,6 +181,7 @@ def parse(body: bytes) -> Request:
             reply_tokens=parsing.whole(known.max_output_tokens),
             names=names,
             obstacle=_obstacle(known, kinds) or ("" if names else "tools"),
+            unknown=parsing.unknown(body, KNOWN),
             continues=text_of(known.previous_response_id),
         )
     except (NotJson, msgspec.MsgspecError) as error:

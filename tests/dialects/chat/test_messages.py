@@ -107,7 +107,7 @@ def test_what_is_no_object_is_none_of_our_business(raw: bytes) -> None:
 )
 def test_a_message_of_an_unknown_form_stays_as_it_is(raw: bytes, role: Role) -> None:
     found = read(raw, READING, words)
-    assert (found.readable, found.role, found.pieces, found.calls) == (False, role, (), ())
+    assert (found.sealed, found.role, found.pieces, found.calls) == (True, role, (), ())
     assert found.tokens == found.item.preview == found.item.first_preview == words(raw.decode(errors="replace")) + 4
     assert found.meaning == read(raw.replace(b'":', b'" : '), READING, words).meaning or b"xff" in raw
     assert found.meaning != read(b'{"role":"tool"}', READING, words).meaning
@@ -116,7 +116,7 @@ def test_a_message_of_an_unknown_form_stays_as_it_is(raw: bytes, role: Role) -> 
 def test_arguments_and_ids_that_are_no_strings_are_read_as_json() -> None:
     strange = {"id": 7, "function": {"name": "look", "arguments": {"b": 1, "a": [2]}}}
     found = message(role="assistant", tool_calls=[strange])
-    assert found.readable and found.calls == (("7", "look"),)
+    assert not found.sealed and found.calls == (("7", "look"),)
     usual = message(role="assistant", tool_calls=[call("7", "look", '{"a": [2], "b": 1}')])
     assert found.meaning == usual.meaning
     assert message(role="tool", tool_call_id=7, content="x").answers == "7"
@@ -131,7 +131,7 @@ def named(*messages: Message) -> list[Message]:
 
 def test_a_large_result_becomes_preview_and_reference() -> None:
     text = "".join(f"line {number}\n" for number in range(500))
-    raw = b'{ "role":"tool","extra" : 1e400, "tool_call_id":"c1","content":' + json.dumps(text).encode() + b"}"
+    raw = b'{ "role":"tool","cache_control" : 1e400, "tool_call_id":"c1","content":' + json.dumps(text).encode() + b"}"
     [known] = named(read(raw, READING, words))
     [piece] = known.pieces
     moved = compact(CHAT, raw, known, SHAPE, first_preview=False)

@@ -76,7 +76,7 @@ def test_a_message_with_members_of_its_own_stays_whole() -> None:
     odd = {"role": "user", "content": [result()], "id": "m1"}
     [entry] = parsed([odd]).entries
     assert json.loads(bytes(entry)) == odd
-    assert not read(odd).readable
+    assert read(odd).sealed
 
 
 @pytest.mark.parametrize("body", [b"[]", b'{"messages": 1}', b'{"messages": [1]}', b"{", b'{"model": 1}'])
@@ -132,10 +132,10 @@ def test_found_tools_stay_where_they_are() -> None:
     found = {"type": "tool_reference", "tool_name": "fetch"}
     searched = {"type": "tool_search_tool_search_result", "tool_references": [found]}
     answer = {"type": "tool_search_tool_result", "tool_use_id": "s1", "content": searched}
-    assert read(entries(result(content=[found]))[0]).defines
-    assert read(json.dumps({"role": "assistant", "content": [answer, say("Found.")]}).encode()).defines
-    assert not read(entries(result())[0]).defines
-    assert not read(json.dumps({"role": "assistant", "content": [say("tool_reference")]}).encode()).defines
+    assert read(entries(result(content=[found]))[0]).sealed
+    assert read(json.dumps({"role": "assistant", "content": [answer, say("Found.")]}).encode()).sealed
+    assert not read(entries(result())[0]).sealed
+    assert not read(json.dumps({"role": "assistant", "content": [say("tool_reference")]}).encode()).sealed
 
 
 def test_reminders_and_breakpoints_mean_nothing() -> None:
@@ -183,7 +183,7 @@ def test_files_weigh_what_they_cost_and_text_documents_what_they_say() -> None:
 
 @pytest.mark.parametrize("message", [{"role": "narrator", "content": "x"}, {"role": "user", "content": 7}])
 def test_an_unknown_form_stays_as_it_is(message: Json) -> None:
-    assert not read(message).readable
+    assert read(message).sealed
     assert read(message).pieces == ()
 
 
@@ -219,7 +219,15 @@ def test_a_system_message_of_reminders_belongs_to_the_step_before_it() -> None:
             [HI, system("a", output_config={"effort": "low"}), system("b"), {"role": "user", "content": [say("x")]}],
             [
                 {"role": "user", "content": [say("hi"), say("x")]},
-                {"role": "system", "content": [say("a"), say("b")], "output_config": {"effort": "low"}},
+                system("a", output_config={"effort": "low"}),
+                system("b"),
+            ],
+        ),
+        (
+            [HI, system("a", clear_at="never"), system("b", clear_at="never"), HI],
+            [
+                {"role": "user", "content": [say("hi"), say("hi")]},
+                {"role": "system", "content": [say("a"), say("b")], "clear_at": "never"},
             ],
         ),
         ([HI, system("a"), {"role": "user", "content": 7}], None),

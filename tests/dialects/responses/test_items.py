@@ -61,7 +61,7 @@ def test_what_the_developer_adds_is_no_reply_and_leads() -> None:
     assert len(entries) == 3
     messages = [read(json.loads(bytes(entry))) for entry in entries]
     assert [message.role for message in messages] == [Role.SYSTEM, Role.SYSTEM, Role.USER]
-    assert [message.readable for message in messages] == [False, True, True]
+    assert [message.sealed for message in messages] == [True, False, False]
     assert messages[0].tokens > len("additional_tools")
     grown = RESPONSES.with_snapshot(list(entries), 2, "record", SnapshotRole.AUTO)
     assert [bytes(entry) for entry in (*grown[:2], grown[-1])] == [bytes(entry) for entry in entries]
@@ -203,8 +203,6 @@ def test_found_tools_stay_defined_behind_a_cut(execution: str) -> None:
     for index, place in enumerate(places(messages, Pairing())):
         kept.update(range(index - place.stays_before, index + place.stays))
     assert kept == {1, 2}, "the search and what it found, or the reply with both and its result"
-    assert [message.defines for message in messages].count(True) == 1
-    assert not read(search).defines
 
 
 def test_a_request_goes_on_from_the_last_round() -> None:
@@ -302,7 +300,7 @@ def test_reasoning_weighs_what_it_says_and_what_it_hides() -> None:
 )
 def test_an_unknown_form_stays_as_it_is(item: Json) -> None:
     message = read(item)
-    assert not message.readable
+    assert message.sealed
     assert message.pieces == ()
 
 

@@ -1,0 +1,306 @@
+"""Nothing that we do not understand is ever cut: every entry that the newest SDKs' types know, in every mode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("anthropic")
+pytest.importorskip("openai")
+
+from anthropic.types.beta import BetaMessageParam
+from anthropic.types.beta.message_create_params import MessageCreateParamsNonStreaming as MessagesBody
+from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as ChatBody
+from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming as ResponsesBody
+from openai.types.responses.response_input_param import ResponseInputItemParam
+
+from proxy.dialects import Dialect, render
+from proxy.dialects.chat import CHAT
+from proxy.dialects.chat import request as chat
+from proxy.dialects.files import moved_files
+from proxy.dialects.messages import MESSAGES
+from proxy.dialects.messages import request as messages
+from proxy.dialects.render import ActiveSnapshot
+from proxy.dialects.responses import RESPONSES
+from proxy.dialects.responses import request as responses
+from proxy.plan import summary
+from proxy.plan.history import History, Reading, Terms
+from proxy.plan.plan import Room
+from proxy.policy import Compress, Mode, SnapshotRole
+from tests import written
+from tests.dialects import sdk_types
+
+Json = dict[str, Any]
+
+MODES = (Mode.COMPACT, Mode.COMPRESS, Mode.AUTO)
+SECRET = {"signature", "encrypted_content", "encrypted_index", "data", "encrypted_stdout", "logprobs"}
+"""Members of the model's reasoning and of citations. They mean something to upstream alone."""
+FRAMES = {"id", "call_id", "tool_use_id", "tool_call_id", "container_id", "name", "namespace", "toolset_name"}
+"""What pairs entries and names parties; it is not said."""
+
+
+class Api(NamedTuple):
+    """How one API writes a history of steps."""
+
+    dialect: Dialect
+    entry: Any
+    field: str
+
+    def step(self, number: int, text: str) -> list[Json]:
+        id = f"call_{number:08d}"
+        if self.dialect is CHAT:
+            call = {"id": id, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+            return [
+                {"role": "assistant", "content": "So.", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": id, "content": text},
+            ]
+        if self.dialect is RESPONSES:
+            return [
+                {"type": "function_call", "call_id": id, "name": "look", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": id, "output": text},
+            ]
+        return [
+            {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "look", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": text}]},
+        ]
+
+    def around(self, entry: Json) -> tuple[list[Json], list[Json]]:
+        """What pairs with this entry, before it and behind it."""
+        if self.dialect is CHAT:
+            calls = [{**call, "type": "function"} for call in entry.get("tool_calls") or []]
+            if entry["role"] == "tool":
+                call = {"id": entry["tool_call_id"], "type": "function", "function": {"name": "f", "arguments": "{}"}}
+                return [{"role": "assistant", "content": None, "tool_calls": [call]}], []
+            return [], [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in calls]
+        if self.dialect is RESPONSES:
+            kind = entry.get("type", "message")
+            if kind.endswith("_output") and "call_id" in entry:
+                return [{**_call(kind.removesuffix("_output")), "call_id": entry["call_id"]}], []
+            if kind.endswith("_call") and "call_id" in entry:
+                return [], [{"type": f"{kind}_output", "call_id": entry["call_id"], "output": "done"}]
+            return [], []
+        blocks = entry["content"] if isinstance(entry["content"], list) else []
+        of = {kind: [block for block in blocks if block["type"] == kind] for kind in ("tool_use", "tool_result")}
+        calls = [{"type": "tool_use", "id": one["tool_use_id"], "name": "f", "input": {}} for one in of["tool_result"]]
+        results = [{"type": "tool_result", "tool_use_id": one["id"], "content": "done"} for one in of["tool_use"]]
+        return (
+            [{"role": "assistant", "content": calls}] if calls else [],
+            [{"role": "user", "content": results}] if results else [],
+        )
+
+    def history(self, probe: Json) -> list[Json]:
+        before, behind = self.around(probe)
+        steps = [one for number in range(12) for one in self.step(number, f"result {number} " * 60)]
+        task = {"role": "user", "content": "The task."}
+        asked = {"role": "user", "content": "Go on."}
+        return [
+            task,
+            *steps[:8],
+            *before,
+            probe,
+            *behind,
+            asked,
+            *steps[8:],
+            {"role": "assistant", "content": "."},
+            asked,
+        ]
+
+
+def _call(kind: str) -> Json:
+    named = {"name": "f"} if kind in ("function_call", "custom_tool_call") else {}
+    given: dict[str, Json] = {"function_call": {"arguments": "{}"}, "custom_tool_call": {"input": ""}}
+    return {"type": kind, **named, **given.get(kind, {"action": {}})}
+
+
+APIS = {
+    "chat": Api(CHAT, ChatCompletionMessageParam, "messages"),
+    "responses": Api(RESPONSES, ResponseInputItemParam, "input"),
+    "messages": Api(MESSAGES, BetaMessageParam, "messages"),
+}
+
+
+class Sent(NamedTuple):
+    entries: list[bytes]
+    readable: str
+    """All files that `read_file` has in this request."""
+    moved: bool
+    cut: bool
+
+
+def sent(api: Api, history: list[Json], mode: Mode) -> Sent:
+    offload = written.offload(
+        mode=mode,
+        min_views=1,
+        max_total_tokens=3_000,
+        max_tool_message_tokens=100,
+        min_saved_tokens=50,
+        max_unseen_tool_tokens=50_000,
+        pin_user_tokens=100,
+        compact_ratio_threshold=0.2,
+        cached_read=1,
+        cache_write=1,
+        store_dir="/store",
+        compress=Compress(snapshot_tokens=20),
+    )
+    dialect = api.dialect
+    request = dialect.parse(json.dumps({"model": "m", api.field: history}).encode())
+    reading = Reading.of(offload)
+    past = History.beginning(Terms("m", offload, Room(), 0))
+    past = past.extended([dialect.read(raw, reading, len) for raw in request.entries])
+    plan, transcript = past.plan(), past.transcript(request.entries)
+    newest = plan.boundaries[-1] if plan.boundaries else None
+    shown = ActiveSnapshot(newest, "record", f"/store/{summary.file_name(past.links[newest.end])}") if newest else None
+
+    def compacted(index: int, first: bool) -> bytes:
+        return render.compact(
+            dialect, transcript.raws[index], transcript.messages[index], reading.shape, first_preview=first
+        )
+
+    entries = render.render(dialect, transcript, plan, compacted, shown=shown, role=SnapshotRole.AUTO)
+    files = moved_files(dialect, transcript, plan, "/store", newest, past.links)
+    made = dialect.turn(request, entries, [], 8).request()
+    return Sent([made], "\n".join(files.values()), bool(plan.moves), newest is not None)
+
+
+def said(value: Any) -> Iterator[str]:
+    """The words in a value, without what only upstream can read."""
+    if isinstance(value, dict):
+        yield from (word for key, one in value.items() if key not in SECRET | FRAMES for word in said(one))
+    elif isinstance(value, list):
+        yield from (word for one in value for word in said(one))
+    else:
+        yield from sdk_types.words(value)
+
+
+def probes(api: Api) -> Iterable[Any]:
+    for number, probe in enumerate(sdk_types.values(api.entry)):
+        parts = probe.get("content") or probe.get("output")
+        kind = parts[0].get("type", "") if isinstance(parts, list) and parts and isinstance(parts[0], dict) else ""
+        yield pytest.param(
+            api, probe, id=f"{api.dialect.name}-{probe.get('type') or probe.get('role')}-{kind}-{number}"
+        )
+
+
+PROBES = [probe for api in APIS.values() for probe in probes(api)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("api", "probe"), PROBES)
+def test_everything_is_sent_or_readable(api: Api, probe: Json, mode: Mode) -> None:
+    made = sent(api, api.history(probe), mode)
+    assert made.cut if mode is Mode.COMPRESS else made.moved
+    everything = made.entries[0].decode() + made.readable
+    assert [word for word in said(probe) if word not in everything] == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("api", "probe"), PROBES)
+def test_what_has_an_unknown_member_is_sent_as_it_is(api: Api, probe: Json, mode: Mode) -> None:
+    made = sent(api, api.history({**probe, "a_new_member": sdk_types.word()}), mode)
+    everything = made.entries[0].decode()
+    assert [word for word in sdk_types.words(probe) if word not in everything] == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("role", ["user", "assistant", "tool", ""])
+@pytest.mark.parametrize("name", APIS)
+def test_what_has_an_unknown_type_is_sent_as_it_is(name: str, role: str, mode: Mode) -> None:
+    api = APIS[name]
+    probe: Json = {"type": "a_new_type", "a_new_member": sdk_types.word()}
+    if name != "responses":
+        probe = {"role": role or "narrator", "content": [{"type": "text", "text": sdk_types.word()}, probe]}
+    elif role:
+        probe["role"] = role
+    if name == "messages" and role == "tool":
+        result = {"type": "tool_result", "tool_use_id": "toolu_0000001", "content": sdk_types.word()}
+        probe = {"role": "user", "content": [result, *probe["content"]]}
+    if name == "chat" and role == "tool":
+        probe["tool_call_id"] = "call_0000001a"
+    made = sent(api, api.history(probe), mode)
+    assert made.cut if mode is Mode.COMPRESS else made.moved
+    assert [word for word in sdk_types.words(probe) if word not in made.entries[0].decode()] == []
+
+
+# -- our tables and the SDKs' types -----------------------------------------------------------------------------------
+
+SEALED = {
+    "chat": {"function"},
+    "responses": {
+        *("tool_search_call", "tool_search_output", "additional_tools", "configuration_update", "compaction"),
+        *("mcp_list_tools", "compaction_trigger", "item_reference", "program", "program_output"),
+    },
+    "messages": {
+        *("tool_reference", "browser_state", "advisor_tool_result", "tool_search_tool_result", "container_upload"),
+        *("compaction", "tool_addition", "tool_removal", "mcp_tool_listing", "fallback"),
+    },
+}
+"""The types that we know and that stay with their steps: they define tools, point to what only upstream has, or were
+made by programs of upstream's."""
+
+SEALED_MEMBERS = {
+    "chat": {"audio", "function_call"},  # what only upstream has; an older form of calls
+    "responses": {"async"},  # its result comes in a later step
+    "messages": {"clear_at", "output_config"},
+}
+
+UNPLANNED = {
+    "chat": set[str](),
+    "responses": {"access_programs", "image"},  # a program of upstream's reads the history
+    "messages": set[str](),
+}
+"""The top-level members with which a request passes unplanned, besides those that `_obstacle` looks at."""
+
+TOP = {
+    "chat": (ChatBody, chat.KNOWN),
+    "responses": (ResponsesBody, responses.KNOWN),
+    "messages": (MessagesBody, messages.KNOWN),
+}
+
+
+@pytest.mark.parametrize("name", TOP)
+def test_every_top_level_member_of_the_sdks_is_known_or_listed_here(name: str) -> None:
+    body, known = TOP[name]
+    assert sdk_types.members(body).keys() - known == UNPLANNED[name]
+
+
+def unknown(kinds: Iterable[Any], table: Mapping[str, Collection[str]], key: str = "type") -> tuple[set[str], set[str]]:
+    """The types that are not in the table, and the members of the others that are not."""
+    types, members = set[str](), set[str]()
+    for kind in kinds:
+        name = sdk_types.named(kind, key)
+        if name not in table:
+            types.add(name)
+        else:
+            members |= sdk_types.members(kind).keys() - set(table[name])
+    return types, members
+
+
+def test_every_message_of_chat_is_known_or_listed_here() -> None:
+    kinds = sdk_types.typed_dicts(ChatCompletionMessageParam)
+    assert unknown(kinds, chat.MESSAGES, "role") == (SEALED["chat"], SEALED_MEMBERS["chat"])
+    for field, table in (("content", chat.PARTS), ("tool_calls", chat.CALLS)):
+        parts = [part for kind in kinds for part in sdk_types.typed_dicts(sdk_types.members(kind).get(field))]
+        assert unknown(parts, table) == (set(), set())
+
+
+def test_every_item_of_responses_is_known_or_listed_here() -> None:
+    kinds = sdk_types.typed_dicts(ResponseInputItemParam)
+    assert unknown(kinds, responses.ITEMS) == (SEALED["responses"], SEALED_MEMBERS["responses"])
+    fields = ("content", "output", "summary")
+    parts = [
+        part for kind in kinds for key in fields for part in sdk_types.typed_dicts(sdk_types.members(kind).get(key))
+    ]
+    assert unknown(parts, responses.PARTS) == (set(), set())
+
+
+def test_every_block_of_messages_is_known_or_listed_here() -> None:
+    kinds = sdk_types.typed_dicts(BetaMessageParam)
+    assert {key for kind in kinds for key in sdk_types.members(kind)} - messages.FRAME == SEALED_MEMBERS["messages"]
+    blocks = [part for kind in kinds for part in sdk_types.typed_dicts(sdk_types.members(kind)["content"])]
+    results = [one for one in blocks if sdk_types.named(one) == "tool_result"]
+    inner = [part for one in results for part in sdk_types.typed_dicts(sdk_types.members(one)["content"])]
+    assert unknown([*blocks, *inner], messages.BLOCKS) == (SEALED["messages"], set())
