@@ -106,6 +106,7 @@ class Metrics:
         self._watched: list[Callable[[], None]] = []
         self._next_sample = float("-inf")
         self._tenants: set[str] = set()
+        self._obstacles: set[str] = set()
         self._requests = self._counter("requests", "Requests.", "tenant", "status", "kind", "dialect")
         self._errors = self._counter("request_errors", "Requests that went wrong.", "tenant", "fault")
         self._unplanned = self._counter(
@@ -168,12 +169,13 @@ class Metrics:
             self._sample()
 
     def _count(self, outcome: Outcome, growth: Growth) -> None:
-        tenant = self._known(outcome.tenant)
+        tenant = _first_of(self._tenants, outcome.tenant) or NONE
         growth[self._requests(tenant, _status(outcome.status), outcome.kind, outcome.dialect)] += 1
         if outcome.fault:
             growth[self._errors(tenant, outcome.fault)] += 1
         if outcome.reason:
-            growth[self._unplanned(tenant, outcome.reason, outcome.obstacle, outcome.dialect)] += 1
+            obstacle = _first_of(self._obstacles, outcome.obstacle)
+            growth[self._unplanned(tenant, outcome.reason, obstacle, outcome.dialect)] += 1
         outcome = self._as_it_went(tenant, outcome, growth)
         amounts = _summed(outcome)
         for series, amount in compress(zip(self._sums_of(tenant), amounts, strict=True), amounts):
@@ -247,14 +249,6 @@ class Metrics:
         thread."""
         self._sample()
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(_Lean(_all_workers() or self._registry))
-
-    def _known(self, tenant: str) -> str:
-        """Return the tenant's label, or `other` if there are too many tenants."""
-        if tenant not in self._tenants:
-            if len(self._tenants) >= TENANTS:
-                return OTHER
-            self._tenants.add(tenant)
-        return tenant or NONE
 
     def _as_it_went(self, tenant: str, outcome: Outcome, growth: Growth) -> Outcome:
         """Return the outcome without what an observed plan only would have done, which is counted apart.
@@ -341,6 +335,15 @@ class _Lean:
         for metric in self._collector.collect():
             metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
             yield metric
+
+
+def _first_of(labels: set[str], label: str) -> str:
+    """Return the label, or `other` if there were too many before it: clients choose their names."""
+    if label not in labels:
+        if len(labels) >= TENANTS:
+            return OTHER
+        labels.add(label)
+    return label
 
 
 def _one_of(known: Collection[str], label: str) -> str:

@@ -267,6 +267,19 @@ def test_every_top_level_member_of_the_sdks_is_known_or_listed_here(name: str) -
     assert sdk_types.members(body).keys() - known == UNPLANNED[name]
 
 
+@pytest.mark.parametrize("name", TOP)
+def test_unknown_top_level_members_keep_us_from_the_history(name: str) -> None:
+    api = APIS[name]
+    body = {"model": "m", api.field: api.step(1, "x"), "a_new_one": 1, "another": {}, "no_one": None}
+    request = api.dialect.parse(json.dumps(body).encode())
+    assert request.unknown == ("a_new_one", "another")
+    assert request.obstacle_beside(()) == "a_new_one"
+    assert request.obstacle_beside(("a_new_one",)) == "another"
+    assert request.obstacle_beside(("a_new_one", "another")) == ""
+    request = api.dialect.parse(json.dumps({**body, "a\r\nx-header: 1" + "x" * 90: 1}).encode())
+    assert request.obstacle_beside(()) == "a??x-header??1" + "x" * 26
+
+
 def unknown(kinds: Iterable[Any], table: Mapping[str, Collection[str]], key: str = "type") -> tuple[set[str], set[str]]:
     """The types that are not in the table, and the members of the others that are not."""
     types, members = set[str](), set[str]()

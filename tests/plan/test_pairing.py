@@ -133,7 +133,7 @@ def cut(history: str) -> str:
         ("s u a:x r:x a:w u a u a:y r:y a:z r:z", "s u a:w u u | a:z r:z"),
         ("s u a:x r:x a:w,v r:w a:y r:y a:z r:z", "s u a:w,v r:w | a:z r:z"),
         ("s u a:x r:x a:w u r:w a:y r:y a:z r:z", "s u a:w u r:w | a:z r:z"),
-        ("s u a:v r:v a:x r:x ? a:y r:y a:z r:z", "s u a:x r:x ? a:y r:y | a:z r:z"),
+        ("s u a:v r:v a:x r:x ? a:y r:y a:w r:w a:z r:z", "s u a:x r:x ? a:y r:y | a:z r:z"),
         ("s u a:w u a:x r:x a:y r:y a u", "s u a:w u | a u"),
         ("s u a:x r:x a:w r?:w a:y r:y a:z r:z", "s u a:w r?:w | a:z r:z"),
     ],

@@ -54,7 +54,7 @@ def user(text: str) -> Message:
 
 DONE: Message = {"role": "assistant", "content": "Done."}
 LARGE = "a large result " * 60
-NO_CALL, NO_RESULT, UNREADABLE = "no_call", "no_result", "sealed"
+NO_CALL, NO_RESULT, SEALED = "no_call", "no_result", "sealed"
 OLD_CALL: Message = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
 
 KINDS: dict[str, tuple[list[Message], dict[str, int], set[int]]] = {
@@ -69,10 +69,10 @@ KINDS: dict[str, tuple[list[Message], dict[str, int], set[int]]] = {
     "two with calls": ([calls("a"), calls("b"), result("a"), result("b")], {NO_RESULT: 1, NO_CALL: 1}, {0, 1, 2}),
     "too many results": ([calls("a"), result("a"), result("a", LARGE)], {NO_CALL: 1}, {2}),
     "null ids, results with ids": ([calls(None), result("a", LARGE)], {NO_RESULT: 1, NO_CALL: 1}, {0, 1}),
-    "function role": ([OLD_CALL, {"role": "function", "name": "look", "content": LARGE}], {UNREADABLE: 1}, {0, 1}),
-    "unknown role": ([DONE, {"role": "narrator", "content": LARGE}], {UNREADABLE: 1}, {1}),
-    "unknown content": ([DONE, {"role": "user", "content": {"text": LARGE}}], {UNREADABLE: 1}, {1}),
-    "no role": ([DONE, {"content": LARGE}], {UNREADABLE: 1}, {1}),
+    "function role": ([OLD_CALL, {"role": "function", "name": "look", "content": LARGE}], {SEALED: 2}, {0, 1}),
+    "unknown role": ([DONE, {"role": "narrator", "content": LARGE}], {SEALED: 1}, {1}),
+    "unknown content": ([DONE, {"role": "user", "content": {"text": LARGE}}], {SEALED: 1}, {1}),
+    "no role": ([DONE, {"content": LARGE}], {SEALED: 1}, {1}),
     "equal ids": ([calls("a", "a"), result("a", LARGE), result("a", LARGE + "2")], {}, set()),
     "empty ids": ([calls("", ""), result("", LARGE), result("", LARGE + "2")], {}, set()),
     "null ids": ([calls(None, None), result(None, LARGE), result(None, LARGE + "2")], {}, set()),

@@ -61,6 +61,9 @@ def read(raw: bytes | Raw, reading: Reading, count: Count) -> Message:
 
 def is_known(members: dict[str, Raw]) -> bool:
     """Whether we know everything in a message, so that it may be moved or cut. Raises NotJson."""
+    content = members.get("content")
+    if not (rawjson.is_null(content) or rawjson.is_string(content) or rawjson.is_array(content)):
+        return False
     return known(members, MESSAGES, text_of(members.get("role"))) and all(
         known(one, table, text_of(one.get("type")) or unnamed)
         for field, table, unnamed in (("content", PARTS, "text"), ("tool_calls", CALLS, "function"))

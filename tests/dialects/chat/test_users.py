@@ -45,8 +45,13 @@ def test_texts_keep_the_spelling_of_their_characters() -> None:
 
 
 def test_members_of_all_are_kept() -> None:
-    [one] = joined([user("a", id=1, **MARK), user("b", id=2)])
-    assert json.loads(one) == {"role": "user", "content": "a\n\nb", "id": 2, **MARK}
+    [one] = joined([user("a", **MARK), user("b")])
+    assert json.loads(one) == {"role": "user", "content": "a\n\nb", **MARK}
+
+
+@pytest.mark.parametrize("odd", [user("a", expires=1), user([part("a", new=1)]), user([{"type": "new"}])])
+def test_what_we_do_not_know_is_not_joined(odd: bytes) -> None:
+    assert joined([odd, user("b"), odd]) == [odd, user("b"), odd]
 
 
 def test_different_names_and_roles_stay_apart() -> None:
