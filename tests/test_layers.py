@@ -48,9 +48,7 @@ IMPURE = {"asyncio", "datetime", "io", "logging", "os", "pathlib", "random", "se
 
 
 FIELDS = {
-    "chat": re.compile(
-        r"\b(tool_calls|tool_call_id|finish_reason|choices|max_completion_tokens|stream_options|reasoning_content)\b"
-    ),
+    "chat": re.compile(r"\b(tool_calls|tool_call_id|finish_reason|choices|max_completion_tokens|reasoning_content)\b"),
     "responses": re.compile(
         r"\b(function_call_output|output_index|sequence_number|previous_response_id|max_output_tokens|encrypted_content"
         r"|output_text|item_reference|compaction_trigger|output_item)\b"
@@ -62,7 +60,7 @@ FIELDS = {
 }
 """Dialect → names that only its API uses."""
 
-SHARED = re.compile(r"\b(delta|context_management)\b")
+SHARED = re.compile(r"\b(delta|context_management|stream_options)\b")
 """Names that several APIs use, and nothing else."""
 
 SPEAK_CHAT = {"operations", "demo"}
@@ -71,7 +69,7 @@ SPEAK_CHAT = {"operations", "demo"}
 READ_OTHERS = {"proxy/cli/records.py", "proxy/cli/sessions.py", "proxy/cli/formats.py", "proxy/cli/recordings.py"}
 """They read what other tools recorded of all APIs, in those tools' words."""
 
-CONTRACTS = {"proxy/telemetry/metrics.py": {"tool_calls"}, "proxy/dialects/refusals.py": {"stream_options", "choices"}}
+CONTRACTS = {"proxy/telemetry/metrics.py": {"tool_calls"}, "proxy/dialects/refusals.py": {"choices"}}
 """File → names in it that belong to others: a metric of ours happens to have one, and refusals the others."""
 
 
