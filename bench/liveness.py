@@ -344,7 +344,7 @@ def measured(attack: Attack, limit: float) -> Row:
 def _policies(base: str, *, strangers: bool) -> dict[str, Any]:
     """The attacker's, whose results move early; the victim's, and the one for strangers."""
     upstream = {"base_url": base}
-    early = {"mode": "compact", "max_total_tokens": 300, "max_tool_message_tokens": 50, "min_saved_tokens": 100}
+    early = {"mode": "compact", "max_total_tokens": 300, "max_tool_message_tokens": 50}
     summarised = {"mode": "compress", "compress": {"wait": "always", "timeout": 30}}
     rules: list[Any] = [
         {"match": {"model": "summary"}, "offload": summarised, "upstream": {"context_window": 8_192}},

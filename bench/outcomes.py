@@ -7,8 +7,8 @@ from math import ceil
 
 import msgspec
 
-from bench.caches import BREAKPOINTS, PRICED
-from bench.replay import Call, Kind, Proxied, Recorded, Strategy, breaks, cost, plainly
+from bench.caches import PRICED
+from bench.replay import Call, Kind, Recorded, Strategy, breaks, cost, plainly
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -40,12 +40,8 @@ class Bench:
 
 
 def measured(strategy: Strategy, run: Recorded, models: Sequence[str]) -> Figures:
-    """One run's figures. Under `BREAKPOINTS` clients leave no room for the proxy's own, which its plan then knows."""
-    found = figures(list(strategy(run)), models)
-    if isinstance(strategy, Proxied) and strategy.marks and BREAKPOINTS in models:
-        crowded = cost(msgspec.structs.replace(strategy, marks=False)(run), PRICED[BREAKPOINTS])
-        return msgspec.structs.replace(found, costs=found.costs | {BREAKPOINTS: crowded})
-    return found
+    """One run's figures."""
+    return figures(list(strategy(run)), models)
 
 
 def figures(calls: Sequence[Call], models: Iterable[str] = PRICED) -> Figures:

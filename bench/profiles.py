@@ -17,7 +17,7 @@ from bench.caches import BREAKPOINTS, THIRD_MARK
 from bench.outcomes import Bench, Figures, percentile
 from bench.replay import Proxied, Recorded, Strategy
 from proxy.plan.plan import Cause, Room
-from proxy.plan.planner import begun
+from proxy.plan.planner import Fold
 from proxy.plan.profiles import presets
 from proxy.policy import Inject, Offload, Profile
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
@@ -33,11 +33,9 @@ class Chosen(msgspec.Struct, frozen=True):
 
     offload: Offload
     inject: Inject = Inject.AGENTS
-    marks: bool = True
-    """Whether the client leaves room for the proxy's own cache breakpoints."""
 
     def strategy(self, reading: float = 0.0) -> Strategy:
-        return Proxied(self.offload, self.inject, reading=reading, marks=self.marks)
+        return Proxied(self.offload, self.inject, reading=reading)
 
 
 def chosen(**keys: Any) -> Chosen:
@@ -50,9 +48,7 @@ PROFILES: dict[str, Chosen] = {
     f"proxy: {profile}{' (default)' if profile is DEFAULT else ''}": chosen(profile=profile) for profile in Profile
 }
 PLANS: dict[str, Chosen] = {
-    "proxy: plan 1": chosen(plan=1),
     **PROFILES,
-    "balanced, no room for marks": msgspec.structs.replace(PROFILES["proxy: balanced (default)"], marks=False),
     "balanced, tools later": msgspec.structs.replace(
         PROFILES["proxy: balanced (default)"], inject=Inject.WHEN_OFFLOADING
     ),
@@ -139,7 +135,7 @@ def _figures(bench: Bench, rows: Sequence[Figures], plan: Chosen) -> dict[str, A
     }
     costs = {model: bench.costs(rows, model) for model in SHOWN}
     return {
-        "kept_views": plan.offload.min_views,
+        "kept_views": plan.offload.keep_views,
         "sent": median(bench.ratios(rows, lambda one: one.sent)),
         "events": sum(causes.values()) / len(bench.runs),
         "causes": {cause.name.lower(): causes[cause] for cause in Cause},
@@ -153,7 +149,7 @@ def _figures(bench: Bench, rows: Sequence[Figures], plan: Chosen) -> dict[str, A
 
 def _causes(run: Recorded, plan: Chosen) -> list[Cause]:
     at_once = plan.inject is Inject.AGENTS and run.tools
-    state = begun(plan.offload, Room(marks=plan.marks), 0 if at_once else OUR_TOOLS_TOKENS)
+    state = Fold(plan.offload, Room(), 0 if at_once else OUR_TOOLS_TOKENS)
     for item in run.items[: run.points[-1]]:
         state.add(item)
     return [event.cause for event in state.plan().events]

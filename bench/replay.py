@@ -20,7 +20,7 @@ from proxy.dialects.chat import CHAT
 from proxy.dialects.responses import RESPONSES
 from proxy.plan.history import History, Message, Reading, Terms
 from proxy.plan.plan import Item, Plan, Role, Room, SummaryBoundary, live
-from proxy.plan.planner import begun
+from proxy.plan.planner import Fold
 from proxy.policy import Inject, Offload, Tools, Wait
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from proxy.tokens import Tokens
@@ -145,8 +145,6 @@ class Proxied(msgspec.Struct, frozen=True):
     """The chance that the model reads a moved result back, once; it reads one in a request."""
     late: int = 1
     """A snapshot that nobody waits for exists so many requests after the one that wanted it."""
-    marks: bool = True
-    """See `Room.marks`."""
 
     def __call__(self, run: Recorded) -> Iterator[Call]:
         return _Replay(run, self).calls()
@@ -200,7 +198,7 @@ class _Replay:
         self._offload = strategy.offload
         self._at_once = strategy.inject is Inject.ALWAYS or (strategy.inject is Inject.AGENTS and run.tools > 0)
         self._reading = strategy.reading
-        self._room = Room(marks=strategy.marks)
+        self._room = Room()
         self._late = 0 if strategy.offload.compress.wait is Wait.ALWAYS else strategy.late
         self._shown: SummaryBoundary | None = None
         self._made: tuple[int, SummaryBoundary] | None = (
@@ -210,7 +208,7 @@ class _Replay:
         self._read: set[int] = set()
 
     def calls(self) -> Iterator[Call]:
-        state = begun(self._offload, self._room, 0 if self._at_once else OUR_TOOLS_TOKENS)
+        state = Fold(self._offload, self._room, 0 if self._at_once else OUR_TOOLS_TOKENS)
         for number, point in enumerate(self._run.points):
             for item in self._run.items[self._run.points[number - 1] if number else 0 : point]:
                 state.add(item)

@@ -39,10 +39,9 @@ from tests import written
 from tests.transcripts import FOLDER, Run, absence, load
 
 OURS = f"proxy: {profiles.DEFAULT} (default)"
-PLAN_1 = "proxy: plan 1"
 STRATEGIES: dict[str, Strategy] = {
     "no proxy": plainly,
-    **{name: plan.strategy() for name, plan in (profiles.PROFILES | {PLAN_1: profiles.PLANS[PLAN_1]}).items()},
+    **{name: plan.strategy() for name, plan in profiles.PROFILES.items()},
     "proxy: auto, wait: always": Proxied(Offload(compress=Compress(wait=Wait.ALWAYS))),
     "proxy: auto, 3 later": Proxied(Offload(), late=4),
     "proxy: for free reads": Proxied(Offload(cached_read=0.0, cache_write=1.0)),

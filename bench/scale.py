@@ -36,7 +36,7 @@ MODES: dict[str, Json] = {
     COMPACT: {"mode": "compact", "max_tool_message_tokens": 150},
     AUTO: {},
 }
-SMALL = {"mode": "compact", "max_total_tokens": 300, "max_tool_message_tokens": 500, "min_saved_tokens": 100}
+SMALL = {"mode": "compact", "max_total_tokens": 300, "max_tool_message_tokens": 500}
 HISTORIES = ((10, 1_000), (30, 1_000), (100, 1_000), (300, 1_000), (1_000, 1_000), (3_000, 1_000), (10_000, 1_000),
              (10_000, 5_000))  # fmt: skip
 """Messages, and bytes of each."""

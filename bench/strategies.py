@@ -141,7 +141,7 @@ class _Redeciding:
     def calls(self) -> Iterator[Call]:
         for point in self._run.points:
             compacted = list(self._compacted(point))
-            recent = self._recent(point, self._offload.keep_for_compression())
+            recent = self._recent(point, 2)
             if self._too_much(point, compacted, recent):
                 yield Call(prompt(self._run, self._summary_call(recent)), output=SUMMARY_OUTPUT, kind=Kind.SUMMARY)
                 yield Call(prompt(self._run, self._compressed(point, recent)))
@@ -151,7 +151,7 @@ class _Redeciding:
     def _compacted(self, point: int) -> Iterator[Segment]:
         items, offload = self._run.items, self._offload
         above = sum(item.tokens for item in items[:point]) > offload.max_total_tokens
-        recent = self._recent(point, offload.keep_for_compaction())
+        recent = self._recent(point, 1)
         for index in range(point):
             item = items[index]
             large = item.role is Role.TOOL and item.tokens > offload.max_tool_message_tokens

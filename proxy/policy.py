@@ -32,9 +32,6 @@ REPLY_SHARE, LEAST_REPLY, MOST_REPLY = 8, 1_000, 16_000
 """The room for a reply: one part in so many of the window, and its bounds in tokens. Few replies of agents are longer
 than some thousand tokens, and models with small windows write shorter ones."""
 
-HARD_TOTAL = 2
-"""By default, offloading need not pay above so many times a `max_total_tokens` that the policy sets."""
-
 
 class Mode(StrEnum):
     OFF = "off"
@@ -67,7 +64,7 @@ class Inject(StrEnum):
 
 
 class Profile(StrEnum):
-    """Presets of plan 2; see `profiles`."""
+    """Presets of `keep_views` and `max_total_tokens`; see `profiles`."""
 
     CAREFUL = "careful"
     BALANCED = "balanced"
@@ -147,59 +144,35 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """When history is moved out of the context, and what stays."""
 
     mode: Annotated[Mode, Meta(description="how old history may be moved")] = Mode.AUTO
-    plan: Annotated[
-        int,
-        Meta(ge=1, le=2, description="the rules of the plan; 2: every event pays for itself; 1: the older rules"),
-    ] = 2
     profile: Annotated[
-        Profile,
-        Meta(description="plan 2: how soon results leave. It sets the keys below that are left out"),
+        Profile, Meta(description="how soon results leave: it sets `keep_views` and `max_total_tokens` if left out")
     ] = Profile.BALANCED
-    max_total_tokens: Annotated[Tokens, Meta(description="old history allowed before offloading starts, in tokens")] = (
-        10_000
-    )
+    max_total_tokens: Annotated[
+        Tokens,
+        Meta(
+            description="the ceiling: tokens of history, leading system messages aside, above which the oldest "
+            "results move at any price, until half of it is left; at most 60 % of a known window"
+        ),
+    ] = 30_000
     max_tool_message_tokens: Annotated[Tokens, Meta(description="tool results up to this size stay, in tokens")] = 500
     compact_ratio_threshold: Annotated[
         float, Meta(ge=0, le=1, description="auto: compress where compaction leaves more than this share")
     ] = 0.75
     keep_recent_count: Annotated[
-        Count | None, Meta(description="last messages that stay; null: 1 for compact, 2 for compress")
+        Count | None, Meta(description="last messages that stay; null: 1 for compact, 2 for compress and auto")
     ] = None
     max_unseen_tool_tokens: Annotated[
         Tokens, Meta(description="tokens above which a tool result is moved before the model has seen it")
     ] = 20_000
-    min_views: Annotated[
-        int, Meta(ge=1, le=1_000, description="plan 2: replies of the model that a tool result stays for, at least")
-    ] = 3
-    max_loss: Annotated[
-        Annotated[float, Meta(ge=0, le=10)] | None,
+    keep_views: Annotated[
+        int,
         Meta(
-            description="plan 2: the share of the cost without a proxy, counted as 25,000 tokens at least, by which "
-            "moving results may exceed it for a while; null: as much as they have cost"
+            ge=1,
+            le=1_000,
+            description="replies of the model that a tool result stays for; then it moves where seven more requests "
+            "with it would cost more than writing the rest of the prompt again",
         ),
-    ] = 0.05
-    hard_total_tokens: Annotated[
-        Tokens | None,
-        Meta(
-            description="plan 2: old history above which offloading need not pay, in tokens; null: twice "
-            "`max_total_tokens`, also where the policy sets only that"
-        ),
-    ] = 100_000
-    early_total_tokens: Annotated[
-        Tokens | None,
-        Meta(
-            description="plan 2: old history allowed before the newest results move by themselves, in tokens; null: "
-            "`max_total_tokens`, also where the policy sets only that"
-        ),
-    ] = 0
-    early_saved_tokens: Annotated[
-        Tokens | None,
-        Meta(
-            description="plan 2: tokens that moving the newest results must save; null: `min_saved_tokens`, also where "
-            "the policy sets only that"
-        ),
-    ] = 1_000
-    min_saved_tokens: Annotated[Tokens, Meta(description="tokens that moving must save to be worth it")] = 8_000
+    ] = 2
     preview_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the head")] = 100
     preview_tail_chars: Annotated[int, Meta(ge=0, le=100_000, description="characters kept of the tail")] = 0
     cached_read: Annotated[Price, Meta(description="price of reading cached input; plain input is 1")] = 0.1
@@ -237,25 +210,11 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         default_factory=Compress
     )
 
-    def keep_for_compaction(self) -> int:
-        """How many of the last messages compaction leaves alone."""
-        return 1 if self.keep_recent_count is None else self.keep_recent_count
-
-    def keep_for_compression(self) -> int:
-        """How many of the last messages a summary leaves alone."""
-        return 2 if self.keep_recent_count is None else self.keep_recent_count
-
-    def hard_total(self) -> int:
-        """The tokens of old history above which plan 2 has an event at any price."""
-        return HARD_TOTAL * self.max_total_tokens if self.hard_total_tokens is None else self.hard_total_tokens
-
-    def early_total(self) -> int:
-        """The tokens of old history above which plan 2 moves the newest results by themselves."""
-        return self.max_total_tokens if self.early_total_tokens is None else self.early_total_tokens
-
-    def early_saved(self) -> int:
-        """The least tokens that moving the newest results must free."""
-        return max(self.min_saved_tokens if self.early_saved_tokens is None else self.early_saved_tokens, 1)
+    def keep_recent(self) -> int:
+        """How many of the last messages stay."""
+        if self.keep_recent_count is not None:
+            return self.keep_recent_count
+        return 1 if self.mode is Mode.COMPACT else 2
 
     def result_rules(self) -> tuple[ResultRule, ...]:
         """The rules of `results`, those of presets included."""

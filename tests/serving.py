@@ -85,12 +85,6 @@ def tight(upstream: str, **sections: Json) -> Json:
         "mode": "compact",
         "max_total_tokens": 300,
         "max_tool_message_tokens": 50,
-        "min_views": 1,
-        "min_saved_tokens": 100,
-        # With these prices an event costs nothing, so it always pays.
-        "cached_read": 1.0,
-        "cache_write": 1.0,
-        "max_loss": None,
     }
     policy = {"upstream": {"base_url": upstream}, "offload": offload, "tools": {"inject": "when_offloading"}}
     merged = {name: {**policy[name], **sections.get(name, {})} for name in ("offload", "tools")}

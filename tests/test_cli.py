@@ -166,8 +166,7 @@ def test_check_says_what_policies_mean() -> None:
     assert acme.splitlines() == [
         "  callers    2 keys",
         "  upstream   https://api.openai.com/v1 with the policy's key",
-        "  offload    auto, balanced, above 10,000 tokens where it pays, 100,000 in any case; tool results above 500; "
-        "tools agents",
+        "  offload    auto, balanced, at most 30,000 tokens of history; tool results above 500; tools agents",
         "  records    kept for 7d, a namespace a key",
         "  relay      also /audio/*",
         "  rules      gpt-4.1*, *-mini",
@@ -177,13 +176,15 @@ def test_check_says_what_policies_mean() -> None:
 
 
 def test_check_warns_of_keys_without_effect(tmp_path: Path) -> None:
-    (tmp_path / "default.yaml").write_text("offload:\n  plan: 1\n  min_views: 2\n")
+    (tmp_path / "default.yaml").write_text("offload:\n  mode: compress\n  keep_views: 2\n")
     done = run("check", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert (
-        "  offload    auto, plan 1, above 20,000 tokens; tool results above 2,000; tools when offloading" in done.stdout
+        "  offload    compress, balanced, at most 30,000 tokens of history; tool results above 500; tools agents"
+        in done.stdout
     )
-    warning = f"warning: {tmp_path}/default.yaml:3: offload.min_views: has no effect under `plan: 1`"
+    why = "has no effect in the mode compress, where results do not move by themselves"
+    warning = f"warning: {tmp_path}/default.yaml:3: offload.keep_views: {why}"
     assert done.stdout.splitlines()[-1] == warning
 
 

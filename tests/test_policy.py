@@ -41,8 +41,9 @@ def test_without_a_rule_the_policy_is_itself() -> None:
 
 @pytest.mark.parametrize(("given", "compact", "compress"), [(None, 1, 2), (0, 0, 0), (7, 7, 7)])
 def test_recent_messages_kept_by_default_and_as_configured(given: int | None, compact: int, compress: int) -> None:
-    offload = Offload(keep_recent_count=given)
-    assert (offload.keep_for_compaction(), offload.keep_for_compression()) == (compact, compress)
+    modes = (Mode.COMPACT, Mode.COMPRESS, Mode.AUTO)
+    kept = [Offload(mode=mode, keep_recent_count=given).keep_recent() for mode in modes]
+    assert kept == [compact, compress, compress]
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,7 @@ def _offload(policy: Policy) -> str:
     if offload.mode is Mode.OFF:
         return "off"
     tools = f"tool results above {offload.max_tool_message_tokens:,}; tools {policy.tools.inject.replace('_', ' ')}"
-    if offload.plan == 1:
-        return f"{offload.mode}, plan 1, above {offload.max_total_tokens:,} tokens; {tools}"
-    pays, hard = offload.max_total_tokens, offload.hard_total()
-    return f"{offload.mode}, {offload.profile}, above {pays:,} tokens where it pays, {hard:,} in any case; {tools}"
+    return f"{offload.mode}, {offload.profile}, at most {offload.max_total_tokens:,} tokens of history; {tools}"
 
 
 def _duration(seconds: float) -> str:

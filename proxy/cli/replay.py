@@ -19,7 +19,7 @@ from proxy.cli.recordings import BODY, ENVELOPE, HAR, at_home, named, requests
 from proxy.cli.report import page
 from proxy.cli.tally import Tally
 from proxy.errors import UserMistake
-from proxy.plan.telling import CAUSES
+from proxy.plan.forecast import CAUSES
 from proxy.policies import defaults, load_alone
 from proxy.policies.file import parse_alone
 from proxy.policy import Policy, Profile

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from proxy.cli.recordings import RecordedRequest
-from proxy.plan.forecast import Billed, as_sent, by_kind
+from proxy.plan.forecast import Billed, as_sent, by_kind, event_at, told
 from proxy.plan.history import Unplannable
 from proxy.plan.plan import Role
 from proxy.plan.prices import price_of
 from proxy.plan.reasons import Reason
-from proxy.plan.telling import event_at, told
 from proxy.policy import Mode, Policy
 from proxy.requests import prepare
 from proxy.requests.attempt import foreseen

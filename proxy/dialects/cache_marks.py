@@ -19,10 +19,6 @@ from proxy.rawjson import NotJson
 
 MOST_MARKS = 4
 """The most breakpoints of one request that Anthropic takes."""
-FREE = 1.0
-"""The price of input that a cache writes without extra charge. Only those with written breakpoints charge more."""
-OWN_MARKS = 2
-"""How many of them are ours, if there is room."""
 KEY = "cache_control"
 TEXT = ("text",)
 """The blocks that can carry a breakpoint in every API, if their text is not empty."""
@@ -37,16 +33,6 @@ def room(request: Request) -> int:
     """Return how many breakpoints of ours the request has room for: none if the client sets none."""
     written = _written(request.body)
     return max(MOST_MARKS - written, 0) if written else 0
-
-
-def crowded(request: Request) -> bool:
-    """Whether the client's own breakpoints leave no room for two of ours.
-
-    Clients mark tools, system prompt, and the newest messages, so the answer is the same in all requests of a
-    conversation but the first ones, which have no events yet. All of the request is searched, as the plan must not
-    depend on how large one message is. For a megabyte, that takes less than a millisecond.
-    """
-    return _written(request.body) > MOST_MARKS - OWN_MARKS
 
 
 def _written(body: bytes) -> int:

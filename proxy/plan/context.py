@@ -6,27 +6,22 @@ All sizes are tokens. Leading system messages count in no sum here; see `Message
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
 from itertools import pairwise
 from typing import Self
 
 import msgspec
 
-from proxy.plan.pins import Pins
 from proxy.plan.plan import Item, Role
 from proxy.policy import Mode, Offload
 
-
-class Gain(msgspec.Struct, frozen=True, gc=False):
-    """A message that an event would compact."""
-
-    index: int
-    before: int
-    """Live tokens of old history before it."""
-    freed: int
-    """Tokens that moving it frees."""
-    since: int
-    """The number of requests before the first one that carried it."""
+MOST_PREVIEWS = 100
+"""The most previews of large user messages that a summary leaves. Each takes some 70 tokens."""
+MOST_KEPT = 1_000
+"""A history in which more messages stay in their places is not summarised any further. Every boundary names them, so
+that without a bound, memory and time would grow with their number times that of the boundaries."""
 
 
 class Messages:
@@ -40,7 +35,7 @@ class Messages:
         """The number of system messages at the beginning. They always stay, and their size changes with every turn."""
         self.leading_tokens = 0
         self.total = 0
-        """The sum of `live` without the leading system messages, plus the snapshot."""
+        """The sum of `live` without the leading system messages, plus the snapshot: the history as it would be sent."""
         self.turn = 0
         """Where the current user turn begins."""
         self.recent_user = 0
@@ -53,10 +48,6 @@ class Messages:
         """Where the reply before that one begins."""
         self.staying: set[int] = set()
         """The messages that a cut leaves in their places, because calls and results near them do not pair."""
-        self.requests = 0
-        """The requests that the client has sent, the one under way included."""
-        self.since: list[int] = []
-        """For each message, the number of requests before the first one that carried it."""
         self._steps: list[int] = []  # for each message, where its step begins
 
     def append(self, item: Item, live: int) -> None:
@@ -73,7 +64,6 @@ class Messages:
         self._steps.append(self._steps[-1] if in_step else index)
         self.items.append(item)
         self.live.append(live)
-        self.since.append(self.requests)
         if item.role is Role.SYSTEM and self.leading == index:
             self.leading += 1
             self.leading_tokens += live
@@ -141,35 +131,45 @@ class Messages:
     def copy(self) -> Self:
         other = copy.copy(self)
         other.items, other.live, other._steps = self.items.copy(), self.live.copy(), self._steps.copy()
-        other.staying, other.since = self.staying.copy(), self.since.copy()
+        other.staying = self.staying.copy()
         return other
+
+
+class Gain(msgspec.Struct, frozen=True, gc=False):
+    """A result that may move early."""
+
+    index: int
+    before: int
+    """Live tokens before it, plus all that oldest results before it have freed by then; see `OldHistory.before`."""
 
 
 class OldHistory:
     """The messages before the recent window, the only ones that can be moved, and sums over them.
 
-    A *gain* is a message that an event would compact: a result, or a large user message that is no longer one of the
-    last two. `gain` is the sum of the tokens that this would free.
+    A *gain* is a message that an event would move: a result above `max_tool_message_tokens`, or a large user message
+    that is no longer one of the last two. Gains are *seen* once the model has answered `keep_views` times with them in
+    view. Each message enters and leaves each list once.
     """
 
     def __init__(self, offload: Offload) -> None:
         self.end = 0
         """Where the recent window begins."""
+        self.seen_end = 0
+        """Where what the model has answered fewer than `keep_views` times begins; never behind `end`."""
         self.movable = 0
-        """Live tokens, without the snapshot."""
-        self.results: list[Gain] = []
-        """The results that an event would compact now."""
-        self.users: list[Gain] = []
-        """The user messages that it would compact."""
+        """Live tokens before `end`, without the snapshot."""
         self.gain = 0
+        """The tokens that moving all gains would free."""
+        self.seen: deque[Gain] = deque()
+        """The results that may move early."""
+        self._fresh: deque[int] = deque()  # those that may not yet
+        self._large_users: deque[int] = deque()
+        self._seen_tokens = 0  # live tokens before `seen_end`, with the snapshot
+        self._shift = 0  # what oldest gains have freed so far
         self._users = Pins(offload.pin_user_tokens, keeps_first=True)
         self._systems = Pins(offload.pin_user_tokens)
-        self._waiting: dict[int, int] = {}  # large ones of the last two user messages: live tokens before each
-        self._snapshot = 0
-        self._fixed = 0  # tokens of images and audio within `movable`
         self._compacts = offload.mode is not Mode.COMPRESS
         self._least = offload.max_tool_message_tokens
-        self._plan = offload.plan
 
     @property
     def pinned(self) -> int:
@@ -182,85 +182,166 @@ class OldHistory:
         return self._users.crowded
 
     @property
-    def offloadable(self) -> int:
-        """The tokens that count against `max_total_tokens`."""
-        return self.movable - self.pinned - (self._fixed - self._pinned_images)
+    def results(self) -> int:
+        """The number of results among the gains."""
+        return len(self.seen) + len(self._fresh)
 
-    @property
-    def _pinned_images(self) -> int:
-        """Tokens of images within the pinned ones. Plan 1 subtracts them twice, and must not change."""
-        return self._users.fixed + self._systems.fixed if self._plan > 1 else 0
+    def large(self, item: Item, live: int) -> bool:
+        """Whether this is a result that moves once it is old."""
+        return self._compacts and item.role is Role.TOOL and item.tokens > self._least and live > item.preview
 
-    def advance(self, messages: Messages, end: int) -> None:
-        """Let the recent window begin at `end`; it never moves back."""
+    def before(self, gain: Gain) -> int:
+        """Live tokens before a result that may move early."""
+        return gain.before - self._shift
+
+    def advance(self, messages: Messages, end: int, seen_end: int = 0) -> None:
+        """Let the recent window begin at `end`, and what was seen too rarely at `seen_end`. Neither moves back."""
         for index in range(max(self.end, messages.leading), end):
             self._add(messages, index)
         self.end = max(self.end, end)
         self._systems.release(self.end)
         for index in self._users.release(messages.recent_user):
-            self._gain(self.users, messages, index, self._waiting.pop(index))
+            self._large_users.append(index)
+            self.gain += messages.shrinkable(index)
+        for index in range(max(self.seen_end, messages.leading), seen_end):
+            if self._fresh and self._fresh[0] == index:
+                self.seen.append(Gain(self._fresh.popleft(), self._seen_tokens + self._shift))
+            self._seen_tokens += messages.live[index]
+        self.seen_end = max(self.seen_end, seen_end)
 
     def _add(self, messages: Messages, index: int) -> None:
         item, live, freed = messages.items[index], messages.live[index], messages.shrinkable(index)
-        if self._compacts and item.role is Role.TOOL and item.tokens > self._least and freed > 0:
-            self._gain(self.results, messages, index, self._tokens)
+        if self.large(item, live):
+            self._fresh.append(index)
+            self.gain += freed
         if index in messages.staying:
-            self._users.keep(index, live, item.fixed)
+            self._users.keep(index, live)
         elif item.role is Role.USER:
-            if self._users.add(index, live, live - freed, item.fixed):
-                self._waiting[index] = self._tokens
+            self._users.add(index, live, live - freed)
         elif item.role is Role.SYSTEM:
-            self._systems.add(index, live, live, item.fixed)
+            self._systems.add(index, live, live)
         self.movable += live
-        self._fixed += item.fixed
 
-    @property
-    def _tokens(self) -> int:
-        return self.movable + self._snapshot
+    def oldest(self, messages: Messages, enough: int) -> list[int]:
+        """Take the oldest gains that free so many tokens together, or all."""
+        taken, freed = list[int](), 0
+        for index in merge(self._large_users, (gain.index for gain in self.seen), self._fresh):
+            if freed >= enough:
+                break
+            taken.append(index)
+            freed += messages.shrinkable(index)
+        last = taken[-1] if taken else -1
+        while self.seen and self.seen[0].index <= last:
+            self.seen.popleft()
+        for indexes in (self._large_users, self._fresh):
+            while indexes and indexes[0] <= last:
+                indexes.popleft()
+        self._shift += freed
+        self.gain -= freed
+        return taken
 
-    def _gain(self, gains: list[Gain], messages: Messages, index: int, before: int) -> None:
-        gains.append(Gain(index, before, messages.shrinkable(index), messages.since[index]))
-        self.gain += gains[-1].freed
-
-    @property
-    def gain_from(self) -> int:
-        """Live tokens before the first gain."""
-        return min([gains[0].before for gains in (self.results, self.users) if gains], default=0)
+    def newest(self, messages: Messages, first: int) -> list[int]:
+        """Take the seen gains from message `first` on."""
+        taken = list[int]()
+        while self.seen and self.seen[-1].index >= first:
+            taken.append(self.seen.pop().index)
+        self.gain -= sum(map(messages.shrinkable, taken))
+        return taken
 
     def shrunk(self, index: int, freed: int) -> None:
         """A reference has replaced this message, which freed so many tokens."""
         self.movable -= freed
+        self._seen_tokens -= freed if index < self.seen_end else 0
         self._users.shrunk(index, freed)
-        for later in self._waiting:
-            if later > index:
-                self._waiting[later] -= freed
-
-    def take_gains(self, first: int = 0) -> list[int]:
-        """Take the gains from message `first` on, which an event compacts, and return their indexes."""
-        taken = list[int]()
-        for gains in (self.results, self.users):
-            while gains and gains[-1].index >= first:
-                gain = gains.pop()
-                self.gain -= gain.freed
-                taken.append(gain.index)
-        return taken
 
     def settle(self) -> frozenset[int]:
         """The pins for a summary here. Messages that were released become part of it and are never pinned again."""
         return self._users.settle() | self._systems.settle()
 
-    def taken(self, messages: Messages, pins: frozenset[int], snapshot: int, replies: int) -> None:
+    def taken(self, snapshot: int, replies: int) -> None:
         """A snapshot of so many tokens has replaced all old messages but leading ones and pins. So many tokens of
         replies are among the pins until the next summary."""
-        self.movable, self._snapshot = self.pinned + replies, snapshot
-        self._fixed = sum(messages.items[index].fixed for index in pins)
-        before = self._tokens
-        for index in sorted(self._waiting, reverse=True):
-            before -= messages.live[index]
-            self._waiting[index] = before
+        self.movable = self.pinned + replies
+        self.seen_end, self._seen_tokens = self.end, self.movable + snapshot
 
     def copy(self) -> Self:
         other = copy.copy(self)
-        other.results, other.users, other._waiting = self.results.copy(), self.users.copy(), self._waiting.copy()
+        other.seen, other._fresh = self.seen.copy(), self._fresh.copy()
+        other._large_users = self._large_users.copy()
         other._users, other._systems = self._users.copy(), self._systems.copy()
+        return other
+
+
+class Pins:
+    """Messages that a summary leaves alone: the recent ones, and as many of the newest others as the budget allows.
+
+    With `keeps_first`, the first message is always kept and does not count against the budget: the user's first
+    message usually states the task, and a long one must not displace the newest. Large messages do not count either,
+    because only their previews stay, and nor do messages that are kept because they stay in their places. Messages are
+    added as they leave the recent window, each in constant time (amortised).
+    """
+
+    def __init__(self, budget: int, *, keeps_first: bool = False) -> None:
+        self._budget = budget
+        self._keeps_first = keeps_first
+        self._first: int | None = None
+        self._others: deque[tuple[int, int]] = deque()  # small ones: index, tokens
+        self._counted = 0  # their tokens
+        self._large: deque[tuple[int, int]] = deque()  # large ones: index, tokens of the preview
+        self._whole: deque[tuple[int, int]] = deque()  # those among them that are recent: index, tokens beyond that
+        self._kept: set[int] = set()
+        self.tokens = 0
+        """What the pinned messages take once all large ones are moved that may be."""
+
+    def add(self, index: int, tokens: int, preview: int) -> None:
+        """Pin message `index`, the newest. Of a large one, only its preview stays once it is released."""
+        self.tokens += tokens
+        if self._keeps_first and self._first is None:
+            self._first = index
+        elif preview < tokens:
+            self._large.append((index, preview))
+            self._whole.append((index, tokens - preview))
+        else:
+            self._others.append((index, tokens))
+            self._counted += tokens
+
+    def keep(self, index: int, tokens: int) -> None:
+        """Pin message `index` for good, whatever its role."""
+        self._kept.add(index)
+        self.tokens += tokens
+
+    @property
+    def crowded(self) -> bool:
+        """Whether too many messages are kept for another summary."""
+        return len(self._kept) > MOST_KEPT
+
+    def shrunk(self, index: int, freed: int) -> None:
+        """A reference has replaced this message, which may be one that is kept."""
+        if index in self._kept:
+            self.tokens -= freed
+
+    def release(self, recent: int) -> list[int]:
+        """Release what no longer fits, but nothing from `recent` on. Returns the large messages that may move now."""
+        moving = list[int]()
+        while self._whole and self._whole[0][0] < recent:
+            index, freed = self._whole.popleft()
+            self.tokens -= freed
+            moving.append(index)
+        while self._counted > self._budget and self._others[0][0] < recent:
+            _, tokens = self._others.popleft()
+            self.tokens -= tokens
+            self._counted -= tokens
+        while len(self._large) > MOST_PREVIEWS:
+            self.tokens -= self._large.popleft()[1]
+        return moving
+
+    def settle(self) -> frozenset[int]:
+        """The indexes of the pinned messages."""
+        first = [] if self._first is None else [self._first]
+        return frozenset(self._kept).union(first, (index for index, _ in (*self._others, *self._large)))
+
+    def copy(self) -> Self:
+        other = copy.copy(self)
+        other._others, other._kept = self._others.copy(), self._kept.copy()
+        other._large, other._whole = self._large.copy(), self._whole.copy()
         return other

@@ -1,22 +1,37 @@
-"""What a plan would have sent and what that would have cost, for a request that went upstream as it came. Pure.
+"""What a plan would have sent, what that would have cost, and in words what it did or waits for. Pure.
 
 Costs are in plain input tokens, under the policy's prices. Upstream's cache keeps the beginning of a prompt. As much of
 it as upstream read there, or as the request before this one had, would also have been cached with the plan, but only up
 to the first change that the plan makes between these two requests. A summary costs what its call does. What the model
 would have read back is not known, and the reply costs the same in both cases; neither is included.
+
+The log, the header `x-offload-reason`, the dashboard and the replay's report show the same sentences. All figures are
+tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 
 import msgspec
 from msgspec.structs import replace
 
 from proxy.plan.history import History
-from proxy.plan.plan import Item, Plan, Role, live
-from proxy.plan.rental import OUTPUT_PRICE, SkiRental
-from proxy.policy import Inject, Offload, Policy, Wait
+from proxy.plan.plan import CEILING_SHARE, Cause, Item, OffloadEvent, Plan, Role, live
+from proxy.plan.planner import PAYBACK, least_freed
+from proxy.policy import Inject, Mode, Offload, Policy, Wait
+
+SUMMARY_REQUEST_TOKENS = 500
+"""About the tokens that the task adds to the conversation in a summary call."""
+OUTPUT_PRICE = 5
+"""An output token in input tokens: 5 at Anthropic's, 4 to 8 at OpenAI's price lists (2025)."""
+CAUSES = {
+    Cause.EARLY.name.lower(): "newest old results, because that pays",
+    Cause.TOTAL.name.lower(): "history above its ceiling",
+    Cause.WINDOW.name.lower(): "to fit the context window",
+}
+"""Why an event happened, in a few words."""
 
 
 class Billed(msgspec.Struct, frozen=True):
@@ -100,7 +115,7 @@ def forecast(
         kept += ours + _common(sent, _segments(items, earlier, offload), reach)
     summary = 0.0
     if plan.events and not plan.waited and _summarises(plan):
-        summary = SkiRental(offload).price(0, tokens)
+        summary = summary_cost(offload, tokens)
     taken = {segment.key[0] for segment in sent}
     return Forecast(
         tokens=tokens,
@@ -110,6 +125,12 @@ def forecast(
         before=round(scale * _cost(offload, came, cached)),
         after=round(scale * (_cost(offload, head + ours + tokens, kept) + summary)),
     )
+
+
+def summary_cost(offload: Offload, tokens: int) -> float:
+    """Return the cost of the call that summarises so many cached tokens."""
+    output = OUTPUT_PRICE * offload.compress.snapshot_tokens
+    return offload.cached_read * tokens + SUMMARY_REQUEST_TOKENS + output
 
 
 class Kinds(msgspec.Struct, frozen=True):
@@ -203,3 +224,159 @@ def _cached_before(items: Sequence[Item], head: int) -> int:
 def _is_answer(items: Sequence[Item], index: int) -> bool:
     """Whether the client asked just before this message."""
     return items[index].role is Role.ASSISTANT and items[index - 1].role is not Role.ASSISTANT
+
+
+# -- in words ----------------------------------------------------------------------------------------------------------
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """Answers of our tools that this request has pointers to instead, for the first time."""
+
+    count: int
+    """The replies before which they were given."""
+    before: int
+    after: int
+
+
+def event_at(plan: Plan, messages: int) -> OffloadEvent | None:
+    """Return the event that happens at a request of so many messages, if there is one."""
+    return plan.events[-1] if plan.events and plan.events[-1].point == messages else None
+
+
+def newly_used(items: Sequence[Item], plan: Plan) -> range:
+    """Return where the replies are whose hidden answers leave at this history's request; see `Plan.used`."""
+    before = plan.used - 1
+    while before > 0 and not (items[before].role is Role.ASSISTANT and items[before - 1].role is not Role.ASSISTANT):
+        before -= 1
+    return range(max(before, 0), plan.used)
+
+
+def told(
+    items: Sequence[Item],
+    plan: Plan,
+    offload: Offload,
+    window: int | None,
+    *,
+    late: bool = False,
+    answers: Answers | None = None,
+) -> str:
+    """Say what the plan of a history did at the request that ends with it or, if that is nothing, what it waits for.
+
+    `late`: the newest event is not shown yet, because its summary is not ready.
+    """
+    return " ".join(_sentences(items, plan, offload, window, late, answers)) or waiting(plan, offload, late=late)
+
+
+def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
+    """Say how far the next event is, in one sentence."""
+    if late:
+        return "waiting: the summary of old history is not ready yet"
+    now = plan.standing
+    if now.total > now.ceiling:
+        least = least_freed(now.ceiling)
+        return (
+            f"waiting: the history is {now.total:,} tokens, above {now.ceiling:,}, but an event would free only "
+            f"{max(now.free, 0):,} now, less than {least:,}, a tenth of that"
+        )
+    so_far = f"waiting: the history is {now.total:,} of {now.ceiling:,} tokens"
+    if offload.mode is Mode.COMPRESS:
+        return so_far
+    if not now.results:
+        return f"{so_far}; no more result is above {offload.max_tool_message_tokens:,} tokens"
+    old = f"{so_far}; {now.old:,} of {_several(now.results, 'result')} {'is' if now.old == 1 else 'are'} old"
+    if not now.old:
+        return old
+    if now.pays_after is None:
+        return f"{old}, and moving early saves nothing where cached input is free"
+    them = "it" if now.old == 1 else "them"
+    return f"{old}, moving {them} pays after {_several(now.pays_after, 'more request')}"
+
+
+def _sentences(
+    items: Sequence[Item], plan: Plan, offload: Offload, window: int | None, late: bool, answers: Answers | None
+) -> Iterator[str]:
+    new = range(_unanswered(items), len(items))
+    unseen = [index for index in new if index in plan.moves and not plan.moves[index].event]
+    if unseen:
+        limit = f"max_unseen_tool_tokens ({offload.max_unseen_tool_tokens:,})"
+        each = "it has" if len(unseen) == 1 else "each has"
+        yield f"Sent only a preview of {_sized(items, plan, unseen, 'new result')}, because {each} more than {limit}."
+    event = event_at(plan, len(items))
+    if event:
+        done = _done(items, plan)
+        waits = " Requests are sent without this until its summary is ready." if late else ""
+        yield f"{done[0].upper()}{done[1:]} because {_because(event, offload, window, items, plan)}.{waits}"
+    if answers:
+        sizes = f"{answers.before:,} tokens, {answers.after:,} stay"
+        where = _several(answers.count, "reply", "replies")
+        yield f"Replaced what grep and read_file answered before {where} ({sizes}) because the model has used it."
+
+
+def _because(event: OffloadEvent, offload: Offload, window: int | None, items: Sequence[Item], plan: Plan) -> str:
+    """Say why the newest event happened, and how much of the history is written again."""
+    again, total, ceiling = rewritten(items, plan), f"{event.total:,} tokens", plan.standing.ceiling
+    behind = f"; {again:,} tokens are written again"
+    if event.cause is Cause.EARLY:
+        them = "it" if sum(move.event == len(plan.events) for move in plan.moves.values()) == 1 else "them"
+        return f"{PAYBACK} more requests with {them} would cost more than writing {again:,} tokens again"
+    if event.cause is Cause.WINDOW:
+        return f"the history, {total}, did not fit the context window of {window or 0:,}{behind}"
+    limit = "max_total_tokens" if ceiling == offload.max_total_tokens else f"{CEILING_SHARE:.0%} of the context window"
+    return f"the history had grown to {total}, above {ceiling:,} ({limit}){behind}"
+
+
+def rewritten(items: Sequence[Item], plan: Plan) -> int:
+    """Return the tokens of history that upstream has to read again because of the newest event."""
+    number = len(plan.events)
+    if _summarises(plan):
+        return plan.standing.total
+    first = min(index for index, move in plan.moves.items() if move.event == number)
+    start = plan.boundaries[-1].end if plan.boundaries else 0
+    pins = plan.boundaries[-1].pins if plan.boundaries else frozenset[int]()
+    sent = (index for index in range(first, len(items)) if index >= start or index in pins)
+    return sum(live(items[index], plan.moves.get(index)) for index in sent)
+
+
+def _done(items: Sequence[Item], plan: Plan) -> str:
+    number, gone = len(plan.events), _summarised(items, plan)
+    taken = set(gone)
+    moved = [index for index, move in plan.moves.items() if move.event == number and index not in taken]
+    results = [index for index in moved if items[index].role is not Role.USER]
+    users = [index for index in moved if items[index].role is Role.USER]
+    parts = []
+    if results:
+        parts.append(f"moved {_sized(items, plan, results, 'result')}")
+    if users:
+        parts.append(f"{'' if results else 'moved '}{_sized(items, plan, users, 'long user message')}")
+    if gone:
+        replaced = sum(items[index].tokens for index in gone)
+        parts.append(f"summarised {_several(len(gone), 'old message')} ({replaced:,} tokens as they came)")
+    return _joined(parts) or "changed nothing"
+
+
+def _summarised(items: Sequence[Item], plan: Plan) -> list[int]:
+    """Return the messages that the newest event's snapshot replaces."""
+    if not _summarises(plan):
+        return []
+    leading = sum(1 for _ in takewhile(lambda item: item.role is Role.SYSTEM, items))
+    boundary = plan.boundaries[-1]
+    return [index for index in range(leading, boundary.end) if index not in boundary.pins]
+
+
+def _sized(items: Sequence[Item], plan: Plan, indexes: Collection[int], noun: str) -> str:
+    before = sum(items[index].tokens for index in indexes)
+    after = sum(live(items[index], plan.moves[index]) for index in indexes)
+    return f"{_several(len(indexes), noun)} ({before:,} tokens, {after:,} stay)"
+
+
+def _unanswered(items: Sequence[Item]) -> int:
+    """Return where the messages begin that the model has not answered."""
+    return next((index + 1 for index in range(len(items) - 1, -1, -1) if items[index].role is Role.ASSISTANT), 0)
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return " and ".join(parts) if len(parts) < 3 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
+
+
+def _several(count: int, noun: str, nouns: str = "") -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"

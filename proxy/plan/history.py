@@ -21,8 +21,8 @@ from proxy.plan import labels
 from proxy.plan.labels import Label
 from proxy.plan.opening import START, Opening
 from proxy.plan.pairing import REGULAR, Irregular, Pairing, Place
-from proxy.plan.plan import Item, Plan, Role, Room
-from proxy.plan.planner import Fold, begun, least_planned
+from proxy.plan.plan import Item, Plan, Role, Room, Standing
+from proxy.plan.planner import Fold
 from proxy.plan.preview import Shape
 from proxy.plan.reasons import Reason
 from proxy.plan.results import Carries, ResultRule
@@ -270,9 +270,10 @@ class Terms(msgspec.Struct, frozen=True):
 
     def leave_alone(self, tokens: int, leading: int) -> bool:
         """Whether a history of so few tokens, `leading` of them in leading system messages, never needs a plan."""
-        if tokens > min(least_planned(self.offload), self.offload.max_unseen_tool_tokens):
+        offload, room = self.offload, self.room
+        ceiling = room.ceiling(offload.max_total_tokens)
+        if tokens > min(ceiling, offload.max_tool_message_tokens, offload.max_unseen_tool_tokens):
             return False
-        room = self.room
         return room.window is None or room.holds(tokens - leading + room.reserved(leading))
 
 
@@ -354,7 +355,7 @@ class History:
         if self.fold is None and self.terms.leave_alone(tokens, _leading_tokens(read)):
             return History(self.terms, read, tokens, sent, held)
         terms, parts = self.terms, self.parts.extended(messages, self.terms.offload)
-        fold = self.fold.copy() if self.fold else begun(terms.offload, terms.room, terms.tool_definition_tokens)
+        fold = self.fold.copy() if self.fold else Fold(terms.offload, terms.room, terms.tool_definition_tokens)
         for item in parts.items[len(self) if self.fold else 0 :]:
             fold.add(item)
         return History(terms, read, tokens, sent, held, fold, parts)
@@ -405,7 +406,11 @@ class History:
     def plan(self) -> Plan:
         """The plan for a request that ends here."""
         if self.fold is None:
-            return Plan(moves={}, boundaries=(), events=(), live=self.tokens, fits=True)
+            total, ceiling = (
+                self.tokens - _leading_tokens(self._read),
+                self.terms.room.ceiling(self.terms.offload.max_total_tokens),
+            )
+            return Plan({}, (), (), live=self.tokens, fits=True, standing=Standing(total, ceiling))
         return self.fold.plan()
 
     def transcript(self, raws: Sequence[bytes | Raw]) -> Transcript:

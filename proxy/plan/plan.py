@@ -14,6 +14,9 @@ PATIENCE = 8
 that waits carries the old content once more, but breaking the prefix a second time costs about ten times as much."""
 WINDOW_MARGIN = 0.05
 """Upstream counts a few per cent more tokens than we do, because of chat templates and other vocabularies."""
+CEILING_SHARE = 0.6
+"""The most of a known window that the history may take before results move: the rest is for what the model reads next,
+its reply, the system prompt and the definitions of tools."""
 LEADING_SHARES = 8
 """The window's parts in which the planner counts leading system messages."""
 
@@ -81,31 +84,37 @@ class Cause(IntEnum):
     """Why an event happened."""
 
     TOTAL = 0
-    """Old history exceeds `max_total_tokens`, and the event pays for itself. Under plan 2 it is a summary."""
-    RENT = 1
-    """The newest results have cost, or will soon cost, as much as it takes to move them."""
-    HARD = 2
-    """Old history exceeds what models can work with. The event need not pay."""
-    WINDOW = 3
-    """The request does not fit the window. The event need not pay."""
+    """The history exceeded the ceiling."""
+    EARLY = 1
+    """Old results moved because that pays."""
+    WINDOW = 2
+    """The request did not fit the window."""
 
 
 class OffloadEvent(msgspec.Struct, frozen=True):
-    """A request point at which the context was rewritten.
-
-    Its user turn begins at `turn`. Everything before `answered` had been sent and answered by then.
-    """
+    """A request point at which the context was rewritten. Everything before `answered` had been answered by then."""
 
     point: int
-    turn: int
     answered: int
     cause: Cause = Cause.TOTAL
+    total: int = 0
+    """Tokens of the history before the event."""
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How far a history is from its next event."""
+
+    total: int
+    """Tokens of the history as planned."""
+    ceiling: int
+    results: int = 0
+    """Results that are large enough to move, and have not."""
     old: int = 0
-    """Tokens of old history that count against the limits or, if the request did not fit the window, of all of it."""
-    paid: int = 0
-    """What it had cost by then to carry what moved, in plain input tokens."""
-    rewritten: int = 0
-    """Tokens that are written anew."""
+    """Those that the model has answered `keep_views` times."""
+    free: int = 0
+    """Tokens that an event at the ceiling could free now."""
+    pays_after: int | None = None
+    """Requests after which moving the newest old results would pay; None if it never does."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -120,8 +129,11 @@ class Plan(msgspec.Struct, frozen=True):
     """Whether that is within the window."""
     waited: int = 0
     """The client's requests since the latest event."""
-    answered: int | None = None
-    """Where the newest reply begins that the model gave before this request. None under the rules of plan 1."""
+    used: int = 0
+    """Where the newest reply begins that the model gave before this request. The hidden rounds before it have been
+    used: an answer of our tools stays whole in the request after its reply and becomes a pointer in the next one."""
+    standing: Standing = Standing(0, 0)
+    """How far the next event is."""
 
     @property
     def empty(self) -> bool:
@@ -135,17 +147,6 @@ class Plan(msgspec.Struct, frozen=True):
         """
         points = [event.point for event in self.events]
         return min([*points, *(index + 1 for index, move in self.moves.items() if move.first_preview)], default=0)
-
-    @property
-    def used(self) -> int:
-        """The hidden rounds before this message have been used: their long answers shrink to pointers.
-
-        An answer stays whole in the request after its reply and leaves with the next one, by its position alone. Under
-        plan 1 it stays until an event in a later user turn.
-        """
-        if self.answered is not None:
-            return self.answered
-        return self.events[-1].turn if self.events else 0
 
     def before(self, event: int) -> Plan:
         """The plan of the request before that event (ordinals from 1)."""
@@ -185,11 +186,13 @@ class Room(msgspec.Struct, frozen=True):
     """The part of `aside` that is kept free for the reply."""
     preamble: int = 0
     """Tokens of text that precedes the history and is no part of it. It counts like leading system messages."""
-    marks: bool = True
-    """Whether upstream's cache needs no breakpoints, or the client leaves room for two of ours."""
 
     def holds(self, live: int) -> bool:
         return self.window is None or self.left(live) >= 0
+
+    def ceiling(self, total: int) -> int:
+        """The tokens of history above which results move at any price, where the policy allows `total`."""
+        return total if self.window is None else min(total, int(self.window * CEILING_SHARE))
 
     def left(self, live: int) -> int:
         """Tokens left beside `live` tokens of messages. The window must be known."""

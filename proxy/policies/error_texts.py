@@ -21,6 +21,18 @@ _WORDS = {
 }
 
 
+REPLACED: Mapping[str, str] = {
+    "min_views": "is now `keep_views`",
+    "plan": "is gone: there is one rule",
+    "max_loss": "is gone: `keep_views` says how soon results may leave",
+    "hard_total_tokens": "is now `max_total_tokens`, above which results move at any price",
+    "early_total_tokens": "is gone: `keep_views` says how soon results may leave",
+    "early_saved_tokens": "is gone: results leave early where that pays",
+    "min_saved_tokens": "is gone: an event frees a tenth of `max_total_tokens`",
+}
+"""Keys of earlier drafts, and what to write instead."""
+
+
 def explained(message: str) -> tuple[Path, str]:
     """Return the path in one of msgspec's messages, and what was expected there, in YAML's terms."""
     said, _, place = message.partition(" - at `$")
@@ -55,6 +67,8 @@ def _about(path: Path) -> Mapping[str, Any]:
 
 def _suggested(key: str, path: Path) -> str:
     """Return advice about an unknown key at `path`."""
+    if key in REPLACED:
+        return f"`{key}` {REPLACED[key]}"
     here = next((part for part in reversed(path) if isinstance(part, str)), "")
     known = {section: list(definitions()[name]["properties"]) for section, name in SECTIONS.items()}
     elsewhere = [section for section, keys in known.items() if key in keys]

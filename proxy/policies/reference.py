@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from proxy.plan.prices import ASSUMED, FREE, PRICE_LISTS
-from proxy.plan.profiles import PLAN_2_ONLY, presets
+from proxy.plan.profiles import PROFILES, presets
 from proxy.policies.format import schema
-from proxy.policy import Offload, Profile, Tools
+from proxy.policy import Profile, Tools
 
 Definition = Mapping[str, Any]
 
@@ -60,32 +60,30 @@ audio or files. A larger accepted prompt supersedes what was learned. Conversati
 once when a window becomes known. Each process learns by itself: set `context_window` where replicas must agree at
 once.
 
-## Profiles and plans
+## When something moves
 
-Offloading decides by cost: every event pays for itself (see [architecture](architecture.md)). `offload.profile` sets
-the keys that the policy leaves out. [benchmarks](benchmarks.md) shows what each costs. Start with `balanced`, the
-default. If the metrics show that models rarely read moved results back, go to `frugal`. If they often do, or if results
-must stay long, take `careful`, which leaves most short conversations as they are.
+The plan has one rule. Old tool results stay until the model has answered `keep_views` times with them in view. Then the
+newest ones move as soon as seven more requests with them would cost more than writing the rest of the prompt again. And
+whenever the history exceeds `max_total_tokens`, the oldest results above `max_tool_message_tokens` move until half of
+that is left, whatever it costs. *History* is everything after the leading system messages, as it would be sent.
 
-A key that is set beats the profile, and means what it says. Where the policy sets `max_total_tokens`, nothing moves
-before old history exceeds it, but results that are too large to be sent even once and what the window has no room for;
-above twice as much, offloading need not pay. Where it sets `min_saved_tokens`, every event that must pay saves as much.
-Leave these keys out to have the whole profile. In the mode `compress`, and where cached input is free, next to nothing
-can pay: there, offloading begins above `hard_total_tokens`, which for `compress` is twice `max_total_tokens` unless the
-policy sets it. `offload-proxy check` warns of keys without an effect.
+Three things stay: the last `keep_recent_count` messages, what the model has not answered, and results of
+`exclude_tools`. An event at the ceiling that would free less than a tenth of it waits. Where moving leaves more than
+the ceiling and more than `compact_ratio_threshold` of what was there, `auto` summarises; `compress` always does. A
+request that does not fit a known window is made to fit, and the ceiling is at most 60 % of that window.
 
-Clients that mark their caches (`cache_control`) and leave no room for two marks of the proxy have fewer events, as
-each one costs more there. That holds where `cache_write` is above 1.0, as only such caches need marks.
+Moving early needs prices; the ceiling does not. Where cached input is free, results move at the ceiling only.
+
+`offload.profile` sets `keep_views` and `max_total_tokens`; a key that is set beats it. Start with `balanced`, the
+default ([benchmarks](benchmarks.md) shows what each costs). If the metrics show that models rarely read moved results
+back, go to `frugal`. If they often do, take `careful`. A change of these keys rewrites each conversation under way
+once.
 
 With `tools.inject: agents`, requests that bring tools have the proxy's from the start, and so have all requests that a
 policy with `results` is for: clients that need this key describe their tools in the prompt
 ([clients](clients.md#results-in-other-roles)). Other requests have them once something has moved.
 
-`offload.plan: 1` keeps the older rules and their defaults for this release; profiles belong to plan 2. A change of
-`plan`, of `profile` or of their keys rewrites each conversation under way once. While replicas with different plans
-serve the same conversations, every change of replica rewrites them again. So give a new version `plan: 1` in its
-policies as long as older ones run beside it (they refuse the key, and keep the policies that they have), and remove it
-when all run the new one.
+`offload-proxy check` says when a policy first acts, and warns of keys that contradict each other.
 
 {profiles}
 Prices that a policy leaves out come from this table. The upstream's host finds the list, or the model's name where
@@ -129,21 +127,14 @@ def reference() -> str:
 
 
 def _profiles() -> str:
-    chosen = [{"profile": profile} for profile in Profile] + [{"plan": 1}]
-    found = [msgspec.convert(presets(one)["offload"], Offload) for one in chosen]
-    tools = [presets(one)["tools"].get("inject", Tools().inject) for one in chosen]
-    keys = [key for key in presets(chosen[0])["offload"] if key != "plan"]
+    keys = list(PROFILES[Profile.BALANCED])
     rows = [
-        f"| {next(iter(one.values())) if offload.plan > 1 else 'plan 1'} | "
-        f"{' | '.join(_shown(key, offload) for key in keys)} | {inject} |\n"
-        for one, offload, inject in zip(chosen, found, tools, strict=True)
+        f"| {profile} | {' | '.join(f'{chosen[key]:,}' for key in keys)} | "
+        f"{presets({'profile': profile})['tools'].get('inject', Tools().inject)} |\n"
+        for profile, chosen in PROFILES.items()
     ]
     head = " | ".join(f"`{key}`" for key in (*keys, "tools.inject"))
     return f"| profile | {head} |\n{'|---' * (len(keys) + 2)}|\n{''.join(rows)}"
-
-
-def _shown(key: str, offload: Offload) -> str:
-    return "" if offload.plan == 1 and key in PLAN_2_ONLY else str(getattr(offload, key))
 
 
 def _prices() -> str:

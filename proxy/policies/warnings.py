@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.plan.profiles import PLAN_2_ONLY
 from proxy.policies.document import Path
 from proxy.policy import Mode, Offload, Policy
 
 _SUMMARISING = (Mode.COMPRESS, Mode.AUTO, Mode.OBSERVE)
-_BY_PRICE = ("max_total_tokens", "early_total_tokens", "early_saved_tokens", "max_loss")
-"""Keys of events that must pay."""
 
 
 def idle_keys(value: Mapping[str, Any], policy: Policy) -> Iterator[tuple[Path, str]]:
@@ -39,25 +36,21 @@ def _why(key: str, offload: Offload) -> str:
     mode = offload.mode
     if mode is Mode.OFF:
         return ""  # whoever switches it off for a while keeps the rest
-    if offload.plan == 1 and key in PLAN_2_ONLY:
-        return "has no effect under `plan: 1`"
     if key == "compact_ratio_threshold" and mode not in (Mode.AUTO, Mode.OBSERVE):
         return f"has no effect in the mode {mode}, only in auto"
     if key == "compress" and mode not in _SUMMARISING:
         return f"has no effect in the mode {mode}, which summarises nothing"
-    if offload.plan > 1 and key in _BY_PRICE:
-        return _why_nothing_pays(key, offload)
+    if key == "keep_views":
+        return _why_nothing_pays(offload)
     return ""
 
 
-def _why_nothing_pays(key: str, offload: Offload) -> str:
-    if key == "max_total_tokens" and offload.hard_total_tokens is None:
-        return ""  # it says as well what need not pay
+def _why_nothing_pays(offload: Offload) -> str:
+    if offload.mode is Mode.COMPRESS:
+        return "has no effect in the mode compress, where results do not move by themselves"
     if offload.cached_read == 0 < offload.cache_write:
         return (
             "has no effect where cached input is free (`cached_read: 0`), as nothing pays there: history is offloaded "
-            f"above `hard_total_tokens` ({offload.hard_total():,}), and where the window is full"
+            f"above `max_total_tokens` ({offload.max_total_tokens:,}), and where the window is full"
         )
-    if offload.mode is Mode.COMPRESS and key != "max_total_tokens":
-        return "has no effect in the mode compress, where results do not move by themselves"
     return ""

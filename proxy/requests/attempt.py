@@ -17,11 +17,22 @@ import msgspec
 
 from proxy.dialects.turn import Turn
 from proxy.dialects.usage import Reported
-from proxy.plan.forecast import Billed, Forecast, as_sent, cost, cost_as_it_came, forecast
+from proxy.plan.forecast import (
+    Answers,
+    Billed,
+    Forecast,
+    as_sent,
+    cost,
+    cost_as_it_came,
+    event_at,
+    forecast,
+    newly_used,
+    told,
+    waiting,
+)
 from proxy.plan.reasons import Reason
 from proxy.plan.refusals import Addition
 from proxy.plan.request import Request
-from proxy.plan.telling import Answers, event_at, newly_used, told
 from proxy.plan.turn import Usage
 from proxy.policies.tenants import Tenant
 from proxy.policy import Mode, SnapshotRole
@@ -368,15 +379,14 @@ def outcome(
 
 
 def _told(attempt: Attempt, planned: PlannedRequest) -> str:
-    """Say what the plan did at this request."""
-    plan = planned.plan
-    if plan.empty and not attempt.reinserted:
-        return ""
-    answers, waiting = None, isinstance(attempt, AsItCame)
+    """Say what the plan did at this request, or what it waits for."""
+    plan, answers, late = planned.plan, None, isinstance(attempt, AsItCame) and not planned.plan.empty
     if isinstance(attempt, Rewritten):
-        answers, waiting = _answers(attempt), len(attempt.rendered.plan.events) < len(plan.events)
+        answers, late = _answers(attempt), len(attempt.rendered.plan.events) < len(plan.events)
     offload, window = planned.policy.offload, planned.room.window
-    return told(planned.past.items, plan, offload, window, waiting=waiting, answers=answers)
+    if plan.empty and not answers:
+        return waiting(plan, offload)
+    return told(planned.past.items, plan, offload, window, late=late, answers=answers)
 
 
 def _answers(attempt: Rewritten) -> Answers | None:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy import rawjson
-from proxy.dialects import Dialect, Entry, cache_marks, render
+from proxy.dialects import Dialect, Entry, render
 from proxy.dialects.files import Files, moved_files
 from proxy.dialects.render import ActiveSnapshot
 from proxy.dialects.turn import Turn
@@ -221,9 +221,7 @@ async def plan(
     defined = await reader.tool_tokens(asked.tools, asked.model, caller)
     before = 0 if asked.preamble is rawjson.NULL else await reader.tool_tokens(asked.preamble, asked.model, caller)
     reply = policy.upstream.reply_room(window)
-    marks = policy.offload.cache_write <= cache_marks.FREE
-    marks = marks or not await reader.pool.run(caller, partial(cache_marks.crowded, asked), asked.size)
-    room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before, marks)
+    room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
     past = await reader.past(dialect, asked.entries, terms, caller)
@@ -326,7 +324,7 @@ def rendered(
         shown=shown,
         role=role,
         rounds=sent,
-        marking=history.request if history.policy.offload.plan > 1 else None,
+        marking=history.request,
         altered=altered,
     )
     tokens = _size(history, plan, shown, sent, reader)

@@ -296,7 +296,7 @@ def test_a_summary_call_includes_hidden_rounds(up: StrictUpstream, model: Model,
         return text(f"{len(request.messages)} {WORDS}")
 
     model.answer = searches
-    Talk(serve({"default": policy(up, plan=1)})).go(12)
+    Talk(serve({"default": policy(up)})).go(12)
     last = summaries(up)[-1]
     assert len(summaries(up)) >= 2
     assert any(message["role"] == "tool" for message in last.messages)
@@ -462,7 +462,7 @@ def test_a_summary_is_used_however_late_it_arrives(up: StrictUpstream, model: Mo
 
 def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
     """Until then the client's own bytes go on, and upstream's cached prefix breaks once."""
-    proxy = serve({"default": policy(up, "auto", plan=1, compress={"wait": "never"}, min_saved_tokens=300)})
+    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"})})
     talk = Talk(proxy, tools=[TOOL])
     model.gate.clear()
     talk.step(0, f"result {WORDS}")
@@ -481,7 +481,7 @@ def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve
 
 def test_an_event_stops_waiting_for_a_late_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
     model.summary = lambda: error(500)
-    limits = {"max_total_tokens": 600, "min_saved_tokens": 300}
+    limits = {"max_total_tokens": 600}
     proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, **limits)})
     talk = Talk(proxy, tools=[TOOL])
     talk.step(0, f"result {WORDS}")

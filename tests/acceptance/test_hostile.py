@@ -62,7 +62,7 @@ def test_a_clients_mistake_does_not_switch_offloading_off(serve: Callable[..., P
 def test_asking_for_too_many_completion_tokens_does_not_shrink_the_window(serve: Callable[..., Proxy]) -> None:
     with StrictUpstream(Rules(context_window=20_000), expect_refusals=True) as up:
         up.respond(lambda _: text("Yes."))
-        proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 3_000, "min_saved_tokens": 1_000})})
+        proxy = serve({"default": tight(up.url, offload={"max_total_tokens": 3_000})})
         assert [post(proxy, max_tokens=1_000_000).status_code for _ in range(12)] == [200] * 12
         assert len(up.refusals) == 1, "which names the window; from then on the reply is limited to its room"
         assert ours(post(proxy))["x-offload-compacted"] == "0"

@@ -32,9 +32,7 @@ RUN = "super-swe-agent_masked-transnormerllm_goal"
 """45 turns, 94,000 tokens; with `OFFLOAD` three events, two of them with cuts."""
 OFFLOAD: Json = {
     "mode": "auto",
-    "plan": 1,
     "max_total_tokens": 10_000,
-    "min_saved_tokens": 4_000,
     "compress": {"wait": "always"},
 }
 SNAPSHOT = "<state_snapshot><overall_goal>go on</overall_goal></state_snapshot>"

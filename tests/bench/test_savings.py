@@ -74,10 +74,9 @@ def offload(mode: Mode, **changes: object) -> Offload:
     defaults: dict[str, object] = {
         "max_total_tokens": 1000,
         "max_tool_message_tokens": 200,
-        "min_saved_tokens": 100,
         "cached_read": 0,
         "cache_write": 0,
-        "min_views": 1,
+        "keep_views": 1,
         "pin_user_tokens": 100,
         "compress": Compress(snapshot_tokens=100),
     }
@@ -206,7 +205,7 @@ def test_a_result_is_read_back_in_pages_that_stay_in_the_context() -> None:
 
 def test_a_large_answer_leaves_after_the_request_that_follows_its_reply() -> None:
     steps = "s:10 u:10 a:10 t:5000 a:10 t:30 a:10 t:30 a:10 t:30 a:10"
-    strategy = Proxied(offload(Mode.COMPACT, max_total_tokens=10**6, early_total_tokens=0), reading=1.0)
+    strategy = Proxied(offload(Mode.COMPACT, max_total_tokens=10**6), reading=1.0)
     sizes = [tokens for tokens, kind in sent(strategy, run(steps)) if kind == "client"]
     assert sizes[3] - sizes[2] == READ_CALL + 5000 + 40
     assert sizes[4] - sizes[3] == SHRUNK - 5000 + 40

@@ -27,7 +27,7 @@ from tests.serving import wait_until
 
 Json = dict[str, Any]
 SECRET = "sk-very-secret"
-EARLY = "offload: {mode: compact, max_total_tokens: 3000, min_saved_tokens: 500, cached_read: 0.5, cache_write: 1}\n"
+EARLY = "offload: {mode: compact, max_total_tokens: 3000, cached_read: 0.5, cache_write: 1}\n"
 
 
 def session(topic: str, steps: int = 8) -> list[Json]:

@@ -19,8 +19,7 @@ from tests.fake_upstream import Message, StrictUpstream
 from tests.serving import Proxy, tight
 
 TIGHT = {
-    "plan": 2,
-    "min_views": 1,
+    "keep_views": 1,
     "max_total_tokens": 2500,
     "max_tool_message_tokens": 400,
     "keep_recent_count": 2,

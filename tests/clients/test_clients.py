@@ -16,7 +16,7 @@ from tests.serving import Proxy, tight
 
 NEEDLE = "heliotrope-7291"
 TASK = f"Read the logs part0.log to part{LOGS - 1}.log, one after the other, and tell me the code word."
-TIGHT = {"plan": 2, "min_views": 1, "max_total_tokens": 1500, "max_tool_message_tokens": 600}
+TIGHT = {"keep_views": 1, "max_total_tokens": 1500, "max_tool_message_tokens": 600}
 
 pytestmark = [
     pytest.mark.clients,

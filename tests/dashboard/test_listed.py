@@ -37,7 +37,7 @@ def model(upstream: StrictUpstream) -> Model:
 def proxy(upstream: StrictUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     policies = {
         "default": tight(upstream.url),
-        "paying": tight(upstream.url, api_keys=[{"env": "PAYING"}], offload={"plan": 2}),
+        "paying": tight(upstream.url, api_keys=[{"env": "PAYING"}], offload={}),
         "whole": tight(upstream.url, api_keys=[{"env": "WHOLE"}], offload=WHOLE),
     }
     path = tmp_path_factory.mktemp("dashboard") / "rows.db"

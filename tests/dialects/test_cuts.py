@@ -27,10 +27,9 @@ Message = dict[str, Any]
 
 OFFLOAD = written.offload(
     mode=Mode.AUTO,
-    min_views=1,
+    keep_views=1,
     max_total_tokens=800,
     max_tool_message_tokens=100,
-    min_saved_tokens=50,
     max_unseen_tool_tokens=5_000,
     pin_user_tokens=150,
     compact_ratio_threshold=0.2,
@@ -191,6 +190,6 @@ def test_recorded_runs_stay_acceptable(role: SnapshotRole) -> None:
 
 @needed
 def test_a_recorded_run_with_many_users_stays_acceptable() -> None:
-    offload = written.offload(mode=Mode.COMPRESS, max_total_tokens=5_000, pin_user_tokens=1_000, min_saved_tokens=2_000)
+    offload = written.offload(mode=Mode.COMPRESS, max_total_tokens=5_000, pin_user_tokens=1_000)
     runs = list(load(source="tau-bench"))[:3]
     assert all(check(run.messages, Rendered(offload)) for run in runs)

@@ -27,10 +27,9 @@ from tests import written
 
 OFFLOAD = written.offload(
     mode=Mode.AUTO,
-    min_views=1,
+    keep_views=1,
     max_total_tokens=2000,
     max_tool_message_tokens=300,
-    min_saved_tokens=100,
     max_unseen_tool_tokens=9000,
     pin_user_tokens=100,
     cached_read=0,
@@ -80,7 +79,7 @@ class Case:
 
 SYSTEM, USER, LAST = raw("system", "be good"), raw("user", "rules: never touch production"), raw("user", "go on")
 COMPACTED = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10), LAST)
-CUT = Case(SYSTEM, USER, *step(1, 2500), *step(4, 300), *step(2, 2500, 200), *step(3, 9), LAST)
+CUT = Case(SYSTEM, USER, *step(1, 680), *step(4, 300), *step(2, 680, 200), *step(3, 100), LAST)
 
 
 def test_untouched_messages_keep_their_bytes() -> None:
@@ -172,10 +171,10 @@ THEIRS = json.loads(step(3, 10, 40)[0])["tool_calls"]
 MIXED = HiddenRound(
     (), raw("assistant", "whole", tool_calls=[CALL, *THEIRS]), (raw("tool", "z" * 500, tool_call_id="h1"),), 500
 )
+SMALL = msgspec.structs.replace(MIXED, tokens=90, sizes=(90,))
 
 
 LATER = Case(SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10, 40), *step(4, 10), LAST)
-FIRST = msgspec.structs.replace(OFFLOAD, plan=1)
 
 
 def test_hidden_rounds_stand_before_the_reply_they_led_to() -> None:
@@ -184,21 +183,7 @@ def test_hidden_rounds_stand_before_the_reply_they_led_to() -> None:
 
 
 def test_a_mixed_turn_is_put_together_again() -> None:
-    case = Case(*LATER.raws, offload=FIRST)
-    assert case.render(rounds={7: MIXED})[7:] == [MIXED.instead, *MIXED.after, *case.raws[8:]]
-
-
-def test_under_plan_1_answers_older_than_the_newest_events_user_turn_shrink_to_a_line() -> None:
-    case = Case(SYSTEM, USER, *step(1, 10), LAST, *step(2, 10, 5000), *step(3, 10), LAST, offload=FIRST)
-    assert case.plan.used == 7 and case.plan.events
-    first, second = case.render(rounds={2: HIDDEN})[2:4]
-    assert first == HIDDEN.before[0]
-    assert json.loads(second)["content"].count("read_file") == 1
-    assert '{"path":"/store/x"}' in json.loads(second)["content"]
-    small = msgspec.structs.replace(HIDDEN, sizes=(200, OFFLOAD.max_tool_message_tokens))
-    assert case.render(rounds={2: small})[2:4] == list(HIDDEN.before)
-    within = Case(SYSTEM, USER, *step(1, 10), *step(2, 10, 5000), *step(3, 10), offload=FIRST)
-    assert within.plan.events == () or within.render(rounds={2: HIDDEN})[3] == HIDDEN.before[1]
+    assert LATER.render(rounds={7: SMALL})[7:] == [SMALL.instead, *SMALL.after, *LATER.raws[8:]]
 
 
 def test_a_large_answer_shrinks_with_the_second_request_after_it() -> None:

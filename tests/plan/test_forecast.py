@@ -7,20 +7,18 @@ import pytest
 
 from bench.caches import Prefix
 from bench.replay import Proxied, Recorded, cost, plainly
-from proxy.plan.forecast import Billed, Forecast, by_kind, forecast
+from proxy.plan.forecast import Billed, Forecast, by_kind, forecast, summary_cost
 from proxy.plan.plan import Item, Plan, Role, Room
 from proxy.plan.planner import fold
-from proxy.plan.rental import SkiRental
 from proxy.policy import Compress, Inject, Mode, Offload, Policy, Tools, Wait
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from tests import written
 
 HEAD, OURS = 700, OUR_TOOLS_TOKENS
-COMPACT = written.offload(mode=Mode.COMPACT, max_total_tokens=4_000, min_saved_tokens=1_000, cache_write=1.0)
+COMPACT = written.offload(mode=Mode.COMPACT, max_total_tokens=4_000, cache_write=1.0)
 COMPRESS = written.offload(
     mode=Mode.COMPRESS,
-    max_total_tokens=4_000,
-    min_saved_tokens=1_000,
+    max_total_tokens=20_000,
     pin_user_tokens=100,
     cache_write=1.0,
     compress=Compress(snapshot_tokens=300),
@@ -83,7 +81,7 @@ def test_writing_to_the_cache_costs_its_price() -> None:
 
 
 def test_without_anything_to_move_both_costs_are_the_same_whatever_was_billed() -> None:
-    quiet = Policy(offload=written.offload(max_total_tokens=10**9))
+    quiet = Policy(offload=written.offload(max_total_tokens=10**9, keep_views=1_000))
     for billed in (None, Billed(50_000, 0), Billed(50_000, 49_999), Billed(50_000, 100), Billed(1, 1)):
         plan, seen = at(POINTS[-1], quiet, billed)
         assert plan.empty and seen.before == seen.after and seen.tokens == sum(one.tokens for one in SESSION[:-2])
@@ -120,7 +118,7 @@ def test_a_snapshot_is_shown_from_the_next_request_on_and_its_call_is_paid_once(
     place = next(place for place, (plan, _) in enumerate(found) if plan.boundaries)
     (_, wanted), (_, shown), (_, later) = found[place : place + 3]
     assert wanted.compressed == 0 and wanted.tokens == sum(one.tokens for one in SESSION[: POINTS[place]])
-    price = SkiRental(COMPRESS).price(0, wanted.tokens)
+    price = summary_cost(COMPRESS, wanted.tokens)
     assert wanted.after == pytest.approx(wanted.before + price, abs=1)
     assert shown.compressed > 0 and shown.tokens < wanted.tokens - 2_000
     assert shown.after > shown.before, "the prefix is written anew"
@@ -133,7 +131,7 @@ def test_who_waits_for_a_snapshot_has_it_at_once() -> None:
     place = next(place for place, (plan, _) in enumerate(found) if plan.boundaries)
     assert found[place][1].compressed > 0
     assert found[place][1].tokens == found[place][0].live
-    assert found[place][1].after - SkiRental(waiting).price(0, found[place][1].tokens) == pytest.approx(
+    assert found[place][1].after - summary_cost(waiting, found[place][1].tokens) == pytest.approx(
         HEAD * 0.1 + OURS + found[place][1].tokens, abs=1
     )
 

@@ -53,19 +53,13 @@ upstreams:
   messages: {{base_url: https://api.anthropic.com, api_key: sk-other}}
 offload:
   mode: compress
-  plan: 2
   profile: frugal
-  min_views: 4
-  max_loss: 0.3
-  hard_total_tokens: 50001
-  early_total_tokens: 5
-  early_saved_tokens: 1001
+  keep_views: 4
   max_total_tokens: 20001
   max_tool_message_tokens: 2001
   compact_ratio_threshold: 0.5
   keep_recent_count: 3
   max_unseen_tool_tokens: 20002
-  min_saved_tokens: 8001
   preview_chars: 101
   preview_tail_chars: 1
   cached_read: 0.2
@@ -124,19 +118,13 @@ def test_every_key_is_taken() -> None:
     )
     offload = Offload(
         mode=Mode.COMPRESS,
-        plan=2,
         profile=Profile.FRUGAL,
-        min_views=4,
-        max_loss=0.3,
-        hard_total_tokens=50_001,
-        early_total_tokens=5,
-        early_saved_tokens=1_001,
+        keep_views=4,
         max_total_tokens=20_001,
         max_tool_message_tokens=2_001,
         compact_ratio_threshold=0.5,
         keep_recent_count=3,
         max_unseen_tool_tokens=20_002,
-        min_saved_tokens=8_001,
         preview_chars=101,
         preview_tail_chars=1,
         cached_read=0.2,
@@ -245,39 +233,32 @@ def test_keys_are_kept_as_digests() -> None:
 @pytest.mark.parametrize(
     ("section", "expected"),
     [
-        ("{}", (2, 10_000, 500, 3, 0.05)),
-        ("{plan: 2}", (2, 10_000, 500, 3, 0.05)),
-        ("{profile: balanced}", (2, 10_000, 500, 3, 0.05)),
-        ("{profile: careful}", (2, 20_000, 500, 10, 0.04)),
-        ("{profile: frugal, max_total_tokens: 7, max_loss: null}", (2, 7, 500, 1, None)),
-        ("{plan: 1}", (1, 20_000, 2_000, 1, 0.05)),
-        ("{profile: frugal, plan: 1}", (1, 20_000, 2_000, 1, 0.05)),
+        ("{}", (30_000, 2)),
+        ("{profile: balanced}", (30_000, 2)),
+        ("{profile: careful}", (60_000, 10)),
+        ("{profile: frugal}", (20_000, 1)),
+        ("{profile: frugal, max_total_tokens: 7}", (7, 1)),
+        ("{keep_views: 5}", (30_000, 5)),
     ],
 )
-def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[object, ...]) -> None:
+def test_a_profile_sets_what_is_left_out(section: str, expected: tuple[int, int]) -> None:
     found = taken(f"offload: {section}", "default").offload
-    shown = (found.plan, found.max_total_tokens, found.max_tool_message_tokens, found.min_views, found.max_loss)
-    assert shown == expected
+    assert (found.max_total_tokens, found.keep_views) == expected
 
 
 @pytest.mark.parametrize(
-    ("section", "hard", "early", "saved"),
+    ("key", "replaced"),
     [
-        ("{}", 100_000, 0, 1_000),
-        ("{profile: careful}", 100_000, 0, 1_000),
-        ("{profile: careful, mode: compress}", 40_000, 0, 1_000),
-        ("{max_total_tokens: 30000}", 60_000, 30_000, 1_000),
-        ("{profile: frugal, min_saved_tokens: 20}", 100_000, 0, 20),
-        ("{max_total_tokens: 9, early_total_tokens: 3, hard_total_tokens: 5}", 5, 3, 1_000),
+        ("min_views", "`min_views` is now `keep_views`"),
+        ("plan", "`plan` is gone: there is one rule"),
+        ("hard_total_tokens", "`hard_total_tokens` is now `max_total_tokens`, above which results move at any price"),
+        ("min_saved_tokens", "`min_saved_tokens` is gone: an event frees a tenth of `max_total_tokens`"),
     ],
 )
-def test_a_total_that_is_set_holds_for_every_event(section: str, hard: int, early: int, saved: int) -> None:
-    """So a policy that was written for plan 1 still says when offloading starts."""
-    text = f"offload: {section}\nrules: [{{match: {{model: later}}, offload: {{max_total_tokens: 100000}}}}]"
-    found = taken(text, "default")
-    offload = found.offload
-    assert (offload.hard_total(), offload.early_total(), offload.early_saved()) == (hard, early, saved)
-    assert found.for_model("later").offload.early_total() == (3 if "early" in section else 100_000)
+def test_a_key_of_an_earlier_draft_names_what_replaces_it(key: str, replaced: str) -> None:
+    with pytest.raises(PolicyError) as refused:
+        taken(f"offload: {{{key}: 1}}", "default")
+    assert str(refused.value) == f"default.yaml:1: offload.{key}: {replaced}"
 
 
 def warned(text: str) -> list[str]:
@@ -291,10 +272,8 @@ RULE = "rules:\n- match: {model: m}\n  offload: "
 @pytest.mark.parametrize(
     ("text", "warnings"),
     [
-        ("offload: {max_total_tokens: 7, max_tool_message_tokens: 7, results: [gptme], min_views: 2}", []),
-        ("offload: {plan: 1, min_views: 2}", ["default.yaml:1: offload.min_views: has no effect under `plan: 1`"]),
-        ("offload:\n  plan: 1\n  profile: frugal", ["default.yaml:3: offload.profile: has no effect under `plan: 1`"]),
-        ("offload: {mode: off, plan: 1, profile: frugal}", []),
+        ("offload: {max_total_tokens: 7, max_tool_message_tokens: 7, results: [gptme], keep_views: 2}", []),
+        ("offload: {mode: off, keep_views: 2, compress: {wait: always}}", []),
         (
             "offload: {mode: compact, compact_ratio_threshold: 1, compress: {wait: always}}",
             [
@@ -303,26 +282,29 @@ RULE = "rules:\n- match: {model: m}\n  offload: "
             ],
         ),
         (
-            "offload: {mode: compress, max_loss: 1}",
+            "offload: {mode: compress, keep_views: 1}",
             [
-                "default.yaml:1: offload.max_loss: has no effect in the mode compress, where results do not move by "
+                "default.yaml:1: offload.keep_views: has no effect in the mode compress, where results do not move by "
                 "themselves"
             ],
         ),
         (FREE + "offload: {max_total_tokens: 5000}", []),
-        (FREE + "offload: {max_loss: 1, cached_read: 0.1}", []),
+        (FREE + "offload: {keep_views: 1, cached_read: 0.1}", []),
         (
-            FREE + "offload: {max_total_tokens: 5000, hard_total_tokens: 20000}",
+            FREE + "offload: {max_total_tokens: 5000, keep_views: 1}",
             [
-                "default.yaml:2: offload.max_total_tokens: has no effect where cached input is free "
-                "(`cached_read: 0`), as nothing pays there: history is offloaded above `hard_total_tokens` (20,000), "
+                "default.yaml:2: offload.keep_views: has no effect where cached input is free "
+                "(`cached_read: 0`), as nothing pays there: history is offloaded above `max_total_tokens` (5,000), "
                 "and where the window is full"
             ],
         ),
-        ("offload: {plan: 1, min_views: 2}\n" + RULE + "{plan: 2}", []),
+        ("offload: {mode: compress, keep_views: 2}\n" + RULE + "{mode: auto}", []),
         (
-            RULE + "{plan: 1, min_views: 2}",
-            ["default.yaml:3: rules[0].offload.min_views: has no effect under `plan: 1`"],
+            RULE + "{mode: compress, keep_views: 2}",
+            [
+                "default.yaml:3: rules[0].offload.keep_views: has no effect in the mode compress, where results do "
+                "not move by themselves"
+            ],
         ),
     ],
 )
@@ -344,32 +326,32 @@ def test_keys_without_effect_are_named(text: str, warnings: list[str]) -> None:
         ("https://api.openai.com.example.org", (0.1, 1.25)),
     ],
 )
-def test_under_plan_2_prices_follow_the_upstream(address: str, prices: tuple[float, float]) -> None:
+def test_prices_follow_the_upstream(address: str, prices: tuple[float, float]) -> None:
     def found(section: str) -> tuple[float, float]:
         offload = taken(f"upstream: {{base_url: '{address}'}}\noffload: {section}", "default").offload
         return offload.cached_read, offload.cache_write
 
-    assert found("{plan: 2}") == prices
-    assert found("{plan: 2, cached_read: 0.5, cache_write: 2}") == (0.5, 2)
     assert found("{}") == prices
-    assert found("{plan: 1}") == (0.1, 1.25)
+    assert found("{cached_read: 0.5, cache_write: 2}") == (0.5, 2)
 
 
 def test_each_apis_upstream_has_its_own_prices() -> None:
-    text = "offload: {plan: 2}\nupstreams: {chat: {base_url: 'https://api.x.ai/v1'}}"
+    text = "upstreams: {chat: {base_url: 'https://api.x.ai/v1'}}"
     assert taken(text, "default").offload.cached_read == 0.1
     assert taken(text, "default").for_api("chat").offload.cached_read == 0.25
 
 
 def test_a_rule_may_have_a_profile_of_its_own() -> None:
-    text = "offload: {profile: careful, min_saved_tokens: 9}\nrules: [{match: {model: m}, offload: {profile: frugal}}]"
+    text = "offload: {profile: careful, max_total_tokens: 9}\nrules: [{match: {model: m}, offload: {profile: frugal}}]"
     careful, frugal = taken(text, "default"), taken(text, "default").for_model("m")
-    assert [one.offload.min_views for one in (careful, frugal)] == [10, 1]
-    assert [one.offload.min_saved_tokens for one in (careful, frugal)] == [9, 9]
+    assert [one.offload.keep_views for one in (careful, frugal)] == [10, 1]
+    assert [one.offload.max_total_tokens for one in (careful, frugal)] == [9, 9]
     assert [one.tools.inject for one in (careful, frugal)] == ["when_offloading", "agents"]
 
 
-@pytest.mark.parametrize("section", ["{profile: [frugal]}", "{profile: bold}", "{plan: 3}", "{plan: two}", "7"])
+@pytest.mark.parametrize(
+    "section", ["{profile: [frugal]}", "{profile: bold}", "{keep_views: 0}", "{keep_views: two}", "7"]
+)
 def test_a_profile_that_there_is_not_is_refused(section: str) -> None:
     with pytest.raises(PolicyError, match="offload"):
         taken(f"offload: {section}", "default")
@@ -444,7 +426,7 @@ def test_bad_durations(text: str) -> None:
         ("offload: 3", "acme.yaml:1: offload: expected a mapping, got a whole number"),
         (
             "offload:\n  max_total_tokens: '20000'",
-            "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (old history allowed before",
+            "acme.yaml:2: offload.max_total_tokens: expected a whole number, got text (the ceiling: tokens of",
         ),
         ("offload:\n\n  max_total_tokens: -1", "acme.yaml:3: offload.max_total_tokens: expected a whole number >= 0"),
         ("offload: {max_total_tokens: 1.5}", "max_total_tokens: expected a whole number, got a number"),
@@ -664,7 +646,7 @@ def test_the_reference_has_every_key_with_its_default() -> None:
     keys = [key for definition in definitions.values() for key in definition.get("properties", {})]
     rows = [line.split(" | ") for line in reference().splitlines() if line.startswith("| `")]
     assert sorted(row[0].removeprefix("| ") for row in rows) == sorted(f"`{key}`" for key in keys)
-    assert ["| `max_total_tokens`", "`10000`"] in [row[:2] for row in rows]
+    assert ["| `max_total_tokens`", "`30000`"] in [row[:2] for row in rows]
 
 
 def test_every_key_of_the_schema_is_described() -> None:

@@ -189,8 +189,9 @@ def test_the_shipped_examples_load_together() -> None:
 
 
 def test_keys_without_effect_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    put(tmp_path, default="offload: {plan: 1, min_views: 2}", acme=ACME)
-    warning = f"{tmp_path}/default.yaml:1: offload.min_views: has no effect under `plan: 1`"
+    put(tmp_path, default="offload: {mode: compress, keep_views: 2}", acme=ACME)
+    why = "has no effect in the mode compress, where results do not move by themselves"
+    warning = f"{tmp_path}/default.yaml:1: offload.keep_views: {why}"
     assert PolicyLoader(tmp_path, ENVIRONMENT).current.warnings == (warning,)
     assert caplog.messages == [warning]
 

@@ -18,10 +18,9 @@ Json = dict[str, Any]
 
 OFFLOAD = written.offload(
     mode=Mode.AUTO,
-    min_views=1,
+    keep_views=1,
     max_total_tokens=2000,
     max_tool_message_tokens=300,
-    min_saved_tokens=100,
     max_unseen_tool_tokens=9000,
     pin_user_tokens=100,
     cached_read=0,
@@ -68,7 +67,7 @@ def step(number: int, said: int, *results: int) -> list[Json]:
 SHORT = [SYSTEM, USER]
 MOVING = [SYSTEM, USER, *step(1, 10, 5000, 100), *step(2, 10, 4000), *step(3, 10), LAST]
 """Its results move, and there is nothing to summarise."""
-CUT = [SYSTEM, USER, *step(1, 2500), *step(4, 300), *step(2, 2500, 200), *step(3, 9), LAST]
+CUT = [SYSTEM, USER, *step(1, 680), *step(4, 300), *step(2, 680, 200), *step(3, 100), LAST]
 """It has a summary boundary before message 6."""
 
 

@@ -50,10 +50,9 @@ def texts(message: Json) -> list[str]:
 
 
 @needed
-@pytest.mark.parametrize("plan", [1, 2])
 @pytest.mark.parametrize("name", sample(names(LONG), SAMPLE))
-async def test_tokens_before_and_after_are_those_of_the_bodies(name: str, plan: int) -> None:
-    policy = Policy(offload=written.offload(plan=plan))
+async def test_tokens_before_and_after_are_those_of_the_bodies(name: str) -> None:
+    policy = Policy(offload=written.offload())
     reader = MessageCache(TOKENS)
     run, checked = one(name), 0
     for messages, _ in requests_of(run):

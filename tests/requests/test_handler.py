@@ -46,11 +46,11 @@ POLICY = Policy(
     upstream=Where(base_url="http://upstream/v1"),
     offload=written.offload(
         mode=Mode.COMPACT,
-        min_views=1,
         max_total_tokens=50_000,
+        cached_read=0,
+        cache_write=1,
         max_tool_message_tokens=50,
         max_unseen_tool_tokens=20_000,
-        min_saved_tokens=0,
     ),
 )
 OVERFLOW = b'{"error": {"message": "maximum context length is 4096 tokens", "code": "context_length_exceeded"}}'

@@ -28,10 +28,9 @@ POLICY = Policy(
     upstream=Where(base_url="http://upstream/v1"),
     offload=written.offload(
         mode=Mode.COMPACT,
-        min_views=1,
+        keep_views=1,
         max_total_tokens=3_000,
         max_tool_message_tokens=300,
-        min_saved_tokens=500,
         pin_user_tokens=100,
         compress=Compress(snapshot_tokens=100, wait=Wait.ALWAYS),
     ),

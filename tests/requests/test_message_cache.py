@@ -86,7 +86,7 @@ async def test_a_little_is_read_at_once_unless_the_vocabulary_has_to_be_loaded(r
 
 
 WORDS = st.sampled_from(["", "a", "bb " * 40, "word " * 400])
-OFFLOAD = written.offload(max_total_tokens=500, min_saved_tokens=0, max_tool_message_tokens=100, min_views=1)
+OFFLOAD = written.offload(max_total_tokens=500, max_tool_message_tokens=100, keep_views=1)
 TERMS = Terms("m", OFFLOAD, Room(), 400)
 
 

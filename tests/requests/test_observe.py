@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -22,7 +23,8 @@ from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Outcome
 from tests.dialects.chat.turns import ANSWER, whole
 from tests.requests.scripted import JSON, STREAM, ScriptedReply
-from tests.requests.test_handler import LONG, OFF, OVERFLOW, POLICY, World, chat, refused, reply_headers
+from tests.requests.test_handler import LONG, OFF, OVERFLOW, World, chat, refused, reply_headers
+from tests.requests.test_handler import POLICY as FREE
 from tests.telemetry.test_metrics import samples
 
 CHUNKED = (b"transfer-encoding", b"chunked")
@@ -34,6 +36,11 @@ BILLED = {
     "prompt_tokens_details": {"cached_tokens": 0},
 }
 REPLY = whole({"content": "It is 42."}, usage=BILLED)
+
+
+POLICY = msgspec.structs.replace(
+    FREE, offload=msgspec.structs.replace(FREE.offload, keep_views=1, cached_read=0.1, cache_write=1.25)
+)
 
 
 def observing(policy: Policy = POLICY) -> Policy:

@@ -30,7 +30,7 @@ TENANT = Tenant(Policy(tenant="acme"), "ns")
 
 
 def policy(wait: Wait = Wait.NEVER) -> Policy:
-    offload = replace(OFFLOAD, max_total_tokens=1_000, compress=replace(OFFLOAD.compress, wait=wait))
+    offload = replace(OFFLOAD, max_total_tokens=3_000, compress=replace(OFFLOAD.compress, wait=wait))
     return Policy(offload=offload)
 
 

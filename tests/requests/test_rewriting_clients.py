@@ -25,12 +25,11 @@ RULES = replace(
     POLICY,
     offload=written.offload(
         mode=Mode.COMPACT,
-        min_views=1,
+        keep_views=1,
         max_total_tokens=3_000,
         max_tool_message_tokens=200,
         max_unseen_tool_tokens=20_000,
         keep_recent_count=2,
-        min_saved_tokens=0,
     ),
     tools=ToolsPolicy(inject=Inject.ALWAYS),
 )

@@ -82,7 +82,7 @@ async def test_a_client_that_defines_its_tools_gets_names_beside_these() -> None
     assert names_of(json.loads(rendered(history, None, {}, reader).turn().request())) == ["search", "grep", "read_file"]
 
 
-async def test_results_move_long_before_the_hard_total() -> None:
+async def test_results_move_early_with_our_tools_from_the_start() -> None:
     """With our tools added at the first event, that event would have to pay for the whole prompt."""
     messages = [{"role": "system", "content": "tool " * 3_000}, *LONG[1:]]
     history, _ = await planned(messages, AGENTS)

@@ -25,16 +25,15 @@ Json = dict[str, Any]
 NAMES = [upstream.name for upstream in upstreams()]
 SNAPSHOT = "<state_snapshot><overall_goal>go on</overall_goal></state_snapshot>"
 SMALL = written.offload(
-    min_views=1,
+    keep_views=1,
     max_total_tokens=6_000,
     max_tool_message_tokens=300,
-    min_saved_tokens=500,
     pin_user_tokens=400,
     cached_read=1.0,
     cache_write=1.0,
     compress=Compress(snapshot_tokens=400, wait=Wait.ALWAYS),
 )
-LARGE = replace(SMALL, max_total_tokens=60_000, max_tool_message_tokens=4_000, min_saved_tokens=20_000)
+LARGE = replace(SMALL, max_total_tokens=60_000, max_tool_message_tokens=4_000)
 RUN = "super-swe-agent_expert-bert-lnl"
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
 
@@ -169,7 +168,7 @@ async def test_snapshot_moves_to_a_user_message_where_its_place_is_refused() -> 
         return None if systems == ["Be brief."] else vllm("System message must be the one at the beginning")
 
     upstream = Upstream("a fixed system message", grown)
-    world = Conversing(upstream, replace(SMALL, mode=Mode.COMPRESS, hard_total_tokens=6_000))
+    world = Conversing(upstream, replace(SMALL, mode=Mode.COMPRESS))
     try:
         for number, messages in enumerate(short(upstream)):
             assert (await world.say(messages, str(number), tools=[SEARCH]))[0] == 200

@@ -1,0 +1,215 @@
+"""Results that move early because that pays: the rule as a table, and its promises as properties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from proxy.plan.plan import Cause, Item, Plan, Role, Room, live
+from proxy.plan.planner import PAYBACK, Fold, fold, folded, least_freed
+from proxy.policy import Mode, Offload
+from tests.plan.test_planner import histories, history, offloads, policy
+
+
+def rules(**changes: object) -> Offload:
+    """Real prices, and a ceiling out of reach unless a test says otherwise."""
+    defaults: dict[str, object] = {"cached_read": 0.1, "cache_write": 1.25, "max_total_tokens": 10**6}
+    return policy(**{**defaults, **changes})  # type: ignore[arg-type]
+
+
+def causes(text: str, offload: Offload, room: Room | None = None, tools: int = 0) -> list[tuple[int, Cause]]:
+    plan = fold(history(text), offload, room or Room(), tools)
+    return [(event.point, event.cause) for event in plan.events]
+
+
+def points(items: list[Item]) -> Iterator[int]:
+    """The number of messages in each request of the client."""
+    for index, one in enumerate(items):
+        if one.role is Role.ASSISTANT and (index == 0 or items[index - 1].role is not Role.ASSISTANT):
+            yield index
+
+
+def segments(items: list[Item], plan: Plan) -> list[tuple[int, int]]:
+    """What a request sends: each message that is left with its tokens; the snapshot counts as message -1."""
+    boundary = plan.boundaries[-1] if plan.boundaries else None
+    sent = [(-1 - boundary.end, 0)] if boundary else []
+    for index, one in enumerate(items):
+        if not boundary or index >= boundary.end or index in boundary.pins:
+            sent.append((index, live(one, plan.moves.get(index))))
+    return sent
+
+
+TABLE: dict[str, tuple[str, list[int], list[int]]] = {
+    "a large one leaves once little comes after it": ("u a t:5000 a:10 u", [2], [5]),
+    "one whose next seven reads do not pay for the rest stays": ("u a t:5000 a:3100 u" + " a:10 u" * 10, [], []),
+    "a small one leaves where next to nothing follows": ("u a t:900 a:10 u", [2], [5]),
+    "small ones leave together": ("u a t:300 a:90 t:300 a:90 u", [2, 4], [7]),
+    "old ones behind which much comes stay": ("u a t:1500 a:9000 t:5000 a:10 u", [4], [7]),
+    "until the newest can take them along": ("u a t:1500 a:800 t:9000 a:10 u a t:20000 a u", [2, 4, 8], [7, 11]),
+    "what has not been answered stays": ("u a t:5000 a:10 t:1500", [2], [5]),
+}
+
+
+@pytest.mark.parametrize(("text", "moved", "asked"), TABLE.values(), ids=TABLE.keys())
+def test_the_newest_old_results_leave_when_that_pays(text: str, moved: list[int], asked: list[int]) -> None:
+    assert sorted(fold(history(text), rules(), Room()).moves) == moved
+    assert causes(text, rules()) == [(point, Cause.EARLY) for point in asked]
+
+
+@pytest.mark.parametrize(("views", "moved_at"), [(1, 5), (2, 7), (3, 9)])
+def test_a_result_stays_for_so_many_replies(views: int, moved_at: int) -> None:
+    assert causes("u a t:9000 a:10 u a:10 u a:10 u", rules(keep_views=views)) == [(moved_at, Cause.EARLY)]
+
+
+def test_a_result_that_is_still_new_stays_behind_an_old_one_that_moves() -> None:
+    text = "u a t:9000 a:10 u a:10 t:300 a:10 t:300 a u"
+    plan = fold(history(text), rules(keep_views=3), Room())
+    assert {index: plan.events[move.event - 1].point for index, move in plan.moves.items()} == {2: 9}
+
+
+def test_the_first_event_pays_for_our_tools_and_all_that_comes_after_them() -> None:
+    text = "s:4000 u a t:5000 a:10 u a:10 u"
+    assert causes(text, rules()) == [(6, Cause.EARLY)]
+    assert causes(text, rules(), tools=400) == []
+
+
+def test_nothing_pays_where_reads_are_free() -> None:
+    assert causes("u a t:50000 " + "a:10 u " * 30, rules(cached_read=0.0, cache_write=1.0)) == []
+
+
+def test_everything_pays_without_a_cache() -> None:
+    assert causes("u a t:300 a:9000 u", rules(cached_read=1.0, cache_write=1.0)) == [(5, Cause.EARLY)]
+
+
+def test_the_ceiling_does_not_wait_for_views_or_prices() -> None:
+    assert causes("u a t:5000 a:10 u", rules(keep_views=9, max_total_tokens=5000)) == [(5, Cause.TOTAL)]
+
+
+def test_a_full_window_need_not_pay() -> None:
+    assert causes("u a t:900 a:10 t:900", rules(keep_views=9), Room(3500, aside=1300)) == [(5, Cause.WINDOW)]
+
+
+def test_a_plan_says_how_far_the_next_event_is() -> None:
+    items = history("u a t:900 a:600 t:100 a:10 t:300 a:10 u")
+    now = fold(items, rules(keep_views=2), Room()).standing
+    assert (now.total, now.ceiling, now.results, now.old) == (1950, 10**6, 2, 1)
+    behind = 50 + 600 + 100 + 10 + 300 + 10 + 10
+    assert now.pays_after == -(-1.15 * behind // (0.1 * 850)) > PAYBACK
+
+
+# -- properties -------------------------------------------------------------------------------------------------------
+
+paying = st.builds(
+    rules,
+    mode=st.sampled_from([Mode.COMPACT, Mode.COMPRESS, Mode.AUTO]),
+    max_total_tokens=st.sampled_from([0, 1000, 5000, 10**6]),
+    max_unseen_tool_tokens=st.sampled_from([1000, 100_000]),
+    keep_views=st.sampled_from([1, 2, 4]),
+    cached_read=st.sampled_from([0.0, 0.1, 0.5]),
+    cache_write=st.sampled_from([0.5, 1.0, 1.25]),
+)
+rooms = st.builds(Room, st.sampled_from([None, 500, 3000]))
+
+
+@given(histories(), paying, rooms)
+def test_the_history_exceeds_its_ceiling_only_where_an_event_would_free_too_little(
+    items: list[Item], offload: Offload, room: Room
+) -> None:
+    plan = fold(items, offload, room)
+    now = plan.standing
+    if plan.fits and now.total > now.ceiling and offload.mode is Mode.COMPACT and plan.waited:
+        assert now.free < least_freed(now.ceiling)
+
+
+@given(histories(), paying, rooms)
+def test_an_event_at_the_ceiling_frees_a_tenth_of_it_and_not_more_than_needed(
+    items: list[Item], offload: Offload, room: Room
+) -> None:
+    plan = fold(items, offload, room)
+    for number, event in enumerate(plan.events, 1):
+        if event.cause is not Cause.TOTAL or any(boundary.event == number for boundary in plan.boundaries):
+            continue
+        ceiling, total = plan.standing.ceiling, event.total
+        freed = {index: items[index].tokens - items[index].preview for index, move in plan.moves.items()
+                 if move.event == number and not move.first_preview}  # fmt: skip
+        first_seen = any(move.event == number and move.first_preview for move in plan.moves.values())
+        assert total > ceiling
+        assert first_seen or sum(freed.values()) >= least_freed(ceiling)
+        if freed and not first_seen:
+            assert total - (sum(freed.values()) - freed[max(freed)]) > ceiling // 2
+
+
+@given(histories(), paying, rooms)
+def test_early_moves_pay_within_seven_requests(items: list[Item], offload: Offload, room: Room) -> None:
+    for point in points(items):
+        plan = fold(items[:point], offload, room)
+        if not plan.events or plan.events[-1].point != point or plan.events[-1].cause is not Cause.EARLY:
+            continue
+        moved = [index for index, move in plan.moves.items() if move.event == len(plan.events)]
+        assert min(moved) > max((b.end for b in plan.boundaries), default=0) - 1
+        sent = dict(segments(items[:point], plan))
+        again = sum(size for index, size in sent.items() if index >= min(moved))
+        freed = plan.events[-1].total - plan.standing.total
+        assert PAYBACK * offload.cached_read * freed >= (offload.cache_write - offload.cached_read) * again - 1e-6
+
+
+@given(histories(), paying)
+def test_requests_only_grow_between_two_events(items: list[Item], offload: Offload) -> None:
+    """O4, in sizes."""
+    earlier, events = [], 0
+    for point in points(items):
+        plan = fold(items[:point], offload, Room())
+        sent = segments(items[:point], plan)
+        if len(plan.events) == events:
+            assert sent[: len(earlier)] == earlier
+        earlier, events = sent, len(plan.events)
+
+
+@given(histories(), paying, st.sampled_from([0, 400]))
+def test_an_edited_system_prompt_changes_no_decision(items: list[Item], offload: Offload, tools: int) -> None:
+    """At any size if requests have our tools from the start, and within a power of two if the first event adds them."""
+    leading = sum(one.tokens for one in takewhile(lambda one: one.role is Role.SYSTEM, items))
+    assume(leading)
+    size = 50_000 if not tools else 1 << (leading - 1).bit_length()
+    edited = [msgspec.structs.replace(items[0], tokens=items[0].tokens + size - leading), *items[1:]]
+    plans = [fold(past, offload, Room(), tools) for past in (items, edited)]
+    assert len({(str(plan.moves), plan.boundaries, plan.events) for plan in plans}) == 1
+
+
+@given(histories(), paying)
+def test_early_results_were_answered_often_enough(items: list[Item], offload: Offload) -> None:
+    asked = list(points(items))
+    plan = fold(items, offload, Room())
+    for index, move in plan.moves.items():
+        if move.event and items[index].role is Role.TOOL:
+            event = plan.events[move.event - 1]
+            replies = [point for point in asked if index < point < event.point]
+            assert len(replies) >= (offload.keep_views if event.cause is Cause.EARLY else 1)
+
+
+@given(histories(), offloads)
+def test_small_histories_need_no_plan(items: list[Item], offload: Offload) -> None:
+    least = min(offload.max_total_tokens, offload.max_tool_message_tokens, offload.max_unseen_tool_tokens)
+    if sum(one.tokens for one in items) <= least:
+        assert fold(items, offload, Room()).empty
+
+
+def test_the_newest_reply_keeps_its_answers_and_older_ones_shrink() -> None:
+    items = history("u a t:10 a t:10 a a t:10")
+    used = [fold(items[:size], rules(), Room()).used for size in range(len(items) + 1)]
+    assert used == [0, 0, 0, 1, 1, 3, 3, 3, 5], "a prefill has not been answered yet"
+
+
+@given(histories(), paying)
+def test_folding_on_from_a_copy_changes_nothing(items: list[Item], offload: Offload) -> None:
+    state = Fold(offload, Room())
+    for one in items:
+        state.plan()
+        state = state.copy()
+        state.add(one)
+    assert state.plan() == folded(items, offload, Room()).plan()

@@ -1,0 +1,149 @@
+"""What a plan did or waits for, in words: a sentence for every cause, with the figures that decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+
+from proxy.plan.forecast import Answers, event_at, newly_used, rewritten, told, waiting
+from proxy.plan.plan import Item, Plan, Role, Room
+from proxy.plan.planner import Fold, fold
+from proxy.policy import Mode, Offload
+from tests.plan.test_early import paying, rules
+from tests.plan.test_planner import histories, history, policy
+
+WORDY = "u " + "a:600 u:5 " * 8
+
+
+def requests(items: list[Item], offload: Offload, room: Room) -> Iterator[tuple[list[Item], Plan]]:
+    """Yield the history and the plan of each request of the client."""
+    state = Fold(offload, room)
+    for index, one in enumerate(items):
+        state.add(one)
+        following = items[index + 1].role if index + 1 < len(items) else Role.ASSISTANT
+        if one.role is not Role.ASSISTANT and following is Role.ASSISTANT:
+            yield items[: index + 1], state.plan()
+
+
+def said(text: str, offload: Offload, window: int | None = None) -> list[str]:
+    """What the plan says at each request of the client where it does something."""
+    room = Room(window=window)
+    found = (told(past, plan, offload, window) for past, plan in requests(history(text), offload, room))
+    return [words for words in found if not words.startswith("waiting: ")]
+
+
+DONE: dict[str, tuple[str, Offload, int | None, list[str]]] = {
+    "early": (
+        "u a t:5000 a:2900 u", rules(), None,
+        ["Moved 1 result (5,000 tokens, 50 stay) because 7 more requests with it would cost more than writing 2,960 "
+         "tokens again."],
+    ),
+    "early, several": (
+        "u a t:300 a:90 t:300 a:90 u", rules(), None,
+        ["Moved 2 results (600 tokens, 100 stay) because 7 more requests with them would cost more than writing 290 "
+         "tokens again."],
+    ),
+    "the ceiling": (
+        "u a t:900 a t:900 a u", policy(), None,
+        ["Moved 1 result (900 tokens, 50 stay) because the history had grown to 1,830 tokens, above 1,000 "
+         "(max_total_tokens); 960 tokens are written again."],
+    ),
+    "the ceiling of a window": (
+        "u a t:900 a t:2000 a u", rules(keep_views=9), 4000,
+        ["Moved 1 result (900 tokens, 50 stay) because the history had grown to 2,930 tokens, above 2,400 (60% of the "
+         "context window); 2,060 tokens are written again."],
+    ),
+    "a summary": (
+        WORDY, policy(Mode.COMPRESS, max_total_tokens=3000), None,
+        ["Summarised 4 old messages (2,400 tokens as they came) because the history had grown to 3,035 tokens, above "
+         "3,000 (max_total_tokens); 735 tokens are written again."],
+    ),
+    "a message of the user": (
+        "u U:900 a u a t:900 a u a u a u", policy(), None,
+        ["Moved 1 result (900 tokens, 50 stay) and 1 long user message (900 tokens, 50 stay) because the history had "
+         "grown to 1,860 tokens, above 1,000 (max_total_tokens); 150 tokens are written again."],
+    ),
+    "first sight": (
+        "u a t:9000 t:6000", rules(max_unseen_tool_tokens=5000), None,
+        ["Sent only a preview of 2 new results (15,000 tokens, 1,100 stay), because each has more than "
+         "max_unseen_tool_tokens (5,000)."],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "offload", "window", "words"), DONE.values(), ids=DONE.keys())
+def test_every_cause_has_its_sentence(text: str, offload: Offload, window: int | None, words: list[str]) -> None:
+    assert said(text, offload, window) == words
+
+
+def test_a_full_window_has_its_sentence() -> None:
+    offload, items = rules(keep_views=9), history("u a t:900 a:10 t:900")
+    plan = fold(items, offload, Room(3500, aside=1300))
+    assert told(items, plan, offload, 3500) == (
+        "Moved 1 result (900 tokens, 50 stay) because the history, 1,830 tokens, did not fit the context window of "
+        "3,500; 960 tokens are written again."
+    )
+
+
+WAITING: dict[str, tuple[str, Offload, str]] = {
+    "for results": ("u a u", policy(), "the history is 30 of 1,000 tokens; no more result is above 200 tokens"),
+    "for replies": (
+        "u a t:900", rules(),
+        "the history is 920 of 1,000,000 tokens; 0 of 1 result are old",
+    ),
+    "for more requests": (
+        "u a t:900 a:600 t:300 a t:300", rules(keep_views=2),
+        "the history is 2,130 of 1,000,000 tokens; 1 of 3 results is old, moving it pays after 18 more requests",
+    ),
+    "where reads are free": (
+        "u a t:900 a u", policy(),
+        "the history is 940 of 1,000 tokens; 1 of 1 result is old, and moving early saves nothing where cached input "
+        "is free",
+    ),
+    "in compress": ("u a:600 u:5", policy(Mode.COMPRESS), "the history is 615 of 1,000 tokens"),
+    "until an event frees enough": (
+        "u a:900 t:240 a:2000 u", policy(max_total_tokens=2000),
+        "the history is 3,160 tokens, above 2,000, but an event would free only 190 now, less than 200, a tenth of "
+        "that",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "offload", "words"), WAITING.values(), ids=WAITING.keys())
+def test_what_it_waits_for_is_one_sentence(text: str, offload: Offload, words: str) -> None:
+    items = history(text)
+    plan = fold(items, offload, Room())
+    assert plan.empty
+    assert told(items, plan, offload, None) == waiting(plan, offload) == f"waiting: {words}"
+
+
+def test_an_event_that_waits_for_its_summary_says_so_and_answers_leave() -> None:
+    offload = policy(Mode.COMPRESS, max_total_tokens=3000)
+    past, plan = next(
+        (past, plan) for past, plan in requests(history(WORDY), offload, Room()) if event_at(plan, len(past))
+    )
+    words = told(past, plan, offload, None, late=True, answers=Answers(2, 3_400, 120))
+    assert words.startswith("Summarised ") and words.endswith(
+        "written again. Requests are sent without this until its summary is ready. Replaced what grep and read_file "
+        "answered before 2 replies (3,400 tokens, 120 stay) because the model has used it."
+    )
+    later = [*past, *history("a u")]
+    plan = fold(later, offload, Room())
+    assert told(later, plan, offload, None, late=True) == "waiting: the summary of old history is not ready yet"
+
+
+@given(histories(), paying)
+def test_every_request_has_a_sentence_and_each_reply_loses_its_hidden_answers_once(
+    items: list[Item], offload: Offload
+) -> None:
+    lost: list[int] = []
+    for past, plan in requests(items, offload, Room()):
+        words, event = told(past, plan, offload, None), event_at(plan, len(past))
+        assert ("written again" in words or "tokens again" in words) == bool(event)
+        assert words
+        if event:
+            assert 0 <= rewritten(past, plan) <= plan.live
+        lost += [index for index in newly_used(past, plan) if items[index].role is Role.ASSISTANT]
+        assert lost == [index for index in range(plan.used) if items[index].role is Role.ASSISTANT]
