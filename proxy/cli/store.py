@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from proxy import regex
 from proxy.errors import NamespaceFault, UserMistake
-from proxy.policies import builtin, duration, load
-from proxy.policies.tenants import retention
+from proxy.policies import Policies, builtin, duration, load
+from proxy.policies.tenants import identify, retention
 from proxy.settings import Settings
 from proxy.stores import (
     Entry,
@@ -187,8 +187,18 @@ def _retention(settings: Settings, older_than: str | None) -> Retention:
     return _policies(settings)
 
 
+def namespace_of_key(settings: Settings, key: bytes) -> str:
+    """Return the namespace of the caller with this key, or of callers without one. Raises Unauthorized."""
+    sent = [(b"authorization", b"Bearer " + key)] if key else []
+    return identify(sent, _loaded(settings)).namespace
+
+
+def _loaded(settings: Settings) -> Policies:
+    return load(settings.policies, settings.environment) if settings.policies else builtin()
+
+
 def _policies(settings: Settings) -> Retention:
-    policies = load(settings.policies, settings.environment) if settings.policies else builtin()
+    policies = _loaded(settings)
     return lambda namespace: retention(namespace, policies)
 
 
