@@ -42,7 +42,6 @@ from proxy.stores.retention import Sweeper
 from proxy.telemetry import logs
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.outcome import Kind, Outcome
-from proxy.telemetry.recorder import Recorder
 from proxy.threads import WorkPool
 from proxy.tokens import Tokens
 from proxy.upstream.client import UpstreamClient
@@ -90,7 +89,7 @@ class App:
         self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
         self._dashboard = Dashboard(settings, lambda: self._book.current, self._state)
         shown = (self._dashboard.record,) if settings.dashboard else ()
-        self._ledger = Recorder(logs.requests, self._metrics.record, *shown)
+        self._ledger = logs.Recorder(logs.requests, self._metrics.record, *shown)
         self._record = self._ledger.record
         self._store_url = settings.store
         store = open_store(settings.store, self._retention, lambda key: self._store.damaged(key))

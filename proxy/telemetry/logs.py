@@ -2,22 +2,30 @@
 
 Every line has a time, a level, the logger's name, a message and fields: as JSON, or as text with `key=value` after the
 message. No line contains content or keys. A request's line contains its `Outcome`, with the path cut off at its `?`.
+
+Nobody waits for whoever reads the log: lines go through a bounded queue to a thread that writes them. Beyond `WAITING`
+they are dropped, and a line in their place says how many.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import queue
 import re
+import select
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal, TextIO
+from logging.handlers import QueueHandler
+from typing import Any, Literal, TextIO
 
 import msgspec
 
-from proxy.telemetry.nonblocking import NonBlockingHandler
 from proxy.telemetry.outcome import Outcome
 
 Format = Literal["json", "text"]
@@ -29,9 +37,17 @@ TOGETHER = 4
 """The most lines that are written at once. A line has some 900 bytes, and so many arrive in one piece (PIPE_BUF), even
 in a pipe that several processes write to."""
 
+WAITING = 2_000
+"""The most records that wait to be written. One has up to `TOGETHER` lines, so they take some 8 MB."""
+
+LAST = 0.5
+"""Seconds that what waits may take when the process ends."""
+
+MOST, LATEST = 64, 0.05
+"""The most outcomes that are recorded together, which takes a millisecond, and the most seconds that one waits."""
+
+logger = logging.getLogger(__name__)
 _log = logging.getLogger("proxy.request")
-_REQUEST = vars(logging.LogRecord(_log.name, logging.INFO, "", 0, "request", None, None))
-"""What the records of all requests have in common."""
 _PLAIN = re.compile(r"[!#-<>-\[\]-~]+")
 """Matches text that needs no quotes: printable ASCII without spaces, quotes, equals signs and backslashes."""
 
@@ -57,7 +73,98 @@ def configure(form: Format, stream: TextIO | None = None) -> None:
 def _standard_error() -> logging.Handler:
     if sys.stderr is None:  # it was closed when the process began
         return logging.NullHandler()
-    return NonBlockingHandler(sys.stderr.fileno())
+    return Lines(sys.stderr.fileno())
+
+
+class Lines(QueueHandler):
+    """Hands lines to a thread that writes them to a file descriptor, or drops and counts them."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._waiting: queue.Queue[bytes] = queue.Queue(WAITING)
+        super().__init__(self._waiting)
+        self._descriptor = descriptor
+        self._dropped = 0
+        self._counting = threading.Lock()
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def prepare(self, record: logging.LogRecord) -> Any:
+        """Return the record's lines."""
+        return f"{self.format(record)}\n".encode(errors="backslashreplace")
+
+    def enqueue(self, record: Any) -> None:
+        """Have the lines written, or drop them."""
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
+            self._drop(record)
+
+    def flush(self) -> None:
+        """Wait until all is written, for at most `LAST`. Logging calls this when the process ends."""
+        until = time.monotonic() + LAST
+        while self._waiting.unfinished_tasks and time.monotonic() < until:
+            time.sleep(0.005)
+
+    def _run(self) -> None:
+        while True:
+            lines = self._waiting.get()
+            with self._counting:
+                dropped, self._dropped = self._dropped, 0
+            try:
+                self._write((self._gap(dropped) if dropped else b"") + lines)
+            except OSError:  # a full disk, or a reader that is gone
+                self._drop(lines, dropped)
+            self._waiting.task_done()
+
+    def _drop(self, lines: bytes, before: int = 0) -> None:
+        with self._counting:
+            self._dropped += lines.count(b"\n") + before
+
+    def _write(self, lines: bytes) -> None:
+        while lines:
+            try:
+                lines = lines[os.write(self._descriptor, lines) :]
+            except BlockingIOError:  # another process has made it so
+                select.select([], [self._descriptor], [])
+
+    def _gap(self, dropped: int) -> bytes:
+        record = logging.LogRecord(__name__, logging.WARNING, "", 0, "lines of the log were dropped", None, None)
+        record.__dict__["fields"] = {"lines": dropped}
+        lines: bytes = self.prepare(record)
+        return lines
+
+
+class Recorder:
+    """Passes every outcome to each of the `sinks`, in small batches. A failing sink does not touch the others.
+
+    Recording outcomes one by one between requests took several times as long, as the processor's caches go cold.
+    `record` needs a running event loop; `flush` does not.
+    """
+
+    def __init__(self, *sinks: Callable[[Sequence[Outcome]], None]) -> None:
+        self._sinks = sinks
+        self._waiting: list[Outcome] = []
+        self._timer: asyncio.TimerHandle | None = None
+        """Flushes a batch that does not get full. It ends with its batch, or it would cut the next one short."""
+
+    def record(self, outcome: Outcome) -> None:
+        """Record `outcome` within `LATEST` seconds."""
+        self._waiting.append(outcome)
+        if len(self._waiting) >= MOST:
+            self.flush()
+        elif len(self._waiting) == 1:
+            self._timer = asyncio.get_running_loop().call_later(LATEST, self.flush)
+
+    def flush(self) -> None:
+        """Record all waiting outcomes. Call it before the metrics are read, and at the end."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting, []
+        for sink in self._sinks:
+            try:
+                sink(waiting)
+            except Exception:
+                logger.exception("a bug, in recording requests: %s", getattr(sink, "__qualname__", sink))
 
 
 def requests(outcomes: Sequence[Outcome]) -> None:
@@ -65,13 +172,9 @@ def requests(outcomes: Sequence[Outcome]) -> None:
     if not _log.isEnabledFor(logging.INFO):
         return
     for at in range(0, len(outcomes), TOGETHER):
-        # Not `_log.info`, which searches the stack for its caller, nor a new record, which looks for file and thread.
-        now = time.time()
-        record = logging.LogRecord.__new__(logging.LogRecord)
-        record.__dict__ |= _REQUEST
+        # Not `_log.info`, which searches the stack for its caller.
         fields = Requests(map(bounded, outcomes[at : at + TOGETHER]))
-        record.__dict__ |= {"created": now, "msecs": now % 1 * 1000, "fields": fields}
-        _log.handle(record)
+        _log.handle(_log.makeRecord(_log.name, logging.INFO, "", 0, "request", (), None, extra={"fields": fields}))
 
 
 def event(logger: logging.Logger, message: str, level: int = logging.INFO, **fields: object) -> None:

@@ -97,10 +97,10 @@ async def test_requests_cut_off_by_draining_are_recorded(app: App) -> None:
 
 async def test_a_failing_route_of_ours_is_replied_once(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> Any:
-        raise RuntimeError("no metrics")
+        raise RuntimeError("no description")
 
-    monkeypatch.setattr(app._metrics, "render", fail)
-    exchange = ScriptedClient(method="GET", path="/metrics", raw_path=b"/metrics")
+    monkeypatch.setattr("proxy.operations.description", fail)
+    exchange = ScriptedClient(method="GET", path="/openapi.json", raw_path=b"/openapi.json")
     await app(exchange.scope, exchange.receive, exchange.send)
     assert exchange.status == 500
     assert [message["type"] for message in exchange.messages].count("http.response.start") == 1

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from proxy.telemetry.logs import LATEST, MOST, Recorder
 from proxy.telemetry.outcome import Kind, Outcome
-from proxy.telemetry.recorder import LATEST, MOST, Recorder
 
 
 def outcome(number: int) -> Outcome:
