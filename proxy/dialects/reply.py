@@ -109,7 +109,8 @@ class Round(ABC, Generic[BlockT]):
         self.closing = Block(None if names else True)
         """What upstream says at the reply's end."""
         self._later = reply.begun
-        self._holds_text = bool(names) and asked.wants_json  # because two JSON texts are not JSON
+        self._injected = bool(names)
+        self._holds_text = self._injected and asked.wants_json  # because two JSON texts are not JSON
         self._loose = Block(True)  # what belongs to no block
         self._held: deque[Part] = deque()
         self._size = 0
@@ -201,9 +202,9 @@ class Round(ABC, Generic[BlockT]):
 
     def close(self, *, visible: bool) -> list[Part]:
         """Decide about everything that is still held."""
-        self.release(visible=visible)
+        parts = self.release(visible=visible)
         self.closing.shown = visible
-        return self.flow()
+        return [*parts, *self.flow()]
 
     def fail(self, event: Any, size: int) -> list[Part]:
         """Take an error, with which the reply ends. Everything that came before it is shown."""
@@ -257,10 +258,9 @@ class ClientReply(ABC):
         return self._assembled() if self.hides or self._altered else self._body
 
     def _adopt(self, block: Any) -> None:
-        """Give a block its place in the reply."""
-        if block.place is None:
-            block.place = len(self.blocks)
-            self.blocks.append(block)
+        """Give a block that is shown for the first time its place in the reply."""
+        block.place = len(self.blocks)
+        self.blocks.append(block)
 
     @abstractmethod
     def _put(self, event: Any, block: Block) -> bytes: ...

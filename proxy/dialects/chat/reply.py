@@ -86,8 +86,10 @@ class ChatRound(Round[PartialCall]):
         self._last = chunk
         self.failed |= chunk.failed
         self.message.add(chunk.delta)
-        split = self._split_text(chunk) + self._split_calls(chunk)
-        if self.names and (signed := held(chunk.delta)):
+        split = self._split_text(chunk) if self._text.shown is None else []
+        if chunk.calls:
+            split += self._split_calls(chunk)
+        if self._injected and (signed := held(chunk.delta)):
             self._signed.append(chunk.take(signed))
             self.grow(size)
         if not chunk.finish:
@@ -135,7 +137,7 @@ class ChatRound(Round[PartialCall]):
 
     def _put_all(self, chunk: Chunk, split: Iterable[Part], size: int) -> list[Part]:
         """Take the rest of an event, and what was split off."""
-        parts = self.put(chunk, self._loose, size)
+        parts = self.put(chunk, self._loose, size) if chunk.delta or chunk.raw is not None else []
         for part, block in split:
             parts += self.put(part, block, size)
         return parts
@@ -145,7 +147,7 @@ class ChatRound(Round[PartialCall]):
     def _split_text(self, chunk: Chunk) -> list[Part]:
         """Split off the text if it has to be held."""
         content = chunk.delta.get("content", NULL)
-        if self._text.shown is not None or rawjson.is_null(content):
+        if rawjson.is_null(content):
             return []
         if self.undecided and not text_calls.is_named(self._beginning):
             self._beginning += text_of(content)
@@ -177,14 +179,15 @@ class ChatRound(Round[PartialCall]):
         """Split off the calls, each as a separate event, because some clients read only the first entry. An event with
         nothing but calls of the client's stays whole, and so do more entries than any model sends, because each event
         repeats the reply's other members."""
-        if not chunk.calls:
-            return []
         called = [self._calls.take(delta, whole=chunk.key == "message") for delta in chunk.calls]
+        theirs = True
         for call in called:
-            self._decide(call)
+            if call.ours is None:
+                self._decide(call)
             if call.ours != "":
                 check_arguments(call.size)
-        if all(call.shown for call in called):
+                theirs = False
+        if theirs:
             chunk.called = called
             return []
         chunk.drop("tool_calls")
@@ -218,6 +221,7 @@ class ChatReply(ClientReply):
         super().__init__(asked, ledger, streamed=streamed)
         self.message = ReplyMessage()
         self._shows_usage = not streamed or asked.wants_usage
+        self._numbered = streamed and bool(self._names)  # a call of a whole reply has no number
         self._frame: Members = {}
         self._joints: set[str] = set()  # the texts that go on in another round
         self._members: Members = {}
@@ -277,18 +281,18 @@ class ChatReply(ClientReply):
 
     def _number(self, chunk: Chunk) -> None:
         """Give the calls of an event the numbers that the client sees. Where no tool is ours, nothing is touched."""
-        entries: list[Members] = []
-        for delta, call in zip(chunk.calls, chunk.called, strict=True):
-            entry = delta.members if call.place is not None else delta.members | call.lent
-            self._adopt(call)
-            index = Raw(b"%d" % (call.place or 0))
-            if self.streamed and self._names and entry.get("index") != index:
-                entry = {"index": index} | entry | {"index": index}
-            entries.append(entry)
-        if any(
-            entry is not delta.members and entry != delta.members
-            for entry, delta in zip(entries, chunk.calls, strict=True)
-        ):
+        changed: dict[int, Members] = {}
+        for place, (delta, call) in enumerate(zip(chunk.calls, chunk.called, strict=True)):
+            entry = delta.members
+            if call.place is None:
+                self._adopt(call)
+                call.number = Raw(b"%d" % (len(self.blocks) - 1))
+                if call.lent:
+                    entry = changed[place] = entry | call.lent
+            if self._numbered and entry.get("index") != call.number:
+                changed[place] = {"index": call.number} | entry | {"index": call.number}
+        if changed:
+            entries = [changed.get(place, delta.members) for place, delta in enumerate(chunk.calls)]
             chunk.put_delta(chunk.delta | {"tool_calls": Raw(rawjson.array(map(rawjson.encode, entries)))})
 
     # -- a whole reply --

@@ -16,7 +16,7 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects.chat.chunks import CallDelta, signature
 from proxy.dialects.reply import MAX_REPLY, Call
-from proxy.dialects.values import Members, join, place, string, text_of
+from proxy.dialects.values import NULL, Members, join, place, string, text_of
 from proxy.plan.history import ToolCall
 from proxy.plan.turn import Broken
 from proxy.rawjson import NotJson
@@ -34,6 +34,8 @@ class PartialCall(Call):
         super().__init__()
         self.ours = None
         self.id = ""
+        self.number = NULL
+        """Its number in the client's stream."""
         self.lent: Members = {}
         """A signature that another call carried."""
         self.kind = "function"

@@ -190,7 +190,8 @@ class MessagesRound(Round[ReplyBlock]):
             return self.put(event, self._loose, size)
         if event.type == DELTA:
             block.grow(event.delta)
-        block.ended = block.ended or event.type == STOP
+        elif event.type == STOP:
+            block.ended = True
         if block.ours:
             check_arguments(block.size)
         return self.put(event, block, size)
@@ -255,13 +256,14 @@ class MessageReply(ClientReply):
 
     def _put(self, event: ReplyEvent, block: Block) -> bytes:
         changed: Members = {}
-        if event.type == BEGIN:
-            message = object_of(event.message)
-            self.begun, self._frame = True, {key: message[key] for key in FRAME if key in message}
-        elif isinstance(block, ReplyBlock):
-            self._adopt(block)
+        if isinstance(block, ReplyBlock):
+            if block.place is None:
+                self._adopt(block)
             if event.index != block.place:
                 changed["index"] = Raw(b"%d" % (block.place or 0))
+        elif event.type == BEGIN:
+            message = object_of(event.message)
+            self.begun, self._frame = True, {key: message[key] for key in FRAME if key in message}
         elif event.type == CLOSING:
             changed = self._closing(event) if self.hides else {}
             self._end = object_of(changed.get("delta", event.delta)) | {"usage": changed.get("usage", event.usage)}

@@ -323,7 +323,7 @@ class ResponsesReply(ClientReply):
         return [item.final for item in self.blocks if item.final is not None]
 
     def _put(self, event: ItemEvent | None, block: Block) -> bytes:
-        if isinstance(block, OutputItem):
+        if block.place is None and isinstance(block, OutputItem):
             self._adopt(block)
         if event is None:
             return b""

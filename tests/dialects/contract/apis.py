@@ -208,12 +208,13 @@ class Messages(Api):
 
     def reply(self, said: Round, number: int) -> Json:
         stopped: Json = {"stop_reason": "max_tokens"} if said.cut else {}
-        made = messages.message(*map(self._block, said.blocks), number=number, **stopped)
+        made = messages.message(*map(self.block, said.blocks), number=number, **stopped)
         for place, block in enumerate(made["content"]):
             block |= {"id": f"srvtoolu_{number}_{place}"} if block["type"] == "server_tool_use" else {}
         return made
 
-    def _block(self, one: Block) -> Json:
+    @staticmethod
+    def block(one: Block) -> Json:
         if one.kind == "server":
             return {"type": "server_tool_use", "name": "web_search", "input": {"query": one.text}}
         if one.kind in ("ours", "theirs"):
@@ -272,10 +273,11 @@ class Responses(Api):
 
     def reply(self, said: Round, number: int) -> Json:
         return responses.response(
-            *map(self._item, said.blocks), number=number, status="incomplete" if said.cut else "completed"
+            *map(self.item, said.blocks), number=number, status="incomplete" if said.cut else "completed"
         )
 
-    def _item(self, one: Block) -> Json:
+    @staticmethod
+    def item(one: Block) -> Json:
         if one.kind == "server":
             return {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": one.text}}
         if one.kind in ("ours", "theirs"):
