@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,9 +39,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     upstream: Annotated[Url | None, Meta(description="an address such as https://api.openai.com/v1")] = None
     """The upstream of policies without `upstream.base_url`. None: OpenAI."""
     workers: Annotated[int, Meta(ge=1, le=256, description="a number of processes from 1 to 256")] = 1
-    body_limit: Annotated[int, Meta(ge=1, description="a size such as 64MiB")] = 64 << 20
+    body_limit: Annotated[int, Meta(ge=1 << 10, description="a size of at least 1KiB, such as 64MiB")] = 64 << 20
     """Largest body of a chat request, decoded."""
-    buffered_limit: Annotated[int, Meta(ge=2, description="a size such as 512MiB")] = 512 << 20
+    buffered_limit: Annotated[int, Meta(ge=2 << 10, description="a size of at least 2KiB, such as 512MiB")] = 512 << 20
     """Undecoded bodies of all requests in one process; one tenant may have half of it."""
     head_timeout: Seconds = 10
     """From the first to the last byte of a request's head."""
@@ -91,8 +92,27 @@ def read(flags: Mapping[str, str | None], environment: Mapping[str, str] | None 
         if text is not None:
             given[field.name] = _value(source, text, field)
     settings = Settings(**given)
+    if settings.buffered_limit < 2 * settings.body_limit:
+        raise UserMistake(
+            f"a tenant may have half of --buffered-limit, which is less than one body of --body-limit "
+            f"({settings.body_limit} bytes): raise the first to {2 * settings.body_limit}, or lower the second"
+        )
     _refuse_loop(settings)
     return settings
+
+
+def strange_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the variables that look like settings and are none, each with the one that was probably meant, or "".
+
+    Kubernetes sets some for each service: a service called `offload-proxy` makes OFFLOAD_PROXY_PORT.
+    """
+    known = {name for field in msgspec.structs.fields(Settings) for name in _variables(field.name)}
+    for name in sorted(environment):
+        if name.startswith("OFFLOAD_") and name not in known and not _SERVICE.search(name):
+            yield name, next(iter(get_close_matches(name, known, 1, 0.75)), "")
+
+
+_SERVICE = re.compile(r"^OFFLOAD_PROXY_|_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)")
 
 
 def _said(name: str, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> tuple[str, str | None]:

@@ -56,7 +56,7 @@ class ScriptedClient:
             "raw_path": b"/v1/x",
             "query_string": b"",
             "headers": headers,
-            "client": ("127.0.0.1", 1),
+            "client": ("192.0.2.1", 1),
             "extensions": {},
             **scope,
         }

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from proxy.errors import UserMistake
-from proxy.settings import Settings, read
+from proxy.settings import Settings, read, strange_variables
 
 EVERY = {
     "host": ("0.0.0.0", "0.0.0.0"),
@@ -16,8 +16,8 @@ EVERY = {
     "store": ("redis://r/0", "redis://r/0"),
     "upstream": ("http://127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
     "workers": ("3", 3),
-    "body_limit": ("1GiB", 1 << 30),
-    "buffered_limit": ("1MiB", 1 << 20),
+    "body_limit": ("1MiB", 1 << 20),
+    "buffered_limit": ("1GiB", 1 << 30),
     "head_timeout": ("3", 3.0),
     "body_timeout": ("2.5", 2.5),
     "first_byte_timeout": ("1.5", 1.5),
@@ -108,7 +108,7 @@ def test_paths_from_variables_know_the_home_directory(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1", 1), ("64MiB", 64 << 20), ("64M", 64 << 20), ("64 mb", 64 << 20), ("2g", 2 << 30), ("10KiB", 10_240)],
+    [("2048", 2048), ("64MiB", 64 << 20), ("64M", 64 << 20), ("64 mb", 64 << 20), ("10KiB", 10_240)],
 )
 def test_sizes_with_units_are_parsed(text: str, size: int) -> None:
     assert read({"body_limit": text}, {}).body_limit == size
@@ -122,9 +122,11 @@ def test_sizes_with_units_are_parsed(text: str, size: int) -> None:
         ("port", "-1", "a port from 1 to 65535, or 0"),
         ("workers", "0", "a number of processes from 1 to 256"),
         ("workers", "two", "a number of processes"),
-        ("body_limit", "0", "a size such as 64MiB"),
-        ("body_limit", "64TiB", "a size such as 64MiB"),
-        ("body_limit", "", "a size such as 64MiB"),
+        ("body_limit", "0", "a size of at least 1KiB, such as 64MiB"),
+        ("body_limit", "5", "a size of at least 1KiB, such as 64MiB"),
+        ("body_limit", "64TiB", "a size of at least 1KiB"),
+        ("body_limit", "", "a size of at least 1KiB"),
+        ("buffered_limit", "9", "a size of at least 2KiB, such as 512MiB"),
         ("first_byte_timeout", "0", "seconds above 0"),
         ("drain_timeout", "nan", "seconds above 0"),
         ("allowed_hosts", "http://a.example", "host names without ports"),
@@ -151,6 +153,26 @@ def test_a_mistake_names_its_flag_or_variable(name: str, text: str, expected: st
         with pytest.raises(UserMistake) as variable:
             read({}, {f"OFFLOAD_{name.upper()}": text})
         assert str(variable.value).startswith(f"OFFLOAD_{name.upper()}: expected {expected}")
+
+
+def test_half_of_the_buffers_must_hold_one_body() -> None:
+    with pytest.raises(UserMistake, match=r"half of --buffered-limit.*raise the first to 134217728, or lower"):
+        read({"buffered_limit": "100MiB"}, {})
+    assert read({"buffered_limit": "100MiB", "body_limit": "50MiB"}, {}).body_limit == 50 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("OFFLOAD_UPSTREEM", "OFFLOAD_UPSTREAM"),
+        ("OFFLOAD_BODYLIMIT", "OFFLOAD_BODY_LIMIT"),
+        ("OFFLOAD_WHATEVER", ""),
+    ],
+)
+def test_variables_that_are_no_settings_are_found(name: str, meant: str) -> None:
+    kubernetes = ("OFFLOAD_PROXY_PORT", "OFFLOAD_SERVICE_HOST", "OFFLOAD_PORT_8787_TCP_ADDR")
+    environment = dict.fromkeys((name, "OFFLOAD_PORT", "OFFLOAD_ADMIN_TOKEN", "HOME", *kubernetes), "1")
+    assert list(strange_variables(environment)) == [(name, meant)]
 
 
 @pytest.mark.parametrize(

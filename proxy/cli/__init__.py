@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from proxy import __version__
@@ -46,7 +47,7 @@ _SERVE = (
     ("dashboard", "FILE", "record requests in this SQLite file, for the pages at /_offload/ [off]"),
     ("dashboard-limit", "SIZE", "largest file of the dashboard; the oldest rows are deleted [512MiB]"),
     ("dashboard-content", "BOOL", "keep texts, of tenants whose policy has `dashboard: {content: true}` [false]"),
-    ("log-format", "FORMAT", "json or text [json]"),
+    ("log-format", "FORMAT", "json or text [text on a terminal, else json]"),
 )
 
 _ENVIRONMENT = """\
@@ -58,7 +59,10 @@ OFFLOAD_ADMIN_TOKEN opens /metrics, /health?deep=1 and /_offload/.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     _open_streams()
-    chosen = parser().parse_args(arguments)
+    made = parser()
+    chosen, unknown = made.parse_known_args(arguments)
+    if unknown:
+        made.error(_did_you_mean(unknown, vars(chosen)))
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files and models have characters that not every locale has
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -77,6 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_output()
         return _complain(": ".join(filter(None, (error.filename, error.strerror))) or repr(error), FAILED)
     return code
+
+
+def _did_you_mean(unknown: Sequence[str], flags: Mapping[str, object]) -> str:
+    """Say which arguments the command does not have, and which of its flags may be meant."""
+    flag = next((one.partition("=")[0] for one in unknown if one.startswith("-")), "")
+    meant = get_close_matches(flag, [f"--{name.replace('_', '-')}" for name in flags], 1) if flag else []
+    return f"unrecognized arguments: {' '.join(unknown)}" + (f" (did you mean {meant[0]}?)" if meant else "")
 
 
 def _open_streams() -> None:
@@ -245,9 +256,16 @@ examples:
 
 
 def _serve(chosen: argparse.Namespace) -> int:
+    from msgspec.structs import replace
+
     settings = _settings(chosen)
+    from proxy.cli.start import say
     from proxy.server.runner import serve
 
+    terminal = sys.stderr.isatty()
+    if terminal and not (chosen.log_format or settings.environment.get("OFFLOAD_LOG_FORMAT")):
+        settings = replace(settings, log_format="text")
+    say(settings, terminal=terminal)
     return serve(settings)
 
 

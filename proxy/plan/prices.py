@@ -7,9 +7,9 @@ provider's host only, because anybody may serve them.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 import msgspec
@@ -162,12 +162,18 @@ def price_of(base_url: str, model: str = "") -> Prices:
     return FREE if is_loopback(host) else _looked_up(host, model[:_NAME].lower())
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
-    """Whether this host name or address is the machine itself."""
+    """Whether a host name or address, as in `--host` or in a URL, is the machine itself."""
+    name = host.lower().removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, 6.3
+        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ip_address(name.removeprefix("[").removesuffix("]"))
     except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 @lru_cache(maxsize=1024)

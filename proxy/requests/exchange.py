@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from proxy.errors import BodyTooLarge, Fault, OffloadError, ProxyError
+from proxy.errors import BodyTooLarge, Fault, OffloadError, ProxyError, UpstreamFault
+from proxy.plan.prices import is_loopback
 from proxy.telemetry.outcome import DECIMALS, Kind, Outcome
 from proxy.upstream.headers import Header, Headers
 
@@ -55,6 +56,9 @@ and its place free while a client that reads nothing leaves the whole reply in o
 
 RAW = "offload_proxy.inflow"
 """The ASGI extension in which our server passes on what it tells of a request."""
+
+FORWARDED = frozenset((b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"))
+"""Headers that proxies add to what they forward, beside `X-Forwarded-...`."""
 
 ErrorEvent = Callable[[ProxyError], bytes]
 """Makes the event that ends a stream which fails."""
@@ -240,8 +244,20 @@ class Exchange:
         self.replied = not self.gone  # set at once, so that a hang-up from now on does not cancel what follows
 
     async def fail(self, error: ProxyError) -> None:
-        """Reply with an error of our own. Call it only before any other reply."""
+        """Reply with an error of our own. Call it only before any other reply.
+
+        A caller on this machine also learns upstream's address and what went wrong with it.
+        """
+        if isinstance(error, UpstreamFault) and error.detail and self.is_local:
+            error = type(error)(f"{error.message}: {error.detail}", detail=error.detail)
         await self.reply(error.status, self.fault_body(error), error.headers())
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the caller is on this machine, and nothing says that it forwards somebody else's request."""
+        client = self.scope.get("client")
+        forwarded = any(name in FORWARDED or name.startswith(b"x-forwarded-") for name in self.fields)
+        return client is not None and is_loopback(client[0]) and not forwarded
 
     async def break_off(self, error: ProxyError) -> None:
         """End a reply that has begun. A stream ends with an error event; any other reply is left to be cut off."""

@@ -20,6 +20,7 @@ from proxy.dialects import DIALECTS, Dialect, for_request, owner_of
 from proxy.dialects.chat import CHAT
 from proxy.errors import ClientFault, Fault, Forbidden, ForeignSite, Overloaded, ProxyError, Unsupported, UpgradeRefused
 from proxy.operations import Operations
+from proxy.plan.prices import is_loopback
 from proxy.policies import PolicyLoader
 from proxy.policies.tenants import KEY_HEADERS, Callers, Tenant, allowed, retention
 from proxy.requests.background import Background
@@ -84,7 +85,7 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self._allowed_hosts = settings.allowed_hosts
-        self._on_loopback = origin.is_loopback(settings.host)
+        self._on_loopback = is_loopback(settings.host)
         self._metrics = Metrics()
         self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
         self._dashboard = Dashboard(settings, lambda: self._book.current, self._state)

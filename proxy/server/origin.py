@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
 
 from proxy.errors import ForeignSite
+from proxy.plan.prices import is_loopback
 from proxy.upstream.headers import Header
 
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[^\[\]:@/?#\s]+)(?::[0-9]*)?")
@@ -23,20 +22,6 @@ _ORIGIN = re.compile(rf"[a-z][a-z0-9+.-]*://{_AUTHORITY.pattern}")
 
 _TELLING = frozenset((b"host", b"origin", b"sec-fetch-site"))
 """The headers that reveal a foreign page."""
-
-
-@lru_cache(maxsize=1_000)
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address, as in `--host` or in a URL, is loopback."""
-    name = host.lower().removesuffix(".")
-    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, 6.3
-        return True
-    try:
-        address = ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def check(headers: Iterable[Header], target: bytes, allowed: Collection[str]) -> None:

@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from proxy import operations
 from proxy.errors import ClientFault, Forbidden, ProxyError
-from proxy.requests.exchange import Exchange
+from proxy.requests.exchange import FORWARDED, Exchange
 
 if TYPE_CHECKING:
     from starlette.types import Lifespan, Message
@@ -48,17 +48,14 @@ class Monitors:
     def _named(self, request: Request) -> bool:
         """Whether the caller is in one of the networks, and no proxy that says that it forwards a request."""
         names = request.headers.keys()
-        if request.client is None or any(name in _FORWARDED or name.startswith("x-forwarded-") for name in names):
+        forwarded = any(name.encode() in FORWARDED or name.startswith("x-forwarded-") for name in names)
+        if request.client is None or forwarded:
             return False
         address = ip_address(request.client.host)
         mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
         if address.is_loopback:
             self._check_origin(Exchange(request.scope, request.receive, _unheard))
         return any((mapped or address) in network for network in self._networks)
-
-
-_FORWARDED = frozenset(("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"))
-"""Headers that proxies add to what they forward, beside `X-Forwarded-...`."""
 
 
 def own_routes(

@@ -136,12 +136,15 @@ _ANTHROPIC = re.compile(rb"(?:(?:/v1)+(?=[/?]|\Z)|(?=/messages(?:[/?]|\Z)))(.*)"
 """A target with `/v1`, or where it belongs."""
 
 
+_OPENAI = re.compile(rb"/(?:chat/completions|responses|completions|embeddings|models)(?:[/?]|\Z)")
+
+
 def url_for(base_url: str, target: bytes, *, anthropic: bool = False) -> str:
     """Return the upstream URL of a request for `target`, its raw path and query with the leading slash.
 
-    A leading `/v1` is replaced by `base_url`. Any other path is appended to `base_url` without its own trailing `/v1`.
-    A path of Anthropic's API has `/v1` exactly once in any case: its base URLs are given without it, and its clients
-    append it even to one that has it.
+    A leading `/v1` is replaced by `base_url`; clients may leave it out of OpenAI's own paths. Any other path is
+    appended to `base_url` without its own trailing `/v1`. A path of Anthropic's API has `/v1` exactly once in any case:
+    its base URLs are given without it, and its clients append it even to one that has it.
     """
     base = base_url.rstrip("/")
     if anthropic and (found := _ANTHROPIC.fullmatch(target)):
@@ -149,4 +152,6 @@ def url_for(base_url: str, target: bytes, *, anthropic: bool = False) -> str:
     path = target.decode("ascii")
     if path.startswith("/v1") and path[3:4] in ("", "/", "?"):
         return base + path[3:]
+    if _OPENAI.match(target):
+        return base + path
     return base.removesuffix("/v1") + path

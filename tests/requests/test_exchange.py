@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded
+from proxy.errors import BodyTooLarge, MethodNotAllowed, Overloaded, UpstreamUnreachable
 from proxy.requests.exchange import LARGE_BYTES, WRITTEN, ClientGone
 from proxy.telemetry.outcome import Kind
 from tests.asgi import ScriptedClient
@@ -249,3 +249,22 @@ def test_a_path_is_shown_without_what_may_be_a_key(target: bytes, shown: str) ->
     browser = ScriptedClient(raw_path=path, query_string=query)
     assert browser.client().shown_path == shown
     assert browser.client().outcome(Kind.RELAY).path == shown
+
+
+@pytest.mark.parametrize(
+    ("client", "headers", "told"),
+    [
+        (("127.0.0.1", 1), [], True),
+        (("::ffff:127.0.0.1", 1), [], True),
+        (("10.0.0.2", 1), [], False),
+        (("127.0.0.1", 1), [(b"x-forwarded-for", b"10.0.0.2")], False),
+        (("127.0.0.1", 1), [(b"via", b"1.1 nginx")], False),
+        (None, [], False),
+    ],
+)
+async def test_only_callers_on_this_machine_learn_upstreams_address(
+    client: tuple[str, int] | None, headers: list[tuple[bytes, bytes]], told: bool
+) -> None:
+    asked = ScriptedClient(b"", headers=headers, client=client)
+    await asked.client().fail(UpstreamUnreachable("No.", detail="http://10.0.0.1: refused"))
+    assert (b"10.0.0.1: refused" in asked.body) is told and b"No." in asked.body

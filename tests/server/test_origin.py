@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from proxy.errors import ForeignSite
-from proxy.server.origin import check, is_loopback
+from proxy.plan.prices import is_loopback
+from proxy.server.origin import check
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import PLAIN, Proxy
 from tests.wire import ask

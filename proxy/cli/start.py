@@ -1,0 +1,107 @@
+"""What `serve` says before it listens: four lines on a terminal, and everywhere what will not work and its cure."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+
+from proxy.errors import UpstreamFault
+from proxy.plan.prices import price_of
+from proxy.policies import Policies, builtin, load
+from proxy.policy import Mode, Policy
+from proxy.settings import Settings, strange_variables
+from proxy.stores import describe, open_store
+from proxy.stores.guarded import Guarded
+from proxy.upstream.models import ModelsClient
+
+SECONDS = 2.0
+"""How long the store and the upstreams may take to answer."""
+MOST = 20
+"""Most upstreams that are asked."""
+
+
+def say(settings: Settings, *, terminal: bool) -> None:
+    """Write to standard error what the caller should know. Raises UserMistake if the policies are bad."""
+    policies = (
+        load(settings.policies, settings.environment, settings.upstream)
+        if settings.policies
+        else builtin(settings.upstream)
+    )
+    fault = asyncio.run(_store_fault(settings))
+    lines = [f"warning: {text}" for text in _warnings(settings, fault)]
+    if terminal:
+        lines += _four_lines(settings, policies, fault)
+    with suppress(OSError, ValueError):  # a full disk below standard error is no reason not to serve
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
+
+
+def _warnings(settings: Settings, fault: str | None) -> Iterator[str]:
+    texts = [path.read_text(errors="replace") for path in settings.policies.glob("*.yaml")] if settings.policies else []
+    for name, meant in strange_variables(settings.environment):
+        if not any(name in text for text in texts):  # a policy may take a key from it
+            yield f"{name} is no setting of the proxy" + (f"; did you mean {meant}?" if meant else "; unset it")
+    if fault:
+        yield (
+            f"the store {describe(settings.store)} cannot be used ({fault}): requests are served, but summaries and "
+            "the operations' files are lost; give --store a folder that you can write to, or a running store's URL"
+        )
+
+
+async def _store_fault(settings: Settings) -> str | None:
+    store = Guarded(open_store(settings.store), warn=lambda *_: None)
+    try:
+        return await store.check(SECONDS)
+    finally:
+        await store.close()
+
+
+def _four_lines(settings: Settings, policies: Policies, fault: str | None) -> Iterator[str]:
+    yield f"upstream   {_upstreams(settings, policies)}"
+    yield f"policy     {_policy(settings, policies)}"
+    yield f"store      {describe(settings.store)}, {'DOES NOT WORK' if fault else 'works'}"
+    yield f"dashboard  {settings.dashboard or 'off; --dashboard FILE shows every request and what it cost'}"
+
+
+def _upstreams(settings: Settings, policies: Policies) -> str:
+    addresses = sorted({one.base_url for policy in policies.all() for one in policy.upstreams})
+    client = ModelsClient(settings.environment)
+
+    async def asked() -> list[str]:
+        return await asyncio.gather(*(_answer(client, address) for address in addresses[:MOST]))
+
+    answers = asyncio.run(asked())
+    more = f", and {len(addresses) - MOST} more" if len(addresses) > MOST else ""
+    return "; ".join(f"{address} {answer}" for address, answer in zip(addresses, answers, strict=False)) + more
+
+
+async def _answer(client: ModelsClient, address: str) -> str:
+    try:
+        status = await client.status(address, SECONDS)
+    except UpstreamFault as fault:
+        cause = fault.detail.partition(": ")[2] or fault.message
+        return f"DOES NOT ANSWER ({cause}): start it, or give --upstream"
+    if status == 404 and not address.rstrip("/").endswith("/v1"):
+        return "answers, but has no /models: its address may lack /v1"
+    return "answers" if status < 500 else f"FAILS with {status}"
+
+
+def _policy(settings: Settings, policies: Policies) -> str:
+    found = policies.all()
+    if len(found) > 1:
+        return f"{len(found)} of {settings.policies}; `offload-proxy check` explains them"
+    return f"{settings.policies or 'built in'}: {_plan(found[0])}" if found else f"{settings.policies}: none"
+
+
+def _plan(policy: Policy) -> str:
+    """The ceiling and the prices in force, and where these come from."""
+    offload = policy.offload
+    if offload.mode is Mode.OFF:
+        return "off, so that nothing moves"
+    listed = price_of(policy.upstream.base_url)
+    theirs = (offload.cached_read, offload.cache_write) == (listed.cached_read, listed.cache_write)
+    source = (listed.source if theirs else "set by the policy").removeprefix("https://")
+    early = f"cached input costs {offload.cached_read:g}, writing it {offload.cache_write:g} ({source})"
+    return f"{offload.mode}, above {offload.max_total_tokens:,} tokens of history the oldest results move; {early}"
