@@ -112,8 +112,8 @@ class RedisStore:
             async with self._turns.place(namespace):
                 with _faults():
                     pipe = self._client.pipeline(transaction=False)
-                    pipe.mget(names)
-                    pipe.exists(*names)
+                    pipe.execute_command("MGET", *names)  # its own method is not for clusters
+                    pipe.execute_command("EXISTS", *names)
                     values, there = convert(
                         _answered(await pipe.execute(raise_on_error=False)), tuple[list[bytes | None], int]
                     )

@@ -91,6 +91,33 @@ def redis_sentinel(folder: Path, master_port: int) -> Iterator[Process]:
         process.stop()
 
 
+@contextmanager
+def redis_cluster(folder: Path) -> Iterator[list[Process]]:
+    """Run a Redis Cluster of three primaries, each of which has a third of the slots."""
+    with ExitStack() as running:
+        nodes = []
+        for number in range(3):
+            (own := folder / str(number)).mkdir()
+            [bus] = free_ports(1)
+            options = ("--cluster-enabled", "yes", "--cluster-port", str(bus), "--cluster-node-timeout", "60000")
+            nodes.append(running.enter_context(redis_server(own, *options)))
+        addresses = [f"127.0.0.1:{node.port}" for node in nodes]
+        command = [shutil.which("redis-cli") or "", "--cluster", "create", *addresses, "--cluster-yes"]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        for node in nodes:
+            _wait_for_cluster(node)
+        yield nodes
+
+
+def _wait_for_cluster(node: Process) -> None:
+    """Wait until a node knows of all slots."""
+    command = [shutil.which("redis-cli") or "", "-p", str(node.port), "cluster", "info"]
+    deadline = time.monotonic() + STARTS_WITHIN
+    while b"cluster_state:ok" not in subprocess.run(command, check=True, capture_output=True, timeout=60).stdout:
+        assert time.monotonic() < deadline, "the cluster does not come up"
+        time.sleep(0.05)
+
+
 S3_KEYS = {"AWS_ACCESS_KEY_ID": "test-key", "AWS_SECRET_ACCESS_KEY": "test-secret"}
 BUCKET = "records"
 _OFF = (

@@ -40,6 +40,32 @@ class TestContractForEver(TestContract):
         return open_store(url(self.process, "prefix=of%5Bf%5D*:"))
 
 
+class TestContractOfACluster(StoreContract):
+    """Three real nodes, of which the store knows one."""
+
+    @pytest.fixture(autouse=True)
+    def engine(self, redis_nodes: list[Process]) -> None:
+        self.nodes = redis_nodes
+
+    async def open(self) -> Store:
+        return open_store(f"redis+cluster://127.0.0.1:{self.nodes[1].port}", lambda namespace: 3600.0)
+
+    async def test_namespaces_are_spread_over_the_nodes(self, store: Store, space: str) -> None:
+        await asyncio.gather(*(store.put(f"{space}-{number}/rounds/k", b"1") for number in range(60)))
+        assert len(await listed(store, space)) == 60
+        for node in self.nodes:
+            async with Redis(port=node.port) as client:
+                assert await client.dbsize() > 5
+
+
+async def test_a_cluster_is_not_taken_for_a_single_server(redis_nodes: list[Process]) -> None:
+    store = open_store(url(redis_nodes[0]).replace("/0", ""))
+    with pytest.raises(StoreFault, match=r"this is a Redis Cluster, which needs redis\+cluster://"):
+        for number in range(20):
+            await store.put(f"a-{number}/rounds/k", b"1")
+    await store.close()
+
+
 async def test_records_expire_after_their_namespace_retention(redis_process: Process) -> None:
     store = open_store(url(redis_process), {"short-1": 60.0, "long-1": 3600.0}.get)
     async with Redis(port=redis_process.port) as client:
