@@ -83,13 +83,17 @@ class Breaker:
         """Whether calls are made as they come."""
         return "closed" if self._next_probe is None else "open"
 
+    @property
+    def ready(self) -> bool:
+        """Whether `admit` would return true."""
+        return self._next_probe is None or self._clock() >= self._next_probe
+
     def admit(self) -> bool:
         """Return whether a call may be made now. True while the breaker is open makes it this pause's only probe."""
-        if self._next_probe is None:
-            return True
-        if self._clock() < self._next_probe:
+        if not self.ready:
             return False
-        self._probing, self._next_probe = True, self._clock() + self._pause
+        if self._next_probe is not None:
+            self._probing, self._next_probe = True, self._clock() + self._pause
         return True
 
     def succeeded(self) -> None:
@@ -146,6 +150,10 @@ class Guarded:
     def breaker(self, operation: str) -> Breaker:
         """Return the breaker that an operation asks."""
         return self.writing if operation in WRITES else self.reading
+
+    def admits(self, operation: str) -> bool:
+        """Return whether the operation may be sent to the engine now. What cannot be read is not written either."""
+        return (operation not in WRITES or self.reading.ready) and self.breaker(operation).admit()
 
     def visit(self, budget_seconds: float | None = None) -> Visit:
         """Return a visit for one request or background task, with its own time budget."""
@@ -367,7 +375,7 @@ class Visit:
         if self._allowance.left <= 0:
             return self._missed(operation, StoreMiss.BUDGET)
         breaker = self._guarded.breaker(operation)
-        if not breaker.admit():
+        if not self._guarded.admits(operation):
             return self._missed(operation, StoreMiss.OPEN)
         failed, began = self._guarded.failed if telling else self._guarded.told, self._clock()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,3 +140,66 @@ def test_a_recovered_store_is_used_again(proxy: Proxy, redis: Server) -> None:
     assert store_errors(proxy) == before
     with Redis(port=redis.process.port) as client:
         assert [key for key in client.scan_iter() if b"/rounds/" in key]
+
+
+TURNS, CONVERSATIONS, RESTARTS, DOWN = 12, 4, 4, 0.3
+
+
+def conversed(proxy: Proxy, turn: Callable[[int], None]) -> None:
+    """Have conversations in which each turn has a hidden round. `turn` is called before each of them."""
+    histories = []
+    for number in range(CONVERSATIONS):
+        messages = history()
+        messages[1] = {"role": "user", "content": f"Fetch the logs of day {number}."}
+        histories.append(messages)
+    for number in range(TURNS):
+        turn(number)
+        for messages in histories:
+            body = {"model": "m", "messages": messages, "tools": [TOOL]}
+            reply = httpx.post(f"{proxy.url}/chat/completions", json=body, timeout=20, verify=PLAIN).json()
+            messages += [reply["choices"][0]["message"], {"role": "user", "content": f"And now, turn {number}?"}]
+
+
+def sent(up: StrictUpstream) -> list[list[bytes]]:
+    """Return the messages of all requests upstream, with equal names for the model's calls."""
+    names: dict[bytes, bytes] = {}
+
+    def renamed(found: re.Match[bytes]) -> bytes:
+        return names.setdefault(found[0], b"call-%d" % len(names))
+
+    return [[re.sub(rb"call_\w+", renamed, raw) for raw in request.raw_messages] for request in up.chats]
+
+
+def test_restarts_of_redis_change_no_request_of_conversations_that_this_process_has(
+    serve: Callable[..., Proxy], redis: Server
+) -> None:
+    """What could not be written is kept, so every request is what it would be with a store that never fails."""
+
+    def restart(number: int) -> None:
+        if number % 3 == 1 and number // 3 < RESTARTS:
+            redis.process.stop()
+            timer = threading.Timer(DOWN, redis.process.start)
+            timer.start()
+            timers.append(timer)
+        elif number % 3 == 0 and timers:
+            timers[-1].join()
+
+    timers: list[threading.Timer] = []
+    requests = []
+    for store, turn in ((None, lambda number: None), (f"redis://127.0.0.1:{redis.process.port}/0", restart)):
+        with StrictUpstream() as up:
+            up.respond(_finds_the_code)
+            given = {"store": store} if store else {}
+            proxy = serve({"default": tight(up.url)}, **given)
+            conversed(proxy, turn)
+            requests.append(sent(up))
+    for timer in timers:
+        timer.join()
+    assert len(timers) == RESTARTS and store_errors(proxy)
+    assert len(requests[0]) == 2 * TURNS * CONVERSATIONS
+    assert requests[1] == requests[0]
+    deadline = time.monotonic() + 15
+    with Redis(port=redis.process.port) as client:
+        while len({key for key in client.scan_iter(match="*/rounds/*")}) < 2 * TURNS * CONVERSATIONS:
+            assert time.monotonic() < deadline, "they are put again"
+            time.sleep(0.1)

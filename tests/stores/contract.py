@@ -15,6 +15,7 @@ import pytest
 
 from proxy.stores import Entry, Store, retention
 from proxy.stores.retention import Sweeper
+from proxy.threads import nobody_waits
 
 
 async def listed(store: Store, prefix: str) -> dict[str, Entry]:
@@ -68,6 +69,28 @@ class StoreContract:
         await asyncio.sleep(0)
         assert await store.get(f"another-{space}/original/a") is None
         assert done < 150, "in a queue, it would come after nearly all of them"
+        await asyncio.gather(*puts)
+
+    async def test_a_tenants_many_callers_hold_up_no_other_tenant(self, store: Store) -> None:
+        """Six hundred callers write what nobody waits for, as they do after a deployment."""
+        done = 0
+        tenant = f"acme{uuid.uuid4().hex[:8]}"
+
+        async def put(number: int) -> None:
+            nonlocal done
+            await store.put(f"{tenant}-{number:016x}/originals/o", b"x")
+            done += 1
+
+        with nobody_waits():
+            puts = [asyncio.create_task(put(number)) for number in range(600)]
+        while not done:
+            await asyncio.sleep(0)
+        read = []
+        for number in range(3):
+            before = done
+            assert await store.get(f"other{tenant}-{number:016x}/rounds/r") is None
+            read.append(done - before)
+        assert sorted(read)[1] < 100, "a read waits for what has begun, and not for its turn among the callers"
         await asyncio.gather(*puts)
 
     @pytest.mark.parametrize("size", [0, 1, 100_000, 7_000_000])

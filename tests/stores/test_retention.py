@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,32 @@ async def test_two_sweepers_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert await listed(stores[0], "") == {}
     for store in stores:
         await store.close()
+
+
+async def test_a_sweep_holds_up_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All records are read while those that have expired are being deleted, however long that takes."""
+    for number in range(250):
+        put(tmp_path, f"a-1/original/{number}", 2 * DAY)
+    put(tmp_path, "b-1/original/new", 0)
+    begun, let_go, delete = threading.Event(), threading.Event(), Folder.delete
+
+    def slow(folder: Folder, keys: Sequence[str]) -> None:
+        begun.set()
+        let_go.wait(30)
+        delete(folder, keys)
+
+    monkeypatch.setattr(Folder, "delete", slow)
+    swept: list[tuple[int, float]] = []
+    store = open_store(str(tmp_path))
+    sweeper = Sweeper(store, lambda namespace: DAY, warn=lambda *_: None, swept=lambda *what: swept.append(what))
+    sweep = asyncio.create_task(sweeper.once())
+    await asyncio.to_thread(begun.wait, 30)
+    for _ in range(20):
+        assert await asyncio.wait_for(store.get("b-1/original/new"), 10) == b"1"
+    assert not sweep.done()
+    let_go.set()
+    assert await sweep == 250
+    assert [count for count, _ in swept] == [100, 100, 50, 0]
+    assert [overdue == pytest.approx(DAY, rel=0.01) for _, overdue in swept] == [True, True, True, False]
+    assert swept[-1] == (0, 0.0), "nothing is left"
+    await store.close()
