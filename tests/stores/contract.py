@@ -83,7 +83,7 @@ class StoreContract:
 
         with nobody_waits():
             puts = [asyncio.create_task(put(number)) for number in range(600)]
-        while not done:
+        while not done:  # noqa: ASYNC110
             await asyncio.sleep(0)
         read = []
         for number in range(3):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.stores import open_store
+from proxy.stores.local import Folder
 from proxy.stores.retention import Sweeper
 from tests.stores.contract import listed
 
