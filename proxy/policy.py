@@ -13,7 +13,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from proxy.plan import said
 from proxy.plan.results import PRESETS, ResultPreset, ResultRule
+from proxy.plan.said import SaidRule
 
 Tokens = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -199,6 +201,10 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         tuple[ResultPreset | ResultRule, ...],
         Meta(description="messages that carry results in another role: smolagents, gptme, cline, or rules"),
     ] = ()
+    said: Annotated[
+        tuple[SaidRule, ...],
+        Meta(description="further texts and tools by which the user speaks in the middle of a turn"),
+    ] = ()
     pin_user_tokens: Annotated[
         Tokens,
         Meta(
@@ -223,6 +229,11 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return tuple(
             rule for named in self.results for rule in ((named,) if isinstance(named, ResultRule) else PRESETS[named])
         )
+
+    @property
+    def asking(self) -> tuple[str, ...]:
+        """The tools whose results are the user's answers."""
+        return (*said.TOOLS, *(rule.tool for rule in self.said if rule.tool)) if self.said else said.TOOLS
 
     def excludes(self, tool: str) -> bool:
         """Whether this tool's results are never moved."""

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.plan import labels, preview
+from proxy.plan import labels, preview, said
 from proxy.plan.history import Count, Message, Piece, Reading, ToolCall, digest
 from proxy.plan.labels import Label
 from proxy.plan.plan import Item, Role
@@ -130,10 +130,11 @@ def item(role: Role, tokens: int, fixed: int, pieces: Sequence[Piece]) -> Item:
 
 def _piece(place: int | None, text: str, tokens: int, source: TextSource, reading: Reading, count: Count) -> Piece:
     name = labels.file_name(labels.NAMELESS, moved := preview.digest(text))
+    spans = said.spans(text, reading.said)
 
     def replaced(shape: Shape) -> tuple[int, int]:
         """Return the tokens of the replacement without a label, and how many characters it is shorter than the text."""
-        replacement = preview.replacement(text, name, "", tokens, shape, source.kept)
+        replacement = preview.replacement(text, name, "", tokens, shape, source.kept, spans)
         spare = len(text) - len(replacement)
         return (min(count(replacement), tokens) if spare > 0 else tokens), spare
 
@@ -143,4 +144,4 @@ def _piece(place: int | None, text: str, tokens: int, source: TextSource, readin
         first, first_spare = replaced(reading.shape.first_preview())
         spare = min(spare, first_spare) if first < tokens else spare
     label = source.label(count) if spare > 0 else labels.NAMELESS
-    return Piece(place, moved, tokens, at_event, first, spare, label, source.kept)
+    return Piece(place, moved, tokens, at_event, first, spare, label, source.kept, spans=spans)

@@ -148,7 +148,13 @@ def compact(dialect: Dialect, raw: Entry, message: Message, shape: Shape, first_
     moved = {piece.part: piece for piece in moved_pieces(message, first_preview)}
     replaced = {
         part: preview.replacement(
-            text, moved[part].name, moved[part].label.origin, moved[part].tokens, shape, moved[part].kept
+            text,
+            moved[part].name,
+            moved[part].label.origin,
+            moved[part].tokens,
+            shape,
+            moved[part].kept,
+            moved[part].spans,
         )
         for part, text in dialect.texts(raw)
         if part in moved

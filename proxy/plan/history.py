@@ -11,7 +11,7 @@ it, because agents put the time of day there. Later ones are, because some clien
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import takewhile
 
 import msgspec
@@ -23,7 +23,7 @@ from proxy.plan.opening import START, Opening
 from proxy.plan.pairing import REGULAR, Irregular, Pairing, Place
 from proxy.plan.plan import Item, Plan, Role, Room, Standing
 from proxy.plan.planner import Fold
-from proxy.plan.preview import Shape
+from proxy.plan.preview import Shape, Spans
 from proxy.plan.reasons import Reason
 from proxy.plan.results import Carries, ResultRule
 from proxy.policy import Offload
@@ -71,6 +71,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """The first characters of it that stay in any case: they tell the client's model that a result follows."""
     name: str = ""
     """The name of the file that it moves to; empty until `Naming` has given it one."""
+    spans: Spans = ()
+    """Where the user speaks in it; see `said`."""
 
     def named(self, name: str, label: Label) -> Piece:
         """Return the piece with its name and label, and with the tokens that they add to its replacement."""
@@ -110,6 +112,8 @@ class Message(msgspec.Struct, frozen=True):
     """The id of the tool call whose result it is; empty for other messages."""
     sealed: bool = False
     """Whether anything in it is not known to be safe to move or to cut. Then it and its step stay as they are."""
+    said: bool = False
+    """Whether the user speaks in it, whoever sends it; see `said`. It stays, and a moved text leaves these words."""
     carries: Carries = Carries.NO
     """Whether the policy's `results` name it, as far as that does not depend on its place."""
     labels: tuple[Label, ...] = ()
@@ -194,11 +198,14 @@ class Reading(msgspec.Struct, frozen=True):
     shape: Shape
     max_unseen_tool_tokens: int
     results: tuple[ResultRule, ...] = ()
+    said: tuple[str, ...] = ()
+    """Further texts with which the user's words begin."""
 
     @classmethod
     def of(cls, offload: Offload) -> Reading:
         shape = Shape(offload.store_dir, offload.preview_chars, offload.preview_tail_chars)
-        return cls(shape, offload.max_unseen_tool_tokens, offload.result_rules())
+        beginnings = tuple(rule.text for rule in offload.said if rule.text)
+        return cls(shape, offload.max_unseen_tool_tokens, offload.result_rules(), beginnings)
 
 
 def moved_pieces(message: Message, first_preview: bool) -> list[Piece]:
@@ -222,19 +229,26 @@ class Transcript:
         """The number of system messages at the beginning."""
 
 
-def places(messages: Sequence[Message], pairing: Pairing) -> list[Place]:
-    """The place of each of these messages among calls and results. `pairing` has those of the messages before them."""
-    return [pairing.add(message.role, message.calls, message.answers, message.sealed) for message in messages]
+def places(messages: Sequence[Message], pairing: Pairing, asking: Collection[str] = ()) -> list[Place]:
+    """The place of each of these messages among calls and results. `pairing` has those of the messages before them.
+
+    `asking`: the tools whose results are the user's answers.
+    """
+    return [
+        pairing.add(message.role, message.calls, message.answers, message.sealed, message.said, asking)
+        for message in messages
+    ]
 
 
 def items(
     messages: Sequence[Message], places: Sequence[Place], offload: Offload, opening: Opening = START
 ) -> list[Item]:
     """The items of these messages for the plan, after a history with this opening."""
-    excluded = {tool for tool in {place.tool for place in places if place is not REGULAR} if offload.excludes(tool)}
+    tools = {place.tool for place in places if place is not REGULAR}
+    excluded = {tool for tool in tools if offload.excludes(tool) or tool in offload.asking}
     found: list[Item] = []
     for message, place in zip(messages, places, strict=True):
-        part, movable = opening.part(message.role, message.tokens, message.carries, offload)
+        part, movable = opening.part(message.role, message.tokens, message.carries, offload, message.said)
         found.append(message.item_at(place, part, movable and place.tool not in excluded))
         opening = opening.then(message.role)
     return found
@@ -295,7 +309,7 @@ class Parts(msgspec.Struct, frozen=True):
         """The parts of the history followed by these messages."""
         messages, naming = self.naming.named(messages)
         pairing = self.pairing.copy()
-        found = places(messages, pairing)
+        found = places(messages, pairing, offload.asking)
         return Parts(
             messages=[*self.messages, *messages],
             tools=[*self.tools, *(place.tool for place in found)],

@@ -43,8 +43,12 @@ class Opening(msgspec.Struct, frozen=True):
                     break
         return opening
 
-    def part(self, role: Role, tokens: int, carries: Carries, offload: Offload) -> tuple[Role, bool]:
+    def part(
+        self, role: Role, tokens: int, carries: Carries, offload: Offload, said: bool = False
+    ) -> tuple[Role, bool]:
         """The part that the next message plays in the plan, and whether its texts may ever be moved.
+
+        One in which the user speaks (`said`) is the user's, whoever sends it.
 
         Later system messages that are large are results, and so are messages that the policy names. Of the others only
         large user messages can be moved, but never the first one, which usually states the task.
@@ -53,6 +57,8 @@ class Opening(msgspec.Struct, frozen=True):
             return role, True
         if self.leads(role) or (role is Role.USER and not self.asked):
             return role, False
+        if said:
+            return Role.USER, tokens > offload.pin_user_tokens
         named = carries is Carries.YES or (carries is Carries.AFTER_FIRST_USER and self.asked)
         if named or (role is Role.SYSTEM and tokens > offload.max_tool_message_tokens):
             return Role.TOOL, True

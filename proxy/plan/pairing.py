@@ -6,12 +6,13 @@ id; calls with equal ids, or with none, get their results in order.
 A message is *irregular* if it has a call without a result, if it is a result without a call, or if it is *sealed*:
 something in it is not known to be safe to move or to cut, such as definitions of tools, what only upstream can read, or
 what no API had when this was written. Nobody knows what hangs on such messages, so the plan leaves them as they are,
-and a cut leaves their whole step in its place.
+and a cut leaves their whole step in its place. So does a cut with a step in which the user speaks.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple, Self
 
@@ -61,8 +62,16 @@ class Pairing:
         """Whether the newest step has calls without results, which may still come."""
         return bool(self._open)
 
-    def add(self, role: Role, calls: tuple[tuple[str, str], ...], answers: str, sealed: bool = False) -> Place:
-        """Return the place of the history's next message. `sealed`: see `Message`."""
+    def add(
+        self,
+        role: Role,
+        calls: tuple[tuple[str, str], ...],
+        answers: str,
+        sealed: bool = False,
+        said: bool = False,
+        asking: Collection[str] = (),
+    ) -> Place:
+        """Return the place of the history's next message. `sealed`, `said`: see `Message`; `asking`: see `places`."""
         before = 0
         if self._open and role not in (Role.TOOL, Role.SEALED):  # the step goes on without their results
             self._count(Irregular.NO_RESULT)
@@ -75,6 +84,8 @@ class Pairing:
         fits = not sealed and (role is not Role.TOOL or tool is not None)
         if not fits:
             self._count(Irregular.SEALED if sealed else Irregular.NO_CALL)
+            before += self._begin_to_stay()
+        if role is Role.TOOL and (said or tool in asking):
             before += self._begin_to_stay()
         for id, name in calls if role is Role.ASSISTANT else ():
             self._open.setdefault(id, deque()).append(name)

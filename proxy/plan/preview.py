@@ -6,6 +6,10 @@ import hashlib
 
 import msgspec
 
+from proxy.plan import said
+
+Spans = tuple[tuple[int, int], ...]
+
 GLIMPSE_CHARS = 2_000
 """Characters of preview for a result that moves before the model has seen it: about one screen."""
 MARK = "(detailed result is stored in "
@@ -46,12 +50,14 @@ def line_count(text: str) -> int:
     return line_feeds(text) + (not text.endswith("\n")) if text else 0
 
 
-def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, kept: int = 0) -> str:
+def replacement(text: str, name: str, origin: str, tokens: int, shape: Shape, kept: int = 0, spans: Spans = ()) -> str:
     """Return the preview and reference that replace `text`, which has `tokens` tokens and moves to the file `name`.
 
-    `origin` says what the text is, such as `result of read_log`. The preview has at least the first `kept` characters.
+    `origin` says what the text is, such as `result of read_log`. The preview has at least the first `kept` characters,
+    and what the user said in these `spans` follows word for word.
     """
     size = f"complete, {line_count(text)} lines, {tokens} tokens"
     reference = f"... {MARK}{shape.store_dir}/{name}; {size}; {origin})"
     tail = text[-shape.preview_tail_chars :] if shape.preview_tail_chars else ""
-    return f"{text[: max(shape.preview_chars, kept)]}{'...' if tail else ''}{tail}{reference}"
+    head = text[: max(shape.preview_chars, kept)]
+    return "\n\n".join([f"{head}{'...' if tail else ''}{tail}{reference}", *said.quoted(text, spans, len(head))])

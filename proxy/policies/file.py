@@ -21,7 +21,7 @@ from proxy.policies.format import SECTIONS, PolicyFile, duration
 from proxy.policies.warnings import idle_keys
 from proxy.policy import Inject, Mode, Offload, Policy, Rule, Tools, Upstream
 
-_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results"}
+_EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results", "said", "members"}
 """Keys that may be empty, for example because everything in a section is commented out."""
 
 _RULED = ("upstream", "offload", "tools")
@@ -250,6 +250,9 @@ def _section_faults(path: Path, part: Policy | Rule, *, lossy: bool) -> Iterator
             (*path, "offload", "cache_write"),
             "expected at least `cached_read`: no cache is cheaper to write than read",
         )
+    for index, said in enumerate(offload.said):
+        if bool(said.text) == bool(said.tool):
+            yield (*path, "offload", "said", index), "expected either a `text` or a `tool`"
     for index, rule in enumerate(offload.results):
         if isinstance(rule, ResultRule) and rule.role is ResultRole.USER and not rule.prefix:
             yield (

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from proxy.plan.results import ResultRule
+from proxy.plan.said import SaidRule
 from proxy.policy import Compress, DashboardRules, Limits, Offload, Tools, Upstream, Upstreams
 
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -84,6 +85,7 @@ SECTIONS: Mapping[str, str] = {
     **dict.fromkeys(Upstreams.__struct_fields__, Upstream.__name__),
     "offload": Offload.__name__,
     "results": ResultRule.__name__,
+    "said": SaidRule.__name__,
     "compress": Compress.__name__,
     "tools": Tools.__name__,
     "limits": Limits.__name__,

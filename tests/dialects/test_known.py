@@ -94,15 +94,17 @@ class Api(NamedTuple):
 
     def history(self, probe: Json) -> list[Json]:
         before, behind = self.around(probe)
+        return self.within([*before, probe, *behind])
+
+    def within(self, entries: list[Json]) -> list[Json]:
+        """A conversation that is long enough for every event, with these entries in its old part."""
         steps = [one for number in range(12) for one in self.step(number, f"result {number} " * 60)]
         task = {"role": "user", "content": "The task."}
         asked = {"role": "user", "content": "Go on."}
         return [
             task,
             *steps[:8],
-            *before,
-            probe,
-            *behind,
+            *entries,
             asked,
             *steps[8:],
             {"role": "assistant", "content": "."},
@@ -131,13 +133,12 @@ class Sent(NamedTuple):
     cut: bool
 
 
-def sent(api: Api, history: list[Json], mode: Mode) -> Sent:
+def sent(api: Api, history: list[Json], mode: Mode, **policy: Any) -> Sent:
     offload = written.offload(
         mode=mode,
-        min_views=1,
+        keep_views=1,
         max_total_tokens=3_000,
         max_tool_message_tokens=100,
-        min_saved_tokens=50,
         max_unseen_tool_tokens=50_000,
         pin_user_tokens=100,
         compact_ratio_threshold=0.2,
@@ -145,6 +146,7 @@ def sent(api: Api, history: list[Json], mode: Mode) -> Sent:
         cache_write=1,
         store_dir="/store",
         compress=Compress(snapshot_tokens=20),
+        **policy,
     )
     dialect = api.dialect
     request = dialect.parse(json.dumps({"model": "m", api.field: history}).encode())

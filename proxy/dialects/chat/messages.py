@@ -215,6 +215,7 @@ class _Reader:
             calls=tuple((call_id, name) for call_id, name, _ in self._calls),
             answers=self._answers,
             carries=self._carries,
+            said=any(piece.spans for piece in moved),
             labels=tuple(labels.of_call(name, arguments, self._count) for _, name, arguments in self._calls),
             spaces=self._spaces,
         )

@@ -257,6 +257,7 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
         calls=(),
         answers=answers,
         carries=carries,
+        said=any(piece.spans for piece in moved),
     )
 
 

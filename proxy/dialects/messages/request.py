@@ -21,6 +21,7 @@ from proxy import rawjson
 from proxy.dialects import parsing
 from proxy.dialects.tools import tool_name
 from proxy.dialects.values import NULL, Members, object_of, text_of
+from proxy.plan import said
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.request import Request
@@ -34,7 +35,8 @@ BETWEEN_REPLIES = ("", "user", "system")
 RESULT = "tool_result"
 
 REMINDERS = ("<system-reminder>", "<total_tokens>", "<environment_details>")
-"""How texts begin that a client adds to results by itself: Claude Code's and Cline's. The user did not say them."""
+"""How texts begin that a client adds to results by itself: Claude Code's and Cline's. The user did not say them, unless
+one quotes the user."""
 
 OWN = frozenset(("stop_sequences", "anthropic_version", "anthropic_beta"))
 """Members of a request that no other API has."""
@@ -191,7 +193,7 @@ def is_said(block: Raw, type: str) -> bool:
 
 
 def is_reminder(text: str) -> bool:
-    return text.lstrip().startswith(REMINDERS)
+    return text.lstrip().startswith(REMINDERS) and not said.spans(text)
 
 
 def heads(array: bytes | Raw) -> list[Head]:

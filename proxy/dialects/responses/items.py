@@ -276,6 +276,7 @@ def _item(members: Members, kind: ItemKind, digest: bytes, reading: Reading, cou
         calls=(),
         answers=answers,
         carries=carries,
+        said=any(piece.spans for piece in moved),
     )
 
 

@@ -1,0 +1,109 @@
+"""What the user said in the middle of a turn stays word for word, whoever sends it, in every mode."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.plan import said
+from proxy.plan.said import SaidRule
+from proxy.policy import Mode
+from tests.dialects.test_known import APIS, MODES, Api, Json, sent
+
+RULE = "Never touch the file legacy.py, whatever happens."
+QUEUED = (
+    f"<system-reminder>\nThe user sent a new message while you were working:\n{RULE}\n\nThis is how it is surfaced."
+    "\n</system-reminder>"
+)
+REJECTED = (
+    "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit, the "
+    f"new_string was NOT written to the file). To tell you how to proceed, the user said:\n{RULE}"
+)
+LONG = "a line of the result\n" * 200
+
+TEXTS = {
+    "Claude Code, queued": QUEUED,
+    "Claude Code, rejected": REJECTED,
+    "Claude Code, asked": f'User has answered your questions: "May I?"="{RULE}". You can now continue.',
+    "opencode, queued": f"<system-reminder>\nThe user sent the following message:\n{RULE}\n\nOk.\n</system-reminder>",
+    "opencode, rejected": "The user rejected permission to use this specific tool call with the following feedback: "
+    f"{RULE}",
+    "Qwen Code, asked": f"User has provided the following answers:\n\n**Files**: {RULE}",
+    "Kimi, rejected": f"The tool call is rejected by the user. User feedback: {RULE}",
+    "Cline, rejected": "The user denied this operation and provided the following feedback:\n"
+    f"<feedback>\n{RULE}\n</feedback>",
+    "Cline, asked": f"<answer>\n{RULE}\n</answer>",
+    "of the policy": f"Boss: {RULE}",
+}
+
+
+def as_result(api: Api, text: str, name: str = "look") -> list[Json]:
+    steps = json.dumps(api.step(77, text)).replace('"name": "look"', f'"name": "{name}"')
+    made: list[Json] = json.loads(steps)
+    return made
+
+
+def beside_result(api: Api, text: str) -> list[Json]:
+    """In Messages within the user message that brings the result; in the other APIs as a message of its own."""
+    call, result = api.step(77, LONG)
+    if api is APIS["messages"]:
+        return [call, {**result, "content": [*result["content"], {"type": "text", "text": text}]}]
+    return [call, result, {"role": "user", "content": text}]
+
+
+def as_system(api: Api, text: str) -> list[Json]:
+    return [*api.step(77, LONG), {"role": "system", "content": text}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", APIS)
+def test_a_rule_of_the_user_is_in_every_later_request(name: str, text: str, mode: Mode) -> None:
+    api, rules = APIS[name], (SaidRule(text="Boss:"), SaidRule(tool="ask_boss"))
+    shapes = [
+        as_result(api, TEXTS[text]),
+        as_result(api, f"{LONG}\n{TEXTS[text]}"),
+        as_result(api, RULE + LONG, "AskUserQuestion"),
+        as_result(api, RULE + LONG, "ask_boss"),
+        beside_result(api, TEXTS[text]),
+        as_system(api, TEXTS[text]),
+    ]
+    for probe in shapes:
+        made = sent(api, api.within(probe), mode, said=rules)
+        assert made.cut if mode is Mode.COMPRESS else made.moved
+        assert RULE in made.entries[0].decode()
+
+
+@pytest.mark.parametrize("mode", [Mode.COMPACT, Mode.AUTO])
+@pytest.mark.parametrize("name", APIS)
+def test_the_rest_of_such_a_result_moves(name: str, mode: Mode) -> None:
+    api = APIS[name]
+    made = sent(api, api.within(as_result(api, f"{LONG}\n{QUEUED}\n{LONG}")), mode)
+    body = made.entries[0].decode()
+    assert RULE in body and body.count("a line of the result") < 20
+
+
+def test_a_span_ends_with_its_tag_or_with_the_text() -> None:
+    def found(text: str) -> list[str]:
+        return [text[start:end] for start, end in said.spans(text)]
+
+    assert found(f"x\n{QUEUED}\ny") == [QUEUED]
+    assert found(f"{REJECTED}\nand\n") == [f"{REJECTED}\nand\n"]
+    assert found("a\n <feedback>no</feedback> b\n<answer>yes</answer>") == [
+        "<feedback>no</feedback>",
+        "<answer>yes</answer>",
+    ]
+    assert found("grep.py:7: The user sent the following message") == []
+    assert found("<feedback>without an end") == ["<feedback>without an end"]
+
+
+def test_a_text_that_quotes_many_is_none() -> None:
+    assert said.spans("<feedback>no</feedback>\n" * said.MOST)
+    assert not said.spans("<feedback>no</feedback>\n" * (said.MOST + 1))
+
+
+def test_spans_behind_the_preview_are_added_once() -> None:
+    text = "ab " + "<answer>c</answer>"
+    assert list(said.quoted(text, ((3, 21),), 3)) == ["<answer>c</answer>"]
+    assert list(said.quoted(text, ((3, 21),), 21)) == []
