@@ -173,8 +173,9 @@ class Turn(ABC):
             self._identify()
             parts += self._round.release(visible=True) if self._round.theirs else self._round.close(visible=False)
         elif self._mute and not self._pressed:
-            parts += self._round.close(visible=False)
+            out = self._show([*parts, *self._round.close(visible=False)])
             self._press()
+            return out
         else:
             self.state = State.DONE
             parts += self._last_parts()

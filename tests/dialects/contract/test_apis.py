@@ -123,6 +123,21 @@ def test_a_chat_event_behind_the_finish_reason_arrives_as_it_came() -> None:
     assert run(chat.turn(stream_options={"include_usage": True}), raw)[0] == raw
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_a_round_shows_that_is_asked_again_goes_back_once(stream: bool) -> None:
+    """Of its JSON the client sees nothing, and of its thinking all."""
+    rounds = [
+        messages.message(GREP),
+        messages.message(say("{}"), thinking("hm"), GREP, number=2),
+        messages.message(say("{}"), number=3),
+    ]
+    form = {"format": {"type": "json_schema", "schema": {}}}
+    got, _, turn = converse(*rounds, stream=stream, max_rounds=1, output_config=form)
+    assert kinds(got) == ["thinking", "text"]
+    [reply] = json.loads(b"[%b]" % turn.hidden.instead)
+    assert [block["type"] for block in reply["content"]] == ["text"]
+
+
 # -- names that are defined within ------------------------------------------------------------------------------------
 
 INLINE = {"type": "tool_definition", "definition": {"name": "grep", "input_schema": {"type": "object"}}}
