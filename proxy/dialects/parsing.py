@@ -70,21 +70,28 @@ def elements(raw: Raw, reason: Reason) -> list[Raw]:
         raise Unplannable(str(error), reason) from error
 
 
-def our_names(tools: Raw, name: Callable[[Raw], str], others: Collection[str] = ()) -> Names | None:
-    """Return what our tools are called beside the client's, or None if there is no room for them.
+def our_names(
+    tools: Raw, name: Callable[[Raw], str], others: Collection[str] = ()
+) -> tuple[Names | None, frozenset[str]]:
+    """Return what our tools are called beside the client's, and the names of all of the client's.
 
     `name` returns the name of one of the client's definitions, and `others` are the names of tools that are not among
-    them. Raises Unplannable if there are too many.
+    them. Ours are None if there is no room for them. Raises Unplannable if there are too many.
     """
     if rawjson.is_null(tools) and not others:
-        return NAMES
+        return NAMES, frozenset()
     defined = [] if rawjson.is_null(tools) else elements(tools, Reason.TOO_MANY_TOOLS)
-    if len(defined) > MAX_DEFINITIONS:
-        raise Unplannable(f"more than {MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
-    taken = {*map(name, defined), *others}
+    check_number(len(defined) + len(others))
+    taken = frozenset((*map(name, defined), *others))
     if len(defined) > MAX_TOOLS - len(NAMES):
-        return None
-    return next((names for names in (NAMES, OTHER_NAMES) if not taken.intersection(names)), None)
+        return None, taken
+    return next((names for names in (NAMES, OTHER_NAMES) if not taken.intersection(names)), None), taken
+
+
+def check_number(definitions: int) -> None:
+    """Raises Unplannable if a request defines too many tools."""
+    if definitions > MAX_DEFINITIONS:
+        raise Unplannable(f"more than {MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
 
 
 def whole(raw: Raw) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from typing import ClassVar
 
 from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.reply_limits import lowered
-from proxy.dialects.tools import elements, has_tools, tool_name, with_tools
+from proxy.dialects.tools import elements, has_tools, with_tools
 from proxy.dialects.values import Members, object_of, text_of
 from proxy.plan.request import Request
 
@@ -32,9 +31,6 @@ class RoundRequest(ABC):
     limits: ClassVar[tuple[str, ...]]
     """Members that limit a reply. Each round has the client's limit, so hidden ones take nothing from its answer."""
 
-    tool_name = staticmethod(tool_name)
-    """Returns the name in one of the client's definitions."""
-
     def __init__(
         self,
         request: Request,
@@ -50,6 +46,7 @@ class RoundRequest(ABC):
         self.streams = request.stream
         self.names = request.names or ("", "")
         """What our tools are called."""
+        self.theirs = request.theirs
         self.entries = entries
         self.tools = list(map(self.tool, tools))
         self.max_rounds = max_rounds
@@ -70,11 +67,6 @@ class RoundRequest(ABC):
     @abstractmethod
     def wants_json(self) -> bool:
         """Whether the text has to be JSON. Two JSON texts are not JSON."""
-
-    @cached_property
-    def theirs(self) -> frozenset[str]:
-        """The names of the client's own tools."""
-        return frozenset(map(self.tool_name, elements(self.members.get("tools"))))
 
     @property
     def asks_usage(self) -> bool:

@@ -33,6 +33,8 @@ class Request(msgspec.Struct, frozen=True, dict=True):
     """How many tokens the client reserved for the reply; 0 where it did not say."""
     names: tuple[str, str] | None
     """What our two tools are called in this request; None where there is no room for them."""
+    theirs: frozenset[str]
+    """The names of all tools that the client defines, wherever it does."""
     obstacle: str
     """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
     unknown: tuple[str, ...] = ()

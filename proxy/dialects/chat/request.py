@@ -120,7 +120,7 @@ def parse(body: bytes) -> Request:
         known = parsing.known(_decoder, body)
         model = parsing.model(known.model)
         parsing.check_others(body, known.messages, known.tools)
-        names = parsing.our_names(known.tools, tool_name)
+        names, theirs = parsing.our_names(known.tools, tool_name)
         return Request(
             body=body,
             entries=parsing.elements(known.messages, Reason.TOO_MANY_MESSAGES),
@@ -129,6 +129,7 @@ def parse(body: bytes) -> Request:
             tools=known.tools,
             reply_tokens=max(parsing.whole(known.max_completion_tokens), parsing.whole(known.max_tokens)),
             names=names,
+            theirs=theirs,
             obstacle=_obstacle(known) or ("" if names else "tools"),
             unknown=parsing.unknown(body, KNOWN),
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects.chat.request import function_tool, tool_name
+from proxy.dialects.chat.request import function_tool
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -19,7 +19,6 @@ class ChatRoundRequest(RoundRequest):
 
     limits = LIMITS
     tool = staticmethod(function_tool)
-    tool_name = staticmethod(tool_name)
 
     @staticmethod
     def chosen(name: str) -> bytes:

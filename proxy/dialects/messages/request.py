@@ -85,6 +85,13 @@ FRAME = frozenset(("role", "content"))
 """The members of a message that the API knows. A message with others is one entry, whatever it brings."""
 
 
+TOOLSET = b"mcp_toolset"
+"""The type of a definition with the tools of an MCP server."""
+DEFINITION = b"tool_definition"
+"""The type of a tool that is defined within a message: in a block that adds it, or among the changes of tools in
+upstream's own summary."""
+
+
 class MessagesMembers(msgspec.Struct, frozen=True):
     """The top-level members that we read. Missing ones are `null`."""
 
@@ -117,16 +124,18 @@ def parse(body: bytes) -> Request:
         known = parsing.known(_decoder, body)
         model = parsing.model(known.model)
         parsing.check_others(body, known.messages, known.tools, known.system)
-        names = parsing.our_names(known.tools, tool_name)
+        entries = list(_entries(known.messages))
+        names, theirs = parsing.our_names(known.tools, tool_name, _further_names(known.tools, body, entries))
         return Request(
             body=body,
-            entries=list(_entries(known.messages)),
+            entries=entries,
             model=model,
             stream=bytes(known.stream) == b"true",
             tools=known.tools,
             preamble=known.system,
             reply_tokens=parsing.whole(known.max_tokens),
             names=names,
+            theirs=theirs,
             obstacle=_obstacle(known) or ("" if names else "tools"),
             unknown=parsing.unknown(body, KNOWN),
         )
@@ -333,3 +342,33 @@ def client_tool(definition: bytes) -> bytes:
     members = rawjson.members(definition)
     members["input_schema"] = members.pop("parameters")
     return rawjson.encode(members)
+
+
+def _further_names(tools: Raw, body: bytes, entries: Sequence[Entry]) -> set[str]:
+    """Return the names of tools that are defined within messages, and in the sets of MCP servers. Raises Unplannable if
+    there are too many."""
+    toolsets = rawjson.elements(tools) if rawjson.is_array(tools) and TOOLSET in bytes(tools) else []
+    found = [name for raw in toolsets for name in _set_names(object_of(raw))]
+    if DEFINITION not in body:
+        return set(found)
+    for one in entries:
+        blocks = blocks_in(one) if DEFINITION in bytes(one) else None
+        for block in map(object_of, blocks or ()):
+            changes = block.get("tool_changes", NULL)
+            added = [block, *(map(object_of, rawjson.elements(changes)) if rawjson.is_array(changes) else ())]
+            for definition in (object_of(object_of(one.get("tool")).get("definition")) for one in added):
+                found += [text_of(definition.get("name")), *_set_names(definition)]
+            parsing.check_number(len(found))
+    return {name for name in found if name}
+
+
+def _set_names(definition: Members) -> list[str]:
+    """Return the names that the set of a server's tools tells; none if this is no set, or upstream asks the server."""
+    if text_of(definition.get("type")) != TOOLSET.decode():
+        return []
+    listed = definition.get("tools", NULL)
+    tools = (
+        [text_of(object_of(raw).get("name")) for raw in rawjson.elements(listed)] if rawjson.is_array(listed) else []
+    )
+    parsing.check_number(len(tools))
+    return [*tools, *object_of(definition.get("configs"))]

@@ -170,7 +170,7 @@ def parse(body: bytes) -> Request:
         parsing.check_others(body, known.input, known.tools, known.instructions)
         items = _items(known.input)
         kinds = _kinds_of(known.input, items)
-        names = parsing.our_names(known.tools, tool_name, _further_names(known.tools, items, kinds))
+        names, theirs = parsing.our_names(known.tools, tool_name, _further_names(known.tools, items, kinds))
         return Request(
             body=body,
             entries=list(_entries(items, kinds)),
@@ -180,6 +180,7 @@ def parse(body: bytes) -> Request:
             preamble=known.instructions,
             reply_tokens=parsing.whole(known.max_output_tokens),
             names=names,
+            theirs=theirs,
             obstacle=_obstacle(known, kinds) or ("" if names else "tools"),
             unknown=parsing.unknown(body, KNOWN),
             continues=text_of(known.previous_response_id),
@@ -283,11 +284,6 @@ _definition = msgspec.json.Decoder(_Definition)
 _definitions = msgspec.json.Decoder(list[_Definition])
 
 
-def grouped_names(tools: Raw | None) -> set[str]:
-    """Return the names of the tools in the groups of an array of tools. Raises Unplannable if there are too many."""
-    return {text_of(one.name) for one in _grouped(tools)}
-
-
 def _grouped(tools: Raw | None) -> list[_Definition]:
     if tools is None or NAMESPACE.encode() not in bytes(tools):
         return []
@@ -295,7 +291,7 @@ def _grouped(tools: Raw | None) -> list[_Definition]:
     for one in _defined(tools):
         if text_of(one.type) == NAMESPACE:
             found += _defined(one.tools)
-            _check_number(len(found))
+            parsing.check_number(len(found))
     return found
 
 
@@ -304,12 +300,12 @@ def _further_names(tools: Raw, items: Sequence[Raw], kinds: Sequence[ItemKind]) 
     Raises Unplannable if there are too many."""
     found = _grouped(tools)
     defining = [item for item, kind in zip(items, kinds, strict=True) if kind.type in DEFINING]
-    _check_number(len(defining))
+    parsing.check_number(len(defining))
     for item in defining:
         one, masked = rawjson.decode(_definition, item)
         array = rawjson.unmasked(one.tools) if masked else one.tools
         found += [*_defined(array), *_grouped(array)]
-        _check_number(len(found))
+        parsing.check_number(len(found))
     return {text_of(one.name) for one in found}
 
 
@@ -318,15 +314,10 @@ def _defined(tools: Raw) -> list[_Definition]:
     if not rawjson.is_array(tools):
         return []
     found, masked = rawjson.decode(_definitions, tools)
-    _check_number(len(found))
+    parsing.check_number(len(found))
     if not masked:
         return found
     return [_Definition(*map(rawjson.unmasked, msgspec.structs.astuple(one))) for one in found]
-
-
-def _check_number(definitions: int) -> None:
-    if definitions > parsing.MAX_DEFINITIONS:
-        raise Unplannable(f"more than {parsing.MAX_DEFINITIONS} tools", Reason.TOO_MANY_TOOLS)
 
 
 def function_tool(definition: bytes) -> bytes:

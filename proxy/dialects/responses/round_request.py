@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 
 from msgspec import Raw
 
-from proxy.dialects.responses.request import function_tool, grouped_names, joined
+from proxy.dialects.responses.request import function_tool, joined
 from proxy.dialects.round_request import RoundRequest
 from proxy.dialects.values import Members, object_of, text_of
 
@@ -19,10 +18,6 @@ class ResponsesRoundRequest(RoundRequest):
 
     limits = LIMITS
     tool = staticmethod(function_tool)
-
-    @cached_property
-    def theirs(self) -> frozenset[str]:
-        return super().theirs | grouped_names(self.members.get("tools"))
 
     @property
     def wants_json(self) -> bool:

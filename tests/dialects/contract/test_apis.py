@@ -172,7 +172,6 @@ DEFINING = {
 }
 
 
-@pytest.mark.xfail(strict=True)
 @pytest.mark.parametrize("members", DEFINING.values(), ids=DEFINING.keys())
 def test_a_tool_that_the_client_defines_within_is_the_clients(members: Json) -> None:
     body = {"model": "m", "max_tokens": 9, "messages": [messages.HI], **members}
