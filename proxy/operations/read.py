@@ -14,10 +14,20 @@ if TYPE_CHECKING:
     from proxy.operations.caller_files import CallerFiles
 
 
+WRITING = 10.0
+"""Most seconds that a call waits for files of its caller that are being written."""
+
+
 async def read_file(call: OperationCall) -> OperationReply:
     """Return the lines that the call asks for. Raises ProxyError."""
     given = await call.read(parameters.taken, call.given, parameters.ReadFile)
-    path, content = await _found(call.shelf, given.absolute_path)
+    try:
+        path, content = await _found(call.shelf, given.absolute_path)
+    except NotThere:
+        # A reply that moved this text may have ended before the text was written.
+        if not await call.services.background.ended(f"{call.tenant.namespace}/", WRITING):
+            raise
+        path, content = await _found(call.shelf, given.absolute_path)
     return await call.read(shown, path, content, given.offset or 0, given.limit)
 
 

@@ -36,6 +36,13 @@ class Background:
         task.add_done_callback(lambda task: self._ended(task, holds))
         return True
 
+    async def ended(self, prefix: str, seconds: float) -> bool:
+        """Wait at most `seconds` for the tasks whose names begin like this. Returns whether there were any."""
+        tasks = [task for name, task in self._tasks.items() if name.startswith(prefix)]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        return bool(tasks)
+
     async def close(self, grace: float) -> None:
         """Wait at most `grace` seconds for all tasks, then cancel the rest."""
         if self._tasks:

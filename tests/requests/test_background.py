@@ -41,6 +41,21 @@ async def test_background_task_is_cancelled_after_the_grace_period() -> None:
     await asyncio.wait_for(ended.wait(), 1)
 
 
+async def test_who_needs_what_is_being_done_can_wait_for_it() -> None:
+    background, gate, done = Background(2), asyncio.Event(), list[str]()
+
+    async def work() -> None:
+        await gate.wait()
+        done.append("mine")
+
+    background.start("me-1/files", work)
+    assert not await background.ended("me-12/", 60)
+    assert await background.ended("me-1/", 0.01) and not done
+    asyncio.get_running_loop().call_soon(gate.set)
+    assert await background.ended("me-1/", 60) and done == ["mine"]
+    assert not await background.ended("me-1/", 60)
+
+
 async def test_background_task_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         raise ValueError("why")
