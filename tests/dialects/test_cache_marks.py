@@ -11,6 +11,8 @@ from proxy.dialects import Dialect, cache_marks
 from proxy.dialects.chat import CHAT
 from proxy.dialects.messages import MESSAGES
 from proxy.dialects.responses import RESPONSES
+from proxy.plan.history import Reading
+from proxy.plan.preview import Shape
 from proxy.policy import Mode, Policy
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
@@ -157,12 +159,6 @@ async def test_it_lives_as_long_as_a_next_one_within_a_result() -> None:
     assert (4, HOUR) in marks(await sent(MESSAGES, request))
 
 
-def test_responses_has_no_marks() -> None:
-    entry = b'{"type":"message","role":"user","content":"hi"}'
-    request = RESPONSES.parse(b'{"model":"m","input":[%b],"cache_control":{"type":"ephemeral"}}' % entry)
-    assert RESPONSES.marked(request, 0, entry) is entry
-
-
 def tool(mark: bool) -> Json:
     return {"name": "t", "input_schema": {}, **({"cache_control": MARK} if mark else {})}
 
@@ -177,3 +173,101 @@ def test_nulls_are_no_marks(dialect: Dialect, body: Any, separators: tuple[str, 
         one["cache_control"] = None
     asked = dialect.parse(json.dumps(request, separators=separators).encode())
     assert cache_marks.room(asked) == cache_marks.room(plain) == 2
+
+
+# -- OpenAI's spelling -------------------------------------------------------------------------------------------------
+
+OPENAI = {"mode": "explicit"}
+
+
+def marked(part: Json, mark: Json | None = OPENAI) -> Json:
+    return part | ({"prompt_cache_breakpoint": mark} if mark else {})
+
+
+def openai_chat(sizes: list[int]) -> Json:
+    request = chat(sizes, None, None)
+    request["messages"][0]["content"] = [marked({"type": "text", "text": "be good"})]
+    request["messages"][-1]["content"] = [
+        marked({"type": "text", "text": request["messages"][-1]["content"][0]["text"]})
+    ]
+    return request
+
+
+def openai_responses(sizes: list[int]) -> Json:
+    items: list[Json] = [
+        {"role": "developer", "content": [marked({"type": "input_text", "text": "be good"})]},
+        {"role": "user", "content": "the task"},
+    ]
+    for number, size in enumerate(sizes):
+        items.append({"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": "{}"})
+        items.append({"type": "function_call_output", "call_id": f"c{number}", "output": f"{number}" * size})
+    items[-1]["output"] = [marked({"type": "input_text", "text": items[-1]["output"]})]
+    return {"model": "m", "input": items}
+
+
+def openai_marks(sent: Json) -> list[int]:
+    """The indexes of the messages or items whose last part has OpenAI's mark."""
+    entries = sent.get("messages") or sent["input"]
+    contents = (entry.get("content") or entry.get("output") for entry in entries)
+    return [
+        index
+        for index, content in enumerate(contents)
+        if isinstance(content, list) and content[-1].get("prompt_cache_breakpoint") == OPENAI
+    ]
+
+
+@pytest.mark.parametrize(("dialect", "body"), [(CHAT, openai_chat), (RESPONSES, openai_responses)])
+async def test_ours_are_spelled_like_the_clients(dialect: Dialect, body: Any) -> None:
+    """OpenAI writes three of them beside the one that it sets itself: the client's two, and one of ours."""
+    request = body(SIZES)
+    made = await sent(dialect, request)
+    assert openai_marks(made) == [0, 5, 9]
+    assert "cache_control" not in json.dumps(made)
+    made = await sent(dialect, request | {"prompt_cache_options": {"mode": "explicit"}})
+    assert openai_marks(made) == [0, 5, 7, 9]
+
+
+@pytest.mark.parametrize(("dialect", "body"), [(CHAT, openai_chat), (RESPONSES, openai_responses)])
+async def test_ours_displaces_none_of_the_clients(dialect: Dialect, body: Any) -> None:
+    request = body(SIZES)
+    name = "content" if dialect is CHAT else "output"
+    kind = "text" if dialect is CHAT else "input_text"
+    entries = request["messages"] if dialect is CHAT else request["input"]
+    entries[3][name] = [marked({"type": kind, "text": "so"})]
+    assert openai_marks(await sent(dialect, request)) == [0, 3, 9]
+
+
+@pytest.mark.parametrize("type", ["computer_call_output", "local_shell_call_output"])
+def test_an_output_that_can_be_no_list_of_parts_gets_none(type: str) -> None:
+    output = {"type": type, "call_id": "c", "output": "so"}
+    request = RESPONSES.parse(json.dumps(openai_responses([1]) | {"input": [output]}).encode())
+    entry = json.dumps(output).encode()
+    assert RESPONSES.marked(request, 0, entry) is entry
+
+
+# -- marks and meaning -------------------------------------------------------------------------------------------------
+
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+PARTS: list[tuple[Dialect, Json]] = [
+    (CHAT, {"type": "text", "text": "look"}),
+    (CHAT, {"type": "image_url", "image_url": {"url": IMAGE}}),
+    (CHAT, {"type": "file", "file": {"file_id": "f"}}),
+    (MESSAGES, {"type": "text", "text": "look"}),
+    (MESSAGES, {"type": "image", "source": {"type": "url", "url": "http://h/i.png"}}),
+    (RESPONSES, {"type": "input_text", "text": "look"}),
+    (RESPONSES, {"type": "input_image", "image_url": IMAGE}),
+    (RESPONSES, {"type": "input_file", "file_id": "f"}),
+]
+
+
+@pytest.mark.parametrize("key", cache_marks.KEYS)
+@pytest.mark.parametrize(("dialect", "part"), PARTS)
+def test_a_mark_says_nothing_of_what_an_entry_means(dialect: Dialect, part: Json, key: str) -> None:
+    """Clients move theirs with each request, and the history is the same."""
+
+    def meaning(part: Json) -> bytes:
+        entry = json.dumps({"role": "user", "content": [part]}).encode()
+        return dialect.read(entry, Reading(Shape("", 0, 0), 0), len).meaning
+
+    assert meaning(part | {key: {"mode": "explicit"}}) == meaning(part)
+    assert meaning(part) != meaning({"type": part["type"], "text": "other"})

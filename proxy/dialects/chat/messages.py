@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks
+from proxy.dialects.cache_marks import Mark
 from proxy.dialects.chat.request import CALLS, MESSAGES, PARTS
 from proxy.dialects.measuring import (
     MESSAGE_TOKENS,
@@ -121,9 +122,9 @@ def text_message(role: str, text: str) -> bytes:
     return rawjson.encode({"role": role, "content": text})
 
 
-def cache_breakpoint(raw: bytes | Raw) -> Raw | None:
+def cache_breakpoint(raw: bytes | Raw) -> Mark | None:
     """Return the last cache breakpoint that the client set in a message, on a part or on the message itself."""
-    if b"cache_control" not in bytes(raw):
+    if not cache_marks.may_be_in(raw):
         return None
     members = rawjson.members(raw)
     content = members.get("content")
@@ -131,14 +132,13 @@ def cache_breakpoint(raw: bytes | Raw) -> Raw | None:
         parts = [rawjson.members(part) for part in rawjson.elements(content)] if content else []
     except NotJson:  # one text, or a form that we do not know
         parts = []
-    marked = [part for part in (members, *parts) if not rawjson.is_null(part.get("cache_control"))]
-    return marked[-1]["cache_control"] if marked else None
+    return cache_marks.last_in([members, *parts])
 
 
-def with_cache_breakpoint(raw: bytes, breakpoint: Raw) -> bytes:
+def with_cache_breakpoint(raw: bytes, breakpoint: Mark) -> bytes:
     """Return the message, whose content must be a string, with this breakpoint at its end."""
     members = rawjson.members(raw)
-    part = rawjson.encode({"type": "text", "text": members["content"], "cache_control": breakpoint})
+    part = rawjson.encode({"type": "text", "text": members["content"], breakpoint.key: breakpoint.value})
     return rawjson.encode(members | {"content": Raw(rawjson.array([part]))})
 
 
@@ -227,7 +227,7 @@ class _Reader:
             return []
         parts = [rawjson.members(part) for part in rawjson.elements(content)]
         others = [part for part in parts if not _is_text(part)]
-        return [rawjson.encode({key: part[key] for key in sorted(part) if key != "cache_control"}) for part in others]
+        return list(map(cache_marks.unmarked, others))
 
     def _meaning(self) -> bytes:
         text = "".join(text for _, text in self._texts).strip()

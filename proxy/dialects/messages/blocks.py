@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from proxy import rawjson
 from proxy.dialects import attachments, cache_marks, measuring
+from proxy.dialects.cache_marks import Mark
 from proxy.dialects.measuring import (
     MESSAGE_TOKENS,
     TextSource,
@@ -35,7 +36,7 @@ THINKING = ("thinking", "redacted_thinking")
 BINARY = ("image", "document", "container_upload")
 """Blocks with a file's bytes or a reference to them."""
 
-CARRIERS = (*cache_marks.TEXT, RESULT, *BINARY)
+CARRIERS = ("text", RESULT, *BINARY)
 """The blocks of a client that can carry a cache breakpoint."""
 
 DIRECT = Raw(b'{"type":"direct"}')
@@ -133,21 +134,20 @@ def blocks_of(entry: bytes | Raw) -> list[Members]:
     return list(map(rawjson.members, blocks) if message is None else _content(message.get("content")))
 
 
-def cache_breakpoint(entry: bytes | Raw) -> Raw | None:
+def cache_breakpoint(entry: bytes | Raw) -> Mark | None:
     """Return the last cache breakpoint that the client set in an entry."""
-    if b"cache_control" not in bytes(entry):
+    if not cache_marks.may_be_in(entry):
         return None
     marks = [mark for block in blocks_of(entry) for mark in _marks(block)]
     return marks[-1] if marks else None
 
 
-def _marks(block: Members) -> Iterator[Raw]:
+def _marks(block: Members) -> Iterator[Mark]:
     """Yield the breakpoints of a block: those within a result come before its own."""
     content = block.get("content")
     if text_of(block.get("type")) == RESULT and content is not None and rawjson.is_array(content):
         yield from (mark for raw in rawjson.elements(content) for mark in _marks(rawjson.members(raw)))
-    mark = block.get("cache_control")
-    if mark is not None and not rawjson.is_null(mark):
+    if mark := cache_marks.last_in([block]):
         yield mark
 
 
@@ -250,7 +250,7 @@ def _client(role: Role, blocks: list[Members], digest: bytes, reading: Reading, 
     return Message(
         digest=digest,
         role=role,
-        meaning=_meaning(role, "".join(meant), [], answers, map(_canonical, others)),
+        meaning=_meaning(role, "".join(meant), [], answers, map(cache_marks.unmarked, others)),
         tokens=tokens,
         item=item(role, tokens, fixed, moved),
         pieces=moved,
@@ -334,8 +334,3 @@ def _file_tokens(block: Members) -> int:
     if text_of(block.get("type")) not in BINARY or text_of(object_of(block.get("source")).get("type")) == "text":
         return 0
     return attachments.tokens(rawjson.encode(block))
-
-
-def _canonical(block: Members) -> bytes:
-    """Return a block as canonical JSON, without its cache breakpoint."""
-    return rawjson.encode({key: block[key] for key in sorted(block) if key != "cache_control"})

@@ -49,7 +49,7 @@ def on_prefix(
     marks = [mark for raw in request.entries[end:] if (mark := cache_breakpoint(raw))]
     task = text_message("user", text)
     if marks:
-        marked = rawjson.members(text_block(string(text))) | {"cache_control": marks[-1]}
+        marked = rawjson.members(text_block(string(text))) | {marks[-1].key: marks[-1].value}
         task = user_message([rawjson.encode(marked)])
     return rawjson.encode(members | assembled(members, followed(list(entries), task)))
 

@@ -12,7 +12,6 @@ from proxy.dialects.responses import errors, items, render, request, summary
 from proxy.dialects.responses.refusals import shape
 from proxy.dialects.responses.reply import ResponsesTurn
 from proxy.dialects.responses.round_request import ResponsesRoundRequest
-from proxy.plan.request import Request
 
 _OWN = re.compile(rb"/responses(?:/|\Z)")
 
@@ -33,6 +32,7 @@ class ResponsesDialect(BaseDialect):
     reply_meaning = staticmethod(items.reply_meaning)
     sections = staticmethod(render.sections)
     with_snapshot = staticmethod(render.with_snapshot)
+    marked = staticmethod(items.marked)
     said = staticmethod(render.said)
     reinserted = staticmethod(render.reinserted)
     shrunk = staticmethod(render.shrunk)
@@ -44,9 +44,6 @@ class ResponsesDialect(BaseDialect):
     shape = staticmethod(shape)
     error_body = staticmethod(errors.body)
     error_event = staticmethod(errors.event)
-
-    def marked(self, request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
-        return entry  # this API has no cache breakpoints
 
     def joined(self, entries: list[bytes | Raw]) -> list[bytes | Raw]:
         return entries  # this API takes user messages in a row

@@ -9,8 +9,9 @@ import msgspec
 from msgspec import Raw
 
 from proxy import rawjson
-from proxy.dialects import attachments, measuring
+from proxy.dialects import attachments, cache_marks, measuring
 from proxy.dialects.attachments import OTHER_PART_TOKENS
+from proxy.dialects.cache_marks import Mark
 from proxy.dialects.measuring import (
     MESSAGE_TOKENS,
     TextSource,
@@ -39,6 +40,7 @@ from proxy.dialects.values import Members, object_of, text_of
 from proxy.plan import labels
 from proxy.plan.history import Count, Message, Reading, ToolCall, Unplannable, digest
 from proxy.plan.plan import Role
+from proxy.plan.request import Request
 from proxy.plan.results import carried
 from proxy.rawjson import NotJson
 
@@ -71,6 +73,9 @@ _ARGUMENTS = {"function_call": "arguments", "custom_tool_call": "input"}
 _ROLES = {"user": Role.USER, "system": Role.SYSTEM, "developer": Role.SYSTEM, "assistant": Role.ASSISTANT}
 _ANSWERS = ("call_id", "approval_request_id", "id")
 """Members of a result with the call's id."""
+MARKED = frozenset(("message", "function_call_output", "custom_tool_call_output"))
+"""Items whose content can be a list of parts that carry a cache breakpoint."""
+CARRIERS = ("input_text", "input_image", "input_file")
 _UNSAID = frozenset((FOUND, "mcp_approval_response"))
 """Results without a text that could move."""
 _SERVED = frozenset(("id", "status", "type", "call_id"))
@@ -241,7 +246,31 @@ def _others(members: Members, content: Raw | None) -> list[bytes]:
     if text_of(members.get("type")) == "shell_call_output":
         return []
     others = [part for part in map(rawjson.members, listed(content)) if not rawjson.is_string(part.get("text"))]
-    return [rawjson.encode({key: part[key] for key in sorted(part)}) for part in others]
+    return list(map(cache_marks.unmarked, others))
+
+
+def _content_of(members: Members) -> str:
+    """Return the name of the member with an item's texts."""
+    return "output" if (text_of(members.get("type")) or "message") in OUTPUTS else "content"
+
+
+def cache_breakpoint(entry: bytes | Raw) -> Mark | None:
+    """Return the last cache breakpoint that the client set in an entry."""
+    if not cache_marks.may_be_in(entry):
+        return None
+    items = map(rawjson.members, items_of(entry))
+    return cache_marks.last_in([object_of(part) for item in items for part in listed(item.get(_content_of(item)))])
+
+
+def marked(request: Request, place: int, entry: bytes | Raw) -> bytes | Raw:
+    """Return entry `place` as it is sent, with a cache breakpoint of ours if it can carry one."""
+    mark = cache_marks.own(request, place, cache_breakpoint)
+    one = items_of(entry)
+    if mark is None or len(one) != 1 or (kind(one[0]).type or "message") not in MARKED:
+        return entry
+    item = rawjson.members(one[0])
+    content = cache_marks.content(item.get(_content_of(item)), mark, CARRIERS)
+    return entry if content is None else rawjson.encode(item | {_content_of(item): content})
 
 
 # -- measures ---------------------------------------------------------------------------------------------------------

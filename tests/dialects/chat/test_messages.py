@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from proxy import rawjson
 from proxy.dialects.attachments import OTHER_PART_TOKENS
+from proxy.dialects.cache_marks import Mark
 from proxy.dialects.chat import CHAT
 from proxy.dialects.chat.messages import cache_breakpoint, read, reply_meaning, texts, with_cache_breakpoint
 from proxy.dialects.measuring import MAX_ARGUMENTS, MAX_SEPARATORS, MESSAGE_TOKENS
@@ -226,11 +227,13 @@ BREAKPOINT = {"type": "ephemeral"}
 )
 def test_where_the_prompt_cache_has_an_entry(message: dict[str, Any], expected: dict[str, str] | None) -> None:
     found = cache_breakpoint(json.dumps(message).encode())
-    assert (found and json.loads(bytes(found))) == expected
+    assert (found and json.loads(bytes(found.value))) == expected
 
 
 def test_a_message_is_given_a_breakpoint() -> None:
-    marked = with_cache_breakpoint(b'{"role":"user","content":"do \\ud83d it"}', msgspec.Raw(b'{"type" : "ephemeral"}'))
+    marked = with_cache_breakpoint(
+        b'{"role":"user","content":"do \\ud83d it"}', Mark("cache_control", msgspec.Raw(b'{"type" : "ephemeral"}'))
+    )
     assert json.loads(marked) == {
         "role": "user",
         "content": [{"type": "text", "text": "do \ud83d it", "cache_control": {"type": "ephemeral"}}],
