@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from proxy.cli.recordings import RecordedRequest
-from proxy.plan.forecast import Billed, as_sent, by_kind, event_at, told
+from proxy.plan.forecast import as_sent, by_kind, event_at, told
 from proxy.plan.history import Unplannable
 from proxy.plan.plan import Role
 from proxy.plan.prices import price_of
 from proxy.plan.reasons import Reason
 from proxy.policy import Mode, Policy
 from proxy.requests import prepare
-from proxy.requests.attempt import foreseen
 from proxy.requests.message_cache import MessageCache
+from proxy.requests.outcome import foreseen
 from proxy.requests.prepare import OUR_TOOLS_TOKENS, PlannedRequest
 
 T = TypeVar("T")
@@ -129,10 +129,10 @@ class Tally:
             self.unplanned[reason] += 1
             return
         said = recorded.said
-        billed = Billed(said.prompt, said.cached) if said is not None and said.cached is not None else None
-        seen, event = foreseen(planned, billed), event_at(planned.plan, len(planned.past))
+        billed = said is not None and said.cached is not None
+        seen, event = foreseen(planned, said), event_at(planned.plan, len(planned.past))
         self.planned += 1
-        self.billed += billed is not None
+        self.billed += billed
         self.changed += bool(seen.compacted or seen.compressed)
         self.events += event is not None
         self.causes += Counter([event.cause.name.lower()] if event else [])

@@ -19,7 +19,7 @@ from proxy.policies.tenants import identify, retention
 if TYPE_CHECKING:
     from proxy.policies import Policies
     from proxy.policy import Policy
-    from proxy.requests.attempt import Attempt
+    from proxy.requests.prepared import Prepared
     from proxy.settings import Settings
     from proxy.telemetry.outcome import Outcome
 
@@ -52,11 +52,11 @@ class Dashboard:
             self._operators, self._viewers = Queries(path), Queries(path)
             self._writer = Writer(path, settings.dashboard_limit, lambda name: retention(name, policies()))
         self.access = Access(settings.admin_token, lambda: self._writer.secret if self._writer else b"")
-        self._ended: dict[str, Attempt] = {}
+        self._ended: dict[str, Prepared] = {}
 
     # -- what requests call --
 
-    def watch(self, request_id: str, attempt: Attempt) -> None:
+    def watch(self, request_id: str, attempt: Prepared) -> None:
         """Hold a request until its outcome follows, which is soon. Never fails."""
         if len(self._ended) < ENDED:
             self._ended[request_id] = attempt

@@ -16,12 +16,12 @@ from proxy.dialects import render
 from proxy.plan.conversation import opening
 from proxy.plan.history import BEGINNING, digest, extend
 from proxy.plan.plan import live
-from proxy.requests.attempt import Attempt, Observed, Rewritten
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
     from proxy.plan.history import Message
     from proxy.requests.prepare import PlannedRequest
+    from proxy.requests.prepared import Prepared
 
 KINDS = ("system", "tools", "user", "assistant", "results", "previews", "snapshot", "hidden")
 """Kinds of what is sent: `hidden` are rounds with our tools that the client does not see."""
@@ -72,19 +72,19 @@ class Fate(msgspec.Struct, frozen=True):
     """Of a result: the names of the files to which its texts move."""
 
 
-def weight(attempt: Attempt | None) -> int:
+def weight(ready: Prepared | None) -> int:
     """Return the bytes that a request holds until it is described."""
-    return len(attempt.parsed.body) if attempt is not None else 0
+    return len(ready.body) if ready is not None else 0
 
 
-def describe(attempt: Attempt | None, *, content: bool = False) -> Described:
+def describe(ready: Prepared | None, *, content: bool = False) -> Described:
     """Return what a request shows, with its texts if `content` and its tenant's policy allow it."""
-    planned = attempt.planned if attempt is not None else None
-    if attempt is None or planned is None or planned.dialect.counts:
+    planned = ready.in_force if ready is not None else None
+    if ready is None or planned is None or planned.dialect.counts:
         return NOTHING
-    fates = _fates(attempt, planned)
-    content = content and attempt.parsed.tenant.policy.dashboard.content
-    return _session(attempt, planned), _kinds(attempt, planned, fates), _detail(attempt, planned, fates, content)
+    fates = _fates(ready, planned)
+    content = content and ready.tenant.policy.dashboard.content
+    return _session(ready, planned), _kinds(ready, planned, fates), _detail(ready, planned, fates, content)
 
 
 def detail(kept: bytes) -> dict[str, Any]:
@@ -93,21 +93,21 @@ def detail(kept: bytes) -> dict[str, Any]:
     return found
 
 
-def _session(attempt: Attempt, planned: PlannedRequest) -> int:
-    names = f"{attempt.parsed.tenant.namespace} {planned.dialect.name} {planned.request.model} "
+def _session(ready: Prepared, planned: PlannedRequest) -> int:
+    names = f"{ready.tenant.namespace} {planned.dialect.name} {planned.request.model} "
     began = reduce(extend, opening(planned.past.measured), BEGINNING)
     return int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
 
 
-def _fates(attempt: Attempt, planned: PlannedRequest) -> list[Fate]:
+def _fates(ready: Prepared, planned: PlannedRequest) -> list[Fate]:
     """Return what became of each message, or would have under a plan that is only observed."""
-    rendered = attempt.rendered if isinstance(attempt, Rewritten) else None
+    rendered = ready.rendered
     moves, gone, start = {}, set[int](), 0
     if rendered:
         moves, shown = rendered.plan.moves, rendered.shown
         gone = set(render.taken(planned.transcript, shown.boundary)) if shown else gone
         start = shown.boundary.end if shown else 0
-    elif isinstance(attempt, Observed):
+    elif ready.foreseen:
         moves = planned.plan.moves
         for boundary in planned.plan.boundaries[-1:]:
             gone = {index for index in range(boundary.end) if index not in boundary.pins}
@@ -144,45 +144,45 @@ def _changed(message: Message, altered: bytes | None) -> str:
     return "" if sent == message.digest.hex()[:_DIGITS] else sent
 
 
-def _kinds(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate]) -> list[int]:
+def _kinds(ready: Prepared, planned: PlannedRequest, fates: Sequence[Fate]) -> list[int]:
     """Return the tokens that were sent of each kind. Together they are the outcome's `tokens_after`, or of an observed
     request its `tokens_before`."""
     tokens = [0] * len(KINDS)
     for item, fate in zip(planned.past.items, fates, strict=True):
-        if not isinstance(attempt, Rewritten):
+        if ready.rendered is None:
             tokens[_KIND[item.role]] += item.tokens
         elif fate.rule != SUMMARISED:
             tokens[PREVIEWS if fate.rule in (FIRST_SIGHT, EVENT) else _KIND[item.role]] += fate.sent
             tokens[HIDDEN] += fate.hidden
-    if isinstance(attempt, Rewritten):
-        tokens[SNAPSHOT] = max(attempt.tokens - sum(tokens), 0) if attempt.rendered.shown else 0
-        tokens[TOOLS] = OUR_TOOLS_TOKENS if attempt.rendered.injecting else 0
+    if ready.rendered is not None:
+        tokens[SNAPSHOT] = max(ready.tokens - sum(tokens), 0) if ready.rendered.shown else 0
+        tokens[TOOLS] = OUR_TOOLS_TOKENS if ready.rendered.injecting else 0
     tokens[TOOLS] += planned.room.aside - planned.room.reply - OUR_TOOLS_TOKENS
     tokens[SYSTEM] += planned.room.preamble
     return tokens
 
 
-def _detail(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate], content: bool) -> bytes:
+def _detail(ready: Prepared, planned: PlannedRequest, fates: Sequence[Fate], content: bool) -> bytes:
     shown = fates[-MESSAGES:]
-    snapshot = attempt.rendered.shown if isinstance(attempt, Rewritten) else None
+    snapshot = ready.rendered.shown if ready.rendered else None
     found = {
         "messages": shown,
         "omitted": len(fates) - len(shown),
-        "texts": _texts(attempt, planned, shown) if content else {},
+        "texts": _texts(ready, planned, shown) if content else {},
         "snapshot": snapshot.text[:LONGEST_TEXT] if snapshot and content else None,
     }
     return zlib.compress(msgspec.msgpack.encode(found), 1)
 
 
-def _texts(attempt: Attempt, planned: PlannedRequest, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
+def _texts(ready: Prepared, planned: PlannedRequest, fates: Sequence[Fate]) -> dict[int, tuple[str, str | None]]:
     """Return messages as they came, and as they were sent where that differs: the newest, as far as there is room."""
     transcript, shape, room = planned.transcript, planned.reading.shape, TEXTS
     found: dict[int, tuple[str, str | None]] = {}
     for fate in reversed(fates):
         raw, message = transcript.raws[fate.index], transcript.messages[fate.index]
         came, sent = _text(raw), None
-        if isinstance(attempt, Rewritten):
-            sent = _text(attempt.rendered.altered[fate.index]) if fate.index in attempt.rendered.altered else None
+        if ready.rendered is not None:
+            sent = _text(ready.rendered.altered[fate.index]) if fate.index in ready.rendered.altered else None
         elif fate.rule in (FIRST_SIGHT, EVENT):
             first = fate.rule == FIRST_SIGHT
             sent = _text(render.compact(planned.dialect, raw, message, shape, first_preview=first))

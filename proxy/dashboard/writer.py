@@ -20,7 +20,7 @@ import msgspec
 from proxy.dashboard.describe import describe, weight
 from proxy.dashboard.rows import DAY, HOUR, Recorded, Rows
 from proxy.errors import DashboardFault
-from proxy.requests.attempt import Attempt
+from proxy.requests.prepared import Prepared
 from proxy.telemetry import logs
 from proxy.telemetry.outcome import Outcome
 
@@ -64,7 +64,7 @@ class _Ended(NamedTuple):
 
     time: float
     outcome: Outcome
-    attempt: Attempt | None
+    attempt: Prepared | None
     content: bool
 
 
@@ -111,7 +111,7 @@ class Writer:
         self._thread.start()
 
     def record(
-        self, outcomes: Sequence[Outcome], attempts: Sequence[Attempt | None] = (), *, content: bool = False
+        self, outcomes: Sequence[Outcome], attempts: Sequence[Prepared | None] = (), *, content: bool = False
     ) -> None:
         """Queue a row for each outcome, or drop it if too many wait. An attempt is described by the thread that
         writes, with its texts if `content`."""

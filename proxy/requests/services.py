@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxy.plan.request import Request
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from proxy.requests.background import Background
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.passthrough import Relay, Sink
+    from proxy.requests.prepared import Prepared
     from proxy.requests.summaries import Summaries
     from proxy.requests.windows import Known
     from proxy.settings import Settings
@@ -37,5 +38,5 @@ class Services:
     sink: Sink
     capture: Callable[[Outcome, Policy, Request | None], None] = lambda outcome, policy, chat: None
     """Called with every chat request that has ended, and None if it could not be read."""
-    watch: Callable[[str, Any], None] = lambda request_id, attempt: None
-    """Called with the request's id and its last `Attempt`, before the sink gets its outcome."""
+    watch: Callable[[str, Prepared], None] = lambda request_id, ready: None
+    """Called with the request's id and how far it got, before the sink gets its outcome."""

@@ -25,26 +25,26 @@ import msgspec
 
 from proxy.dialects import render
 from proxy.dialects.render import ActiveSnapshot
-from proxy.errors import Fault, Overloaded, UpstreamFault
+from proxy.errors import Overloaded, UpstreamFault
 from proxy.lru import Lru
 from proxy.plan.conversation import beginning
-from proxy.plan.forecast import cost
 from proxy.plan.history import moved_pieces
 from proxy.plan.plan import SummaryBoundary, live
 from proxy.plan.refusals import Addition
 from proxy.plan.summary import SummaryAnswer, shares
 from proxy.policy import Compress, Wait
+from proxy.requests import outcome
 from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, summary_on_prefix
 from proxy.requests.records import Records
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, SummaryWriter
 from proxy.telemetry import logs
-from proxy.telemetry.outcome import DECIMALS, Basis, Kind, Outcome
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.windows import Known
     from proxy.stores.guarded import Guarded
+    from proxy.telemetry.outcome import Outcome
     from proxy.threads import WorkPool
 
 log = logging.getLogger(__name__)
@@ -62,9 +62,6 @@ unused ones in a row, conversations that begin alike get none for so many second
 
 REMEMBERED = 10_000
 """Records and beginnings of which it is remembered how they fared."""
-
-UNSTORED_BYTES = 16 << 20
-"""Bytes of snapshots that are kept in memory because the store failed, so that none is paid for twice."""
 
 STORE_SECONDS = 10.0
 """Seconds that storing a snapshot may take. A model was paid for it, and no request waits for it."""
@@ -103,7 +100,6 @@ class Summaries:
         self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(FLIGHTS_PER_TENANT))
         self._failures: Lru[str, _Fared] = Lru(REMEMBERED)
         self._unused: Lru[str, _Fared] = Lru(REMEMBERED)
-        self._unstored: Lru[str, Snapshot] = Lru(UNSTORED_BYTES)
 
     # -- for a request --
 
@@ -112,8 +108,7 @@ class Summaries:
         boundaries = history.plan.boundaries
         names = [history.snapshot_name(boundary) for boundary in boundaries]
         found = await records.snapshots(names) if names else []
-        for boundary, name, stored in reversed(list(zip(boundaries, names, found, strict=True))):
-            snapshot = stored or self._unstored.get(records.key("snapshots", name))
+        for boundary, snapshot in reversed(list(zip(boundaries, found, strict=True))):
             if snapshot is not None:
                 self._unused.discard(_begins(history, records))
                 return _shown(history, boundary, snapshot)
@@ -221,16 +216,12 @@ class Summaries:
         """Return the snapshot that exists, or make and store it, in one of the tenant's places."""
         async with self._places[job.tenant]:
             records = Records(self._store.visit(), job.namespace)
-            if known := _decoded(await records.snapshot(key)) or self._unstored.get(key):
+            if known := _decoded(await records.snapshot(key)):
                 return known
             async with asyncio.timeout(job.timeout):
                 made = await self._writer.write(job, spent)
-            record = msgspec.json.encode(made)
             records = Records(self._store.visit(STORE_SECONDS), job.namespace)
-            stored = _decoded(await records.keep_snapshot(key, record))
-            if stored is None:
-                self._unstored.put(key, made, len(record))
-            return stored or made
+            return _decoded(await records.keep_snapshot(key, msgspec.json.encode(made))) or made
 
     def _note(self, key: str, earlier: Sequence[str], begins: str, fault: str) -> None:
         """Remember how a flight fared."""
@@ -250,7 +241,7 @@ class Summaries:
     def _report(self, job: SummaryJob, spent: Spent, fault: str, seconds: float) -> None:
         """Record a summary: it is billed separately from the requests that it saves tokens for."""
         if fault or spent.calls:
-            self._sink(summary_outcome(job, spent, fault, seconds))
+            self._sink(outcome.of_summary(job, spent, fault, seconds))
         if fault:
             model = job.model[: logs.LONGEST]
             logs.event(log, "no summary", logging.WARNING, tenant=job.tenant, model=model, reason=fault)
@@ -371,25 +362,3 @@ def _decoded(record: bytes | None) -> Snapshot | None:
         return msgspec.json.decode(record or b"", type=Snapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def summary_outcome(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
-    """Return the outcome of making a snapshot, which is reported separately because its request may have ended."""
-    return Outcome(
-        request_id=job.name,
-        tenant=job.tenant,
-        namespace=job.namespace,
-        kind=Kind.SUMMARY,
-        method="POST",
-        path="",
-        dialect=job.dialect,
-        model=job.model,
-        status=502 if fault else 200,
-        fault=Fault.SUMMARY if fault else Fault.NONE,
-        cost_after=cost(job.prices, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens),
-        usage=Basis.BILLED if spent.prompt_tokens else Basis.UNKNOWN,
-        summary_prompt_tokens=spent.prompt_tokens,
-        summary_completion_tokens=spent.completion_tokens,
-        cached_tokens=spent.cached_tokens,
-        seconds=round(seconds, DECIMALS),
-    )

@@ -28,7 +28,7 @@ from tests.dashboard.traffic import OPERATOR, begin, dashboard, ended, outcome, 
 from tests.fake_upstream import StrictUpstream, text
 from tests.serving import ADMIN, PLAIN, served, spawned, tight
 
-BROKEN: Any = SimpleNamespace(planned="nothing that was planned", parsed=SimpleNamespace(body=b""))
+BROKEN: Any = SimpleNamespace(in_force="nothing that was planned", body=b"")
 """An attempt that nobody can describe."""
 
 
@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def holding(size: int) -> Any:
-    return SimpleNamespace(planned=None, parsed=SimpleNamespace(body=bytes(size)))
+    return SimpleNamespace(in_force=None, body=bytes(size))
 
 
 # -- in a running proxy --

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from proxy.plan.plan import Role
 from proxy.plan.summary import Section
 from proxy.policy import Inject
 from proxy.policy import Tools as ToolsPolicy
+from proxy.requests.summary_writer import Snapshot
 from tests.dialects.chat.turns import called, calls, read, whole
 from tests.requests.planning import CUT, planned
 from tests.requests.scripted import ScriptedReply
 from tests.requests.test_handler import POLICY, World
-from tests.requests.test_summarizer import World as Summaries
+from tests.requests.test_summaries import World as Summaries
+from tests.requests.test_summary_writer import World as Writer
 
 HALF = "id \ud83d-7341"
 
@@ -55,12 +58,12 @@ async def test_a_hidden_round_with_half_a_character_is_put_back() -> None:
 
 
 async def test_a_snapshot_with_half_a_character_is_stored() -> None:
-    world = Summaries()
+    world = Writer()
     said = [Section("1 tool", f"{HALF} of 12 items, see /var/{HALF}.log", Role.TOOL)]
     made = await world.made(taken=lambda: said, references=lambda: {"/s/a": f"result of look {HALF}"})
     assert made is not None
     assert "?-7341" in made.text and "\ud83d" not in made.text
-    assert list(world.stored) == ["ns/snapshots/a"]
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Snapshot) == made
 
 
 async def test_a_model_whose_name_has_half_a_character() -> None:
@@ -71,5 +74,6 @@ async def test_a_model_whose_name_has_half_a_character() -> None:
     made, _ = await planned(CUT, model="m\ud83d")
     name = made.snapshot_name(made.plan.boundaries[-1])
     summaries = Summaries()
-    assert await summaries.made(key=name, model="m\ud83d")
-    assert list(summaries.stored) == [f"ns/snapshots/{name}"]
+    assert await summaries.shows(model="m\ud83d")
+    assert list(summaries.store.records) == [f"acme-1/snapshots/{name}"]
+    summaries.pool.close()

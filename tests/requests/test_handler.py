@@ -125,7 +125,7 @@ class World:
             relay=Relay(settings, upstream, self.outcomes.append),
             store=store,
             reader=reader,
-            summaries=Summaries(store, reader, known, threads, self.outcomes.append),
+            summaries=Summaries(store, reader, known, threads, lambda outcome: None),
             background=Background(100),
             threads=threads,
             known=known,

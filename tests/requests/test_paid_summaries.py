@@ -20,7 +20,7 @@ from proxy.requests.prepare import rendered
 from proxy.requests.records import Records
 from proxy.requests.summaries import Summaries
 from proxy.stores import Store, open_store
-from proxy.stores.guarded import Breaker, Guarded
+from proxy.stores.guarded import Guarded
 from proxy.threads import WorkPool
 from tests.requests.planning import OFFLOAD, SYSTEM, Counting, Json, knowing, planned
 from tests.requests.test_handler import MemoryStore
@@ -38,7 +38,7 @@ class Process:
     """The part of a proxy's process that makes snapshots, with a model that answers at once."""
 
     def __init__(self, store: Store) -> None:
-        self.guarded = Guarded(store, warn=lambda kind, text: None, breaker=Breaker(pause_seconds=0))
+        self.guarded = Guarded(store, warn=lambda kind, text: None)
         self.paid = 0
         self.most = 0
         self._asking = 0
@@ -82,7 +82,7 @@ async def talked(process: Process, between: Callable[[int], None] = lambda turn:
     messages = beginning()
     for turn in range(TURNS):
         await process.turn(messages)
-        if flights := asyncio.all_tasks() - {asyncio.current_task()}:
+        if flights := list(process.summaries._flights.values()):
             await asyncio.wait(flights)
         between(turn)
         grown(messages, turn)

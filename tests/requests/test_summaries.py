@@ -278,7 +278,7 @@ async def test_the_winners_bytes_are_used(world: World) -> None:
     await until(lambda: bool(world.asked))
     [key] = world.summaries._flights
     winner = Snapshot("another process was first", 4, "m")
-    world.store.records[key] = sealed(msgspec.json.encode(winner))
+    world.store.records[key] = sealed(key, msgspec.json.encode(winner))
     world.gate.set()
     ready = await waiting
     assert ready.shown and ready.shown.text == winner.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -64,23 +63,16 @@ class World:
             "ask": self.ask,
             "rode": self.rode.append,
         }
-        writer = SummaryWriter(lambda text, _: len(text.split()), POOL[0])
+        pool = WorkPool("reading", 2)
+        writer = SummaryWriter(lambda text, _: len(text.split()), pool)
         self.spent = Spent()
         try:
             return await writer.write(SummaryJob(**fields | changes), self.spent)
         except OffloadError as error:
             self.fault = str(error)
             return None
-
-
-POOL: list[WorkPool] = []
-
-
-@pytest.fixture(autouse=True)
-async def pool() -> AsyncIterator[WorkPool]:
-    POOL[:] = [WorkPool("reading", 2)]
-    yield POOL[0]
-    POOL[0].close()
+        finally:
+            pool.close()
 
 
 def of(words: str) -> SummaryAnswer:
@@ -221,10 +213,10 @@ async def test_reading_and_rendering_leave_the_loop() -> None:
 
 
 async def test_too_much_waiting_is_a_summary_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def full(caller: str, work: Any, **_: Any) -> Any:
+    async def full(pool: WorkPool, caller: str, work: Any) -> Any:
         raise Overloaded("More than 1,000 pieces of work wait", retry_after=1)
 
     world = World()
-    monkeypatch.setattr(POOL[0], "run", full)
+    monkeypatch.setattr(WorkPool, "run", full)
     assert await world.made() is None
     assert "pieces of work" in world.fault and not world.asked

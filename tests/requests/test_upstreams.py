@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from proxy.policies.tenants import Tenant
 from proxy.policy import Compress, Mode, Offload, Wait
-from proxy.requests.records import Records
 from tests import written
 from tests.asgi import ScriptedClient
 from tests.dialects.chat.turns import DONE, chunk, folded, read, stream, text, usage, whole
@@ -49,14 +48,6 @@ class Conversing(World):
         self.refusals = 0
         sender: Any = self.upstream
         sender.send = self.send
-        summarizer: Any = self.services.snapshots._summarizer  # type: ignore[attr-defined]
-        summarizer._recall, summarizer._keep = self.recall, self.keep
-
-    async def recall(self, key: str) -> bytes | None:
-        return await Records(self.services.store.visit(), "").snapshot(key)
-
-    async def keep(self, key: str, value: bytes) -> bytes | None:
-        return await Records(self.services.store.visit(), "").keep_snapshot(key, value)
 
     async def send(self, request: Any) -> Any:
         body, streams = request.content, b'"stream":true' in request.content.replace(b" ", b"")

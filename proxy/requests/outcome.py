@@ -1,0 +1,175 @@
+"""What became of a chat request or a summary, as the one value that log, metrics and dashboard are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from proxy.errors import Fault
+from proxy.plan.forecast import (
+    Answers,
+    Billed,
+    Forecast,
+    as_sent,
+    cost,
+    cost_as_it_came,
+    event_at,
+    forecast,
+    newly_used,
+    told,
+    waiting,
+)
+from proxy.plan.refusals import Addition
+from proxy.plan.turn import Usage
+from proxy.policy import Mode
+from proxy.requests.prepare import OUR_TOOLS_TOKENS
+from proxy.telemetry.outcome import DECIMALS, Basis, Holdout, Kind, Outcome, StoreError
+
+if TYPE_CHECKING:
+    from proxy.dialects.turn import Turn
+    from proxy.dialects.usage import Reported
+    from proxy.requests.exchange import Exchange
+    from proxy.requests.prepare import PlannedRequest, RenderedRequest
+    from proxy.requests.prepared import Prepared
+    from proxy.requests.summary_writer import Spent, SummaryJob
+
+
+def of_chat(
+    ready: Prepared, client: Exchange, store_errors: Mapping[StoreError, int], refused: Iterable[Addition] = ()
+) -> Outcome:
+    """Return the outcome of a request as far as it got. `refused` is what upstream did not take."""
+    tenant, chat, planned, costs = ready.tenant, ready.chat, ready.in_force, _costs(ready)
+    messages = len(planned.past) if planned else 0
+    event = event_at(planned.plan, messages) if planned else None
+    spent = ready.turn.spent if ready.turn else _usage(ready.reported)
+    mode = planned.policy.offload.mode if planned else Mode.OFF
+    return Outcome(
+        request_id=client.request_id,
+        dialect=client.dialect,
+        tenant=tenant.name,
+        namespace=tenant.namespace,
+        kind=Kind.OFFLOADED if ready.turn else Kind.OBSERVED if ready.foreseen else Kind.UNTOUCHED,
+        method=client.method,
+        path=client.shown_path,
+        model=chat.model if chat else "",
+        stream=chat.stream if chat else False,
+        mode=(Mode.OBSERVE if ready.foreseen else mode).value,
+        reason=ready.reason,
+        obstacle=ready.obstacle,
+        messages=messages,
+        left_alone=planned.past.irregular if planned and planned.past.fold else {},
+        tokens_before=planned.whole(planned.tokens) if planned else 0,
+        tokens_after=ready.prompt if planned else 0,
+        cost_before=costs.before,
+        cost_after=costs.after,
+        usage=costs.basis,
+        holdout=planned.holdout if planned and not ready.observed else Holdout.NONE,
+        compacted=ready.compacted,
+        compressed=ready.compressed,
+        events=len(planned.plan.events) if planned else 0,
+        new_event=event is not None,
+        cause=event.cause.name.lower() if event else "",
+        words=_told(ready, planned) if planned else "",
+        reinserted=len(ready.rendered.rounds) if ready.rendered else 0,
+        rounds=ready.rounds,
+        tool_uses=tuple(ready.uses),
+        prompt_tokens=spent.prompt,
+        completion_tokens=spent.completion,
+        cached_tokens=spent.cached,
+        written_tokens=spent.written,
+        store_errors=store_errors,
+        refused=tuple(sorted(refused)),
+    )
+
+
+def of_summary(job: SummaryJob, spent: Spent, fault: str, seconds: float) -> Outcome:
+    """Return the outcome of making a snapshot, which is reported separately because its request may have ended."""
+    return Outcome(
+        request_id=job.name,
+        tenant=job.tenant,
+        namespace=job.namespace,
+        kind=Kind.SUMMARY,
+        method="POST",
+        path="",
+        dialect=job.dialect,
+        model=job.model,
+        status=502 if fault else 200,
+        fault=Fault.SUMMARY if fault else Fault.NONE,
+        cost_after=cost(job.prices, spent.prompt_tokens, spent.cached_tokens, spent.completion_tokens),
+        usage=Basis.BILLED if spent.prompt_tokens else Basis.UNKNOWN,
+        summary_prompt_tokens=spent.prompt_tokens,
+        summary_completion_tokens=spent.completion_tokens,
+        cached_tokens=spent.cached_tokens,
+        seconds=round(seconds, DECIMALS),
+    )
+
+
+def foreseen(planned: PlannedRequest, said: Reported | None = None) -> Forecast:
+    """Return what this plan would have sent and cost, by upstream's own numbers if it `said` them."""
+    billed = None if said is None or said.cached is None else Billed(said.prompt, said.cached)
+    head = planned.prompt(0) - OUR_TOOLS_TOKENS
+    return forecast(as_sent(planned.past), planned.plan, planned.policy, head, OUR_TOOLS_TOKENS, billed)
+
+
+class _Costs(NamedTuple):
+    """The cost of a request's input as it came and as it was sent, or would have been, and what both rest on."""
+
+    before: int = 0
+    after: int = 0
+    basis: Basis = Basis.NONE
+
+
+def _costs(ready: Prepared) -> _Costs:
+    """The client's own bytes have costs only where they were looked at: observed, or to be compared with a holdout."""
+    planned, said = ready.in_force, ready.reported
+    if ready.turn is not None and ready.rendered is not None:
+        return _costs_of_turn(ready, ready.rendered, ready.turn)
+    if ready.foreseen is not None:
+        return _Costs(ready.foreseen.before, ready.foreseen.after, _basis(said))
+    if said is None or planned is None:
+        return _Costs()
+    came = cost(planned.policy.offload, said.prompt, said.cached or 0)
+    return _Costs(came, came, _basis(said))
+
+
+def _costs_of_turn(ready: Prepared, rendered: RenderedRequest, turn: Turn) -> _Costs:
+    """Return the cost of what was sent, and what the request would have cost as it came, in upstream's tokens. It is
+    unknown if upstream did not say it of each round, as where the last one broke off: a part would look cheap."""
+    spent, planned = turn.spent, rendered.history
+    if spent.said <= turn.rounds:
+        return _Costs(basis=Basis.UNKNOWN)
+    offload, head = planned.policy.offload, planned.prompt(0) - OUR_TOOLS_TOKENS
+    sent = head + rendered.tokens + sum(use.tokens for use in ready.uses)
+    sent += OUR_TOOLS_TOKENS if rendered.injecting else 0
+    warm = spent.cached > 0 or event_at(planned.plan, len(planned.past)) is not None
+    came = cost_as_it_came(planned.past.items, offload, head, spent.largest / sent, cached=warm)
+    return _Costs(came, cost(offload, spent.prompt, spent.cached, spent.hidden), Basis.BILLED)
+
+
+def _told(ready: Prepared, planned: PlannedRequest) -> str:
+    """Say what the plan did at this request, or what it waits for."""
+    plan, rendered = planned.plan, ready.rendered
+    answers, late = None, ready.foreseen is None and not plan.empty
+    if rendered is not None:
+        answers, late = _answers(rendered), len(rendered.plan.events) < len(plan.events)
+    offload, window = planned.policy.offload, planned.room.window
+    if plan.empty and not answers:
+        return waiting(plan, offload)
+    return told(planned.past.items, plan, offload, window, late=late, answers=answers)
+
+
+def _answers(rendered: RenderedRequest) -> Answers | None:
+    """Return the answers of our tools that became pointers at this request."""
+    whole, sent = rendered.found, rendered.rounds
+    places = newly_used(rendered.history.past.items, rendered.plan)
+    left = [place for place in places if place in sent and sent[place].tokens < whole[place].tokens]
+    before, after = (sum(rounds[place].tokens for place in left) for rounds in (whole, sent))
+    return Answers(len(left), before, after) if left else None
+
+
+def _usage(said: Reported | None) -> Usage:
+    return Usage(said.prompt, said.completion, said.cached or 0, said.written or 0) if said else Usage()
+
+
+def _basis(said: Reported | None) -> Basis:
+    return Basis.UNKNOWN if said is None or said.cached is None else Basis.BILLED

@@ -1,0 +1,157 @@
+"""A chat request with all that is known of it so far: ONE value, which each stage of its life fills in further.
+
+parse ──> chat, or why not ──plan──> planned ──render──> rendered, turn ──> it is sent as planned
+                  │                     ├──nothing to change, or refused──> it is sent as it came
+                  └──> unplanned        └──observe──> foreseen ──> it is sent as it came
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from proxy.plan.reasons import Reason
+from proxy.plan.refusals import Addition, Step
+from proxy.policy import Mode, SnapshotRole
+from proxy.regex import Budget
+
+if TYPE_CHECKING:
+    from proxy.dialects.turn import Turn
+    from proxy.dialects.usage import Reported
+    from proxy.plan.forecast import Forecast
+    from proxy.plan.request import Request
+    from proxy.policies.tenants import Tenant
+    from proxy.requests.prepare import PlannedRequest, RenderedRequest
+    from proxy.telemetry.outcome import ToolUse
+    from proxy.upstream.headers import Header
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What is None has not been reached, or there is none, for a `reason`."""
+
+    body: bytes
+    """The client's own bytes."""
+    tenant: Tenant
+    """The tenant, with the policy for the request's model if the model is known."""
+    chat: Request | None = None
+    """What the body says."""
+    continued: bytes | None = None
+    """What goes upstream instead of `body`, if the request goes on from a reply with hidden rounds by its id."""
+    searching: Budget = msgspec.field(default_factory=lambda: Budget(math.inf))
+    """The time for all searches of the request, however often it is sent."""
+    observed: bool = False
+    """Whether the client or the policy wants the plan recorded and not carried out."""
+    unplanned: Reason = Reason.NONE
+    """Why there is no plan."""
+    obstacle: str = ""
+    """The field that prevents a plan, if that is the reason."""
+    planned: PlannedRequest | None = None
+    step: Step = Step()
+    """How it is sent."""
+    rendered: RenderedRequest | None = None
+    """The request as planned, if that differs from what the client sent."""
+    turn: Turn | None = None
+    """The turn that sends it. It shows how far it got."""
+    uses: Sequence[ToolUse] = ()
+    """The calls of our tools so far, likewise."""
+    shortened: bytes | None = None
+    """The body with a lower limit for the reply, if upstream would refuse the client's."""
+    foreseen: Forecast | None = None
+    """What the plan would have sent and cost, if it is only observed."""
+    reported: Reported | None = None
+    """What upstream said about the cost of the client's own bytes, if it was looked at."""
+
+    def again(self, **changes: Any) -> Prepared:
+        """Return the request before it was rendered, with these changes."""
+        before = {"rendered": None, "turn": None, "uses": (), "shortened": None}
+        return msgspec.structs.replace(self, **before | changes)
+
+    @property
+    def reason(self) -> Reason:
+        """Why the request is sent as the client sent it, without its plan."""
+        return self.unplanned or (self.step.reason if self.concerned else Reason.NONE)
+
+    @property
+    def in_force(self) -> PlannedRequest | None:
+        """The plan, unless the request is sent without it."""
+        return None if self.reason else self.planned
+
+    @property
+    def concerned(self) -> bool:
+        """Whether we may have changed this request, or an earlier one of the conversation."""
+        return self.planned is not None and self.planned.concerns_us
+
+    @property
+    def additions(self) -> frozenset[Addition]:
+        """What is sent that the client did not send. `ANY` stands for all the rest."""
+        rendered, turn = self.rendered, self.turn
+        if rendered is None or turn is None:
+            return frozenset()
+        history = rendered.history
+        in_system = (
+            history.policy.offload.compress.snapshot_role is SnapshotRole.AUTO and history.transcript.leading > 0
+        )
+        carried = {
+            Addition.ANY: True,
+            Addition.TOOLS: rendered.injecting,
+            Addition.USAGE: turn.asks_usage,
+            Addition.PLACE: rendered.shown is not None and in_system,
+        }
+        return frozenset(addition for addition, present in carried.items() if present)
+
+    @property
+    def rounds(self) -> int:
+        """Internal rounds so far."""
+        return self.turn.rounds + self.turn.mixed if self.turn else 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the history as it is sent, or would be by a plan that is only observed; 0 if it was not counted."""
+        if self.rendered is not None:
+            return self.rendered.tokens
+        if self.foreseen is not None:
+            return self.foreseen.tokens
+        return self.planned.tokens if self.planned else 0
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the whole prompt, likewise."""
+        if self.planned is None:
+            return 0
+        ours = self.rendered.injecting if self.rendered else bool(self.foreseen and self.foreseen.ours)
+        return self.planned.whole(self.tokens, ours=ours)
+
+    @property
+    def limit(self) -> int | None:
+        """The lower limit for the reply that upstream gets; None if it gets the client's."""
+        if self.planned is None or (self.rendered is None and self.shortened is None):
+            return None
+        return self.planned.reply_limit(self.tokens)
+
+    @property
+    def compacted(self) -> int:
+        """Messages whose texts moved."""
+        return self.rendered.compacted() if self.rendered else self.foreseen.compacted if self.foreseen else 0
+
+    @property
+    def compressed(self) -> int:
+        """Messages that a snapshot replaces."""
+        return self.rendered.compressed() if self.rendered else self.foreseen.compressed if self.foreseen else 0
+
+    def headers(self) -> Sequence[Header]:
+        """Return our headers for the client's reply."""
+        planned, limit = self.in_force, self.limit
+        if planned is None:
+            why = (self.obstacle or self.reason.value).encode()
+            return [(b"x-offload-mode", b"off"), *([(b"x-offload-reason", why)] if why else [])]
+        return [
+            (b"x-offload-mode", (Mode.OBSERVE if self.foreseen else planned.policy.offload.mode).value.encode()),
+            (b"x-offload-tokens-before", b"%d" % planned.whole(planned.tokens)),
+            (b"x-offload-tokens-after", b"%d" % self.prompt),
+            (b"x-offload-compacted", b"%d" % self.compacted),
+            (b"x-offload-compressed", b"%d" % self.compressed),
+            *([] if limit is None else [(b"x-offload-max-tokens", b"%d" % limit)]),
+        ]
