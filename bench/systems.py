@@ -127,7 +127,7 @@ class System:
 def start(running: ExitStack, folder: Path, launchers: Mapping[str, Launcher]) -> list[System]:
     """Start the upstream itself, called `direct`, then `launchers`. All listen, except those that failed to start."""
     upstream = free_port()
-    replying = _ours([sys.executable, "-m", "bench.wire", str(upstream)])
+    replying = ours([sys.executable, "-m", "bench.wire", str(upstream)])
     begun = [_begun(running, "direct", replying, Site(0, upstream, _made(folder / "direct")))]
     for number, (name, launcher) in enumerate(launchers.items()):
         site = Site(upstream, free_port(), _made(folder / str(number)))
@@ -213,7 +213,7 @@ def _read(path: Path) -> str:
 # -- the proxy and its baselines --------------------------------------------------------------------------------------
 
 
-def _ours(command: list[str], **environment: str) -> Launch:
+def ours(command: list[str], **environment: str) -> Launch:
     return Launch(command, {"PYTHONPATH": str(ROOT), **environment})
 
 
@@ -229,7 +229,7 @@ def nginx(program: str) -> Launcher:
 def bare(site: Site) -> Launch:
     """Starlette over the proxy's own transport; see `bare.py`."""
     flags = [f"--port={site.port}", "--no-access-log", "--log-level=error", "--no-proxy-headers"]
-    return _ours([sys.executable, "-m", "uvicorn", "bench.bare:app", *flags], BARE_UPSTREAM=site.url)
+    return ours([sys.executable, "-m", "uvicorn", "bench.bare:app", *flags], BARE_UPSTREAM=site.url)
 
 
 def proxy(offload: Offload) -> Launcher:
@@ -240,6 +240,6 @@ def proxy(offload: Offload) -> Launcher:
         policy = {"upstream": {"base_url": f"{site.url}/v1"}, "offload": offload}
         (policies / "default.yaml").write_text(json.dumps(policy))
         flags = [f"--port={site.port}", f"--policies={policies}", f"--store={site.folder / 'store'}"]
-        return _ours([sys.executable, "-m", "proxy", "serve", *flags])
+        return ours([sys.executable, "-m", "proxy", "serve", *flags])
 
     return launch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -39,3 +40,95 @@ async def test_a_request_that_has_arrived_when_the_process_ends_is_answered(earl
         answer = await read_message(reader)
         assert (answer.body, answer.get(b"connection")) == (b"hello", [b"close"])
         assert await reader.read() == await idle.read() == b""
+
+
+SEEN: list[tuple[Any, bytes]] = []
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Note the request, and reply with the body's length."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    SEEN.append((dict(scope), body))
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"%d" % len(body)})
+
+
+async def said(raw: bytes, app: Any = echo) -> tuple[list[tuple[Any, bytes]], bytes]:
+    """Send these bytes and the end, and return the requests that the application got and all that came back."""
+    SEEN.clear()
+    made, state = config(Settings(), app), ServerState()
+    made.load()
+    protocol = partial(made.http_protocol_class, config=made, server_state=state, app_state={})
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)  # type: ignore[arg-type]
+    async with server, connection(server.sockets[0].getsockname()[1]) as (reader, writer):
+        writer.write(raw)
+        back = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                while piece := await reader.read(65536):
+                    back += piece
+    return list(SEEN), back
+
+
+POST = b"POST /v1/x HTTP/1.1\r\nHost: localhost\r\n"
+HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+DESYNCS = {
+    "two lengths": POST + b"Content-Length: 0\r\nContent-Length: 41\r\n\r\n" + HIDDEN,
+    "a list of lengths": POST + b"Content-Length: 0, 41\r\n\r\n" + HIDDEN,
+    "a signed length": POST + b"Content-Length: +41\r\n\r\n" + HIDDEN,
+    "a spaced length": POST + b"Content-Length : 41\r\n\r\n" + HIDDEN,
+    "an underscored length": POST + b"Content-Length: 4_1\r\n\r\n" + HIDDEN,
+    "a length and chunks": POST + b"Content-Length: 41\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "chunks and a length": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "chunked twice": POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "chunked, disguised": POST + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "xchunked": POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "folded": POST + b"Transfer-Encoding:\r\n chunked\r\nX: 1\r\n 2\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "a bare CR": POST + b"X: 1\rContent-Length: 41\r\n\r\n" + HIDDEN,
+    "a NUL": POST + b"X: \x00\r\nContent-Length: 0\r\n\r\n" + HIDDEN,
+    "a size with a sign": POST + b"Transfer-Encoding: chunked\r\n\r\n+2\r\nab\r\n0\r\n\r\n" + HIDDEN,
+    "a size with 0x": POST + b"Transfer-Encoding: chunked\r\n\r\n0x2\r\nab\r\n0\r\n\r\n" + HIDDEN,
+    "a size above all": POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 17 + b"\r\nab\r\n0\r\n\r\n" + HIDDEN,
+    "a chunk without its end": POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nabXX0\r\n\r\n" + HIDDEN,
+    "a chunk that ends in LF": POST + b"Transfer-Encoding: chunked\r\n\r\n2\nab\n0\n\n" + HIDDEN,
+    "an extension with LF": POST + b"Transfer-Encoding: chunked\r\n\r\n2;\nxx\r\nab\r\n0\r\n\r\n" + HIDDEN,
+    "HTTP/1.0 with chunks": POST.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN,
+    "an upgrade with a length": POST + b"Connection: upgrade\r\nUpgrade: x\r\nContent-Length: 41\r\n\r\n" + HIDDEN,
+    "an upgrade with two lengths": POST
+    + b"Connection: upgrade\r\nUpgrade: x\r\nContent-Length: 0\r\nContent-Length: 41\r\n\r\n"
+    + HIDDEN,
+}
+
+
+@pytest.mark.parametrize("raw", DESYNCS.values(), ids=DESYNCS)
+async def test_no_request_hides_in_another(raw: bytes) -> None:
+    """Whatever a front proxy may take this for, what stands in its body is never served as a request of its own."""
+    seen, back = await said(raw)
+    assert [scope["path"] for scope, _ in seen] in ([], ["/v1/x"])
+    assert back.count(b"HTTP/1.1 ") <= 2
+    for scope, body in seen:
+        lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+        assert len(lengths) <= 1 and (not lengths or int(lengths[0]) == len(body))
+        assert not any(b"\r" in value or b"\n" in value or b"\0" in value for _, value in scope["headers"])
+
+
+@pytest.mark.parametrize("trailer", [b"Authorization: Bearer k", b"X-Offload: mode=off"])
+async def test_a_trailer_is_no_header(trailer: bytes) -> None:
+    raw = POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n" + trailer + b"\r\n\r\n"
+    [(scope, body)], _ = await said(raw)
+    assert body == b"ab"
+    assert [name for name, _ in scope["headers"]] == [b"host", b"transfer-encoding"]
+
+
+@pytest.mark.parametrize("status", [600, 799, 999])
+async def test_a_status_that_nobody_knows_passes(status: int) -> None:
+    async def odd(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    _, back = await said(GET.replace(b"Host", b"Connection: close\r\nHost"), odd)
+    assert back.startswith(b"HTTP/1.1 %d \r\n" % status)
