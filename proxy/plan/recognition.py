@@ -7,6 +7,7 @@ must prove something: `call_0` does not.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -42,6 +43,7 @@ _CLOSING = re.compile(r"\A\s*</\w{1,40}>")
 _QUOTED = re.compile(r"['\"](\w{1,20})['\"]\s*:")
 _CALL_MEMBERS = {"name", "arguments"}
 _DISTINCTIVE = re.compile(r"(?=[A-Za-z]*\d)[A-Za-z0-9]{8,}")
+_RANDOM = re.compile(r"[A-Za-z0-9]+")
 _RUN = re.compile(r"[A-Za-z0-9]{8,}|\d+")
 
 
@@ -73,6 +75,44 @@ class Reply(msgspec.Struct, frozen=True):
     link: bytes
     """The digest of the history that ends with the reply."""
     visible: Callable[[], Visible]
+    ids: tuple[str, ...] = ()
+    """The ids of its calls."""
+    preceding: str = ""
+    """The id of the last call in the reply before it; empty if that had none."""
+
+    def anchors(self) -> list[bytes]:
+        """Return the digests that identify it whatever its client made of the history before it."""
+        return anchors(self.ids, self.preceding, lambda: self.visible().text)
+
+
+def anchors(ids: Iterable[str], preceding: str, text: Callable[[], str]) -> list[bytes]:
+    """Return digests of what no other reply has: the ids of its calls, or else its text behind another one's id."""
+    calls = list(ids)
+    if calls:
+        return [_digest("call", id) for id in calls if unique(id)][:MAX_CALLS]
+    said = plain(text()).replace(" ", "") if unique(preceding) else ""
+    return [_digest("text", preceding, said)] if said else []
+
+
+def unique(id: str) -> bool:
+    """Whether a call's id is so random that no other call has it: `call_` with 24 letters and digits, or a UUID, and no
+    number with zeros before it."""
+    random = "".join(_RANDOM.findall(id[:MAX_ID]))
+    return len(random) >= 20 and len(set(random)) >= 8 and any(map(str.isdigit, random))
+
+
+def contains(sent: Visible, seen: Visible) -> bool:
+    """Whether a reply that shares an anchor with `seen` has a call of it, or else its text. Clients make one reply of
+    several, and leave calls out."""
+    calls = {call.id: call for call in sent.calls}
+    shared = [(one, calls[one.id]) for one in seen.calls if one.id in calls and unique(one.id)]
+    if not sent.calls:
+        return not seen.calls
+    return any(one.name == other.name and _same_call(one, other) for one, other in shared)
+
+
+def _digest(*words: str) -> bytes:
+    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def resembles(seen: Visible, sent: Visible) -> bool:

@@ -70,8 +70,6 @@ class HiddenRound(msgspec.Struct, frozen=True):
     """About how many tokens putting it back adds. 0 as long as nobody counted."""
     sizes: tuple[int, ...] = ()
     """The tokens of each entry in `before` and `after`; empty where only their sum is known."""
-    name: str = ""
-    """The name of its record; empty where that is the digest of the history that ends with the reply."""
 
     def sizes_of_each(self) -> list[int]:
         """Return `sizes`, or else estimates: the sum in proportion to the bytes."""

@@ -144,13 +144,22 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     def replies(self) -> dict[int, Reply]:
         """Return the replies that may have hidden rounds, by their indexes."""
         first = 0 if self.policy.tools.inject is Inject.ALWAYS else self.plan.first
-        roles = [message.role for message in self.transcript.messages]
-        chain = self.chain
-        return {
-            index: Reply(chain[index], chain[index + 1], partial(self._visible, index))
-            for index in range(first, len(roles))
-            if roles[index] is Role.ASSISTANT
-        }
+        chain, preceding, found = self.chain, "", dict[int, Reply]()
+        for index, message in enumerate(self.transcript.messages):
+            if message.role is Role.ASSISTANT:
+                ids = tuple(id for id, _ in message.calls)
+                if index >= first:
+                    visible = partial(self._visible, index)
+                    found[index] = Reply(chain[index], chain[index + 1], visible, ids, preceding)
+                preceding = ids[-1] if ids else ""
+        return found
+
+    def coming(self, visible: Visible) -> Reply:
+        """Return the reply that follows this history, without the digest of what ends with it."""
+        replies = (message.calls for message in reversed(self.transcript.messages) if message.role is Role.ASSISTANT)
+        calls = next(replies, ())
+        ids = tuple(call.id for call in visible.calls)
+        return Reply(self.chain[-1], b"", lambda: visible, ids, calls[-1][0] if calls else "")
 
     def befores(self) -> set[bytes]:
         """Return what the history before the coming reply may be in a later request: with the system messages at its

@@ -24,7 +24,7 @@ from proxy import rawjson
 from proxy.plan.history import extend
 from proxy.plan.labels import digest_in
 from proxy.plan.preview import STEP
-from proxy.plan.recognition import Reply, Visible, resembles
+from proxy.plan.recognition import Reply, Visible, contains, resembles
 from proxy.plan.turn import Continuation, HiddenRound
 from proxy.rawjson import NotJson
 from proxy.requests.summary_writer import Snapshot
@@ -47,41 +47,33 @@ async def at_once(work: Callable[[], T]) -> T:
     return work()
 
 
-LOOKUPS, MOST_LOOKUPS = 16, 1_024
-"""The number of replies in the first lookup, which takes the newest ones. Each further lookup takes four times as many,
-up to the second number, as that takes the event loop 20 ms. Most conversations have no hidden rounds, and then each
-reply is looked up once."""
+MOST_LOOKUPS = 1_024
+"""The number of keys in one lookup, as that takes the event loop 20 ms."""
 
 _SEAL = re.compile(rb',"sha256":"([0-9a-f]{64})"\}\Z')
 _SEAL_BYTES = len(',"sha256":""}') + 64
 
 
 PLACES = 4
-"""Rounds that are kept by the history before the reply, for clients that rewrite the reply. One history has several if
-it was sent several times. If the last place is taken, none is used, because there may be more."""
+"""Rounds that are kept by what else identifies the reply, for clients that rewrite it or what precedes it. A history
+has several replies if it was sent several times. If the last place is taken, none is used: there may be more."""
 
 
 class _Hidden(msgspec.Struct, frozen=True):
-    """A hidden round's record. `earlier` has the digests of earlier replies with hidden rounds, oldest first."""
+    """A hidden round's record."""
 
     before: list[Raw]
     instead: Raw
     after: list[Raw]
     tokens: int
-    earlier: list[str]
     sizes: list[int] = []
-    names: list[str] = []
-    """The names of these earlier replies' records; empty in old records, where they are the digests."""
-    name: str = ""
     visible: Visible | None = None
     """The reply as the client saw it."""
 
-    def round(self, link: str) -> HiddenRound:
-        """Return the round of the reply with this digest."""
+    def round(self) -> HiddenRound:
         instead = None if rawjson.is_null(self.instead) else bytes(self.instead)
         before, after = tuple(map(bytes, self.before)), tuple(map(bytes, self.after))
-        name = "" if self.name == link else self.name
-        return HiddenRound(before, instead, after, self.tokens, tuple(self.sizes), name)
+        return HiddenRound(before, instead, after, self.tokens, tuple(self.sizes))
 
     def differs(self, other: _Hidden) -> bool:
         return (self.before, self.instead, self.after) != (other.before, other.instead, other.after)
@@ -140,48 +132,46 @@ class Records:
     async def rounds(self, replies: Mapping[int, Reply], model: str) -> dict[int, HiddenRound]:
         """Return the hidden rounds of these replies, by their indexes.
 
-        The newest record names its predecessors. If one of them is missing, it and all later ones are left out, because
-        the model would otherwise see the later ones in a history that it never had.
+        A reply is found by the history that ends with it, by the history before it, or by itself: a client may rewrite
+        the reply, or what precedes it, or make one reply of several. Each round is put back once.
         """
-        newest = await self._newest(replies, model)
-        if newest is None:
-            return {}
-        index, hidden = newest
-        places = {reply.link.hex(): place for place, reply in replies.items()}
-        names = hidden.names or hidden.earlier
-        earlier = [(link, name) for link, name in zip(hidden.earlier, names, strict=False) if link in places]
-        found = await self._hidden([name for _, name in earlier], model)
+        names = {index: self._names(reply) for index, reply in replies.items()}
+        asked = [name for ones in names.values() for name in ones]
+        found = dict(zip(asked, await self._hidden(asked, model), strict=True))
         rounds: dict[int, HiddenRound] = {}
-        for (link, _), record in zip(earlier, found, strict=True):
-            if record is None:
-                return rounds
-            rounds[places[link]] = record.round(link)
-        return rounds | {index: hidden.round(replies[index].link.hex())}
+        used: list[_Hidden] = []
+        for index, (link, *placed) in sorted(names.items()):
+            exact = found[link]
+            firsts = [(name, first) for name in placed if (first := found[name]) is not None]
+            ours = [exact] if exact else await self._recognised(replies[index], firsts, model)
+            ours = [one for one in ours if all(one.differs(other) for other in used)]
+            if ours:
+                rounds[index] = _joined(ours)
+                used += ours
+        return rounds
 
     async def remember(
         self,
         link: bytes,
         model: str,
         hidden: HiddenRound,
-        earlier: Sequence[tuple[bytes, str]],
-        befores: Collection[bytes] = (),
+        places: Collection[bytes] = (),
         visible: Visible | None = None,
         run: Run = at_once,
     ) -> None:
         """Store the hidden rounds of a reply.
 
         The record's name is the digest of the history that ends with the reply as the client saw it. For clients that
-        rewrite the reply, it is also kept by the digests `befores` of the history before it. `earlier` are the earlier
-        replies with hidden rounds: the digest of the history that ends with each, and the name of its record. `run`
-        makes the record, which takes long for one of many calls.
+        rewrite it, it is also kept at these `places`: the digest of the history before it, and the reply's anchors.
+        `run` makes the record, which takes long for one of many calls.
         """
-        record, encoded = await run(partial(_record, link, hidden, earlier, visible))
+        record, encoded = await run(partial(_record, hidden, visible))
         [key] = self._round_keys([link.hex()], model)
-        placed = [self._place(before, record, encoded, model, run) for before in befores]
+        placed = [self._place(place, record, encoded, model, run) for place in places]
         await asyncio.gather(self._visit.put(key, await run(partial(sealed, key, encoded))), *placed)
-        for before in befores:
-            if self._visit.was_put(self._hid_nothing(before, model)):
-                await self._contested(before, model, None)
+        for place in places:
+            if self._visit.was_put(self._hid_nothing(place, model)):
+                await self._contested(place, model, None)
 
     async def contest(self, before: bytes, model: str, visible: Callable[[], Awaitable[Visible]]) -> None:
         """Record a reply that hid nothing, if another one to the same history did, before it or after it.
@@ -195,7 +185,7 @@ class Records:
             self._visit.note_put(self._hid_nothing(before, model))
 
     async def _contested(self, before: bytes, model: str, visible: Visible | None) -> None:
-        record = _Hidden([], Raw(b"null"), [], 0, [], visible=visible)
+        record = _Hidden([], Raw(b"null"), [], 0, visible=visible)
         await self._place(before, record, msgspec.json.encode(record), model, at_once)
 
     def _hid_nothing(self, before: bytes, model: str) -> str:
@@ -261,36 +251,39 @@ class Records:
         if not missing:
             self._visit.note_put(self.key("originals", of))
 
-    async def _newest(self, replies: Mapping[int, Reply], model: str) -> tuple[int, _Hidden] | None:
-        indexes = sorted(replies, reverse=True)
-        start, size = 0, LOOKUPS
-        while batch := indexes[start : start + size]:
-            names = [replies[index].link.hex() for index in batch]
-            placed = [_place(replies[index].before, 0) for index in batch]
-            found = await self._hidden([*names, *placed], model)
-            for index, record, first in zip(batch, found, found[len(batch) :], strict=False):
-                if record is None and first is not None:
-                    record = await self._recognised(replies[index], first, model)
-                if record is not None:
-                    return index, record
-            start, size = start + size, min(4 * size, MOST_LOOKUPS)
-            await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
-        return None
+    def _names(self, reply: Reply) -> list[str]:
+        return [reply.link.hex(), *(_place(anchor, 0) for anchor in (reply.before, *reply.anchors()))]
 
-    async def _recognised(self, reply: Reply, first: _Hidden, model: str) -> _Hidden | None:
-        """Return the round of a reply that its client has rewritten. If there may be several, none is the right one."""
-        others = await self._hidden(_places(reply.before)[1:], model, final=False)
+    async def _recognised(self, reply: Reply, firsts: Sequence[tuple[str, _Hidden]], model: str) -> list[_Hidden]:
+        """Return the rounds of a reply of which, or of whose history, its client has made another one. `firsts` are the
+        first records at its places."""
+        if not firsts:
+            return []
+        found, sent, at = list[_Hidden](), reply.visible(), dict(firsts)
+        if (first := at.get(_place(reply.before, 0))) is not None:
+            one = await self._one(reply.before, first, lambda seen: resembles(seen, sent), model)
+            found += [one] if one else []
+        for anchor in reply.anchors() if not found else ():
+            if (first := at.get(_place(anchor, 0))) is not None:
+                one = await self._one(anchor, first, partial(contains, sent), model)
+                found += [one] if one and all(one.differs(other) for other in found) else []
+        return found
+
+    async def _one(self, place: bytes, first: _Hidden, fits: Callable[[Visible], bool], model: str) -> _Hidden | None:
+        """Return the round at this place that fits the reply. If there may be several, none is the right one."""
+        others = await self._hidden(_places(place)[1:], model, final=False)
         found = [one for one in (first, *others) if one is not None]
         if len(found) == PLACES or any(one.visible is None for one in found):
             return None
-        sent = reply.visible()
-        rounds = [one for one in found if one.visible and resembles(one.visible, sent)]
+        rounds = [one for one in found if one.visible and fits(one.visible)]
         ambiguous = any(one.differs(rounds[0]) for one in rounds)
         return None if ambiguous or not rounds or rounds[0].empty else rounds[0]
 
     async def _hidden(self, names: Sequence[str], model: str, *, final: bool = True) -> list[_Hidden | None]:
-        keys = self._round_keys(names, model)
-        found = await self._visit.get_many(keys, final=final, intact=_is_sealed)
+        keys, found = self._round_keys(names, model), list[bytes | Missing]()
+        for at in range(0, len(keys), MOST_LOOKUPS):
+            found += await self._visit.get_many(keys[at : at + MOST_LOOKUPS], final=final, intact=_is_sealed)
+            await asyncio.sleep(0)  # a lookup that memory answers lets nobody else have a turn
         return [None if isinstance(value, Missing) else _decoded(value, _Hidden) for value in found]
 
     def _round_keys(self, names: Sequence[str], model: str) -> list[str]:
@@ -299,22 +292,27 @@ class Records:
         return [self.key("rounds", f"{name}-{variant}") for name in names]
 
 
-def _record(
-    link: bytes, hidden: HiddenRound, earlier: Sequence[tuple[bytes, str]], visible: Visible | None
-) -> tuple[_Hidden, bytes]:
+def _record(hidden: HiddenRound, visible: Visible | None) -> tuple[_Hidden, bytes]:
     """Return a hidden round's record, and as JSON."""
     record = _Hidden(
         before=[Raw(raw) for raw in hidden.before],
         instead=Raw(hidden.instead or b"null"),
         after=[Raw(raw) for raw in hidden.after],
         tokens=hidden.tokens,
-        earlier=[one.hex() for one, _ in earlier],
         sizes=list(hidden.sizes),
-        names=[name or one.hex() for one, name in earlier] if any(name for _, name in earlier) else [],
-        name=link.hex(),
         visible=visible,
     )
     return record, msgspec.json.encode(record)
+
+
+def _joined(records: Sequence[_Hidden]) -> HiddenRound:
+    """Return the rounds of a reply that its client made of several, to be put before it."""
+    if len(records) == 1:
+        return records[0].round()
+    rounds = [record.round() for record in records]
+    before = tuple(raw for one in rounds for raw in one.before)
+    sizes = tuple(size for one in rounds for size in one.sizes_of_each()[: len(one.before)])
+    return HiddenRound(before, None, (), sum(sizes), sizes)
 
 
 def _intact_original(name: str, value: bytes) -> bool:

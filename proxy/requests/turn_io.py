@@ -191,11 +191,9 @@ class RequestTurnIO:
             await self._records.contest(self._history.chain[-1], model, lambda: self.aside(partial(_visible, turn)))
             return
         link, visible, sizes = await self.aside(partial(self._measured, turn, hidden))
-        found, chain = self._ready.found, self._history.chain
-        earlier = [(chain[index + 1], found[index].name) for index in sorted(found)]
         counted = msgspec.structs.replace(hidden, tokens=sum(sizes), sizes=sizes)
-        befores = self._history.befores()
-        await self._records.remember(link, model, counted, earlier, befores, visible, self.aside)
+        places = {*self._history.befores(), *self._history.coming(visible).anchors()}
+        await self._records.remember(link, model, counted, places, visible, self.aside)
 
     def _measured(self, turn: Turn, hidden: HiddenRound) -> tuple[bytes, Visible, tuple[int, ...]]:
         """Return the digest of the history that ends with the reply, the reply, and the tokens of what it hid."""

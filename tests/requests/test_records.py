@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,11 @@ def hidden(number: int, instead: bytes | None = None) -> HiddenRound:
 
 
 async def remember(records: Records, *indexes: int) -> None:
-    for place, index in enumerate(indexes):
-        earlier = [(LINKS[one], "") for one in indexes[:place]]
-        await records.remember(LINKS[index], "m", hidden(index), earlier)
+    for index in indexes:
+        await records.remember(LINKS[index], "m", hidden(index))
 
 
-async def test_the_newest_round_names_its_predecessors(records: Records) -> None:
+async def test_every_round_is_found(records: Records) -> None:
     await remember(records, 2, 8)
     assert await records.rounds(REPLIES, "m") == {2: hidden(2), 8: hidden(8)}
     assert await records.rounds(REPLIES, "other") == {}
@@ -80,20 +80,14 @@ async def test_the_replies_of_a_long_history_are_looked_up_in_parts(
     assert await records.rounds(replies, "m") == {}
     task.cancel()
     assert sum(asked) == 2 * len(replies)
-    assert max(asked) <= 2 * MOST_LOOKUPS
+    assert max(asked) <= MOST_LOOKUPS
     assert set(range(1, len(asked))) <= set(turns)
 
 
 async def test_bytes_come_back_as_they_were(records: Records) -> None:
     mixed = hidden(5, b'{"role" : "assistant","x":1.50}')
-    await records.remember(LINKS[5], "m", mixed, [])
+    await records.remember(LINKS[5], "m", mixed)
     assert await records.rounds(REPLIES, "m") == {5: mixed}
-
-
-async def test_what_stands_behind_a_lost_round_is_left_out(records: Records) -> None:
-    await records.remember(LINKS[2], "m", hidden(2), [])
-    await records.remember(LINKS[8], "m", hidden(8), [(LINKS[2], ""), (LINKS[5], "")])
-    assert await records.rounds(REPLIES, "m") == {2: hidden(2)}
 
 
 async def test_another_caller_finds_nothing(records: Records, store: Guarded) -> None:
@@ -138,24 +132,16 @@ DROPPED = seen("", ("call_0", '{"a":1}'))
 
 
 async def keep(records: Records, number: int, visible: Visible) -> None:
-    await records.remember(bytes([number]) * 16, "m", hidden(number), [], [BEFORE], visible)
+    await records.remember(bytes([number]) * 16, "m", hidden(number), [BEFORE], visible)
 
 
 async def test_a_rewritten_reply_is_found_by_the_history_before_it(records: Records) -> None:
     await keep(records, 2, FIRST)
     [found] = (await records.rounds(sent(DROPPED), "m")).values()
-    assert found == msgspec.structs.replace(hidden(2), name=(bytes([2]) * 16).hex())
+    assert found == hidden(2)
     assert await records.rounds(sent(DROPPED), "other") == {}
     assert await records.rounds(sent(DROPPED, before=b"another"), "m") == {}
     assert await records.rounds(sent(SECOND), "m") == {}, "it is another reply to the same history"
-
-
-async def test_a_round_after_a_rewritten_reply_names_the_record_of_its_predecessor(records: Records) -> None:
-    await keep(records, 2, FIRST)
-    [first] = (await records.rounds(sent(DROPPED), "m")).values()
-    await records.remember(b"later", "m", hidden(3), [(b"rewritten", first.name)])
-    both = sent(DROPPED, before=b"no matter") | {5: Reply(b"", b"later", lambda: NOTHING)}
-    assert await records.rounds(both, "m") == {2: first, 5: hidden(3)}
 
 
 async def test_two_samples_that_look_alike_once_rewritten_get_nothing(records: Records) -> None:
@@ -206,6 +192,106 @@ async def test_a_sample_that_hid_nothing_and_came_first_is_not_forgotten(records
     await keep(records, 2, FIRST)
     assert await records.rounds(sent(DROPPED), "m") == {}
     assert await records.rounds(sent(DROPPED, bytes([2]) * 16), "m") == {2: hidden(2)}, "as it was"
+
+
+# --- replies behind a history that their clients have rewritten -------------------------------------------------------
+
+IDS = ("call_8fj3k2l9dkf0aXz71mQe", "toolu_9dkf03jfk2l8bYw52nRf1q", "0f8fad5b-d9cb-469f-a165-70867728950e")
+ARGUMENTS = '{"a":1}'
+
+
+def changed(visible: Visible, preceding: str = "", index: int = 2) -> dict[int, Reply]:
+    """The reply behind another history."""
+    ids = tuple(call.id for call in visible.calls)
+    return {index: Reply(b"another before %d" % index, b"link %d" % index, lambda: visible, ids, preceding)}
+
+
+async def keep_alone(records: Records, number: int, visible: Visible, preceding: str = "") -> None:
+    [reply] = changed(visible, preceding).values()
+    await records.remember(
+        bytes([number]) * 16, "m", hidden(number), [b"before %d" % number, *reply.anchors()], visible
+    )
+
+
+@pytest.mark.parametrize("id", IDS)
+async def test_a_reply_is_found_by_the_id_of_its_call_alone(records: Records, id: str) -> None:
+    await keep_alone(records, 2, seen("Hm.", (id, ARGUMENTS)))
+    assert await records.rounds(changed(seen("", (id, ARGUMENTS))), "m") == {2: hidden(2)}
+    assert await records.rounds(changed(seen("", (id, '{"a": 1, "all": true}'))), "m") == {2: hidden(2)}, "a default"
+    assert await records.rounds(changed(seen("", (id, '{"a":2}'))), "m") == {}
+    assert await records.rounds(changed(seen("", (id, ARGUMENTS))), "other") == {}
+
+
+@pytest.mark.parametrize("id", ["call_0", "call_00000000000000000023", "functions.look:0", "D681PevKs", ""])
+async def test_an_id_that_others_may_have_proves_nothing(records: Records, id: str) -> None:
+    await keep_alone(records, 2, seen("Hm.", (id, ARGUMENTS)), preceding=id)
+    assert await records.rounds(changed(seen("Hm.", (id, ARGUMENTS)), preceding=id), "m") == {}
+    await keep_alone(records, 3, seen("Done."), preceding=id)
+    assert await records.rounds(changed(seen("Done."), preceding=id), "m") == {}
+
+
+async def test_a_text_is_found_by_the_call_before_it(records: Records) -> None:
+    await keep_alone(records, 2, seen("<think>Hm.</think>Done it."), IDS[0])
+    assert await records.rounds(changed(seen("Done  it.\n"), IDS[0]), "m") == {2: hidden(2)}
+    for text, preceding in (("Done that.", IDS[0]), ("Done it.", IDS[1]), ("Done it.", "")):
+        assert await records.rounds(changed(seen(text), preceding), "m") == {}
+
+
+async def test_several_replies_in_one_have_all_their_rounds_before_it(records: Records) -> None:
+    for number, id in enumerate(IDS, 2):
+        await keep_alone(records, number, seen("Hm.", (id, ARGUMENTS)))
+    merged = seen("", *((id, ARGUMENTS) for id in IDS))
+    [round] = (await records.rounds(changed(merged), "m")).values()
+    assert round.before == tuple(one for number in (2, 3, 4) for one in hidden(number).before)
+    assert (round.instead, round.after) == (None, ())
+
+
+async def test_a_reply_with_fewer_calls_has_its_round(records: Records) -> None:
+    await keep_alone(records, 2, seen("", *((id, ARGUMENTS) for id in IDS)))
+    assert await records.rounds(changed(seen("", (IDS[1], ARGUMENTS))), "m") == {2: hidden(2)}
+
+
+async def test_no_round_is_put_back_twice(records: Records) -> None:
+    visible = seen("", (IDS[0], ARGUMENTS))
+    await keep_alone(records, 2, visible)
+    both = changed(visible) | changed(visible, index=5)
+    assert await records.rounds(both, "m") == {2: hidden(2)}
+
+
+async def test_equal_ids_in_two_conversations_get_nothing(records: Records) -> None:
+    for number in (2, 3):
+        await keep_alone(records, number, seen("", (IDS[0], ARGUMENTS)))
+    assert await records.rounds(changed(seen("", (IDS[0], ARGUMENTS))), "m") == {}
+    assert await records.rounds({2: Reply(b"", bytes([3]) * 16, lambda: NOTHING)}, "m") == {2: hidden(3)}, "as it was"
+
+
+CALLS = st.lists(st.tuples(st.sampled_from([*IDS, "call_0", "call_1"]), st.sampled_from(["{}", ARGUMENTS])), max_size=3)
+
+
+@settings(max_examples=25)
+@given(
+    kept=st.lists(st.tuples(CALLS, st.sampled_from(["", "Done."])), max_size=5),
+    asked=st.tuples(CALLS, st.sampled_from(["", "Done."])),
+    preceding=st.sampled_from(["", "call_0", IDS[0]]),
+)
+async def test_a_round_belongs_to_a_reply_that_shares_what_nobody_else_has(
+    kept: list[Any], asked: Any, preceding: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever is kept, forks with equal ids included: what is put back was hidden by a reply with the same call, or
+    with the same text behind the same call, and no other reply with it hid anything else."""
+    store = Guarded(open_store(str(tmp_path_factory.mktemp("store")), lambda _: None), warn=lambda *_: None)
+    records = Records(store.visit(), "tenant-caller")
+    for number, (calls, text) in enumerate(kept):
+        await keep_alone(records, number, seen(text, *calls), preceding)
+    found = await records.rounds(changed(seen(asked[1], *asked[0]), preceding), "m")
+    numbers = {int(json.loads(raw)["n"]) for round in found.values() for raw in round.before}
+    ids = [{id for id, _ in calls if id in IDS} for calls, _ in kept]
+    for number in numbers:
+        calls, text = kept[number]
+        others = set[str]().union(*(ids[other] for other in range(len(kept)) if other != number))
+        alone = ids[number] & {id for id, _ in asked[0]} - others
+        said = not calls and not asked[0] and text == asked[1] and preceding in IDS
+        assert alone or (said and [text for calls, text in kept if not calls].count(text) == 1)
 
 
 async def test_a_conversation_without_hidden_rounds_asks_the_store_once_for_each_reply(tmp_path: Path) -> None:
