@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from proxy.dashboard.pages import savings_page
-from proxy.dashboard.queries import Reader
+from proxy.dashboard.queries import Reader, Wanted
 from proxy.dashboard.rows import Recorded, Rows
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Basis, Holdout, Kind, Outcome
@@ -74,23 +74,25 @@ def main(rows: int) -> None:
         size = sum(one.stat().st_size for one in Path(folder).iterdir())
         print(f"{size / (1 << 20):.0f} MiB, of {Settings().dashboard_limit / (1 << 20):.0f} MiB allowed")
         reader = Reader(path)
-        for name, page in pages(reader, recorded(0, since, rows), since).items():
+        for name, page in pages(reader, recorded(0, since, rows)).items():
             times = [_timed(lambda page=page: msgspec.json.encode(page())) for _ in range(TRIES)]  # type: ignore[misc]
             print(f"{name:22} {1000 * max(times):6.0f} ms, the slowest of {TRIES}")
         reader.close()
         file.close()
 
 
-def pages(reader: Reader, first: Recorded, since: float) -> dict[str, Callable[[], object]]:
+def pages(reader: Reader, first: Recorded) -> dict[str, Callable[[], object]]:
     """Return what each page reads, for the operator and for one caller."""
     own, newest, session = first.outcome.namespace, reader.newest(), first.session or 0
     return {
         "live": reader.requests,
         "live, one caller": lambda: reader.requests(own),
         "live, older": lambda: reader.requests(before=newest // 2),
+        "live, a word": lambda: reader.requests(None, Wanted(text="nowhere")),
+        "live, latency": reader.latency,
         "live, what came": lambda: reader.requests(after=newest - 20),
-        "savings": lambda: savings_page(since, None, lambda tenant, model: None, reader),
-        "savings, one caller": lambda: savings_page(since, own, lambda tenant, model: None, reader),
+        "savings": lambda: savings_page("month", time.time(), None, lambda tenant, model: None, reader),
+        "savings, one caller": lambda: savings_page("month", time.time(), own, lambda tenant, model: None, reader),
         "sessions": reader.sessions,
         "sessions, one caller": lambda: reader.sessions(own),
         "session": lambda: reader.session(session),

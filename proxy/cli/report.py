@@ -24,7 +24,7 @@ from proxy.cli.tally import KINDS, Course, SessionKey, Tally
 SESSIONS = 200
 """Most sessions of a policy in the report: those that cost most."""
 
-_LIBRARY, _SHEETS = "vendor/uPlot.iife.min.js", ("vendor/uPlot.min.css", "dashboard.css", "report.css")
+_SHEETS = ("dashboard.css", "report.css")
 _MODULES = ("common.js", "charts.js", "report.js")
 """The scripts of the report, each of which imports only from those before it. All but the last are the dashboard's."""
 
@@ -52,7 +52,6 @@ style-src {style_hash}; script-src {script_hashes}">
 <div id="report"><noscript><p>The charts need JavaScript, which is part of this file.</p></noscript></div>
 </main>
 <script type="application/json" id="data">{data}</script>
-<script>{library}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -62,19 +61,18 @@ style-src {style_hash}; script-src {script_hashes}">
 def page(names: Sequence[str], rows: Sequence[Sequence[str]], tallies: Sequence[Tally], notes: str) -> str:
     """Return the report. `names` are the files, and `rows` the table, whose first row has the policies' names."""
     (_, *policies), *figures = rows
-    style, library, script = _assets()
+    style, script = _assets()
     data = {"kinds": KINDS, "policies": [_policy(name, tally) for name, tally in zip(policies, tallies, strict=True)]}
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, offload-proxy {__version__}. Recordings: {', '.join(names)}"
     return _PAGE.format(
         style_hash=_hash(style),
-        script_hashes=f"{_hash(library)} {_hash(script)}",
+        script_hashes=_hash(script),
         style=style,
         about=escape(made),
         head=_cells("th", ["", *policies]),
         body="".join(f"<tr>{_cells('td', row)}</tr>" for row in figures),
         notes=escape(notes),
         data=_inert(data),
-        library=library,
         script=script,
     )
 
@@ -88,8 +86,8 @@ def _cells(tag: str, row: Sequence[str]) -> str:
 
 
 @cache
-def _assets() -> tuple[str, str, str]:
-    """Return the style sheet, the library for charts, and the script."""
+def _assets() -> tuple[str, str]:
+    """Return the style sheet and the script."""
     static = files("proxy.dashboard") / "static"
 
     def text(name: str) -> str:
@@ -97,7 +95,7 @@ def _assets() -> tuple[str, str, str]:
 
     modules = (_IMPORT.sub("", text(name)) for name in _MODULES)
     script = f'"use strict";\n(() => {{\n{"".join(modules)}\n}})();'
-    return "".join(map(text, _SHEETS)), text(_LIBRARY), script
+    return "".join(map(text, _SHEETS)), script
 
 
 def _hash(text: str) -> str:

@@ -14,6 +14,7 @@ from proxy.dashboard.access import Access, Viewer, use_link
 from proxy.dashboard.queries import Queries, Reader
 from proxy.dashboard.writer import Writer
 from proxy.errors import DashboardFault, Unauthorized
+from proxy.plan.prices import price_of
 from proxy.policies.tenants import identify, retention
 
 if TYPE_CHECKING:
@@ -139,9 +140,12 @@ class Dashboard:
         return self._content and policy is not None and policy.dashboard.content
 
     def price(self, tenant: str, model: str) -> float | None:
-        """Return the money for a million plain input tokens, if the tenant's policy says."""
+        """Return the money for a million plain input tokens, if the tenant's policy or the price list says."""
         policy = self._policy(tenant)
-        return policy.for_model(model).offload.input_price if policy else None
+        if policy is None:
+            return price_of("", model).input_price
+        policy = policy.for_model(model)
+        return policy.offload.input_price or price_of(policy.upstream.base_url, model).input_price
 
     def _policy(self, tenant: str) -> Policy | None:
         return next((one for one in self._policies().all() if one.tenant == tenant), None)

@@ -15,11 +15,12 @@ import msgspec
 from proxy.dialects import render
 from proxy.plan.conversation import opening
 from proxy.plan.history import BEGINNING, digest, extend
-from proxy.plan.plan import live
+from proxy.plan.plan import Role, live
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 
 if TYPE_CHECKING:
     from proxy.plan.history import Message
+    from proxy.plan.labels import Label
     from proxy.requests.prepare import PlannedRequest
     from proxy.requests.prepared import Prepared
 
@@ -67,9 +68,11 @@ class Fate(msgspec.Struct, frozen=True):
     hidden: int = 0
     """Tokens of the hidden rounds that are put back with it."""
     origin: str = ""
-    """Of a result: which tool's it is."""
+    """Of a result: which tool's it is, with what it was called for if content is kept."""
     files: tuple[str, ...] = ()
     """Of a result: the names of the files to which its texts move."""
+    stays: str = ""
+    """Why a result was sent whole: `small`, as no reference would be smaller, or `waiting` for an event."""
 
 
 def weight(ready: Prepared | None) -> int:
@@ -82,15 +85,14 @@ def describe(ready: Prepared | None, *, content: bool = False) -> Described:
     planned = ready.in_force if ready is not None else None
     if ready is None or planned is None or planned.dialect.counts:
         return NOTHING
-    fates = _fates(ready, planned)
     content = content and ready.tenant.policy.dashboard.content
+    fates = _fates(ready, planned, content)
     return _session(ready, planned), _kinds(ready, planned, fates), _detail(ready, planned, fates, content)
 
 
 def detail(kept: bytes) -> dict[str, Any]:
     """Return what became of each message, as the file has it."""
-    found: dict[str, Any] = msgspec.msgpack.decode(zlib.decompress(kept), strict=False)
-    return found
+    return msgspec.msgpack.decode(zlib.decompress(kept), type=dict[str, Any], strict=False)
 
 
 def _session(ready: Prepared, planned: PlannedRequest) -> int:
@@ -99,7 +101,7 @@ def _session(ready: Prepared, planned: PlannedRequest) -> int:
     return int.from_bytes(hashlib.sha256(names.encode("utf-8", "surrogatepass") + began).digest()[:8]) >> 1
 
 
-def _fates(ready: Prepared, planned: PlannedRequest) -> list[Fate]:
+def _fates(ready: Prepared, planned: PlannedRequest, content: bool) -> list[Fate]:
     """Return what became of each message, or would have under a plan that is only observed."""
     rendered = ready.rendered
     moves, gone, start = {}, set[int](), 0
@@ -131,11 +133,16 @@ def _fates(ready: Prepared, planned: PlannedRequest) -> list[Fate]:
             event=move.event if move else 0,
             sent_digest=changed,
             hidden=hidden.tokens if hidden and index >= start else 0,
-            origin=named.pieces[0].label.origin if named.pieces else "",
+            origin=_origin(named.pieces[0].label, content) if named.pieces else "",
             files=tuple(piece.name for piece in named.pieces),
+            stays="" if rule or item.role is not Role.TOOL else "small" if item.preview >= item.tokens else "waiting",
         )
         found.append(fate)
     return found
+
+
+def _origin(label: Label, content: bool) -> str:
+    return label.about if content else label.origin
 
 
 def _changed(message: Message, altered: bytes | None) -> str:

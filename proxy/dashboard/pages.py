@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from html import escape
 from importlib.resources import files
@@ -22,9 +23,9 @@ from starlette.routing import Route
 from proxy import __version__
 from proxy.dashboard.access import COOKIE, VALID, VALID_BY_LINK, Viewer
 from proxy.dashboard.describe import KINDS
-from proxy.dashboard.queries import NO_ROW, Reader
-from proxy.dashboard.rows import DAY, HOUR
-from proxy.dashboard.savings import Price, compared, savings
+from proxy.dashboard.queries import PAGE, PERIODS, Reader, Wanted
+from proxy.dashboard.rows import LONGEST_TEXT
+from proxy.dashboard.savings import Price, Row, compared, savings
 from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
     from proxy.dashboard import Dashboard
 
-LONGEST_DAYS = 366
+MOST = 10_000
+"""Most rows of one answer, for tables that are saved."""
+
 LARGEST_FORM = 4_096
 """Most bytes of a login."""
 
@@ -82,6 +85,8 @@ def routes(dashboard: Dashboard) -> Sequence[Route]:
     answers: dict[str, Answer] = {
         "me": pages.me,
         "requests": pages.requests,
+        "latency": pages.latency,
+        "names": pages.names,
         "requests/{id}": pages.request,
         "savings": pages.savings,
         "sessions": pages.sessions,
@@ -184,10 +189,16 @@ class _Pages:
         }
 
     async def requests(self, request: Request, viewer: Viewer) -> Any:
-        before, after = _number(request, "before", NO_ROW), _number(request, "after", 0)
-        return await self._dashboard.read(
-            lambda reader: reader.requests(viewer.namespace, before=before, after=after), viewer
-        )
+        """A page of requests, or those that came after one."""
+        wanted, after = _wanted(request), _number(request, "after", 0)
+        return await self._dashboard.read(lambda reader: reader.requests(viewer.namespace, wanted, after=after), viewer)
+
+    async def latency(self, request: Request, viewer: Viewer) -> Any:
+        wanted = _wanted(request)
+        return await self._dashboard.read(lambda reader: reader.latency(viewer.namespace, wanted), viewer)
+
+    async def names(self, request: Request, viewer: Viewer) -> Any:
+        return await self._dashboard.read(lambda reader: reader.names(viewer.namespace), viewer)
 
     async def request(self, request: Request, viewer: Viewer) -> Any:
         id = _whole(request.path_params["id"])
@@ -203,12 +214,16 @@ class _Pages:
         return found
 
     async def savings(self, request: Request, viewer: Viewer) -> Any:
-        days = min(max(_number(request, "days", 30), 1), LONGEST_DAYS)
-        since = time.time() - days * DAY
-        return await self._dashboard.read(partial(savings_page, since, viewer.namespace, self._dashboard.price), viewer)
+        """What the first page and the one about savings show."""
+        period = request.query_params.get("period", "")
+        period = period if period in PERIODS else "month"
+        price, now = self._dashboard.price, time.time()
+        return await self._dashboard.read(partial(savings_page, period, now, viewer.namespace, price), viewer)
 
     async def sessions(self, request: Request, viewer: Viewer) -> Any:
-        return await self._dashboard.read(lambda reader: reader.sessions(viewer.namespace), viewer)
+        wanted = _wanted(request)
+        found = await self._dashboard.read(lambda reader: reader.sessions(viewer.namespace, wanted), viewer)
+        return _priced(found, self._dashboard.price)
 
     async def session(self, request: Request, viewer: Viewer) -> Any:
         try:
@@ -236,16 +251,47 @@ class _Pages:
         return Viewer(namespace) if namespace else None
 
 
-def savings_page(since: float, namespace: str | None, price: Price, reader: Reader) -> Any:
-    """Return what the page about savings shows, from the beginning of that day (UTC) on: the sums are those of days."""
-    since -= since % DAY
-    sums = reader.sums(since, DAY, namespace)
+def savings_page(period: str, now: float, namespace: str | None, price: Price, reader: Reader) -> Any:
+    """Return what a period's requests came to. It begins with a whole minute, hour or day (UTC), as sums do."""
+    seconds, span = PERIODS[period]
+    since = (now - seconds) // span * span
+    sums = reader.sums(since, span, namespace)
+    best, worst = reader.extremes(since, namespace)
     return {
+        "since": since,
+        "now": now,
+        "span": span,
         "models": savings(sums, price),
-        "hours": reader.course(since, HOUR, namespace),
+        "course": reader.course(since, span, namespace),
         "sessions": reader.losses(since, namespace),
+        "best": _priced(best, price),
+        "worst": _priced(worst, price),
         "groups": compared(reader.groups(since, namespace), sums),
     }
+
+
+def _priced(rows: Sequence[Row], price: Price) -> list[Row]:
+    """Return these with the money for a million plain input tokens, where it is known."""
+    return [{**row, "price": price(row["tenant"], row["model"])} for row in rows]
+
+
+def _wanted(request: Request) -> Wanted:
+    """Return which rows a page asks for."""
+    asked, session = request.query_params, None
+    with suppress(ValueError):
+        session = int(asked["session"][:16], 16) % (1 << 63) if asked.get("session") else None
+    seconds = PERIODS.get(asked.get("period", ""), (0, 0))[0]
+    return Wanted(
+        since=time.time() - seconds if seconds else 0.0,
+        tenant=asked.get("tenant", ""),
+        model=asked.get("model", ""),
+        outcome=asked.get("outcome", ""),
+        text=asked.get("text", "")[:LONGEST_TEXT],
+        session=session,
+        sort=asked.get("sort", ""),
+        offset=_number(request, "offset", 0),
+        limit=min(_number(request, "limit", PAGE), MOST),
+    )
 
 
 def _json(answer: Any) -> bytes:
@@ -286,13 +332,8 @@ def _static(name: str) -> Response:
 @cache
 def _contents() -> dict[str, bytes]:
     """Return every static file by its path."""
-    root = files("proxy.dashboard") / "static"
-    vendor = root / "vendor"
-    found = [
-        *((file.name, file) for file in root.iterdir()),
-        *((f"vendor/{one.name}", one) for one in vendor.iterdir()),
-    ]
-    return {name: file.read_bytes() for name, file in found if name.rpartition(".")[2] in TYPES}
+    found = (files("proxy.dashboard") / "static").iterdir()
+    return {file.name: file.read_bytes() for file in found if file.name.rpartition(".")[2] in TYPES}
 
 
 def _read(name: str) -> bytes | None:

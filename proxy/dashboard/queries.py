@@ -7,7 +7,7 @@ import sqlite3
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from proxy.dashboard.describe import detail
-from proxy.dashboard.rows import DAY, HOUR, KEYS, SUMS, Row, moved, nested
+from proxy.dashboard.rows import DAY, HOUR, KEYS, MINUTE, SUMS, Row, moved, nested
 from proxy.errors import DashboardFault, Overloaded
 from proxy.telemetry.outcome import Holdout, Kind
 
@@ -38,7 +38,69 @@ NO_ROW = 1 << 62
 AT_ONCE, VIEWERS = 4, 32
 """Queries that one viewer may have under way, and all viewers together."""
 
+PERIODS = {"hour": (HOUR, MINUTE), "day": (DAY, HOUR), "week": (7 * DAY, HOUR), "month": (30 * DAY, DAY)}
+"""What pages show: so many seconds, of which the sums are kept by this span."""
+
+OUTCOMES = {
+    "changed": f"kind = '{Kind.OFFLOADED}'",
+    "unchanged": f"kind = '{Kind.UNTOUCHED}'",
+    "observed": f"kind = '{Kind.OBSERVED}'",
+    "errors": "(fault != '' OR status >= 400)",
+    "other": f"kind NOT IN ('{Kind.OFFLOADED}', '{Kind.UNTOUCHED}', '{Kind.OBSERVED}')",
+}
+"""What became of requests, for filters."""
+
+SORTS = {
+    "time": "id",
+    "came": "tokens_before",
+    "sent": "tokens_after",
+    "saved": "tokens_before - tokens_after",
+    "seconds": "seconds",
+}
+"""What requests are sorted by. The largest come first."""
+
+MEASURED = 2_000
+"""Requests, the newest, of which the latency is shown."""
+
+SAVED = "CASE WHEN cost_before > 0 THEN cost_before - cost_after ELSE 0 END"
+"""What a session saved, in plain input tokens; 0 if upstream did not say what it counted."""
+
 T = TypeVar("T")
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which requests or sessions are asked for."""
+
+    since: float = 0.0
+    tenant: str = ""
+    model: str = ""
+    outcome: str = ""
+    """One of `OUTCOMES`, or empty for all."""
+    text: str = ""
+    """A part of what the client or upstream worded, of the plan's words, or of the request's id."""
+    session: int | None = None
+    sort: str = "time"
+    offset: int = 0
+    limit: int = PAGE
+
+    def conditions(self, words: Sequence[str]) -> tuple[str, Sequence[object]]:
+        """Return conditions and their values. `words` are the columns that are searched."""
+        found: list[tuple[str, object]] = []
+        if self.since:
+            found.append((f"{'last' if words == SESSION_WORDS else 'time'} >= ?", self.since))
+        found += [(f"{name} = ?", value) for name, value in (("tenant", self.tenant), ("model", self.model)) if value]
+        if self.session is not None:
+            found.append(("session = ?", self.session))
+        if self.text:
+            found.append((f"instr(lower({' || char(10) || '.join(words)}), ?)", self.text.lower()))
+        conditions = [condition for condition, _ in found]
+        conditions += [OUTCOMES[self.outcome]] if self.outcome in OUTCOMES else []
+        return "".join(f" AND {one}" for one in conditions), [value for _, value in found]
+
+
+ANY = Wanted()
+REQUEST_WORDS = ("tenant", "model", "path", "reason", "obstacle", "fault", "detail", "words", "request_id", "status")
+SESSION_WORDS = ("tenant", "model", "dialect")
 
 
 class Reader:
@@ -77,11 +139,35 @@ class Reader:
         """Return whether there is a request of this namespace."""
         return bool(self._rows("SELECT 1 FROM requests WHERE namespace = ? LIMIT 1", namespace))
 
-    def requests(self, namespace: str | None = None, *, before: int = NO_ROW, after: int = 0) -> list[Row]:
-        """Return up to `PAGE` rows with ids between these, the newest first."""
+    def requests(
+        self, namespace: str | None = None, wanted: Wanted = ANY, *, before: int = NO_ROW, after: int = 0
+    ) -> list[Row]:
+        """Return rows with ids between these, the newest or largest first."""
+        conditions, values = wanted.conditions(REQUEST_WORDS)
+        own, owner = _own(namespace)
+        query = f"SELECT * FROM requests WHERE id < ? AND id > ? {own} {conditions}"
+        query += f" ORDER BY {SORTS.get(wanted.sort, 'id')} DESC, id DESC LIMIT ? OFFSET ?"
+        return [*map(_shown, self._rows(query, before, after, *owner, *values, wanted.limit, wanted.offset))]
+
+    def latency(self, namespace: str | None = None, wanted: Wanted = ANY) -> Row:
+        """Return percentiles of the newest requests' seconds, and how many went wrong."""
+        conditions, values = wanted.conditions(REQUEST_WORDS)
+        own, owner = _own(namespace)
+        query = f"""SELECT seconds, first_byte_seconds AS first, added_seconds AS added,
+            (fault != '' OR status >= 400) AS wrong
+            FROM requests WHERE true {own} {conditions} ORDER BY id DESC LIMIT {MEASURED}"""
+        rows = self._rows(query, *owner, *values)
+        return {
+            "requests": len(rows),
+            "errors": sum(row["wrong"] for row in rows),
+            **{name: _percentiles(row[name] for row in rows) for name in ("seconds", "first", "added")},
+        }
+
+    def names(self, namespace: str | None = None) -> list[Row]:
+        """Return the tenants and models of the last days, for filters."""
         own, values = _own(namespace)
-        query = f"SELECT * FROM requests WHERE id < ? AND id > ? {own} ORDER BY id DESC LIMIT {PAGE}"
-        return [*map(_shown, self._rows(query, before, after, *values))]
+        query = f"SELECT DISTINCT tenant, model FROM sums WHERE span = ? {own} ORDER BY tenant, model LIMIT 500"
+        return self._rows(query, DAY, *values)
 
     def request(self, id: int, namespace: str | None = None) -> Row | None:
         """Return one request, or None if there is none. Its `detail` is None if its messages are not listed."""
@@ -90,7 +176,7 @@ class Reader:
         if not found:
             return None
         kept, messages = self._rows("SELECT detail FROM details WHERE id = ?", id), None
-        with suppress(zlib.error, msgspec.MsgspecError):
+        with suppress(zlib.error, msgspec.MsgspecError, ValueError):
             messages = detail(kept[0]["detail"]) if kept else None
         return {**_shown(found[0]), "detail": messages}
 
@@ -128,22 +214,38 @@ class Reader:
         )  # fmt: skip
 
     def losses(self, since: float, namespace: str | None = None) -> Row:
-        """Return how many sessions with costs began since then, and how many of them cost more than as they came:
-        none of those that were only observed."""
+        """Return of the sessions with costs and a request since then how many there are, how many of them cost more
+        than as they came, and how many of their moved results were read back: none of those that were only observed."""
         own, values = _own(namespace)
         [row] = self._rows(
-            f"""SELECT count(*) AS sessions, coalesce(sum(cost_after > cost_before), 0) AS losses FROM sessions
-            WHERE last >= ? AND began >= ? AND cost_before > 0 AND holdout != '{Holdout.KEPT}'
-            AND kind != '{Kind.OBSERVED}' {own}""",
-            since, since, *values,
-        )  # fmt: skip
+            f"""SELECT count(*) FILTER (WHERE cost_before > 0) AS sessions,
+            count(*) FILTER (WHERE cost_before > 0 AND cost_after > cost_before) AS losses,
+            coalesce(sum(moved), 0) AS moved, coalesce(sum(reads), 0) AS reads FROM sessions
+            WHERE last >= ? AND holdout != '{Holdout.KEPT}' AND kind != '{Kind.OBSERVED}' {own}""",
+            since,
+            *values,
+        )
         return row
 
-    def sessions(self, namespace: str | None = None) -> list[Row]:
-        """Return the `PAGE` sessions with the newest requests."""
+    def extremes(self, since: float, namespace: str | None = None, most: int = 5) -> tuple[list[Row], list[Row]]:
+        """Return the sessions with a request since then that saved most, and those that lost most."""
         own, values = _own(namespace)
-        found = self._rows(f"SELECT * FROM sessions WHERE true {own} ORDER BY last DESC LIMIT {PAGE}", *values)
-        return [{**row, "session": name_of(row["session"])} for row in found]
+        query = f"""SELECT *, {SAVED} AS saved FROM sessions
+            WHERE last >= ? AND kind != '{Kind.OBSERVED}' {own} AND saved"""
+        found = [
+            self._rows(f"{query} {order} LIMIT {most}", since, *values)
+            for order in ("> 0 ORDER BY saved DESC", "< 0 ORDER BY saved")
+        ]
+        best, worst = ([*map(_named, rows)] for rows in found)
+        return best, worst
+
+    def sessions(self, namespace: str | None = None, wanted: Wanted = ANY) -> list[Row]:
+        """Return the sessions with the newest requests."""
+        conditions, values = wanted.conditions(SESSION_WORDS)
+        own, owner = _own(namespace)
+        query = f"SELECT *, {SAVED} AS saved FROM sessions WHERE true {own} {conditions}"
+        query += " ORDER BY last DESC LIMIT ? OFFSET ?"
+        return [*map(_named, self._rows(query, *owner, *values, wanted.limit, wanted.offset))]
 
     def session(self, session: int, namespace: str | None = None) -> list[Row]:
         """Return the newest requests of a session, the oldest of them first."""
@@ -217,6 +319,17 @@ def _own(namespace: str | None) -> tuple[str, Sequence[str]]:
     return ("", ()) if namespace is None else ("AND namespace = ?", (namespace,))
 
 
+def _named(row: Row) -> Row:
+    """Return a row with its session's name."""
+    return {**row, "session": name_of(row["session"])}
+
+
 def _shown(row: Row) -> Row:
     """Return a request as pages get it."""
-    return nested({**row, "session": name_of(row["session"])})
+    return nested(_named(row))
+
+
+def _percentiles(values: Iterable[float | None]) -> Row | None:
+    """Return the median, and what 95 and 99 of 100 stay below; None without values."""
+    found = sorted(value for value in values if value is not None)
+    return {f"p{part}": found[(len(found) - 1) * part // 100] for part in (50, 95, 99)} if found else None

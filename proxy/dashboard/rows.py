@@ -41,9 +41,9 @@ KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout")
 """Fields of an outcome by which sums are kept apart, beside the namespace."""
 
 SUMMED = (
-    "tokens_before", "tokens_after", "cost_before", "cost_after", "prompt_tokens", "completion_tokens", "cached_tokens",
-    "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed", "reinserted", "rounds",
-    "new_event",
+"tokens_before", "tokens_after", "cost_before", "cost_after", "prompt_tokens", "completion_tokens", "cached_tokens",
+    "written_tokens", "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed", "reinserted",
+    "rounds", "new_event",
 )  # fmt: skip
 """Fields of an outcome that are added up."""
 

@@ -169,7 +169,7 @@ class App:
         elif owner := owner_of(client.path, client.fields):
             client.api, client.fault_body = owner.name, owner.error_body
         try:
-            if client.path in _OURS or client.path.startswith(_RESERVED):
+            if client.path in _OURS or client.path.startswith(_RESERVED) or _opened_in_a_browser(client):
                 await self._serve_own(client)
             else:
                 await self._admit(client, dialect)
@@ -317,6 +317,12 @@ class App:
 
     async def _close_store(self) -> None:
         self.hangs = not await self._store.close()
+
+
+def _opened_in_a_browser(client: Exchange) -> bool:
+    """Whether somebody typed the proxy's address, and wants the dashboard. Programs ask upstream for `/`."""
+    asks = client.path == b"/" and client.method in ("GET", "HEAD")
+    return asks and any(name.lower() == b"accept" and b"text/html" in value for name, value in client.headers)
 
 
 def _refused(client: Exchange, tenant: Tenant | None, fault: Fault) -> Outcome:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from proxy import operations
@@ -74,6 +74,9 @@ def own_routes(
         healthy, page = await deep_health()
         return JSONResponse(page, 200 if healthy else 503)
 
+    async def open_dashboard(request: Request) -> Response:
+        return RedirectResponse("/_offload/")
+
     async def describe(request: Request) -> Response:
         return Response(operations.description(), media_type="application/json")
 
@@ -84,6 +87,7 @@ def own_routes(
 
     return Starlette(
         routes=[
+            Route("/", open_dashboard),
             Route("/health", health),
             Route("/metrics", show_metrics),
             Route("/openapi.json", describe),

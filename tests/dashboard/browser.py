@@ -19,6 +19,8 @@ import aiohttp
 BINARY = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 MISSING = "needs Debian's chromium-headless-shell, or chromium"
 
+AXE = Path(__file__).parent / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+
 PATIENCE = 30.0
 """Seconds until the browser must have done something. The machine may be busy."""
 
@@ -101,6 +103,19 @@ class Page:
     async def text(self) -> str:
         text: str = await self.evaluate("document.body?.innerText ?? ''")
         return text
+
+    async def faults(self) -> list[str]:
+        """Return what axe-core finds wrong with the page; nothing where it is not installed (`make test-all`)."""
+        if not AXE.exists():
+            return []
+        if not await self.evaluate("typeof axe === 'object'"):
+            await self.evaluate(await asyncio.to_thread(AXE.read_text, "utf-8"))
+        found = await self.evaluate("axe.run(document).then((found) => JSON.stringify(found.violations))")
+        return [
+            f"{one['id']}: {node['html'][:200]}: {node['failureSummary']}"
+            for one in json.loads(found)
+            for node in one["nodes"]
+        ]
 
     async def size(self, width: int, height: int = 900) -> None:
         await self.call(

@@ -53,6 +53,8 @@ def metrics(proxy: Proxy) -> Counter[str]:
     return sums
 
 
+FLAT = {"cached_read": 1.0, "cache_write": 1.0}
+"""A cached token costs as much as any other."""
 COSTS = ("tokens_before", "tokens_after", "cost_before", "cost_after")
 NOT_COMPARED = ("tool_uses", "left_alone", "store_errors", "refused", "seconds", "added_seconds", "first_byte_seconds")
 """Fields that are no JSON, or that the log rounds."""
@@ -115,7 +117,7 @@ def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
     assert set(SUMS) <= set(SUMMED), "whatever the metrics sum, the dashboard does"
     observed = [row for row in rows if row["kind"] == "observed"]
     sent = [row for row in rows if row["kind"] != "observed"]
-    models, hours = found["models"], found["hours"]
+    models, course = found["models"], found["course"]
 
     def total(field: str, of: list[dict[str, Any]]) -> int:
         return sum(row[field] for row in of)
@@ -130,7 +132,7 @@ def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
         expected = total(field, spent if costs else sent if planned else rows) + real
         assert counted[name] == expected, field
     for field in ("tokens_before", "tokens_after", "cost_before", "cost_after"):
-        assert total(field, hours) == total(field, spent if field.startswith("cost") else sent)
+        assert total(field, course) == total(field, spent if field.startswith("cost") else sent)
         watched = "observed_" + field.removeprefix("tokens_")
         assert total(watched, models) == total(field, seen) == counted[f"observed_{field}"] > 0
     assert total("expected", models) == total("cost_before", spent) > 0
@@ -147,7 +149,7 @@ def test_the_sums_are_those_of_the_log_and_the_metrics(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_costs_are_those_that_upstream_billed(tmp_path: Path, stream: bool) -> None:
     with StrictUpstream() as upstream:
-        with served({"default": tight(upstream.url)}, dashboard=tmp_path / "rows.db") as proxy:
+        with served({"default": tight(upstream.url, offload=FLAT)}, dashboard=tmp_path / "rows.db") as proxy:
             session(proxy, upstream, 7, stream=stream)
             rows = recorded(proxy, 7)[::-1]
         billed = [(request.prompt_tokens, request.cached_tokens) for request in upstream.chats]
@@ -224,7 +226,7 @@ def test_summaries_of_another_model_count_in_the_planned_group() -> None:
 
 def test_a_held_out_conversation_is_left_as_it_comes_and_compared(tmp_path: Path) -> None:
     with StrictUpstream() as upstream:
-        policy = tight(upstream.url, offload={"holdout": 0.5})
+        policy = tight(upstream.url, offload={"holdout": 0.5, **FLAT})
         with served({"default": policy}, dashboard=tmp_path / "rows.db") as proxy:
             for number in range(6):
                 session(proxy, upstream, 4, task=f"Task {number}.")

@@ -1,7 +1,9 @@
-// What all pages share. Text from requests only ever becomes text nodes.
+// What all pages share. Text from requests only ever becomes text nodes. All times are UTC, as in the log.
 
 const LONGEST = 300; // characters of a value in a table
 const LONGEST_NAME = 60; // characters of a model's name in a table
+const PAGED = 60; // rows from which a table has pages
+const PAGE = 50; // rows on one page
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -9,7 +11,7 @@ export function element(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
   return made;
 }
 
@@ -32,56 +34,137 @@ export async function ask(path) {
   return body;
 }
 
+// -- figures --
+
 export const number = (value) => Math.round(value).toLocaleString("en-US");
 
-// A percentage never stands without what it is a share of.
-export function share(part, whole, of) {
-  if (!whole) return `no ${of} yet`;
-  const percent = (100 * part) / whole;
-  const digits = Math.abs(percent) < 10 && percent !== 0 ? 1 : 0;
-  return `${percent.toFixed(digits)} % of ${number(whole)} ${of}`;
+// 1,234,567 as 1.23 M, where a figure is looked at and not compared digit by digit.
+export function short(value) {
+  const size = Math.abs(value);
+  const [unit, name] = size >= 1e9 ? [1e9, " G"] : size >= 1e6 ? [1e6, " M"] : size >= 1e4 ? [1e3, " k"] : [1, ""];
+  const digits = unit === 1 ? 0 : size / unit < 10 ? 2 : size / unit < 100 ? 1 : 0;
+  return `${(value / unit).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })}${name}`;
 }
 
-export const money = (cost, price) =>
-  price === null || price === undefined ? "" : ((cost * price) / 1e6).toLocaleString("en-US", { maximumFractionDigits: 4 });
+export function percent(part, whole) {
+  if (!whole) return "–";
+  const share = (100 * part) / whole;
+  return `${share.toFixed(Math.abs(share) < 10 && share !== 0 ? 1 : 0)} %`;
+}
+
+export function money(value) {
+  const size = Math.abs(value);
+  const digits = size >= 1 || size === 0 ? 2 : Math.min(Math.max(2, 1 - Math.floor(Math.log10(size))), 6);
+  return `${value < 0 ? "-" : ""}$${size.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })}`;
+}
+
+export const cash = (cost, price) => (price === null || price === undefined ? null : (cost * price) / 1e6);
 
 export const moment = (seconds) => new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19);
 
 export const clock = (seconds) => moment(seconds).slice(11);
 
+export const lasting = (seconds) =>
+  seconds === null || seconds === undefined ? "–" : seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+
+export const counted = (count, noun, plural = `${noun}s`) => `${number(count)} ${count === 1 ? noun : plural}`;
+
 // A name that a client chose, as one line of a table can hold it.
-export const name = (text) => element("bdi", {}, plain(text, LONGEST_NAME));
+export const name = (text) => element("bdi", {}, text ? plain(text, LONGEST_NAME) : "not known");
 
-const kindOf = (kind) => (kind === true ? "number" : kind || null);
+// What was saved, or with a minus sign lost.
+export const signed = (value, text = number(value)) =>
+  element("span", { class: Math.round(value * 1e4) ? (value < 0 ? "bad" : "good") : null }, text);
 
-// columns: [heading, (row) => node or text, true for a number or else a class]
-export function table(caption, columns, rows, none = "none") {
-  const head = element("tr", {}, ...columns.map(([heading, , kind]) => element("th", { scope: "col", class: kindOf(kind) }, heading)));
-  const empty = element("tr", {}, element("td", { colspan: columns.length, class: "faint" }, none));
-  const body = element("tbody", {}, ...(rows.length ? rows.map((row) => line(columns, row)) : [empty]));
-  return element("div", { class: "scroll" },
-    element("table", { class: "rows" }, element("caption", {}, caption), element("thead", {}, head), body));
+export const tile = (title, figure, ...notes) => element("div", {}, element("dt", {}, title),
+  element("dd", {}, element("div", { class: "figure" }, figure), ...notes.map((note) => element("div", { class: "faint" }, note))));
+
+// What came and what was sent, as a pair of bars. `most` is as wide as there is room.
+export function pair(came, sent, most) {
+  const bar = (kind, value) => {
+    const made = element("span", { class: `bar-${kind}` });
+    made.style.width = `${most ? Math.max((100 * value) / most, value ? 1 : 0) : 0}%`;
+    return made;
+  };
+  return element("span", { class: "pair" },
+    element("span", { class: "bars", "aria-hidden": "true" }, bar("came", came), bar(sent > came ? "lost" : "sent", sent)),
+    element("span", { class: "figures" }, `${short(came)} → ${short(sent)}`));
 }
 
+// -- tables --
+
+// A column: its heading, what a cell shows (a node or text), and further: `raw` for sorting and saving, `kind` (number,
+// time, wide, text), and `phone`: on which of a row's two lines it stands on a phone.
+export const column = (heading, show, options = {}) => ({ heading, show, raw: show, ...options });
+
+export const figure = (heading, raw, options = {}) => column(heading, (row) => number(raw(row)), { raw, kind: "number", ...options });
+
+const text = (value) => (value instanceof Node ? value.textContent : value ?? "");
+
 export function line(columns, row) {
-  return element("tr", {}, ...columns.map(([heading, cell, kind]) => {
-    const value = cell(row);
-    return element("td", { class: kindOf(kind), "data-label": heading },
+  return element("tr", {}, ...columns.map(({ heading, show, kind, phone }) => {
+    const value = show(row);
+    return element("td", { class: [kind, phone ? `line${phone}` : "wide-only"].filter(Boolean).join(" "), "data-label": heading },
       value instanceof Node ? value : plain(value));
   }));
 }
 
-export function signed(value, text = number(value)) {
-  if (!Math.round(value * 1e4)) return element("span", {}, text);
-  return element("span", { class: value < 0 ? "bad" : "good" }, value < 0 ? `${text} (a loss)` : text);
+// Saves rows as CSV. Spreadsheets would run a cell that begins like a formula.
+export function save(title, columns, rows) {
+  const cell = (value) => {
+    const said = plain(text(value), 10000);
+    return /[",\n]/.test(said) || (/^[=+\-@\t]/.test(said) && typeof value !== "number")
+      ? `"${(/^[=+\-@\t]/.test(said) ? `'${said}` : said).replaceAll('"', '""')}"` : said;
+  };
+  const lines = [columns.map(({ heading }) => cell(heading)), ...rows.map((row) => columns.map(({ raw }) => cell(raw(row))))];
+  const link = element("a", {
+    href: URL.createObjectURL(new Blob([lines.map((one) => `${one.join(",")}\r\n`).join("")], { type: "text/csv" })),
+    download: `offload-${title.toLowerCase().replace(/[^a-z0-9]+/g, "-").slice(0, 40)}.csv`,
+  });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-export function tile(name, figure, ...notes) {
-  return element("div", {}, element("dt", {}, name),
-    element("dd", {}, element("div", { class: "figure" }, figure), ...notes.map((note) => element("div", { class: "faint" }, note))));
+export const button = (label, onclick, attributes = {}) => element("button", { type: "button", onclick, ...attributes }, label);
+
+export const pages = (at, size, count, turn) => element("span", { class: "pages" },
+  button("Previous", () => turn(at - size), { disabled: at === 0 }),
+  element("span", {}, `${number(at + 1)} to ${number(Math.min(at + size, count))} of ${number(count)}`),
+  button("Next", () => turn(at + size), { disabled: at + size >= count }));
+
+export function table(caption, columns, rows, none = "none") {
+  let at = 0;
+  let sorted = { place: -1, down: true };
+  const body = element("tbody", {});
+  const foot = element("div", { class: "bar foot" });
+  const heads = columns.map(({ heading, kind }, place) => element("th", { scope: "col", class: kind },
+    rows.length > 1 ? button(heading, () => sort(place), { class: "sort" }) : heading));
+  const fill = (ordered) => {
+    const size = rows.length >= PAGED ? PAGE : rows.length;
+    body.replaceChildren(...ordered.slice(at, at + size).map((row) => line(columns, row)));
+    foot.replaceChildren(...(rows.length >= PAGED ? [pages(at, size, rows.length, (to) => { at = to; fill(ordered); })] : []),
+      ...(rows.length ? [button("CSV", () => save(caption, columns, ordered), { "aria-label": `Save as CSV: ${caption}` })] : []));
+  };
+  const sort = (place) => {
+    sorted = { place, down: sorted.place === place ? !sorted.down : columns[place].kind === "number" };
+    heads.forEach((head, one) => (one === place ? head.setAttribute("aria-sort", sorted.down ? "descending" : "ascending") : head.removeAttribute("aria-sort")));
+    const way = sorted.down ? -1 : 1;
+    const value = (row) => { const raw = columns[place].raw(row); return typeof raw === "number" ? raw : text(raw); };
+    at = 0;
+    fill([...rows].sort((one, other) => way * (value(one) < value(other) ? -1 : value(one) > value(other) ? 1 : 0)));
+  };
+  fill(rows);
+  if (!rows.length) body.append(element("tr", {}, element("td", { colspan: columns.length, class: "faint" }, none)));
+  return element("div", { class: "tabled" }, element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    element("table", { class: "rows" }, element("caption", {}, caption), element("thead", {}, element("tr", {}, heads)), body)), foot);
 }
 
-export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+// -- what all pages say of a request --
+
+export const PERIODS = [["hour", "1 hour"], ["day", "24 hours"], ["week", "7 days"], ["month", "30 days"]];
+
+export const choice = (page, chosen) => element("nav", { class: "choice", "aria-label": "Period" },
+  PERIODS.map(([period, title]) => element("a", { href: `#${page}/${period}`, "aria-current": period === chosen ? "true" : null }, title)));
 
 // Why a request went upstream as it came, without a plan: the values of `reason` in the log.
 const REASONS = {
@@ -110,11 +193,15 @@ export function happened(row) {
   const done = [];
   if (row.compacted) done.push(`${number(row.compacted)} moved`);
   if (row.compressed) done.push(`${number(row.compressed)} summarised`);
-  if (row.reinserted) done.push(`${number(row.reinserted)} hidden rounds put back`);
+  if (row.reinserted) done.push(`${counted(row.reinserted, "hidden round")} put back`);
+  if (row.rounds) done.push(`${counted(row.rounds, "round")} read back`);
   const what = done.length ? done.join(", ") : "nothing to do";
   const event = row.new_event ? `event ${row.events}: ` : "";
   if (row.kind === "observed") return `${row.holdout === "kept" ? "held out" : "only observed"}; the plan: ${event}${what}`;
   return `${event}${what}`;
 }
+
+// The tokens that really went upstream.
+export const sent = (row) => (row.kind === "observed" ? row.tokens_before : row.tokens_after);
 
 export const cached = (row) => (row.prompt_tokens ? `${Math.round((100 * row.cached_tokens) / row.prompt_tokens)} %` : "not known");

@@ -1,10 +1,11 @@
 import { ask, element, plain } from "./common.js";
 import { health } from "./health.js";
 import { live } from "./live.js";
+import { overview } from "./overview.js";
 import { savings } from "./savings.js";
 import { request, session, sessions } from "./sessions.js";
 
-const PAGES = { live, savings, sessions, session, request, health };
+const PAGES = { overview, live, savings, sessions, session, request, health };
 const BELONGS = { session: "sessions", request: "sessions" };
 
 const page = document.getElementById("content");
@@ -13,7 +14,7 @@ let leave = null;
 let turn = 0;
 
 async function show() {
-  const [name, ...parameters] = (location.hash.slice(1) || "live").split("/");
+  const [name, ...parameters] = (location.hash.slice(1) || "overview").split("/");
   if (!Object.hasOwn(PAGES, name)) return;
   leave?.();
   leave = null;
@@ -37,7 +38,7 @@ async function show() {
     const heading = made.querySelector("h1");
     if (heading) document.title = `${heading.textContent} - Offload Proxy`;
     page.removeAttribute("aria-busy");
-    page.setAttribute("data-shown", location.hash || "#live");
+    page.setAttribute("data-shown", location.hash || "#overview");
     if (turn > 1) {
       page.focus({ preventScroll: true });
       window.scrollTo(0, 0);
@@ -47,7 +48,7 @@ async function show() {
 
 document.querySelector('nav a[href="#health"]').hidden = !me.operator;
 document.querySelector("header form").hidden = !me.logged_in;
-document.getElementById("about").textContent = `Version ${me.version}, worker ${me.worker}. Each replica shows only its own requests. ` +
+document.getElementById("about").textContent = `Version ${me.version}, replica ${me.replica}, worker ${me.worker}. All times are UTC. ` +
   (me.operator ? "" : `You see the requests of your own key (${plain(me.namespace)}).`);
 window.addEventListener("hashchange", show);
 show();

@@ -1,4 +1,4 @@
-import { element, number, plain, signed, table } from "./common.js";
+import { column, element, figure, number, percent, plain, signed, table } from "./common.js";
 import { stacked } from "./charts.js";
 
 const given = JSON.parse(document.getElementById("data").textContent);
@@ -46,15 +46,15 @@ function drawPolicy(home, policy) {
   const listed = policy.sessions.map((session, place) => ({ ...session, button: buttons[place] }));
   home.replaceChildren(element("h2", {}, "All sessions together"), total, element("h2", {}, "Sessions"),
     table(`The sessions that cost most come first${policy.omitted ? `; ${number(policy.omitted)} more are left out` : ""}`, [
-      ["Session", (row) => row.button],
-      ["API", (row) => row.api],
-      ["Model", (row) => row.model],
-      ["Requests", (row) => number(row.requests), true],
-      ["Events", (row) => number(row.events), true],
-      ["Cost as it came", (row) => number(row.before), true],
-      ["Cost as planned", (row) => number(row.after), true],
-      ["Saved", (row) => signed(row.before - row.after), true],
-      ["Saved, of the cost as it came", (row) => (row.before ? `${(100 * (1 - row.after / row.before)).toFixed(0)} %` : ""), true],
+      column("Session", (row) => row.button, { raw: (row) => row.number, phone: 1 }),
+      column("API", (row) => row.api),
+      column("Model", (row) => row.model, { phone: 1 }),
+      figure("Requests", (row) => row.requests),
+      figure("Events", (row) => row.events),
+      figure("Cost as it came", (row) => row.before, { phone: 2 }),
+      figure("Cost as planned", (row) => row.after, { phone: 2 }),
+      column("Saved", (row) => signed(row.before - row.after), { raw: (row) => row.before - row.after, kind: "number" }),
+      column("Saved, of the cost as it came", (row) => percent(row.before - row.after, row.before), { raw: (row) => (row.before - row.after) / row.before, kind: "number", phone: 1 }),
     ], listed), chosen);
   if (policy.planned) drawTotal(total, policy);
   else total.append(element("p", {}, "This policy plans none of these requests; the table says why."));

@@ -1,102 +1,57 @@
-import { ask, color, element, money, name, number, plain, share, signed, table, tile } from "./common.js";
-import { lines } from "./charts.js";
+import { ask, cash, choice, column, element, figure, money, name, number, percent, plain, signed, table } from "./common.js";
 
-const PERIODS = [[1, "since yesterday"], [7, "the last 7 days"], [30, "the last 30 days"]];
+const model = column("Model", (row) => name(row.model), { raw: (row) => row.model, phone: 1 });
+const tenant = column("Tenant", (row) => row.tenant, { phone: 1 });
 
-const total = (rows, field) => rows.reduce((sum, row) => sum + row[field], 0);
-
-export async function savings(page, [days = "30"]) {
-  const found = await ask(`savings?days=${encodeURIComponent(days)}`);
-  const models = found.models;
-  const select = element("select", { id: "period", onchange: () => { location.hash = `#savings/${select.value}`; } },
-    ...PERIODS.map(([value, name]) => element("option", { value, selected: String(value) === days }, name)));
-  const chart = element("div", { class: "chart" });
-  page.replaceChildren(
-    element("h1", {}, "Savings"),
-    element("div", { class: "bar" }, element("label", { for: "period" }, "Period"), select),
+export async function savings(page, [period = "month"]) {
+  const found = await ask(`savings?period=${encodeURIComponent(period)}`);
+  page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Savings"), choice("savings", period)),
     element("p", {}, "Costs are of the input, in plain input tokens at the policy's prices. What was expected is the cost of the same requests as they came, with everything cached that the request before had. What it came to is what upstream billed, with the proxy's own summaries and the rounds in which the model read something back. ",
       element("strong", {}, "Whether tasks succeed as often is not measured here.")),
-    tiles(found),
-    element("h2", {}, "Per tenant and model"),
-    perModel(models),
-    element("h2", {}, "Cost over time"),
-    chart,
-    ...observed(models),
-    ...holdout(found.groups),
-  );
-  if (found.hours.length) {
-    lines(chart, "Cost of each hour, in plain input tokens", found.hours.map((hour) => hour.time), [
-      ["as the requests came", found.hours.map((hour) => hour.cost_before), color("before")],
-      ["as they were sent, summaries included", found.hours.map((hour) => hour.cost_after), color("user")],
-    ]);
-  } else {
-    chart.replaceChildren(element("p", {}, "Nothing was recorded in this period."));
-  }
+    perModel(found.models), ...observed(found.models), ...holdout(found.groups));
 }
 
-function tiles({ models, sessions }) {
-  const expected = total(models, "expected");
-  const saved = total(models, "saved");
-  const before = total(models, "tokens_before");
-  const fewer = before - total(models, "tokens_after");
-  const priced = models.filter((row) => row.price !== null);
-  const cash = priced.reduce((sum, row) => sum + (row.saved * row.price) / 1e6, 0);
-  return element("dl", { class: "tiles" },
-    tile("Saved cost", signed(saved), share(saved, expected, "expected for the rewritten requests"),
-      `${number(total(models, "billed"))} of ${number(total(models, "rewritten"))} rewritten requests are counted: of these upstream said what it billed for all rounds`),
-    priced.length ? tile("Saved money", signed(cash, cash.toFixed(4)), `of models with input_price in the policy, ${priced.length} of ${models.length}`) : null,
-    tile("Fewer tokens of history sent", signed(fewer), share(fewer, before, "tokens that clients sent")),
-    tile("Spent on summaries", number(total(models, "summaries")), `summaries: ${number(total(models, "summary_calls"))}; subtracted above`),
-    tile("Tokens read back", number(total(models, "retrieved_tokens")), "in hidden rounds, whose cost is subtracted above"),
-    tile("Requests that cost more", number(total(models, "losses")), share(total(models, "losses"), total(models, "billed"), "counted requests"),
-      `and ${share(sessions.losses, sessions.sessions, "sessions with costs")}`),
-  );
-}
-
-function perModel(models) {
-  return table("Losses have a minus sign. Each percentage is of the expected cost in its row.", [
-    ["Tenant", (row) => row.tenant],
-    ["Model", (row) => (row.model ? name(row.model) : "not known")],
-    ["Requests", (row) => number(row.requests), true],
-    ["Rewritten", (row) => number(row.rewritten), true],
-    ["Tokens as they came", (row) => number(row.tokens_before), true],
-    ["Tokens sent", (row) => number(row.tokens_after), true],
-    ["Expected cost", (row) => number(row.expected), true],
-    ["Actual cost", (row) => number(row.actual), true],
-    ["Summaries", (row) => number(row.summaries), true],
-    ["Saved", (row) => signed(row.saved, row.expected ? `${number(row.saved)} = ${((100 * row.saved) / row.expected).toFixed(1)} %` : number(row.saved)), true],
-    ["Saved money", (row) => money(row.saved, row.price), true],
-  ], models);
-}
+const perModel = (models) => table("Per tenant and model. Losses have a minus sign; each percentage is of the expected cost in its row.", [
+  tenant, model,
+  figure("Requests", (row) => row.requests),
+  figure("Rewritten", (row) => row.rewritten),
+  figure("of which upstream said what it billed", (row) => row.billed),
+  figure("Tokens as they came", (row) => row.tokens_before, { phone: 2 }),
+  figure("Tokens sent", (row) => row.tokens_after, { phone: 2 }),
+  figure("Expected cost", (row) => row.expected),
+  figure("Actual cost", (row) => row.actual),
+  figure("Summaries", (row) => row.summaries),
+  column("Saved", (row) => signed(row.saved, row.expected ? `${number(row.saved)} (${percent(row.saved, row.expected)})` : number(row.saved)), { raw: (row) => row.saved, kind: "number", phone: 1 }),
+  column("Saved money", (row) => (row.price === null ? "no price" : money(cash(row.saved, row.price))), { raw: (row) => cash(row.saved, row.price) ?? "", kind: "number", phone: 1 }),
+  figure("Requests that cost more", (row) => row.losses),
+], models, "nothing in this period");
 
 function observed(models) {
   const rows = models.filter((row) => row.observed);
   if (!rows.length) return [];
   return [element("h2", {}, "Only observed"), table("What the plan would have sent and cost. These requests went as they came.", [
-    ["Tenant", (row) => row.tenant],
-    ["Model", (row) => (row.model ? name(row.model) : "not known")],
-    ["Requests", (row) => number(row.observed), true],
-    ["Tokens as they came", (row) => number(row.observed_before), true],
-    ["Tokens as planned", (row) => number(row.observed_after), true],
-    ["Cost as they came", (row) => number(row.observed_cost_before), true],
-    ["Cost as planned", (row) => number(row.observed_cost_after), true],
-    ["The plan would save", (row) => signed(row.observed_cost_before - row.observed_cost_after), true],
+    tenant, model,
+    figure("Requests", (row) => row.observed),
+    figure("Tokens as they came", (row) => row.observed_before, { phone: 2 }),
+    figure("Tokens as planned", (row) => row.observed_after, { phone: 2 }),
+    figure("Cost as they came", (row) => row.observed_cost_before),
+    figure("Cost as planned", (row) => row.observed_cost_after),
+    column("The plan would save", (row) => signed(row.observed_cost_before - row.observed_cost_after), { raw: (row) => row.observed_cost_before - row.observed_cost_after, kind: "number", phone: 1 }),
   ], rows)];
 }
 
-const known = (row, cost) => (row.billed ? number(cost) : "not known");
+const known = (title, cost, phone) => column(title, (row) => (row.billed ? number(cost(row)) : "not known"), { raw: (row) => (row.billed ? cost(row) : ""), kind: "number", phone });
 
 function holdout(groups) {
   if (!groups.length) return [];
   const groupName = { kept: "left as they came", planned: "as the policy says" };
   return [element("h2", {}, "Held-out conversations"), table("What both groups really cost. Only requests whose usage upstream reported are counted. Few conversations prove little.", [
-    ["Tenant", (row) => row.tenant],
-    ["Model", (row) => (row.model ? name(row.model) : "not known")],
-    ["Group", (row) => groupName[row.holdout] ?? plain(row.holdout)],
-    ["Conversations", (row) => number(row.sessions), true],
-    ["Requests counted", (row) => number(row.billed), true],
-    ["Cost", (row) => known(row, row.cost), true],
-    ["Cost per request", (row) => known(row, row.cost / row.billed), true],
-    ["Cost per conversation", (row) => known(row, row.cost / row.sessions), true],
+    tenant, model,
+    column("Group", (row) => groupName[row.holdout] ?? plain(row.holdout), { phone: 2 }),
+    figure("Conversations", (row) => row.sessions),
+    figure("Requests counted", (row) => row.billed),
+    known("Cost", (row) => row.cost),
+    known("Cost per request", (row) => row.cost / row.billed),
+    known("Cost per conversation", (row) => row.cost / row.sessions, 2),
   ], groups)];
 }

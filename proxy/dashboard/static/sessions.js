@@ -1,28 +1,27 @@
-import { ask, cached, clock, element, happened, moment, name, number, plain, signed, table } from "./common.js";
+import { ask, cached, cash, clock, column, counted, element, figure, happened, lasting, moment, money, name, number, pair, percent, plain, sent, short, signed, table, tile } from "./common.js";
 import { stacked } from "./charts.js";
 
-export async function sessions(page) {
+export async function sessions(page, _, me) {
   const rows = await ask("sessions");
-  page.replaceChildren(element("h1", {}, "Sessions"),
-    element("p", {}, "A session is all requests with the same API, model, and messages up to the user's first."),
+  const most = Math.max(1, ...rows.map((row) => row.newest_before));
+  page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Sessions")),
+    element("p", {}, `A session is all requests with the same API, model, and messages up to the user's first. These are the newest ${counted(rows.length, "session")} on this replica (${me.replica}).`),
     table("The sessions with the newest requests", [
-      ["Last request (UTC)", (row) => element("a", { href: `#session/${row.session}` }, moment(row.last)), "time"],
-      ["Tenant", (row) => row.tenant],
-      ["Model", (row) => name(row.model)],
-      ["API", (row) => row.dialect],
-      ["Requests", (row) => number(row.requests), true],
-      ["Events", (row) => number(row.events), true],
-      ["Tokens of the last request", (row) => number(row.newest_before), true],
-      ["of which were sent", (row) => number(row.kind === "observed" ? row.newest_before : row.newest_after), true],
-      ["Cost as it came", (row) => (row.cost_before ? number(row.cost_before) : "not known"), true],
-      ["Saved, before summaries", saved, true],
+      column("Last request (UTC)", (row) => element("a", { href: `#session/${row.session}` }, moment(row.last)), { raw: (row) => moment(row.last), kind: "time", phone: 1 }),
+      column("Model", (row) => element("span", {}, name(row.model), me.operator ? element("span", { class: "faint" }, ` ${row.tenant}`) : ""), { raw: (row) => row.model, phone: 1 }),
+      figure("Requests", (row) => row.requests),
+      figure("Events", (row) => row.events),
+      column("Newest request: came, sent", (row) => pair(row.newest_before, row.kind === "observed" ? row.newest_before : row.newest_after, most), { raw: (row) => row.newest_before, kind: "bars-cell", phone: 2 }),
+      column("Tokens saved", (row) => (row.kind === "observed" ? `the plan: ${percent(row.tokens_before - row.tokens_after, row.tokens_before)}` : percent(row.tokens_before - row.tokens_after, row.tokens_before)), { raw: (row) => row.tokens_before - row.tokens_after, kind: "number", phone: 2 }),
+      column("Cost saved, before summaries", spared, { raw: (row) => row.cost_before - row.cost_after, kind: "number", phone: 1 }),
     ], rows, "none yet"));
 }
 
-function saved(row) {
+function spared(row) {
   if (!row.cost_before) return "not known";
-  const difference = row.cost_before - row.cost_after;
-  return row.kind === "observed" ? `observed; the plan: ${number(difference)}` : signed(difference);
+  const saved = row.cost_before - row.cost_after;
+  const text = row.price === null ? short(saved) : money(cash(saved, row.price));
+  return row.kind === "observed" ? `the plan: ${text}` : signed(saved, text);
 }
 
 // The sentences of the plan, and where a summary that was waited for begins to be sent.
@@ -30,43 +29,58 @@ function sentences(rows) {
   return rows.flatMap((row, index) => {
     const waited = index && row.compressed > rows[index - 1].compressed && !row.new_event && row.kind !== "observed";
     const ready = waited ? `From here on the summary is sent, which stands for ${number(row.compressed)} old messages. ` : "";
-    return ready || row.words ? [`${clock(row.time)}, at ${number(row.messages)} messages: ${ready}${plain(row.words, 2000)}`] : [];
+    return ready || row.words ? [[row, `${ready}${plain(row.words, 5000)}`]] : [];
   });
 }
 
+function totals(row, observed) {
+  const saved = row.tokens_before - row.tokens_after;
+  const cost = row.cost_before - row.cost_after;
+  const price = row.price;
+  return element("dl", { class: "tiles" },
+    tile(observed ? "The plan would save" : "Saved", signed(saved, percent(saved, row.tokens_before)), `${short(saved)} of ${short(row.tokens_before)} tokens, over ${counted(row.requests, "request")}`),
+    row.cost_before ? tile(price === null ? "Cost of the input" : "Money for the input", signed(cost, price === null ? short(cost) : money(cash(cost, price))),
+      `saved of ${price === null ? `${short(row.cost_before)} plain input tokens` : money(cash(row.cost_before, price))} (${percent(cost, row.cost_before)}), before summaries`)
+      : tile("Cost of the input", "not known", "upstream has not said what it counted for a changed request"),
+    tile("Moved results", number(row.moved), `${counted(row.reads, "read")} of them by the model`),
+    tile("Newest request", short(observed ? row.newest_before : row.newest_after), `tokens sent of ${short(row.newest_before)} that came`));
+}
+
 export async function session(page, [id], me) {
-  const rows = (await ask(`sessions/${encodeURIComponent(id)}`)).filter((row) => row.kinds);
-  const chart = element("div", { class: "chart" });
-  page.replaceChildren(element("h1", {}, "Session"), element("p", { class: "faint" }, plain(id)), chart);
-  if (!rows.length) {
-    chart.replaceChildren(element("p", {}, "Nothing is kept of this session."));
+  const [[whole], found] = await Promise.all([ask(`sessions?session=${encodeURIComponent(id)}`), ask(`sessions/${encodeURIComponent(id)}`)]);
+  const rows = found.filter((row) => row.kinds);
+  if (!rows.length || !whole) {
+    page.replaceChildren(element("h1", {}, "Session"), element("p", {}, "Nothing is kept of this session."));
     return;
   }
-  const [{ tenant, model, dialect }] = rows;
+  const chart = element("div", { class: "chart" });
   const marks = rows.flatMap((row, index) => (row.new_event && row.kind !== "observed" ? [index] : []));
-  const requests = rows.length === 1 ? "1 request" : `${number(rows.length)} requests`;
-  page.querySelector("p").replaceChildren(plain(tenant), ", ", element("bdi", {}, plain(model)), `, ${plain(dialect)}; ${requests}`);
-  stacked(chart, "Tokens sent with each request, by kind. The line above them is the request as it came; dotted lines are events.",
+  const observed = rows.every((row) => row.kind === "observed");
+  const words = sentences(rows);
+  page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Session"), element("a", { href: `#live/session=${encodeURIComponent(id)}` }, "Its requests, live")),
+    element("p", { class: "faint" }, plain(whole.tenant), ", ", element("bdi", {}, plain(whole.model)), `, ${plain(whole.dialect)}; ${counted(rows.length, "request")} from ${moment(whole.began)} to ${moment(whole.last)} UTC; ${plain(id)}`),
+    totals(whole, observed),
+    element("section", { class: "card" }, chart),
+    element("section", { class: "card" }, element("h2", {}, "The plan in words"),
+      ...(observed ? [element("p", {}, "These requests were only observed and went as they came. This is what the plan would have done.")] : []),
+      words.length ? element("ol", { class: "events" }, words.map(([row, said]) => element("li", {}, element("a", { href: `#request/${row.id}` }, clock(row.time)), `, at ${number(row.messages)} messages: ${said}`)))
+        : element("p", {}, "The plan has left this session as it came so far.")),
+    element("h2", {}, "Requests"),
+    table("All figures of the chart. The link shows each message as it came and as it was sent.", [
+      column("Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, clock(row.time)), { raw: (row) => moment(row.time), kind: "time", phone: 1 }),
+      figure("Messages", (row) => row.messages),
+      figure("As it came", (row) => row.tokens_before, { phone: 1 }),
+      figure("Sent", sent, { phone: 1 }),
+      ...me.kinds.map((kind, place) => figure(kind, (row) => row.kinds[place])),
+      column("Cached share of the prompt", cached, { kind: "number" }),
+      column("Latency", (row) => lasting(row.seconds), { raw: (row) => row.seconds, kind: "number" }),
+      column("What happened", happened, { kind: "wide", phone: 2 }),
+    ], rows));
+  stacked(chart, "Tokens sent with each request, by kind. The line above is the request as it came; dotted lines are events.",
     me.kinds.map((kind, place) => [kind, rows.map((row) => row.kinds[place])]),
     [["as it came", rows.map((row) => row.tokens_before), "before"],
       ["read from upstream's cache, all rounds", rows.map((row) => (row.prompt_tokens ? row.cached_tokens : null)), "cached"]],
     marks);
-  const words = sentences(rows);
-  const observed = rows.every((row) => row.kind === "observed");
-  page.append(element("h2", {}, "The plan in words"),
-    ...(observed ? [element("p", {}, "These requests were only observed and went as they came. This is what the plan would have done.")] : []),
-    words.length ? element("ol", {}, ...words.map((one) => element("li", {}, one)))
-      : element("p", {}, "The plan has left this session as it came so far."),
-    element("h2", {}, "Requests"),
-    table("All figures of the chart. The link shows each message as it came and as it was sent.", [
-      ["Time (UTC)", (row) => element("a", { href: `#request/${row.id}` }, clock(row.time)), "time"],
-      ["Messages", (row) => number(row.messages), true],
-      ["As it came", (row) => number(row.tokens_before), true],
-      ["Sent", (row) => number(row.kinds.reduce((sum, tokens) => sum + tokens, 0)), true],
-      ...me.kinds.map((kind, place) => [kind, (row) => number(row.kinds[place]), true]),
-      ["Cached share of the prompt", cached, true],
-      ["What happened", happened, "wide"],
-    ], rows));
 }
 
 const RULES = {
@@ -78,8 +92,10 @@ const RULES = {
   restored: "as the model wrote it",
 };
 
+const STAYS = { small: "as it came: a reference would not be smaller", waiting: "as it came: it waits for an event that pays" };
+
 function rule(one) {
-  const said = `${RULES[one.rule ?? ""] ?? plain(one.rule)}${one.event ? ` ${one.event}` : ""}`;
+  const said = STAYS[one.stays] ?? `${RULES[one.rule] ?? plain(one.rule)}${one.event ? ` ${one.event}` : ""}`;
   return one.hidden ? `${said}; hidden rounds of ${number(one.hidden)} tokens are put back with it` : said;
 }
 
@@ -90,47 +106,64 @@ function unlisted(row) {
   return "Its messages are no longer listed: only those of the newest requests are.";
 }
 
+const results = (messages) => {
+  const moved = messages.filter((one) => one.event || one.rule === "first_sight");
+  return element("section", { class: "card" }, element("h2", {}, "Moved results"), moved.length ? table("Results that were sent as a preview or a reference", [
+    figure("Message", (one) => one.index, { phone: 1 }),
+    column("What it is", (one) => one.origin, { phone: 1 }),
+    column("File", (one) => one.files.join(", "), { phone: 2 }),
+    column("Tokens: came, sent", (one) => `${number(one.tokens)} → ${number(one.sent)}`, { raw: (one) => one.tokens, kind: "number", phone: 1 }),
+    column("Why", rule, { kind: "wide", phone: 2 }),
+  ], moved) : element("p", {}, "No result was moved out of this request."));
+};
+
 function messages(row) {
   const { messages, omitted, texts, snapshot } = row.detail;
   const withText = Object.keys(texts).length > 0;
   const text = (place) => (one) => (texts[one.index]?.[place] ? element("pre", { tabindex: "0" }, plain(texts[one.index][place], 100000)) : "");
   return [
+    results(messages),
+    element("h2", {}, "Messages"),
     ...(row.kind === "observed" ? [element("p", {}, "It went as it came. The table shows the plan, which nobody has written out, so what would have been moved has no digest as it was sent.")] : []),
     ...(omitted ? [element("p", {}, `${number(omitted)} older messages are not listed.`)] : []),
     element("p", { class: "faint" }, withText ? "The operator and the tenant's policy allow the texts to be shown." : "Texts are not kept: only sizes and digests."),
     table("Messages as they came, and as they were sent. A digest is the beginning of the SHA-256 of a message's bytes.", [
-      ["Message", (one) => number(one.index), true],
-      ["Kind", (one) => one.kind],
-      ["Tokens as it came", (one) => number(one.tokens), true],
-      ["Tokens sent", (one) => number(one.sent), true],
-      ["Rule", rule],
-      ["Digest as it came", (one) => one.digest],
-      ["Digest as it was sent", (one) => one.sent_digest || (one.rule ? "" : "the same")],
-      ...(withText ? [["As it came", text(0), "text"], ["As it was sent, if that differs", text(1), "text"]] : []),
+      figure("Message", (one) => one.index, { phone: 1 }),
+      column("Kind", (one) => (one.origin ? `${one.kind}: ${one.origin}` : one.kind), { phone: 1 }),
+      figure("Tokens as it came", (one) => one.tokens, { phone: 1 }),
+      figure("Tokens sent", (one) => one.sent, { phone: 1 }),
+      column("Rule", rule, { kind: "wide", phone: 2 }),
+      column("Digest as it came", (one) => one.digest),
+      column("Digest as it was sent", (one) => one.sent_digest || (["", "marked", "restored"].includes(one.rule) ? "the same" : "")),
+      ...(withText ? [column("As it came", text(0), { kind: "text", phone: 2 }), column("As it was sent, if that differs", text(1), { kind: "text", phone: 2 })] : []),
     ], messages),
     ...(snapshot ? [element("h2", {}, "The summary"), element("pre", { tabindex: "0" }, plain(snapshot, 100000))] : []),
   ];
 }
 
+const readBack = (uses) => (uses ?? []).map((use) => `${use.tool}${use.calls > 1 ? ` × ${use.calls}` : ""}: ${use.result}, ${counted(use.tokens, "token")}`).join("; ");
+
 export async function request(page, [id], me) {
   const row = await ask(`requests/${encodeURIComponent(id)}`);
-  const sent = (row.kinds ?? []).flatMap((tokens, place) => (tokens ? [`${me.kinds[place]} ${number(tokens)}`] : []));
+  const kinds = (row.kinds ?? []).flatMap((tokens, place) => (tokens ? [`${me.kinds[place]} ${number(tokens)}`] : []));
   const facts = [
-    ["Tenant", row.tenant], ["Model", row.model], ["API", row.dialect], ["Path", `${row.method} ${row.path}`],
-    ["Status", row.status || "none: the client left"], ["What happened", happened(row)], ["The plan", row.words],
-    ["Tokens of the messages as they came", row.dialect ? number(row.tokens_before) : ""],
-    [row.kind === "observed" ? "as the plan would have sent them" : "as they were sent", row.dialect ? number(row.tokens_after) : ""],
-    ["Tokens sent of each kind", sent.join(", ")],
-    ["Prompt tokens, as upstream counted them in all rounds", row.prompt_tokens ? number(row.prompt_tokens) : ""],
-    ["of these, read from its cache", row.prompt_tokens ? number(row.cached_tokens) : ""],
+    ["What happened", happened(row)], ["The plan", row.words], ["Read back by the model", readBack(row.tool_uses)],
+    ["Tokens of each kind that were sent", kinds.join(", ")],
+    ["Prompt tokens, as upstream counted them in all rounds", row.prompt_tokens ? `${number(row.prompt_tokens)}, of which ${number(row.cached_tokens)} came from its cache` : ""],
     ["Cost as it came, in plain input tokens", row.cost_before ? number(row.cost_before) : ""],
     [row.kind === "observed" ? "as planned" : "as it was sent", row.cost_before ? number(row.cost_after) : ""],
-    ["Request id", row.request_id],
+    ["Latency", `${lasting(row.seconds)}; first byte ${lasting(row.first_byte_seconds)}; added by the proxy ${lasting(row.added_seconds)}`],
+    ["Tenant", row.tenant], ["Model", row.model], ["API", row.dialect], ["Path", `${row.method} ${row.path}`],
+    ["Status", row.status || "none: the client left"], ["Request id", row.request_id],
   ];
-  page.replaceChildren(element("h1", {}, "Request"),
-    element("p", {}, `${moment(row.time)} UTC`, ...(row.session ? [", ", element("a", { href: `#session/${plain(row.session)}` }, "of this session")] : [])),
-    element("dl", { class: "facts" }, ...facts.filter(([, value]) => value !== "").flatMap(([name, value]) =>
-      [element("dt", {}, name), element("dd", {}, plain(value, 1000))])),
-    element("h2", {}, "Messages"),
-    ...(row.detail ? messages(row) : [element("p", {}, unlisted(row))]));
+  const saved = row.tokens_before - row.tokens_after;
+  page.replaceChildren(element("div", { class: "heading" }, element("h1", {}, "Request"), row.session ? element("a", { href: `#session/${plain(row.session)}` }, "Its session") : null),
+    element("p", { class: "faint" }, `${moment(row.time)} UTC`),
+    ...(row.dialect && row.tokens_before ? [element("dl", { class: "tiles" },
+      tile("As it came", number(row.tokens_before), "tokens of the whole prompt"),
+      tile(row.kind === "observed" ? "The plan would send" : "Sent", number(row.tokens_after), "tokens, in the first round"),
+      tile(row.kind === "observed" ? "The plan would save" : "Saved", signed(saved, percent(saved, row.tokens_before)), `${number(saved)} tokens`))] : []),
+    element("dl", { class: "facts" }, facts.filter(([, value]) => value !== "" && value !== null).flatMap(([title, value]) =>
+      [element("dt", {}, title), element("dd", {}, plain(value, 5000))])),
+    ...(row.detail ? messages(row) : [element("h2", {}, "Messages"), element("p", {}, unlisted(row))]));
 }
