@@ -17,7 +17,7 @@ from proxy.lru import ENTRY_BYTES, Lru
 from proxy.plan.history import History, Message, Reading, Terms, Transcript, digest
 from proxy.plan.preview import Shape
 from proxy.plan.request import ENTRY
-from proxy.threads import NEW, SMALL, WorkPool
+from proxy.threads import NEW, WorkPool
 
 BATCH_BYTES = 512 << 10
 """Bytes of messages that a thread reads at a time, which takes about 50 milliseconds."""
@@ -56,7 +56,7 @@ class MessageCache:
         self._messages: Lru[Key, Message] = Lru(MESSAGES_BYTES)
         self._compacted: Lru[Key, bytes] = Lru(COMPACTED_BYTES)
         self._tools: Lru[tuple[bytes, str], int] = Lru(1_000)
-        self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, History]] = Lru(PAST_BYTES)
+        self._pasts: Lru[tuple[bytes, Terms], tuple[bytes, int, History]] = Lru(PAST_BYTES)
 
     def caches(self) -> dict[str, Callable[[], tuple[int, int]]]:
         """Functions that return the number of entries and bytes of each cache, for the metrics."""
@@ -66,36 +66,45 @@ class MessageCache:
             "histories": lambda: (len(self._pasts), self._pasts.weight),
         }
 
-    async def past(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms, caller: str = "") -> History:
+    async def past(
+        self, dialect: Dialect, raws: Sequence[Raw], terms: Terms, caller: str = "", size: int | None = None
+    ) -> History:
         """Return the measured and folded history. If it continues an earlier request's, read only the new messages.
 
-        Raises Unplannable.
+        `size` is how many bytes it takes to look through it, if that is known. Raises Unplannable.
         """
-        size = 0 if len(raws) < LONG else _size(raws)
+        size = _size(raws) if size is None else size
         past, key, seen = await self.pool.run(caller, partial(self._begun, dialect, raws, terms), size)
         new = raws[len(past) :]
+        if not new:
+            return past
         messages = await self.read(dialect, new, Reading.of(terms.offload), terms.model, caller)
         parts = sum([len(message.pieces) + len(message.calls) for message in messages])
         past = await self.pool.run(caller, partial(past.extended, messages), (len(raws) + parts) * ENTRY)
         if key:
-            self._pasts.put((key, terms), (seen, past), ENTRY_BYTES + past.size())
+            self._pasts.put((key, terms), (*seen, past), ENTRY_BYTES + past.size())
         return past
 
-    def _begun(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, bytes]:
-        """Return the known part of a history, the key by which it is found, and the whole history's digest."""
+    def _begun(self, dialect: Dialect, raws: Sequence[Raw], terms: Terms) -> tuple[History, bytes, tuple[bytes, int]]:
+        """Return the known part of a history, the key by which it is found, and the whole history's digest and size.
+
+        Each byte is hashed once. A comma follows each message, so that a part gives the same digest as it did alone.
+        """
         past = History.beginning(terms)
         if len(raws) < LONG:
-            return past, b"", b""
+            return past, b"", (b"", 0)
+        whole = memoryview(b",".join([*raws, b""]))
+        first = len(b",".join([*raws[:LONG], b""]))
         seen = hashlib.sha256(dialect.name.encode())
-        _update(seen, raws[:LONG])
+        seen.update(whole[:first])
         key = seen.digest()
-        known, earlier = self._pasts.get((key, terms)) or (b"", past)
-        reached = max(len(earlier), LONG)
-        _update(seen, raws[LONG:reached])
+        known, reached, earlier = self._pasts.get((key, terms)) or (b"", 0, past)
+        reached = max(reached, first)
+        seen.update(whole[first:reached])
         if seen.digest() == known:
             past = earlier
-        _update(seen, raws[reached:])
-        return past, key, seen.digest()
+        seen.update(whole[reached:])
+        return past, key, (seen.digest(), len(whole))
 
     async def read(
         self, dialect: Dialect, raws: Sequence[Raw], reading: Reading, model: str, caller: str = ""
@@ -164,16 +173,6 @@ class MessageCache:
     def counter(self, model: str) -> Callable[[str], int]:
         """Return a function that counts the tokens of a text for this model."""
         return lambda text: self._tokens.count(text, model)
-
-
-def _update(seen: hashlib._Hash, raws: Sequence[Raw]) -> None:
-    """Add messages, each followed by a comma, so that adding them in two steps gives the same digest as in one."""
-    if _size(raws) > SMALL:
-        for raw in raws:
-            seen.update(raw)
-            seen.update(b",")
-    else:
-        seen.update(b",".join([*raws, b""]))
 
 
 def _batches(unread: dict[Key, Raw]) -> Iterator[list[tuple[Key, Raw]]]:

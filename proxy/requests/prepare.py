@@ -233,7 +233,7 @@ async def plan(
     room = Room(window, defined + reply + OUR_TOOLS_TOKENS, reply, before)
     tool_definition_tokens = OUR_TOOLS_TOKENS if policy.tools.inject is Inject.WHEN_OFFLOADING else 0
     terms = Terms(asked.model, policy.offload, room, tool_definition_tokens)
-    past = await reader.past(dialect, asked.entries, terms, caller)
+    past = await reader.past(dialect, asked.entries, terms, caller, asked.size)
 
     def made() -> PlannedRequest:
         quoted = names_in(asked.body, policy.offload.store_dir)
