@@ -11,13 +11,13 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects.reply_limits import lowered
 from proxy.dialects.tools import elements, has_tools, with_tools
-from proxy.dialects.values import Members, object_of, text_of
+from proxy.dialects.values import Members, object_of, string, text_of
 from proxy.plan.request import Request
 
 WITH_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 """Members that upstreams refuse in a request without tools, `tools` itself if it is empty."""
 ALLOWED = "allowed_tools"
-"""The type of a `tool_choice` with a list of tools, and in chat the member of it that holds them."""
+"""The type of a `tool_choice` with a list of tools."""
 
 
 class RoundRequest(ABC):
@@ -30,6 +30,10 @@ class RoundRequest(ABC):
 
     limits: ClassVar[tuple[str, ...]]
     """Members that limit a reply. Each round has the client's limit, so hidden ones take nothing from its answer."""
+
+    listed: ClassVar[str | None]
+    """The member of a `tool_choice` that holds the list of allowed tools; empty if the choice itself does, and None
+    where an API has no such choice."""
 
     def __init__(
         self,
@@ -82,14 +86,14 @@ class RoundRequest(ABC):
         return rawjson.encode(self._members(self.entries, self.tools))
 
     def later(self, entries: Sequence[bytes | Raw], *, last: bool, bare: bool = False) -> bytes:
-        """Return the body of a later round, without a forced call, which was already made.
+        """Return the body of a later round.
 
         In the last round no call of our tools is answered, as the newest answer says. If there are no other tools,
         calls are forbidden. Ours are left out only if `bare`, because tools come first in a prompt: without them, the
         whole prompt is read anew.
         """
         others = has_tools(self.members.get("tools"))
-        members = self._unforced(self._members(entries, [] if bare and others else self.tools))
+        members = self._members(entries, [] if bare and others else self.tools)
         if (last or bare) and not others:
             members = self._without_calls(members, bare=bare)
         return rawjson.encode(members)
@@ -101,24 +105,26 @@ class RoundRequest(ABC):
         return self.members | limits | self._assembled(entries) | defined | (self._allowed() if ours else {})
 
     def _allowed(self) -> Members:
-        """Return the choice of tools with ours among those that the client allows, if it names some. Without them, the
-        model could not follow a reference."""
+        """Return the choice of tools with ours among those that the client allows, if it names some or forces one.
+        Without them, the model could not follow a reference."""
         choice = object_of(self.members.get("tool_choice"))
-        if text_of(choice.get("type")) != ALLOWED:
+        if self.listed is None or not text_of(choice.get("type")):
             return {}
-        nested = ALLOWED in choice
-        listing = object_of(choice[ALLOWED]) if nested else choice
-        if not rawjson.is_array(listing.get("tools")) or not has_tools(listing["tools"]):
-            return {}  # it allows no call at all
+        if text_of(choice["type"]) == ALLOWED:
+            listing = object_of(choice[self.listed]) if self.listed else choice
+            if not rawjson.is_array(listing.get("tools")) or not has_tools(listing["tools"]):
+                return {}  # it allows no call at all
+        else:
+            listing = {"mode": string("required"), "tools": Raw(rawjson.array([rawjson.encode(choice)]))}
+            choice = {}
         ours = [self.chosen(name) for name in self.names]
         listing = listing | {"tools": Raw(rawjson.array([*elements(listing["tools"]), *ours]))}
-        choice = choice | {ALLOWED: Raw(rawjson.encode(listing))} if nested else listing
-        return {"tool_choice": Raw(rawjson.encode(choice))}
-
-    def _unforced(self, members: Members) -> Members:
-        """Return the members without a choice of one tool."""
-        choice = text_of(object_of(members.get("tool_choice")).get("type"))
-        return members if choice in ("", ALLOWED) else _without(members, ("tool_choice",))
+        made = (
+            choice
+            | {"type": string(ALLOWED)}
+            | ({self.listed: Raw(rawjson.encode(listing))} if self.listed else listing)
+        )
+        return {"tool_choice": Raw(rawjson.encode(made))}
 
     def _without_calls(self, members: Members, *, bare: bool) -> Members:
         """Return the members of a request with no tools but ours so that none is called.

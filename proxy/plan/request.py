@@ -37,6 +37,8 @@ class Request(msgspec.Struct, frozen=True, dict=True):
     """The names of all tools that the client defines, wherever it does."""
     obstacle: str
     """The field that keeps us from offloading, because our tools do not work with it. Empty: there is none."""
+    bound: bool = False
+    """Whether the model may not call our tools, as `tool_choice` says, so that it could not read what was moved."""
     unknown: tuple[str, ...] = ()
     """The top-level members that we do not know. They may mean anything, so the history is not touched."""
     preamble: Raw = rawjson.NULL

@@ -160,7 +160,8 @@ class _Request:
             return replace(ready, unplanned=error.reason)
         if planned is None:
             return replace(ready, unplanned=Reason.FIELD, obstacle=chat.obstacle_beside(policy.upstream.members))
-        return replace(ready, planned=planned if factor == 1 else replace(planned, factor=factor))
+        obstacle = "tool_choice" if planned.bound else ""
+        return replace(ready, planned=planned if factor == 1 else replace(planned, factor=factor), obstacle=obstacle)
 
     async def _render(self, step: Step) -> Prepared:
         """Return the request rendered to its plan, or as it came if there is no plan or it changes nothing."""

@@ -69,6 +69,15 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     @property
     def concerns_us(self) -> bool:
         """Whether the request may have to be changed."""
+        return self._changes and not self.bound
+
+    @property
+    def bound(self) -> bool:
+        """Whether it is sent whole, because the model may not read what was moved, and everything fits."""
+        return self.request.bound and self._changes and self.room.holds(self.tokens)
+
+    @property
+    def _changes(self) -> bool:
         return self.policy.tools.inject is Inject.ALWAYS or not self.plan.empty or self.recalls
 
     @property

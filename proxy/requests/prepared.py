@@ -47,7 +47,7 @@ class Prepared(msgspec.Struct, frozen=True):
     unplanned: Reason = Reason.NONE
     """Why there is no plan."""
     obstacle: str = ""
-    """The field that prevents a plan, if that is the reason."""
+    """The field that prevents a plan or has it wait, if that is the reason."""
     planned: PlannedRequest | None = None
     step: Step = Step()
     """How it is sent."""
@@ -72,7 +72,8 @@ class Prepared(msgspec.Struct, frozen=True):
     @property
     def reason(self) -> Reason:
         """Why the request is sent as the client sent it, without its plan."""
-        return self.unplanned or (self.step.reason if self.concerned else Reason.NONE)
+        held = Reason.FIELD if self.obstacle else Reason.NONE
+        return self.unplanned or held or (self.step.reason if self.concerned else Reason.NONE)
 
     @property
     def in_force(self) -> PlannedRequest | None:

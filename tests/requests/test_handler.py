@@ -273,6 +273,7 @@ MANY = {"tools": [{"type": "function", "function": {"name": f"t{number}"}} for n
         (chat(n=2), "field", "n"),
         (chat(functions=[]), "field", "functions"),
         (chat(**MANY), "field", "tools"),
+        (chat("word " * 5_000, tool_choice="none"), "field", "tool_choice"),
     ],
     ids=[
         "not JSON",
@@ -285,6 +286,7 @@ MANY = {"tools": [{"type": "function", "function": {"name": f"t{number}"}} for n
         "several choices asked for",
         "functions of the old kind",
         "no room for two more tools",
+        "a result that nobody could read back",
     ],
 )
 async def test_unplanned_request_goes_as_it_came_and_says_why(
@@ -295,6 +297,13 @@ async def test_unplanned_request_goes_as_it_came_and_says_why(
     assert (outcome.kind, outcome.reason, outcome.obstacle) == ("untouched", reason, obstacle)
     assert (outcome.mode, outcome.messages, outcome.tokens_before) == ("off", 0, 0)
     assert reply_headers(client)[b"x-offload-mode"] == b"off"
+
+
+async def test_results_move_where_they_do_not_fit_though_nobody_can_read_them_back(world: World) -> None:
+    body = chat("word " * 5_000, more=True, tool_choice="none")
+    _, outcome = await world.ask(body, refused(OVERFLOW), ScriptedReply(HELLO))
+    assert world.sent[0] == body
+    assert outcome.kind == "offloaded" and "tools" in json.loads(world.sent[1])
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ REASONING = ("reasoning_effort", "reasoning", "thinking", "enable_thinking")
 
 
 def shape(request: Request) -> str:
-    """Return what else decides whether upstream takes what we add: JSON mode, reasoning, client tools, streaming."""
+    """Return what else decides whether upstream takes what we add: JSON mode, reasoning, a choice of tools, client
+    tools, streaming."""
     members = request.members
     said = [
+        text_of(object_of(members.get("tool_choice")).get("type"))[:64],
         text_of(object_of(members.get("response_format")).get("type"))[:64],
         *(bytes(members[name])[:64].decode("utf-8", "replace") for name in REASONING if name in members),
     ]

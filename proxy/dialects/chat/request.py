@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects import parsing
-from proxy.dialects.values import NULL
+from proxy.dialects.values import NULL, text_of
 from proxy.plan.history import Unplannable
 from proxy.plan.reasons import Reason
 from proxy.plan.request import Request
@@ -98,6 +98,7 @@ class ChatMembers(msgspec.Struct, frozen=True):
     model: Raw = NULL
     stream: Raw = NULL
     tools: Raw = NULL
+    tool_choice: Raw = NULL
     max_completion_tokens: Raw = NULL
     max_tokens: Raw = NULL
     n: Raw = NULL
@@ -130,6 +131,7 @@ def parse(body: bytes) -> Request:
             reply_tokens=max(parsing.whole(known.max_completion_tokens), parsing.whole(known.max_tokens)),
             names=names,
             theirs=theirs,
+            bound=text_of(known.tool_choice) == "none",
             obstacle=_obstacle(known) or ("" if names else "tools"),
             unknown=parsing.unknown(body, KNOWN),
         )

@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from proxy import rawjson
 from proxy.dialects.chat.request import function_tool
-from proxy.dialects.round_request import RoundRequest
+from proxy.dialects.round_request import ALLOWED, RoundRequest
 from proxy.dialects.values import Members, object_of, text_of
 
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -18,6 +18,7 @@ class ChatRoundRequest(RoundRequest):
     """The requests of a turn of the chat API."""
 
     limits = LIMITS
+    listed = ALLOWED
     tool = staticmethod(function_tool)
 
     @staticmethod

@@ -85,6 +85,9 @@ FRAME = frozenset(("role", "content"))
 """The members of a message that the API knows. A message with others is one entry, whatever it brings."""
 
 
+BINDING = ("none", "tool")
+"""The types of a `tool_choice` with which the model cannot call our tools. This API has no list of allowed ones."""
+
 TOOLSET = b"mcp_toolset"
 """The type of a definition with the tools of an MCP server."""
 DEFINITION = b"tool_definition"
@@ -99,6 +102,7 @@ class MessagesMembers(msgspec.Struct, frozen=True):
     model: Raw = NULL
     stream: Raw = NULL
     tools: Raw = NULL
+    tool_choice: Raw = NULL
     system: Raw = NULL
     max_tokens: Raw = NULL
     context_management: Raw = NULL
@@ -136,6 +140,7 @@ def parse(body: bytes) -> Request:
             reply_tokens=parsing.whole(known.max_tokens),
             names=names,
             theirs=theirs,
+            bound=text_of(object_of(known.tool_choice).get("type")) in BINDING,
             obstacle=_obstacle(known) or ("" if names else "tools"),
             unknown=parsing.unknown(body, KNOWN),
         )

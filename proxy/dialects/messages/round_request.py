@@ -9,16 +9,16 @@ from msgspec import Raw
 from proxy import rawjson
 from proxy.dialects.messages.request import assembled, client_tool
 from proxy.dialects.round_request import RoundRequest
-from proxy.dialects.values import NULL, Members, object_of, string, text_of
+from proxy.dialects.values import NULL, Members, object_of
 
 LIMITS = ("max_tokens",)
-SERIAL = "disable_parallel_tool_use"
 
 
 class MessagesRoundRequest(RoundRequest):
     """The requests of a turn of the Messages API."""
 
     limits = LIMITS
+    listed = None
     tool = staticmethod(client_tool)
     container: Raw = NULL
     """Where upstream's own tools ran in an earlier round. The next one goes on there: its files and processes are
@@ -36,13 +36,6 @@ class MessagesRoundRequest(RoundRequest):
             return made
         asked = object_of(self.members.get("container"))
         return made | {"container": Raw(rawjson.encode(asked | {"id": id})) if asked else id}
-
-    def _unforced(self, members: Members) -> Members:
-        choice = object_of(members.get("tool_choice"))
-        if text_of(choice.get("type")) != "tool":
-            return members
-        kept = {SERIAL: choice[SERIAL]} if SERIAL in choice else {}
-        return members | {"tool_choice": Raw(rawjson.encode({"type": string("auto"), **kept}))}
 
     def _without_calls(self, members: Members, *, bare: bool) -> Members:
         """Here the tools always stay: a history with calls is refused if none are defined."""

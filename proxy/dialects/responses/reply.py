@@ -297,6 +297,7 @@ class ResponsesRound(Round[OutputItem]):
 class ResponsesReply(ClientReply):
     """The response that the client gets."""
 
+    _asked: ResponsesRoundRequest
     blocks: list[OutputItem]
 
     def __init__(self, asked: ResponsesRoundRequest, ledger: UsageLedger, *, streamed: bool) -> None:
@@ -364,11 +365,10 @@ class ResponsesReply(ClientReply):
         return changed
 
     def _without_ours(self, response: Members) -> Members:
-        """Return the lists of tools that upstream repeats without ours: all tools, and those to choose from."""
-        choice = object_of(response.get("tool_choice"))
-        allowed = self._others(choice)
-        chosen = {"tool_choice": Raw(rawjson.encode(choice | allowed))} if allowed else {}
-        return self._others(response) | chosen
+        """Return what upstream repeats of the request as the client wrote it: all tools, and those to choose from."""
+        chosen = self._asked.members.get("tool_choice")
+        ours = chosen is not None and self._others(object_of(response.get("tool_choice")))
+        return self._others(response) | ({"tool_choice": chosen} if chosen is not None and ours else {})
 
     def _others(self, members: Members) -> Members:
         """Return the member `tools` without ours, if they are in it."""

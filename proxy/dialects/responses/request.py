@@ -128,6 +128,7 @@ class ResponsesMembers(msgspec.Struct, frozen=True):
     model: Raw = NULL
     stream: Raw = NULL
     tools: Raw = NULL
+    tool_choice: Raw = NULL
     instructions: Raw = NULL
     max_output_tokens: Raw = NULL
     background: Raw = NULL
@@ -181,6 +182,7 @@ def parse(body: bytes) -> Request:
             reply_tokens=parsing.whole(known.max_output_tokens),
             names=names,
             theirs=theirs,
+            bound=text_of(known.tool_choice) == "none",
             obstacle=_obstacle(known, kinds) or ("" if names else "tools"),
             unknown=parsing.unknown(body, KNOWN),
             continues=text_of(known.previous_response_id),

@@ -17,6 +17,7 @@ class ResponsesRoundRequest(RoundRequest):
     """The requests of a turn of the Responses API."""
 
     limits = LIMITS
+    listed = ""
     tool = staticmethod(function_tool)
 
     @property

@@ -59,25 +59,36 @@ def test_null_options_are_none() -> None:
     assert first(ChatRoundRequest(request, [], [], 8))["stream_options"] == {"include_usage": True}
 
 
+def allowed(mode: str, *tools: Any) -> Any:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
+OURS = [{"type": "function", "function": {"name": name}} for name in ("grep", "read_file")]
+CUSTOM = {"type": "custom", "custom": {"name": "search"}}
+
+
 @pytest.mark.parametrize(
-    ("choice", "again"),
+    ("choice", "sent"),
     [
         ("auto", "auto"),
         ("none", "none"),
         ("required", "required"),
-        ({"type": "function", "function": {"name": "search"}}, None),
-        ({"type": "custom", "custom": {"name": "search"}}, None),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, ...),
+        (SEARCH, allowed("required", SEARCH, *OURS)),
+        (CUSTOM, allowed("required", CUSTOM, *OURS)),
+        (allowed("auto", SEARCH), allowed("auto", SEARCH, *OURS)),
+        (allowed("auto"), allowed("auto")),
         (7, 7),
         (None, None),
     ],
 )
-def test_tool_choice_of_later_rounds(choice: Any, again: Any) -> None:
+def test_the_model_may_call_our_tools_beside_what_the_client_chose(choice: Any, sent: Any) -> None:
+    """In every round but the one without our tools: what it is forced to call, it has not called yet."""
     request = asked(tool_choice=choice)
-    assert first(request).get("tool_choice") == choice
-    again = choice if again is ... else again
-    assert later(request).get("tool_choice") == again
-    assert later(request, last=True).get("tool_choice") == again
+    assert first(request).get("tool_choice") == sent
+    assert later(request).get("tool_choice") == sent
+    assert later(request, last=True).get("tool_choice") == sent
+    assert later(request, last=True, bare=True).get("tool_choice") == choice
+    assert first(asked(tool_choice=choice, injected=False)).get("tool_choice") == choice
 
 
 @pytest.mark.parametrize("tools", [None, []])

@@ -315,15 +315,6 @@ def test_a_reply_that_stops_early_ends_the_turn(reason: str) -> None:
     assert one.hidden is None
 
 
-def test_a_forced_call_is_forced_once() -> None:
-    forced = {"type": "tool", "name": "grep", "disable_parallel_tool_use": True}
-    _, asked = run(turn(tool_choice=forced), stream(LOOKS), stream(ANSWERS))
-    assert asked[0]["tool_choice"] == forced
-    assert asked[1]["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
-    _, asked = run(turn(tool_choice={"type": "any"}), stream(LOOKS), stream(ANSWERS))
-    assert asked[1]["tool_choice"] == {"type": "any"}
-
-
 def test_json_is_held_until_the_round_is_visible() -> None:
     form = {"format": {"type": "json_schema", "schema": {}}}
     final = accumulated(run(turn(output_config=form), stream(LOOKS), stream(ANSWERS))[0])

@@ -375,11 +375,15 @@ def test_our_tools_are_recognised_by_the_names_that_models_write(name: str) -> N
     assert b'"function_call"' in out
 
 
-def test_a_forced_call_is_forced_once() -> None:
-    forced = {"type": "function", "name": "grep"}
-    _, asked = run(turn(tool_choice=forced), stream(LOOKS), stream(ANSWERS))
-    assert asked[0]["tool_choice"] == forced
-    assert "tool_choice" not in asked[1]
+def test_what_the_client_forces_is_one_of_the_calls_that_upstream_must_make() -> None:
+    """The model may read what was moved first, and the client does not notice."""
+    forced = {"type": "function", "name": "fetch"}
+    names = [{"type": "function", "name": name} for name in ("fetch", "grep", "read_file")]
+    sent = {"type": "allowed_tools", "mode": "required", "tools": names}
+    fetches = response(call("fetch", {"n": 1}), number=2)
+    out, asked = run(turn(tool_choice=forced), *(stream({**reply, "tool_choice": sent}) for reply in (LOOKS, fetches)))
+    assert [request["tool_choice"] for request in asked] == [sent, sent]
+    assert accumulated(out)["tool_choice"] == forced
 
 
 def test_our_tools_are_among_those_that_the_client_allows_and_it_does_not_see_them() -> None:
