@@ -133,6 +133,9 @@ class _BreakpointCache:
 
 
 BREAKPOINTS, FREE_READS, NO_CACHE = "breakpoints", "16 x 0", "none"
+GPT_5_6 = "gpt-5.6"
+ANYWHERE = 1 << 30
+"""A cache that looks for an entry at every block."""
 THIRD_MARK = "third mark"
 """As `BREAKPOINTS`, with a third breakpoint and a fourth, both the proxy's own, where the client marks its caches."""
 MODELS: dict[str, Model] = {
@@ -145,6 +148,9 @@ MODELS: dict[str, Model] = {
     # Anthropic (https://platform.claude.com/docs/en/build-with-claude/prompt-caching): entries at breakpoints only, 20
     # blocks looked at from each; written for five minutes at 1.25, read at 0.1; from 1,024 tokens on (Sonnet 4.5).
     BREAKPOINTS: Breakpoints(0.1, 1.25, 20, 1024),
+    # OpenAI from GPT-5.6 on (https://developers.openai.com/api/docs/guides/prompt-caching): one implicit breakpoint at
+    # the newest message, matched without a limit of blocks; written at 1.25, read at 0.1; from 1,024 tokens on.
+    GPT_5_6: Breakpoints(0.1, 1.25, ANYWHERE, 1024),
     # DeepSeek (https://api-docs.deepseek.com/news/news0802): units of 64 tokens, a hit at $0.014 where a miss is $0.14.
     "64 x 0.1": Prefix(64, 64, 0.1),
     # vLLM (https://docs.vllm.ai/en/latest/design/prefix_caching/): whole blocks, of 16 tokens by default. There is no

@@ -12,10 +12,12 @@ from bench.replay import Call, Kind, Recorded, Strategy, breaks, cost, plainly
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One run under one strategy: tokens, those of its last request, prefix breaks, summaries, cost by cache."""
+    """One run under one strategy: tokens, those of its last and largest request, prefix breaks, summaries, cost by
+    cache."""
 
     sent: int
     last: int
+    largest: int
     breaks: int
     summaries: int
     costs: dict[str, float]
@@ -45,9 +47,11 @@ def measured(strategy: Strategy, run: Recorded, models: Sequence[str]) -> Figure
 
 
 def figures(calls: Sequence[Call], models: Iterable[str] = PRICED) -> Figures:
+    asked = [call.prompt.tokens for call in calls if call.kind is not Kind.SUMMARY]
     return Figures(
         sent=sum(call.prompt.tokens for call in calls),
         last=[call.prompt.tokens for call in calls if call.kind is Kind.CLIENT][-1],
+        largest=max(asked),
         breaks=breaks(calls),
         summaries=sum(call.kind is Kind.SUMMARY for call in calls),
         costs={model: cost(calls, PRICED[model]) for model in models},

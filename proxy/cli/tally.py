@@ -149,9 +149,11 @@ class Tally:
         course = self._course(planned, recorded.caller)
         if event:
             course.events.append(course.requests)
-        if course.points is not None and not planned.plan.empty and len(course.told) < WORDS:
+        if course.points is not None and len(course.told) < WORDS:
             words = told(planned.past.items, planned.plan, planned.policy.offload, planned.room.window)
-            course.told += [(course.requests, words)] if words else []
+            if course.told and course.told[-1][1].startswith("waiting: "):
+                course.told.pop()  # of what it waits for, only the last is of interest
+            course.told.append((course.requests, words))
         course.requests += 1
         course.before += seen.before
         course.after += seen.after

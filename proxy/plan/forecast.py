@@ -26,10 +26,14 @@ SUMMARY_REQUEST_TOKENS = 500
 """About the tokens that the task adds to the conversation in a summary call."""
 OUTPUT_PRICE = 5
 """An output token in input tokens: 5 at Anthropic's, 4 to 8 at OpenAI's price lists (2025)."""
+LEARNED, UNSEEN = "learned", "unseen"
+"""Causes besides those of events: the plan was made again for a learned window; a result was too large to be sent."""
 CAUSES = {
     Cause.EARLY.name.lower(): "newest old results, because that pays",
     Cause.TOTAL.name.lower(): "history above its ceiling",
     Cause.WINDOW.name.lower(): "to fit the context window",
+    LEARNED: "planned again for a window that was learned",
+    UNSEEN: "new results, too large to be sent even once",
 }
 """Why an event happened, in a few words."""
 
@@ -292,15 +296,22 @@ def waiting(plan: Plan, offload: Offload, *, late: bool = False) -> str:
     return f"{old}, moving {them} pays after {_several(now.pays_after, 'more request')}"
 
 
+def unseen(items: Sequence[Item], plan: Plan) -> list[int]:
+    """Return the new results that this request has only previews of."""
+    if plan.empty:
+        return []
+    return [
+        index for index in range(_unanswered(items), len(items)) if index in plan.moves and not plan.moves[index].event
+    ]
+
+
 def _sentences(
     items: Sequence[Item], plan: Plan, offload: Offload, window: int | None, late: bool, answers: Answers | None
 ) -> Iterator[str]:
-    new = range(_unanswered(items), len(items))
-    unseen = [index for index in new if index in plan.moves and not plan.moves[index].event]
-    if unseen:
+    if new := unseen(items, plan):
         limit = f"max_unseen_tool_tokens ({offload.max_unseen_tool_tokens:,})"
-        each = "it has" if len(unseen) == 1 else "each has"
-        yield f"Sent only a preview of {_sized(items, plan, unseen, 'new result')}, because {each} more than {limit}."
+        each = "it has" if len(new) == 1 else "each has"
+        yield f"Sent only a preview of {_sized(items, plan, new, 'new result')}, because {each} more than {limit}."
     event = event_at(plan, len(items))
     if event:
         done = _done(items, plan)

@@ -161,7 +161,8 @@ class _Request:
         if planned is None:
             return replace(ready, unplanned=Reason.FIELD, obstacle=chat.obstacle_beside(policy.upstream.members))
         obstacle = "tool_choice" if planned.bound else ""
-        return replace(ready, planned=planned if factor == 1 else replace(planned, factor=factor), obstacle=obstacle)
+        relearned = planned.relearned or (self._ladder.too_long and not planned.plan.empty)
+        return replace(ready, planned=replace(planned, factor=factor, relearned=relearned), obstacle=obstacle)
 
     async def _render(self, step: Step) -> Prepared:
         """Return the request rendered to its plan, or as it came if there is no plan or it changes nothing."""

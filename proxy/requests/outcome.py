@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from proxy.errors import Fault
 from proxy.plan.forecast import (
-    Answers,
+    LEARNED,
+    UNSEEN,
     Billed,
     Forecast,
     as_sent,
@@ -15,10 +16,9 @@ from proxy.plan.forecast import (
     cost_as_it_came,
     event_at,
     forecast,
-    newly_used,
-    told,
-    waiting,
+    unseen,
 )
+from proxy.plan.plan import OffloadEvent
 from proxy.plan.refusals import Addition
 from proxy.plan.turn import Usage
 from proxy.policy import Mode
@@ -67,9 +67,9 @@ def of_chat(
         compacted=ready.compacted,
         compressed=ready.compressed,
         events=len(planned.plan.events) if planned else 0,
-        new_event=event is not None,
-        cause=event.cause.name.lower() if event else "",
-        words=_told(ready, planned) if planned else "",
+        new_event=planned is not None and bool(_cause(planned, event)),
+        cause="" if planned is None else _cause(planned, event),
+        words=ready.words,
         reinserted=len(ready.rendered.rounds) if ready.rendered else 0,
         rounds=ready.rounds,
         tool_uses=tuple(ready.uses),
@@ -146,25 +146,13 @@ def _costs_of_turn(ready: Prepared, rendered: RenderedRequest, turn: Turn) -> _C
     return _Costs(came, cost(offload, spent.prompt, spent.cached, spent.hidden), Basis.BILLED)
 
 
-def _told(ready: Prepared, planned: PlannedRequest) -> str:
-    """Say what the plan did at this request, or what it waits for."""
-    plan, rendered = planned.plan, ready.rendered
-    answers, late = None, ready.foreseen is None and not plan.empty
-    if rendered is not None:
-        answers, late = _answers(rendered), len(rendered.plan.events) < len(plan.events)
-    offload, window = planned.policy.offload, planned.room.window
-    if plan.empty and not answers:
-        return waiting(plan, offload)
-    return told(planned.past.items, plan, offload, window, late=late, answers=answers)
-
-
-def _answers(rendered: RenderedRequest) -> Answers | None:
-    """Return the answers of our tools that became pointers at this request."""
-    whole, sent = rendered.found, rendered.rounds
-    places = newly_used(rendered.history.past.items, rendered.plan)
-    left = [place for place in places if place in sent and sent[place].tokens < whole[place].tokens]
-    before, after = (sum(rounds[place].tokens for place in left) for rounds in (whole, sent))
-    return Answers(len(left), before, after) if left else None
+def _cause(planned: PlannedRequest, event: OffloadEvent | None) -> str:
+    """Say in a word why something newly moved at this request; empty if nothing has."""
+    if planned.relearned:
+        return LEARNED
+    if event:
+        return event.cause.name.lower()
+    return UNSEEN if unseen(planned.past.items, planned.plan) else ""
 
 
 def _usage(said: Reported | None) -> Usage:

@@ -54,6 +54,8 @@ class PlannedRequest(msgspec.Struct, frozen=True, dict=True):
     names: tuple[str, str]
     factor: float = 1.0
     """How many tokens upstream counts where we count one. The room is in ours, limits for replies are in upstream's."""
+    relearned: bool = False
+    """Whether more is moved than in this conversation's request before because its window was learned since."""
     quoted: frozenset[str] = frozenset()
     """The full names of moved texts that the request quotes. They may be of the caller's earlier conversations."""
 
@@ -246,7 +248,9 @@ async def plan(
 
     def made() -> PlannedRequest:
         quoted = names_in(asked.body, policy.offload.store_dir)
-        planned = PlannedRequest(dialect, asked, policy, past, past.plan(), room, names, quoted=quoted)
+        plan = past.plan()
+        relearned = reader.relearned(past, plan, caller)
+        planned = PlannedRequest(dialect, asked, policy, past, plan, room, names, quoted=quoted, relearned=relearned)
         if asked.size > SMALL and planned.concerns_us:
             dialect.shape(asked)  # splits the body for all later steps, which the event loop must not do
         return planned

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from proxy.plan.forecast import Answers, newly_used, told, waiting
 from proxy.plan.reasons import Reason
 from proxy.plan.refusals import Addition, Step
 from proxy.policy import Mode, SnapshotRole
@@ -142,6 +143,23 @@ class Prepared(msgspec.Struct, frozen=True):
         """Messages that a snapshot replaces."""
         return self.rendered.compressed() if self.rendered else self.foreseen.compressed if self.foreseen else 0
 
+    @property
+    def words(self) -> str:
+        """What the plan did at this request, or what it waits for; empty if there is no plan."""
+        planned, rendered = self.in_force, self.rendered
+        if planned is None:
+            return ""
+        plan, answers, late = planned.plan, None, self.foreseen is None and not planned.plan.empty
+        if rendered is not None:
+            answers, late = _answers(rendered), len(rendered.plan.events) < len(plan.events)
+        offload, window = planned.policy.offload, planned.room.window
+        if plan.empty and not answers:
+            return waiting(plan, offload)
+        said = told(planned.past.items, plan, offload, window, late=late, answers=answers)
+        if not planned.relearned or window is None:
+            return said
+        return f"Planned again for a context window of {window:,}, which was learned. {said}"
+
     def headers(self) -> Sequence[Header]:
         """Return our headers for the client's reply."""
         planned, limit = self.in_force, self.limit
@@ -155,4 +173,14 @@ class Prepared(msgspec.Struct, frozen=True):
             (b"x-offload-compacted", b"%d" % self.compacted),
             (b"x-offload-compressed", b"%d" % self.compressed),
             *([] if limit is None else [(b"x-offload-max-tokens", b"%d" % limit)]),
+            *([] if self.compacted or self.compressed else [(b"x-offload-reason", self.words.encode())]),
         ]
+
+
+def _answers(rendered: RenderedRequest) -> Answers | None:
+    """Return the answers of our tools that became pointers at this request."""
+    whole, sent = rendered.found, rendered.rounds
+    places = newly_used(rendered.history.past.items, rendered.plan)
+    left = [place for place in places if place in sent and sent[place].tokens < whole[place].tokens]
+    before, after = (sum(rounds[place].tokens for place in left) for rounds in (whole, sent))
+    return Answers(len(left), before, after) if left else None

@@ -178,7 +178,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     events: int = 0
     """Events in the plan of this history."""
     new_event: bool = False
-    """Whether the newest event happened at this very request."""
+    """Whether something newly moved at this very request."""
     reinserted: int = 0
     """Hidden rounds put back from earlier turns."""
     rounds: int = 0
@@ -203,6 +203,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     first_byte_seconds: float | None = None
     """From the request's first byte to the reply's first."""
     cause: str = ""
-    """Why a new event happened: `rent`, `total`, `hard` or `window`; see `plan.Cause`."""
+    """Why something newly moved: `early`, `total`, `window`, `learned` or `unseen`; see `forecast.CAUSES`."""
     words: str = ""
-    """What the plan did at this very request, and why, in sentences with figures."""
+    """What the plan did at this very request, and why, in sentences with figures; or what it waits for."""

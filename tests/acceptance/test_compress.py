@@ -36,9 +36,10 @@ WORDS = "so many words that nobody needs to read them twice " * 18
 
 
 def policy(up: StrictUpstream, mode: str = "compress", *, compress: Json | None = None, **offload: Any) -> Json:
-    """Return a policy that cuts above about 300 tokens. Requests wait for summaries unless a test says otherwise."""
+    """Return a policy that cuts above 700 tokens. Requests wait for summaries unless a test says otherwise."""
     summary = {"wait": "always", "snapshot_tokens": 100, **(compress or {})}
-    return tight(up.url, offload={"mode": mode, "pin_user_tokens": 60, "compress": summary, **offload})
+    limits = {"mode": mode, "max_total_tokens": 700, "pin_user_tokens": 60}
+    return tight(up.url, offload={**limits, "compress": summary, **offload})
 
 
 class Model:
@@ -296,7 +297,7 @@ def test_a_summary_call_includes_hidden_rounds(up: StrictUpstream, model: Model,
         return text(f"{len(request.messages)} {WORDS}")
 
     model.answer = searches
-    Talk(serve({"default": policy(up)})).go(12)
+    Talk(serve({"default": policy(up, max_tool_message_tokens=500)})).go(12)
     last = summaries(up)[-1]
     assert len(summaries(up)) >= 2
     assert any(message["role"] == "tool" for message in last.messages)
@@ -321,7 +322,7 @@ def test_a_history_too_long_for_one_call_is_summarised_in_parts(up: StrictUpstre
     too_long = {"error": {"message": "This model's maximum context length is 1200 tokens.", "code": "x"}}
     refuse = lambda request: len(request.body) > 4_000 and is_summary(request)  # noqa: E731
     up.respond(lambda request: error(400, too_long) if refuse(request) else model(request))
-    assert Talk(serve({"default": policy(up)}), history).post().status_code == 200
+    assert Talk(serve({"default": policy(up, max_total_tokens=300)}), history).post().status_code == 200
     accepted = [request for request in summaries(up) if not refuse(request)]
     assert len(accepted) > 1
     assert "The record so far" not in accepted[0].messages[0]["content"]
@@ -441,7 +442,7 @@ def test_the_originals_of_a_snapshot_can_be_searched_and_read(up: StrictUpstream
 @pytest.mark.parametrize("late", [1, 4, 8])
 def test_a_summary_is_used_however_late_it_arrives(up: StrictUpstream, model: Model, serve: Any, late: int) -> None:
     """No request waits for it, a planned cut costs at most one, and nothing that was moved comes back."""
-    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"})})
+    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, max_total_tokens=1_000)})
     talk = Talk(proxy, tools=[TOOL])
     model.gate.clear()
     for number in range(14):
@@ -462,13 +463,15 @@ def test_a_summary_is_used_however_late_it_arrives(up: StrictUpstream, model: Mo
 
 def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
     """Until then the client's own bytes go on, and upstream's cached prefix breaks once."""
-    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"})})
+    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, max_total_tokens=1_000)})
     talk = Talk(proxy, tools=[TOOL])
     model.gate.clear()
     talk.step(0, f"result {WORDS}")
+    model.answer = lambda request: text(f"{len(request.messages)} {WORDS * 3}")  # moving the result leaves too much
     while not summaries(up):
         talk.go()
         time.sleep(0.1)
+    model.answer = lambda request: text("ok")
     talk.go(2)
     assert all(is_prefix(one, other) and one.tool_names == ["fetch"] for one, other in pairwise(turns(up)))
     model.gate.set()
@@ -481,10 +484,11 @@ def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve
 
 def test_an_event_stops_waiting_for_a_late_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
     model.summary = lambda: error(500)
-    limits = {"max_total_tokens": 600}
+    limits = {"max_total_tokens": 1_000}
     proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, **limits)})
     talk = Talk(proxy, tools=[TOOL])
     talk.step(0, f"result {WORDS}")
+    model.answer = lambda request: text(f"{len(request.messages)} {WORDS * 3}")  # moving the result leaves too much
     while not summaries(up):
         talk.go()
         time.sleep(0.1)

@@ -29,10 +29,10 @@ pytestmark = needed
 Json = dict[str, Any]
 
 RUN = "super-swe-agent_masked-transnormerllm_goal"
-"""45 turns, 94,000 tokens; with `OFFLOAD` three events, two of them with cuts."""
+"""45 turns, 94,000 tokens; with `OFFLOAD` 19 events, two of them with cuts."""
 OFFLOAD: Json = {
     "mode": "auto",
-    "max_total_tokens": 10_000,
+    "max_total_tokens": 7_000,
     "compress": {"wait": "always"},
 }
 SNAPSHOT = "<state_snapshot><overall_goal>go on</overall_goal></state_snapshot>"

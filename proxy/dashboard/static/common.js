@@ -195,7 +195,8 @@ export function happened(row) {
   if (row.compressed) done.push(`${number(row.compressed)} summarised`);
   if (row.reinserted) done.push(`${counted(row.reinserted, "hidden round")} put back`);
   if (row.rounds) done.push(`${counted(row.rounds, "round")} read back`);
-  const what = done.length ? done.join(", ") : "nothing to do";
+  const waits = row.words?.startsWith("waiting: ") ? row.words : "nothing to do";
+  const what = done.length ? done.join(", ") : waits;
   const event = row.new_event ? `event ${row.events}: ` : "";
   if (row.kind === "observed") return `${row.holdout === "kept" ? "held out" : "only observed"}; the plan: ${event}${what}`;
   return `${event}${what}`;

@@ -29,7 +29,8 @@ function sentences(rows) {
   return rows.flatMap((row, index) => {
     const waited = index && row.compressed > rows[index - 1].compressed && !row.new_event && row.kind !== "observed";
     const ready = waited ? `From here on the summary is sent, which stands for ${number(row.compressed)} old messages. ` : "";
-    return ready || row.words ? [[row, `${ready}${plain(row.words, 5000)}`]] : [];
+    const told = row.words && (!row.words.startsWith("waiting: ") || index === rows.length - 1);
+    return ready || told ? [[row, `${ready}${plain(row.words, 5000)}`]] : [];
   });
 }
 
