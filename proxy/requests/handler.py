@@ -114,9 +114,9 @@ class _Request:
 
     def ended(self, outcome: Outcome) -> None:
         """Pass on the outcome of the whole request."""
-        self._services.watch(outcome.request_id, self.ready)
+        if self._services.watch is not None:
+            self._services.watch(outcome, self.ready)
         self._services.sink(outcome)
-        self._services.capture(outcome, self._tenant.policy, self.ready.chat)
 
     # -- from the body to what is sent --
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from proxy.plan.request import Request
-    from proxy.policy import Policy
     from proxy.requests.background import Background
     from proxy.requests.message_cache import MessageCache
     from proxy.requests.passthrough import Relay, Sink
@@ -36,7 +34,5 @@ class Services:
     threads: WorkPool
     known: Known
     sink: Sink
-    capture: Callable[[Outcome, Policy, Request | None], None] = lambda outcome, policy, chat: None
-    """Called with every chat request that has ended, and None if it could not be read."""
-    watch: Callable[[str, Prepared], None] = lambda request_id, ready: None
-    """Called with the request's id and how far it got, before the sink gets its outcome."""
+    watch: Callable[[Outcome, Prepared], None] | None = None
+    """Called with every chat request that has ended, before the sink gets its outcome."""

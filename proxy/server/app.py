@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from proxy.policy import Policy
+    from proxy.requests.prepared import Prepared
     from proxy.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class App:
         self._metrics = Metrics()
         self._book = PolicyLoader(settings.policies, settings.environment, settings.upstream, self._metrics.reloaded)
         self._dashboard = Dashboard(settings, lambda: self._book.current, self._state)
+        self._shows_requests = settings.dashboard
         shown = (self._dashboard.record,) if settings.dashboard else ()
         self._ledger = logs.Recorder(logs.requests, self._metrics.record, *shown)
         self._record = self._ledger.record
@@ -122,8 +124,7 @@ class App:
             threads=self._threads,
             known=self._known,
             sink=self._record,
-            capture=self._captures.take,
-            watch=self._dashboard.watch if settings.dashboard else Services.watch,
+            watch=self._watch if settings.dashboard or settings.capture else None,
         )
         self._chats: dict[Dialect, Handler] = {dialect: Chat(services, dialect) for dialect in DIALECTS}
         self._operations = Operations(services)
@@ -266,6 +267,12 @@ class App:
     def flush(self) -> None:
         """Write the metrics and log lines of the requests so far."""
         self._ledger.flush()
+
+    def _watch(self, outcome: Outcome, ready: Prepared) -> None:
+        """Keep what dashboard and captures show of a chat request."""
+        if self._shows_requests:
+            self._dashboard.watch(outcome.request_id, ready)
+        self._captures.take(outcome, ready.tenant.policy, ready.chat)
 
     def _retention(self, namespace: str) -> float | None:
         return retention(namespace, self._book.current)
