@@ -11,10 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from proxy.errors import MethodNotAllowed, Overloaded, Unauthorized
-from proxy.operations import offload, openapi, parameters, read, search
-from proxy.operations.call import OperationCall
-from proxy.operations.caller_files import CallerFiles
-from proxy.operations.envelope import OperationReply, refusal
+from proxy.operations import offload, schema, search
+from proxy.operations.call import OperationCall, OperationReply, refusal
+from proxy.operations.files import CallerFiles
 from proxy.requests.passthrough import served
 from proxy.telemetry.outcome import Kind, Outcome
 from proxy.upstream.codings import decoded
@@ -42,10 +41,10 @@ PATHS: Mapping[bytes, Callable[[OperationCall], Awaitable[OperationReply]]] = {
     b"/context_compact": offload.compact,
     b"/context_compress": offload.compress,
     b"/grep": search.grep,
-    b"/read_file": read.read_file,
+    b"/read_file": search.read_file,
 }
 
-description = openapi.description
+description = schema.description
 
 
 def check_caller(tenant: Tenant) -> None:
@@ -77,7 +76,7 @@ class Operations:
         with client.present():
             threads, caller = self._services.threads, call.tenant.namespace
             clear = await decoded(body, client.headers, limit, threads, caller, client.hold)
-            call.given = await threads.run(caller, partial(parameters.body, clear))
+            call.given = await threads.run(caller, partial(schema.body, clear))
             if client.path in _OFFLOADS:
                 client.fault_body = refusal(call.given.messages)
             await client.reply(200, await _answered(call))

@@ -1,13 +1,18 @@
-"""One call of an operation: the caller, the parameters, and the figures for the log."""
+"""One call of an operation: the caller, the parameters, the figures for the log, and the envelope of every reply."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from proxy.operations.caller_files import CallerFiles
-from proxy.operations.parameters import Body
+import msgspec
+from msgspec import Raw
+
+from proxy import rawjson
+from proxy.errors import ProxyError
+from proxy.operations.files import CallerFiles
+from proxy.operations.schema import Body
 
 if TYPE_CHECKING:
     from proxy.policies.tenants import Tenant
@@ -49,3 +54,40 @@ class OperationCall:
     async def read(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a reading thread when it is this caller's turn, and return its result."""
         return await self.services.threads.run(self.tenant.namespace, lambda: work(*args, **kwargs))
+
+
+class OperationReply(msgspec.Struct, frozen=True):
+    """The content of a successful reply. Messages are raw JSON and keep their bytes."""
+
+    answer: str
+    messages: list[bytes | Raw] = []
+    metadata: Mapping[str, Any] = {}
+
+    def body(self) -> bytes:
+        """The body of the HTTP reply."""
+        return _envelope(True, self.answer, self.messages, self.metadata)
+
+
+def refusal(messages: Iterable[bytes | Raw] = ()) -> Callable[[ProxyError], bytes]:
+    """Return a function that takes an error and returns a body with the reason and the caller's own messages.
+
+    The messages are included so that a failed call cannot lose them.
+    """
+    own = list(messages)
+    return lambda error: _envelope(False, error.message, own, {"error": error.code or error.kind})
+
+
+def _envelope(success: bool, answer: str, messages: Iterable[bytes | Raw], metadata: Mapping[str, Any]) -> bytes:
+    """Encode each member separately, because some are raw JSON and others are text that must be escaped."""
+    members = (
+        b'{"success":',
+        rawjson.encode(success),
+        b',"answer":',
+        rawjson.encode(answer),
+        b',"messages":',
+        rawjson.array(messages),
+        b',"metadata":',
+        rawjson.encode(metadata),
+        b"}",
+    )
+    return b"".join(members)

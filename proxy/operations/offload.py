@@ -6,26 +6,41 @@ work on the bytes of messages.
 
 from __future__ import annotations
 
+import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
-from proxy.errors import ClientFault
-from proxy.operations import one_shot, parameters, summaries
-from proxy.operations.envelope import OperationReply
+from proxy.dialects.chat import CHAT
+from proxy.errors import ClientFault, NoSummary, UpstreamSilent
+from proxy.operations import one_shot, schema
+from proxy.operations.call import OperationReply
 from proxy.operations.one_shot import Offloaded, Options
 from proxy.plan.history import Message
+from proxy.plan.summary import SCRATCHPAD_TOKENS, Section, SummaryAnswer
 from proxy.policy import Mode, SnapshotRole
+from proxy.requests import turn_io
+from proxy.requests.summaries import group_limits
+from proxy.requests.summary_writer import Failed, Spent, SummaryJob
 from proxy.tools import names
 from proxy.tools.names import BadName
+from proxy.upstream.headers import Headers, url_for
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall
-    from proxy.operations.caller_files import CallerFiles
+    from proxy.operations.files import CallerFiles
     from proxy.policy import Policy
+
+LEAST = 200
+"""The smallest size in tokens that a summary call asks for, because models ignore smaller limits."""
+
+TARGET = b"/v1/chat/completions"
+
+BEFORE = "earlier records, which are kept beside yours: do not repeat them"
 
 KEEP_RECENT = 5
 """How many messages `/context_compress` keeps by default, for compatibility."""
@@ -35,23 +50,23 @@ NOTHING = "Nothing was above the thresholds: the messages are as they came, and 
 
 async def offload(call: OperationCall) -> OperationReply:
     """Offload in the mode that the call asks for. Raises ProxyError."""
-    return await _offload(call, await call.read(parameters.taken, call.given, parameters.OffloadParameters))
+    return await _offload(call, await call.read(schema.taken, call.given, schema.OffloadParameters))
 
 
 async def compact(call: OperationCall) -> OperationReply:
     """Offload in compact mode. Raises ProxyError."""
-    given = await call.read(parameters.taken, call.given, parameters.OffloadParameters)
-    return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compact"))
+    given = await call.read(schema.taken, call.given, schema.OffloadParameters)
+    return await _offload(call, replace(given, context_manage_mode="compact"))
 
 
 async def compress(call: OperationCall) -> OperationReply:
     """Offload in compress mode. Raises ProxyError."""
-    given = await call.read(parameters.taken, call.given, parameters.OffloadParameters)
+    given = await call.read(schema.taken, call.given, schema.OffloadParameters)
     keep = KEEP_RECENT if given.keep_recent_count is None else given.keep_recent_count
-    return await _offload(call, msgspec.structs.replace(given, context_manage_mode="compress", keep_recent_count=keep))
+    return await _offload(call, replace(given, context_manage_mode="compress", keep_recent_count=keep))
 
 
-async def _offload(call: OperationCall, given: parameters.OffloadParameters) -> OperationReply:
+async def _offload(call: OperationCall, given: schema.OffloadParameters) -> OperationReply:
     options, chat_id = _options(given), given.chat_id or str(uuid.uuid4())
     policy = call.tenant.policy.for_model(given.model or "")
     model = given.model or policy.offload.compress.model or ""
@@ -74,7 +89,7 @@ async def _offload(call: OperationCall, given: parameters.OffloadParameters) -> 
     return OperationReply(_answer(files), kept, _metadata(decided, after, chat_id, files, list(groups)))
 
 
-def _options(given: parameters.OffloadParameters) -> Options:
+def _options(given: schema.OffloadParameters) -> Options:
     return Options(
         mode=Mode(given.context_manage_mode),
         store_dir=given.store_dir,
@@ -120,7 +135,7 @@ async def _summarised(
     turns = [await call.read(one_shot.group_turns, decided, messages, group) for group in decided.groups]
     tokens = [sum(decided.tokens[index] for index in group) for group in decided.groups]
     groups = list(zip(turns, tokens, strict=True))
-    return await summaries.made(call, policy, model, groups, names.stem(options.store_dir))
+    return await _made(call, policy, model, groups, names.stem(options.store_dir))
 
 
 async def _written(call: OperationCall, decided: Offloaded, store_dir: str, chat_id: str) -> dict[str, str]:
@@ -184,3 +199,81 @@ def _note(call: OperationCall, options: Options, model: str, decided: Offloaded)
     account.mode, account.model, account.messages = options.mode.value, model, len(decided.raws)
     account.tokens_before = account.tokens_after = decided.tokens_before
     account.compacted, account.compressed = decided.compacted, len(decided.taken)
+
+
+# -- the summaries: the tenant's upstream makes them in order, and each call includes the earlier ones --
+
+
+async def _made(
+    call: OperationCall, policy: Policy, model: str, groups: Sequence[tuple[list[Section], int]], store_dir: str
+) -> list[str]:
+    """Return a summary for each group, which is given as its messages and their tokens. Raises UpstreamFault."""
+    spent, texts = Spent(), list[str]()
+    call.client.sent = time.perf_counter()
+    try:
+        for turns, tokens in groups:
+            before = [Section(BEFORE, "\n\n".join(texts))] if texts else []
+            job = _job(call, policy, model, [*before, *turns], tokens, store_dir)
+            texts.append((await call.services.summaries.once(job, spent)).text)
+    except Failed as error:
+        raise NoSummary(f"No summary was made: {error}") from error
+    except TimeoutError as error:
+        seconds = policy.offload.compress.timeout
+        raise UpstreamSilent(f"No summary was made: no answer within {seconds:g} seconds") from error
+    finally:
+        call.account.summary_prompt_tokens = spent.prompt_tokens
+        call.account.summary_completion_tokens = spent.completion_tokens
+        call.account.cached_tokens = spent.cached_tokens
+    return texts
+
+
+def _job(
+    call: OperationCall, policy: Policy, model: str, turns: list[Section], tokens: int, store_dir: str
+) -> SummaryJob:
+    """Build the job for one group.
+
+    The caller wants a summary even if it saves nothing, so it is accepted at any size. The task asks for half of the
+    group's tokens.
+    """
+    compress = policy.offload.compress
+    window = call.services.known.window(call.tenant.namespace, policy, model)
+
+    size = min(compress.snapshot_tokens, max(tokens // 2, LEAST))
+    limit, reply = group_limits(replace(compress, group_token_threshold=0), window, size + SCRATCHPAD_TOKENS)
+
+    async def ask(body: bytes) -> SummaryAnswer:
+        return await _asked(call, policy, body)
+
+    return SummaryJob(
+        namespace=call.tenant.namespace,
+        name="",
+        tenant=call.tenant.name,
+        model=model,
+        dialect=CHAT.name,
+        snapshot_tokens=size,
+        replaced_tokens=sys.maxsize,
+        store_dir=store_dir,
+        timeout=compress.timeout,
+        group_tokens=limit,
+        max_calls=compress.max_calls,
+        riding=None,
+        alone=lambda text: CHAT.summary_request(text, model, most=reply),
+        history=lambda: turns,
+        earlier="",
+        originals=f"{store_dir}/",
+        taken=list,
+        references=dict,
+        stored=None,
+        ask=ask,
+        prices=policy.offload,
+    )
+
+
+async def _asked(call: OperationCall, policy: Policy, body: bytes) -> SummaryAnswer:
+    """Make one summary call with the caller's own credentials, or with those that the tenant uses instead."""
+    tenant = replace(call.tenant, policy=policy)
+    request = call.services.relay.request(call.client, tenant, body)
+    request = turn_io.rewritten(request, body, (*turn_io.ANOTHER, b"content-type"))
+    headers = Headers((*request.headers, (b"content-type", b"application/json")))
+    url = url_for(policy.upstream.base_url, TARGET)
+    return await turn_io.ask(call.services.upstream, replace(request, url=url, headers=headers), CHAT)

@@ -39,10 +39,6 @@ LONGEST_NAME = 120
 """The most bytes of a file's name as stored: 64 of a chat's id, or 40 of a call, dots doubled, a digest, a number, and
 our fixed text."""
 
-DIGITS = 12
-"""Hex digits of a text's digest in its file's name. A caller's files outlive the conversation, so that many more texts
-have a name with the same beginning than in a request."""
-
 _REFERENCE = re.compile(
     r"\.\.\. "
     + re.escape(preview.MARK)
@@ -158,7 +154,7 @@ def offload(
     count: Callable[[str], int],
 ) -> Offloaded:
     """Decide what the limits require. `stored` has, by path, the texts of the `references` that lead to a file."""
-    messages, _ = Naming(DIGITS).named(messages)
+    messages, _ = Naming().named(messages)
     borders = _borders(messages)
     before = sum(message.tokens for message in messages)
     moved: dict[int, Message] = {}

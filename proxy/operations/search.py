@@ -1,26 +1,24 @@
-"""`/grep`: finds lines in the caller's own files, in threads, a few files at a time."""
+"""`/grep` and `/read_file`: find and show lines of the caller's own files, in threads, a few files at a time."""
 
 from __future__ import annotations
 
-import asyncio
-import codecs
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from proxy import regex
 from proxy.errors import ClientFault, NotThere
-from proxy.operations import parameters
-from proxy.operations.envelope import OperationReply
+from proxy.operations import schema
+from proxy.operations.call import OperationReply
 from proxy.regex import Budget, sliced
-from proxy.tools import names, search
+from proxy.tools import names, pages, search
 from proxy.tools.search import Find, LineMatch, TooSlow
 
 if TYPE_CHECKING:
     from proxy.operations.call import OperationCall
-    from proxy.operations.caller_files import CallerFiles, File
+    from proxy.operations.files import CallerFiles, File
 
 SECONDS = 10.0
 """Seconds of processor time that one search may take; enough for 10 GB at a pattern's usual speed."""
@@ -31,11 +29,8 @@ BATCH_BYTES = 4 << 20
 BATCH_FILES = 200
 """The most files in a batch. Their keys are made on the event loop, which takes 2 ms."""
 
-DECODED_BYTES = 1 << 20
-"""Bytes that are decoded at a time, because decoding blocks the interpreter."""
-
-SIDE_BY_SIDE = 4
-"""Batches that are handled concurrently, so that one is read while another is searched."""
+WRITING = 10.0
+"""Most seconds that a call waits for files of its caller that are being written."""
 
 MATCHES = 100_000
 CHARACTERS = 16 << 20
@@ -60,15 +55,13 @@ async def grep(call: OperationCall) -> OperationReply:
     budget = Budget(SECONDS)
     try:
         if "file_path" in call.given.members:
-            return await _in_one(call, await call.read(parameters.taken, call.given, parameters.Find), budget)
-        return await _below(call, await call.read(parameters.taken, call.given, parameters.Search), budget)
+            return await _in_one(call, await call.read(schema.taken, call.given, schema.Find), budget)
+        return await _below(call, await call.read(schema.taken, call.given, schema.Search), budget)
     except TooSlow as error:
         raise _unusable(error) from error
-    finally:
-        budget.end()  # if one batch fails, the concurrent ones would continue
 
 
-async def _below(call: OperationCall, given: parameters.Search, budget: Budget) -> OperationReply:
+async def _below(call: OperationCall, given: schema.Search, budget: Budget) -> OperationReply:
     directory = names.canonical(given.path or ".")
     find = await _matcher(call, regex.compile, given.pattern, budget)
     files = await call.shelf.below(directory)
@@ -84,7 +77,7 @@ async def _below(call: OperationCall, given: parameters.Search, budget: Budget) 
     return await call.read(_shown_below, given, directory, matches, damaged)
 
 
-async def _in_one(call: OperationCall, given: parameters.Find, budget: Budget) -> OperationReply:
+async def _in_one(call: OperationCall, given: schema.Find, budget: Budget) -> OperationReply:
     find = await _matcher(call, regex.literal, given.pattern, budget)
     name = names.canonical(given.file_path)
     [content] = await call.shelf.read_many([name])
@@ -112,19 +105,16 @@ async def searched(
     """
     matches: list[LineMatch] = []
     most, characters = _most(limit), 0
-    batches = _batches(files)
-
-    async def in_batch(batch: Sequence[File]) -> list[LineMatch]:
+    for batch in _batches(files):
         wanted = [file.name for file in batch]
         contents = await shelf.read_many(wanted)
         # A file's retention may have ended since it was listed.
         there = [(name, content) for name, content in zip(wanted, contents, strict=True) if content is not None]
-        return await run(_in_files(there, find, most))
-
-    while len(matches) <= most and characters <= CHARACTERS and (wave := list(islice(batches, SIDE_BY_SIDE))):
-        for part in await asyncio.gather(*map(in_batch, wave)):
-            matches += part
-            characters += sum(len(match.text) for match in part)
+        part = await run(_in_files(there, find, most))
+        matches += part
+        characters += sum(len(match.text) for match in part)
+        if len(matches) > most or characters > CHARACTERS:
+            break
     return matches
 
 
@@ -159,10 +149,7 @@ def _valid(content: bytes) -> bytes:
     """Return the content as valid UTF-8, with U+FFFD for the lone surrogates that files keep."""
     if content.isascii():
         return content
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    starts = range(0, len(content), DECODED_BYTES)
-    parts = [decoder.decode(content[start : start + DECODED_BYTES]).encode() for start in starts]
-    return b"".join([*parts, decoder.decode(b"", final=True).encode()])
+    return content.decode("utf-8", "replace").encode()
 
 
 def _bounded(matches: Sequence[LineMatch], most: int) -> Found:
@@ -210,7 +197,7 @@ def _fitting(glob: str, files: Sequence[File], directory: str) -> list[File]:
 
 
 def _shown_below(
-    given: parameters.Search, directory: str, matches: Sequence[LineMatch], damaged: Sequence[str]
+    given: schema.Search, directory: str, matches: Sequence[LineMatch], damaged: Sequence[str]
 ) -> OperationReply:
     """Show a block for each file, between lines of dashes, and below them what was not searched."""
     found = _bounded(matches, _most(given.limit))
@@ -232,7 +219,7 @@ def _shown_below(
     return OperationReply(answer, metadata=metadata)
 
 
-def _shown_of_one(given: parameters.Find, matches: Sequence[LineMatch]) -> OperationReply:
+def _shown_of_one(given: schema.Find, matches: Sequence[LineMatch]) -> OperationReply:
     """Show a line for each match."""
     path, found = given.file_path, _bounded(matches, _most(given.limit))
     lines = [f"{path}:{match.line}:{match.text}" for match in found.matches]
@@ -250,3 +237,50 @@ def _metadata(found: Found, paths: Sequence[str]) -> dict[str, Any]:
         for path, match in zip(paths, found.matches, strict=True)
     ]
     return {"matches": matches, "truncated": found.more}
+
+
+# -- read_file --
+
+
+async def read_file(call: OperationCall) -> OperationReply:
+    """Return the lines that the call asks for. Raises ProxyError."""
+    given = await call.read(schema.taken, call.given, schema.ReadFile)
+    try:
+        path, content = await _named(call.shelf, given.absolute_path)
+    except NotThere:
+        # A reply that moved this text may have ended before the text was written.
+        if not await call.services.background.ended(f"{call.tenant.namespace}/", WRITING):
+            raise
+        path, content = await _named(call.shelf, given.absolute_path)
+    return await call.read(shown, path, content, given.offset or 0, given.limit)
+
+
+async def _named(shelf: CallerFiles, path: str) -> tuple[str, bytes]:
+    """Return the path and content of the file with this path, or of the only file whose path ends with it.
+
+    Such relative paths come from the `File:` lines of `/grep`. Raises NotThere.
+    """
+    name = names.canonical(path)
+    content = await shelf.read(name) if name else None
+    if content is not None:
+        return path, content
+    if name in shelf.damaged:
+        raise shelf.missing(name, path)
+    ending = [file.name for file in await shelf.below("") if name and file.name.endswith(f"/{name}")]
+    if len(ending) == 1:
+        if (content := await shelf.read(ending[0])) is not None:
+            return ending[0], content
+        raise shelf.missing(ending[0], ending[0])
+    several = ": " + ", ".join(ending[:5]) if ending else ""
+    raise NotThere(
+        f"There is no file {path!r} among your files{several and '; there are several that end so' + several}"
+    )
+
+
+def shown(path: str, content: bytes, offset: int, limit: int | None) -> OperationReply:
+    """Return `limit` lines, starting with the 0-based line `offset`; empty past the end of the file."""
+    text = content.decode("utf-8", "surrogatepass")
+    lines = pages.line_count(text)
+    start = pages.line_start(text, min(offset, lines))
+    stop = len(text) if limit is None else pages.line_start(text, min(limit, lines), start)
+    return OperationReply(text[start:stop], metadata={"path": path, "size_bytes": len(content), "lines": lines})

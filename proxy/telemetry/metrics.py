@@ -57,7 +57,7 @@ NONE = "none"
 OTHER = "other"
 TOOLS = frozenset({"grep", "read_file"})
 RESULTS = frozenset({"ok", "empty", "refused", "budget"})
-RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "seals", "continuations"})
+RECORD_KINDS = frozenset({"rounds", "snapshots", "originals", "files", "continuations"})
 BREAKER_STATES = ("closed", "open")
 STATUSES = frozenset(str(status.value) for status in HTTPStatus)
 

@@ -197,12 +197,12 @@ def operated(policy: Json | None = None, **settings: Any) -> Iterator[World]:
 
 
 def strays(proxy: Proxy) -> list[Path]:
-    """Return files that an `operated` proxy wrote anywhere but in `STORE/NAMESPACE/files` or `seals`.
+    """Return files that an `operated` proxy wrote anywhere but in `STORE/NAMESPACE/files`.
 
     The store is so deep in the test's directory that a path with `..` still ends inside that directory.
     """
     files = (path for path in proxy.store.parents[len(DEPTH)].rglob("*") if path.is_file())
-    return [path for path in files if path.parent.name not in ("files", "seals") or path.parents[2] != proxy.store]
+    return [path for path in files if path.parent.name != "files" or path.parents[2] != proxy.store]
 
 
 @contextmanager

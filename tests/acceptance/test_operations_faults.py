@@ -159,7 +159,6 @@ def test_fault_fields_were_dropped_on_the_way(caller: Caller) -> None:
     extra = {"name": "ada", "annotations": [{"n": 1}], "reasoning_content": "so", "x_unknown": {"deep": [None, 1.5]}}
     call, result = step("c", TEXT)
     call = {**call, "refusal": None, "reasoning": "hm", "tool_calls": [{**call["tool_calls"][0], "index": 0}]}
-    result = {**result, **extra}
     cached = {"type": "text", "text": "Hi.", "cache_control": {"type": "ephemeral"}}
     history = [{**system(), **extra}, {"role": "user", "content": [cached], **extra}, call, result, {**user(), **extra}]
     reply = caller.compact(history)

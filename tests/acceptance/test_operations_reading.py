@@ -86,7 +86,7 @@ def test_no_match_is_a_success(caller: Caller) -> None:
 )
 def test_grep_takes_regular_expressions(caller: Caller, pattern: str, lines: int) -> None:
     put(caller, TOOLS)
-    assert len(caller.grep(pattern, path=STORE, glob="*-????????????.txt").metadata["matches"]) == lines
+    assert len(caller.grep(pattern, path=STORE, glob="*-????????????????.txt").metadata["matches"]) == lines
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 100, 2**31, 2**53])

@@ -91,7 +91,7 @@ def test_a_large_result_becomes_a_reference_and_a_file() -> None:
     done = run([user(10), call("call_1"), moved, user(10)], OPTIONS)
     [(path, text)] = done.files.items()
     assert text == moved["content"]
-    assert re.fullmatch(r"\./cache/f-[0-9a-f]{12}\.txt", path)
+    assert re.fullmatch(r"\./cache/f-[0-9a-f]{16}\.txt", path)
     assert texts(done)[2] == (
         f"result0 re... (detailed result is stored in {path}; complete, 1 lines, 92 tokens; result of f)"
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.operations import PATHS, description
-from proxy.operations.parameters import ALIASES
+from proxy.operations.schema import ALIASES
 
 DOCUMENT: dict[str, Any] = json.loads(description())
 SCHEMAS = DOCUMENT["components"]["schemas"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.operations.read import shown
+from proxy.operations.search import shown
 
 
 @pytest.mark.parametrize(

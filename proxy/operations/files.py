@@ -2,20 +2,22 @@
 
 A caller can also read, by its exact path, an original that the proxy moved for the same key.
 
-A damaged file counts as absent (`seals`). It stays where it is, as its caller may have no other copy and people may
-still make something of it, until the same file is written again.
+The names of moved texts contain a digest of the text. Any other file has one more line in the store: the SHA-256 of its
+content and its key. So a file that was cut off or changed is noticed. It counts as absent, but stays where it is until
+the same file is written again: its caller may have no other copy, and people may still make something of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 import msgspec
 
 from proxy.errors import NotThere, StoreFault
-from proxy.operations.seals import is_intact, is_seal, needs_seal, seal_of
+from proxy.plan.labels import digest_in
 from proxy.policy import Policy
 from proxy.stores import Entry, is_part
 from proxy.stores.guarded import Put, Visit
@@ -24,7 +26,10 @@ from proxy.telemetry.outcome import StoreError
 from proxy.threads import WorkPool
 from proxy.tools import names
 
-KIND, SEALS, ORIGINALS = "files", "seals", "originals"
+KIND, ORIGINALS = "files", "originals"
+
+SEAL_BYTES = 65
+"""Bytes of the line with the digest, and of the break before it."""
 
 AT_ONCE = 16
 """The most files that one call writes concurrently."""
@@ -100,32 +105,19 @@ class CallerFiles:
             if await self._put_if_free(name, content):
                 return
             [existing] = await self._stored([key])
-            if existing == content:
+            if existing is None:
+                continue
+            [there] = await self._read([(key, name)])
+            if there == content:
                 return
-            if existing is not None:
-                if await self._read([(key, name)]) != [None]:
-                    break
-                await self._visit.discard(key, existing)
+            if there is not None:
+                break
+            await self._visit.discard(key, existing)
         raise StoreFault(f"The store already has other content as {name}")
 
     async def _put_if_free(self, name: str, content: bytes) -> bool:
         key = self._key(names.key_part(name))
-        if not await self._put_record(key, content):
-            return False
-        if needs_seal(name):
-            await self._put_seal(_seal_key(key), content)
-        return True
-
-    async def _put_seal(self, key: str, content: bytes) -> None:
-        """Write the seal of a file that was written before it, so that another writer's file never gets this one."""
-        seal = await self._threads.run(self._namespace, lambda: seal_of(content))
-        if not await self._put_record(key, seal):
-            [existing] = await self._stored([key])
-            if existing is not None and existing != seal:  # of a file of this name that no longer exists, or damaged
-                await self._visit.discard(key, existing)
-            await self._put_record(key, seal)
-
-    async def _put_record(self, key: str, value: bytes) -> bool:
+        value = await self._threads.run(self._namespace, lambda: stored(key, name, content))
         done = await self._visit.put(key, value, keep=False, sure=True)
         if done is Put.FAILED:
             _failed("keep a file")
@@ -145,20 +137,13 @@ class CallerFiles:
 
     async def _read(self, wanted: Sequence[tuple[str, str]]) -> Sequence[bytes | None]:
         """Return the contents of these keys and names, with None where there is none or where it is damaged."""
-        seals = {key: _seal_key(key) for key, name in wanted if needs_seal(name) and f"/{KIND}/" in key}
-        found = await self._stored([*(key for key, _ in wanted), *seals.values()])
-        contents = found[: len(wanted)]
-        sealed = dict(zip(seals, found[len(wanted) :], strict=True))
-        for key, seal in sealed.items():
-            if seal is not None and not is_seal(seal):
-                self._visit.damaged(seals[key])
-                sealed[key] = None
-        intact = await self._threads.run(self._namespace, lambda: _intact(wanted, contents, sealed))
-        for (key, name), whole in zip(wanted, intact, strict=True):
-            if not whole:
+        found = await self._stored([key for key, _ in wanted])
+        contents = await self._threads.run(self._namespace, lambda: list(map(_whole, wanted, found)))
+        for (key, name), value, content in zip(wanted, found, contents, strict=True):
+            if value is not None and content is None:
                 self._visit.damaged(key)
                 self.damaged[name] = None
-        return [content if whole else None for content, whole in zip(contents, intact, strict=True)]
+        return contents
 
     async def _stored(self, keys: Sequence[str]) -> Sequence[bytes | None]:
         found = await self._visit.read(keys)
@@ -174,21 +159,37 @@ class CallerFiles:
         return f"{self._namespace}/{ORIGINALS}/{file}" if directory in self._store_dirs and is_part(file) else None
 
 
-def _seal_key(key: str) -> str:
-    namespace, _, part = key.split("/")
-    return f"{namespace}/{SEALS}/{part}"
+def stored(key: str, name: str, content: bytes) -> bytes:
+    """Return the content as it is stored: with a seal, unless the name tells the content."""
+    return content if digest_in(name) else b"%b\n%b" % (content, _seal(key, content))
 
 
-def _intact(
-    wanted: Sequence[tuple[str, str]], contents: Sequence[bytes | None], seals: Mapping[str, bytes | None]
-) -> list[bool]:
-    pairs = zip(wanted, contents, strict=True)
-    return [content is None or is_intact(name, content, seals.get(key)) for (key, name), content in pairs]
+def _seal(key: str, content: bytes) -> bytes:
+    digest = hashlib.sha256(content)
+    digest.update(key.encode())
+    return digest.hexdigest().encode()
+
+
+def _whole(of: tuple[str, str], value: bytes | None) -> bytes | None:
+    """Return the content of a stored file with this key and name, or None if it is not what was written."""
+    key, name = of
+    if value is None:
+        return None
+    if digest := digest_in(name):
+        return value if hashlib.sha256(value).hexdigest().startswith(digest) else None
+    if key.split("/")[1] == ORIGINALS:
+        return value
+    content = value[:-SEAL_BYTES]
+    return content if value[-SEAL_BYTES:] == b"\n" + _seal(key, content) else None
 
 
 def _beginning(text: str, entries: Sequence[Entry]) -> list[File]:
     named = ((names.name_of(entry.key.split("/", 2)[2]), entry.size) for entry in entries)
-    files = (File(name, size) for name, size in named if name and name.startswith(text))
+    files = [
+        File(name, size if digest_in(name) else max(0, size - SEAL_BYTES))
+        for name, size in named
+        if name and name.startswith(text)
+    ]
     return sorted(files, key=lambda file: file.name)
 
 

@@ -9,15 +9,15 @@ import pytest
 from msgspec.structs import asdict
 
 from proxy.errors import ClientFault
-from proxy.operations import parameters
-from proxy.operations.parameters import Find, OffloadParameters, ReadFile, Search
+from proxy.operations import schema
+from proxy.operations.schema import Find, OffloadParameters, ReadFile, Search
 from proxy.tools.names import KEY_BYTES
 
 MESSAGES = [{"role": "user", "content": "x"}]
 
 
 def taken(kind: Any, given: dict[str, Any]) -> Any:
-    return parameters.taken(parameters.body(json.dumps(given).encode()), kind)
+    return schema.taken(schema.body(json.dumps(given).encode()), kind)
 
 
 def refused(kind: Any, given: dict[str, Any]) -> str:
@@ -116,7 +116,7 @@ def test_half_a_surrogate_pair_is_accepted_in_texts() -> None:
     ],
 )
 def test_messages_are_read_with_their_bytes(raw: bytes, messages: list[bytes]) -> None:
-    assert [bytes(each) for each in parameters.body(raw).messages] == messages
+    assert [bytes(each) for each in schema.body(raw).messages] == messages
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_messages_are_read_with_their_bytes(raw: bytes, messages: list[bytes]) -
 )
 def test_invalid_bodies_are_refused(raw: bytes, said: str) -> None:
     with pytest.raises(ClientFault, match=said):
-        parameters.body(raw)
+        schema.body(raw)
