@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from proxy.plan import said
+from proxy.plan.prices import Prices, price_of
 from proxy.plan.results import PRESETS, ResultPreset, ResultRule
 from proxy.plan.said import SaidRule
 
@@ -239,6 +240,23 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Whether this tool's results are never moved."""
         return any(fnmatchcase(tool, glob) for glob in self.exclude_tools)
 
+    def factor(self, prompt: int) -> float:
+        """How many times the usual price a prompt of so many tokens costs."""
+        return 1.0
+
+
+class ListedOffload(Offload, frozen=True, kw_only=True):
+    """The section for one model, with what its price list says where the policy says nothing."""
+
+    prices: Prices
+
+    def factor(self, prompt: int) -> float:
+        return self.prices.factor(prompt)
+
+
+LISTED = frozenset(("cached_read", "cache_write", "input_price"))
+"""The keys that a price list fills in."""
+
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tools with which the model reads back what was moved."""
@@ -272,6 +290,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     upstream: Upstream
     offload: Offload
     tools: Tools
+    listed: frozenset[str] = frozenset()
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -291,6 +310,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     share_namespace: bool = False
     relay: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()
+    listed: frozenset[str] = frozenset()
+    """The prices that it leaves to the upstream's list. Those in `offload` are of the list's newest models."""
 
     @property
     def planning(self) -> Policy:
@@ -330,8 +351,27 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return own + tuple(upstream for _, policy in self.by_api for upstream in policy.upstreams)
 
     def for_model(self, model: str) -> Policy:
-        """The policy with the sections of the first rule that matches this model."""
-        for rule in self.rules:
-            if fnmatchcase(model, rule.model):
-                return msgspec.structs.replace(self, upstream=rule.upstream, offload=rule.offload, tools=rule.tools)
-        return self
+        """The policy with the sections of the first rule that matches this model, and with this model's prices."""
+        rule = next((rule for rule in self.rules if fnmatchcase(model, rule.model)), None)
+        part = rule or self
+        prices = price_of(part.upstream.base_url, model) if part.listed else None
+        if part is self and prices is None:
+            return self
+        key = (rule.model if rule else None, prices)
+        if (made := self._by_model.get(key)) is None:
+            offload = _with_prices(part.offload, part.listed, prices) if prices else part.offload
+            made = msgspec.structs.replace(
+                self, upstream=part.upstream, offload=offload, tools=part.tools, listed=frozenset()
+            )
+            self._by_model[key] = made
+        return made
+
+    @cached_property
+    def _by_model(self) -> dict[tuple[str | None, Prices | None], Policy]:
+        """One for each rule and row of the price list that was asked for."""
+        return {}
+
+
+def _with_prices(offload: Offload, listed: frozenset[str], prices: Prices) -> ListedOffload:
+    given = {name: getattr(offload, name) for name in offload.__struct_fields__}
+    return ListedOffload(**given | {name: getattr(prices, name) for name in listed}, prices=prices)

@@ -58,9 +58,10 @@ class Forecast(msgspec.Struct, frozen=True):
     after: int
 
 
-def cost(offload: Offload, prompt: int, cached: int, output: int = 0) -> int:
-    """Return what a request of ours cost that upstream has billed."""
-    return round(_cost(offload, prompt, cached) + OUTPUT_PRICE * output)
+def cost(offload: Offload, prompt: int, cached: int, output: int = 0, largest: int = 0) -> int:
+    """Return what a request of ours cost that upstream has billed. `largest` is the largest prompt of its rounds."""
+    usual = offload.cached_read * min(cached, prompt) + offload.cache_write * max(prompt - cached, 0)
+    return round(offload.factor(largest or prompt) * usual + OUTPUT_PRICE * output)
 
 
 def cost_as_it_came(
@@ -166,7 +167,7 @@ def by_kind(items: Sequence[Item], plan: Plan, policy: Policy, tools: int) -> Ki
 def _cost(offload: Offload, prompt: int, cached: float) -> float:
     """Return the cost of a prompt of which so many tokens are cached. The rest is written to the cache."""
     cached = min(cached, prompt)
-    return offload.cached_read * cached + offload.cache_write * (prompt - cached)
+    return offload.factor(prompt) * (offload.cached_read * cached + offload.cache_write * (prompt - cached))
 
 
 def _summarises(plan: Plan) -> bool:

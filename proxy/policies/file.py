@@ -19,7 +19,7 @@ from proxy.policies.document import Document, Path, read
 from proxy.policies.error_texts import explained
 from proxy.policies.format import SECTIONS, PolicyFile, duration
 from proxy.policies.warnings import idle_keys
-from proxy.policy import Inject, Mode, Offload, Policy, Rule, Tools, Upstream
+from proxy.policy import LISTED, Inject, Mode, Offload, Policy, Rule, Tools, Upstream
 
 _EMPTY_IS_DEFAULT = (SECTIONS.keys() - {""}) | {"tenant", "relay", "exclude_tools", "results", "said", "members"}
 """Keys that may be empty, for example because everything in a section is commented out."""
@@ -157,18 +157,21 @@ def _policy_of_one_upstream(stem: str, written: PolicyFile, value: Mapping[str, 
         share_namespace=written.share_namespace,
         relay=written.relay,
         rules=tuple(_rule(rule, value) for rule in value.get("rules", ())),
+        listed=LISTED.difference(value.get("offload", {})),
     )
 
 
 def _rule(rule: Mapping[str, Any], value: Mapping[str, Any]) -> Rule:
     """Return the rule overlaid on its policy. Both have been validated, so the result is valid too."""
 
-    sections = _preset({name: overlay(value.get(name, {}), rule.get(name, {})) for name in _RULED})
+    own = {name: overlay(value.get(name, {}), rule.get(name, {})) for name in _RULED}
+    sections = _preset(own)
     return Rule(
         model=rule["match"]["model"],
         upstream=msgspec.convert(sections["upstream"], Upstream),
         offload=msgspec.convert(sections["offload"], Offload),
         tools=msgspec.convert(sections["tools"], Tools),
+        listed=LISTED.difference(own["offload"]),
     )
 
 

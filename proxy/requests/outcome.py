@@ -143,7 +143,7 @@ def _costs_of_turn(ready: Prepared, rendered: RenderedRequest, turn: Turn) -> _C
     sent += OUR_TOOLS_TOKENS if rendered.injecting else 0
     warm = spent.cached > 0 or event_at(planned.plan, len(planned.past)) is not None
     came = cost_as_it_came(planned.past.items, offload, head, spent.largest / sent, cached=warm)
-    return _Costs(came, cost(offload, spent.prompt, spent.cached, spent.hidden), Basis.BILLED)
+    return _Costs(came, cost(offload, spent.prompt, spent.cached, spent.hidden, spent.largest), Basis.BILLED)
 
 
 def _cause(planned: PlannedRequest, event: OffloadEvent | None) -> str:

@@ -8,8 +8,10 @@ import pytest
 from bench.caches import Prefix
 from bench.replay import Proxied, Recorded, cost, plainly
 from proxy.plan.forecast import Billed, Forecast, by_kind, forecast, summary_cost
+from proxy.plan.forecast import cost as billed_cost
 from proxy.plan.plan import Item, Plan, Role, Room
 from proxy.plan.planner import fold
+from proxy.policies.loader import defaults
 from proxy.policy import Compress, Inject, Mode, Offload, Policy, Tools, Wait
 from proxy.requests.prepare import OUR_TOOLS_TOKENS
 from tests import written
@@ -157,3 +159,12 @@ def test_an_empty_history_costs_its_head() -> None:
     empty = forecast([], fold([], policy.offload, Room()), policy, 0, OURS)
     assert (empty.tokens, empty.before, empty.after) == (0, 0, 0)
     assert forecast([], fold([], policy.offload, Room()), policy, 0, OURS, Billed(10, 5)).tokens == 0
+
+
+def test_a_long_request_costs_twice_as_much_where_the_list_says_so() -> None:
+    listed = defaults().for_model("gpt-5.5").offload
+    usual = billed_cost(listed, 272_000, 200_000)
+    assert usual == 92_000
+    assert billed_cost(listed, 272_001, 200_000) == 2 * (usual + 1)
+    assert billed_cost(listed, 400_000, 0, largest=200_000) == 400_000, "of several rounds"
+    assert billed_cost(defaults().for_model("gpt-5.4-mini").offload, 400_000, 0) == 400_000

@@ -15,6 +15,7 @@ from proxy.policies.file import overlay, parse
 from proxy.policies.format import PolicyFile, duration, schema
 from proxy.policies.reference import reference
 from proxy.policy import (
+    LISTED,
     Compress,
     DashboardRules,
     Inject,
@@ -34,7 +35,7 @@ DIGEST = "0cf11aba70590ecf45f06e6a47b6ba1d3d9f3c6f62a8d19ad9d5fd2b7a0c9c52"
 ENVIRONMENT = {"CLIENT": "sk-client", "KEY": "sk-upstream", "EMPTY": "", "NEWLINE": "sk-x\n", "UMLAUT": "schlüssel"}
 KEYED = "api_keys: [{env: CLIENT}]\n"
 
-DEFAULTS = Policy()
+DEFAULTS = Policy(listed=LISTED)
 
 # The example of the design, every key of it.
 WHOLE = f"""
@@ -155,6 +156,7 @@ def test_every_key_is_taken() -> None:
             offload, max_total_tokens=100_000, compress=msgspec.structs.replace(compress, wait=Wait.NEVER)
         ),
         tools=msgspec.structs.replace(tools, max_rounds=2),
+        listed=frozenset({"input_price"}),
     )
     policy = Policy(
         tenant="acme",
@@ -169,6 +171,7 @@ def test_every_key_is_taken() -> None:
         share_namespace=True,
         relay=("/files/*",),
         rules=(rule,),
+        listed=frozenset({"input_price"}),
     )
     other = Upstream(
         base_url="https://api.anthropic.com",
@@ -339,6 +342,24 @@ def test_each_apis_upstream_has_its_own_prices() -> None:
     text = "upstreams: {chat: {base_url: 'https://api.x.ai/v1'}}"
     assert taken(text, "default").offload.cached_read == 0.1
     assert taken(text, "default").for_api("chat").offload.cached_read == 0.25
+
+
+def test_a_models_prices_come_from_the_list_unless_the_policy_says() -> None:
+    """The same ones for the same model at any time, as replicas must plan alike."""
+    text = "offload: {cached_read: 0.3}\nrules: [{match: {model: 'gpt-4o*'}, upstream: {base_url: 'http://gate:1'}}]"
+    policy = taken(text, "default")
+
+    def prices(model: str) -> tuple[float, float, float | None]:
+        offload = policy.for_model(model).offload
+        return offload.cached_read, offload.cache_write, offload.input_price
+
+    assert prices("gpt-5.5") == (0.3, 1.0, 5.0)
+    assert prices("gpt-4o") == (0.3, 1.0, 2.5)
+    assert prices("odd") == (0.3, 1.25, None)
+    assert policy.for_model("gpt-4o") is policy.for_model("gpt-4o-2024-08-06")
+    assert policy.for_model("gpt-4o").upstream.base_url == "http://gate:1"
+    free = taken("upstream: {base_url: 'http://127.0.0.1:1'}", "default").for_model("gpt-5.5").offload
+    assert (free.cached_read, free.cache_write, free.input_price) == (0, 1, None)
 
 
 def test_a_rule_may_have_a_profile_of_its_own() -> None:

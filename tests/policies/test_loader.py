@@ -18,7 +18,7 @@ from proxy import regular_files
 from proxy.errors import PolicyError
 from proxy.policies import Policies, PolicyLoader, builtin, load
 from proxy.policies import loader as book_module
-from proxy.policy import Policy, Upstream
+from proxy.policy import LISTED, Policy, Upstream
 
 SHIPPED = Path(__file__).parents[2] / "policies"
 ENVIRONMENT = {"ACME": "sk-acme", "GLOBEX": "sk-globex"}
@@ -78,9 +78,9 @@ def test_no_key_and_no_digest_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_builtin_serves_everybody_at_the_given_address() -> None:
-    assert builtin() == Policies(default=Policy(), named=(), by_digest={})
+    assert builtin() == Policies(default=Policy(listed=LISTED), named=(), by_digest={})
     elsewhere = builtin("https://x.example/v1").tenant_for_key(b"any")
-    assert elsewhere == Policy(upstream=Upstream(base_url="https://x.example/v1"))
+    assert elsewhere == Policy(upstream=Upstream(base_url="https://x.example/v1"), listed=LISTED)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
