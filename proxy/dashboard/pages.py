@@ -24,7 +24,7 @@ from proxy import __version__
 from proxy.dashboard.access import COOKIE, VALID, VALID_BY_LINK, Viewer
 from proxy.dashboard.describe import KINDS
 from proxy.dashboard.queries import PAGE, PERIODS, Reader, Wanted
-from proxy.dashboard.rows import LONGEST_TEXT
+from proxy.dashboard.recorded import LONGEST_TEXT
 from proxy.dashboard.savings import Price, Row, compared, savings
 from proxy.errors import BodyTooLarge, DashboardFault, Forbidden, NotThere, ProxyError, Unauthorized
 

@@ -16,7 +16,8 @@ from typing import TypeVar
 import msgspec
 
 from proxy.dashboard.describe import detail
-from proxy.dashboard.rows import DAY, HOUR, KEYS, MINUTE, SUMS, Row, moved, nested
+from proxy.dashboard.recorded import DAY, HOUR, KEYS, MINUTE, SUMS, Row, nested
+from proxy.dashboard.rows import moved
 from proxy.errors import DashboardFault, Overloaded
 from proxy.telemetry.outcome import Holdout, Kind
 

@@ -23,42 +23,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
-from operator import add, itemgetter
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from proxy.errors import DashboardFault, Fault
-from proxy.telemetry.outcome import Kind, Outcome
-
-MINUTE, HOUR, DAY = 60, 3600, 86_400
-
-SPANS = {MINUTE: 2 * HOUR, HOUR: 8 * DAY, DAY: 366 * DAY}
-"""Sums are kept by these spans, each for so many seconds. A tenant's retention may be shorter."""
-
-KEYS = ("tenant", "model", "dialect", "kind", "usage", "holdout")
-"""Fields of an outcome by which sums are kept apart, beside the namespace."""
-
-SUMMED = (
-"tokens_before", "tokens_after", "cost_before", "cost_after", "prompt_tokens", "completion_tokens", "cached_tokens",
-    "written_tokens", "summary_prompt_tokens", "summary_completion_tokens", "compacted", "compressed", "reinserted",
-    "rounds", "new_event",
-)  # fmt: skip
-"""Fields of an outcome that are added up."""
-
-SUMS = ("requests", "faults", "losses", "reads", "retrieved_tokens", *SUMMED)
-"""The columns of sums: requests, those that went wrong, those that cost more than as they came, calls of our tools and
-the tokens that these read back, and the sums of fields."""
-
-TEXTS = ("method", "path", "model", "obstacle", "detail")
-"""Fields of an outcome that the client or upstream worded."""
-
-LONGEST_TEXT = 200
-"""Most characters of those."""
-
-MOST = 10**12
-"""The most that a number counts for, as in the metrics: upstream may report any."""
+from proxy.dashboard.recorded import DAY, SPANS, SUMS, SUMS_KEYS, Recorded, row_of, sessions_of, sums_of
+from proxy.errors import DashboardFault
+from proxy.telemetry.outcome import Outcome
 
 BUSY = 5.0
 """Seconds to wait for another process that writes. A batch takes some milliseconds."""
@@ -85,10 +55,6 @@ REMEMBERED = 30 * DAY
 OURS = 0x0FF10AD
 """The `application_id` of the file (sqlite.org/pragma.html#pragma_application_id)."""
 
-_NESTED = tuple(
-    one.name for one in msgspec.structs.fields(Outcome) if one.default in ((), msgspec.NODEFAULT) and not one.required
-)
-_SUMS_KEYS = ("span", "start", "namespace", *KEYS)
 _SESSION_SUMS = ("requests", "events", "reads", "tokens_before", "tokens_after", "cost_before", "cost_after")
 _SESSION_NEWEST = ("last", "last_id", "holdout", "kind", "moved", "newest_before", "newest_after")
 _SESSION_FIRST = ("namespace", "tenant", "model", "dialect", "began")
@@ -100,7 +66,7 @@ TABLES: Mapping[str, Sequence[str]] = {
     "requests": ("id INTEGER PRIMARY KEY AUTOINCREMENT", *_REQUEST),
     "details": ("id INTEGER PRIMARY KEY", "detail"),
     "sessions": ("session INTEGER PRIMARY KEY", *_SESSION),
-    "sums": (*_SUMS_KEYS, *SUMS, f"PRIMARY KEY ({', '.join(_SUMS_KEYS)})"),
+    "sums": (*SUMS_KEYS, *SUMS, f"PRIMARY KEY ({', '.join(SUMS_KEYS)})"),
     "forgotten": ("digest PRIMARY KEY", "time"),
     "secret": ("value",),
     "links": ("digest",),
@@ -127,22 +93,7 @@ def _adding(columns: Sequence[str]) -> str:
 _NEWER = ", ".join(f"{name} = excluded.{name}" for name in _SESSION_NEWEST)
 _ADD_REQUEST = _insert("requests", ("id", *_REQUEST))
 _ADD_SESSION = _insert("sessions", ("session", *_SESSION), f"{_adding(_SESSION_SUMS)}, {_NEWER}")
-_ADD_SUM = _insert("sums", (*_SUMS_KEYS, *SUMS), _adding(SUMS))
-
-Row = dict[str, Any]
-
-
-class Recorded(msgspec.Struct, frozen=True):
-    """A request that ended: when, in seconds since the epoch, how, and what it shows beside its outcome."""
-
-    time: float
-    outcome: Outcome
-    session: int | None = None
-    """Identifies its session, in 63 bits; None if it has no history."""
-    kinds: Sequence[int] | None = None
-    """The tokens that were sent of each of `describe.KINDS`."""
-    detail: bytes | None = None
-    """What became of its messages: see `describe`."""
+_ADD_SUM = _insert("sums", (*SUMS_KEYS, *SUMS), _adding(SUMS))
 
 
 class Rows:
@@ -281,12 +232,12 @@ class Rows:
         if not recorded:
             return 0
         [newest] = run("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'requests'").fetchone()
-        rows = [_row(id, one) for id, one in enumerate(recorded, newest + 1)]
+        rows = [row_of(id, one) for id, one in enumerate(recorded, newest + 1)]
         details = [(row["id"], one.detail) for row, one in zip(rows, recorded, strict=True) if one.detail]
         many(_ADD_REQUEST, map(itemgetter("id", *_REQUEST), rows))
         many(_insert("details", ("id", "detail")), details)
-        many(_ADD_SESSION, map(itemgetter("session", *_SESSION), _sessions(rows)))
-        many(_ADD_SUM, _sums(rows))
+        many(_ADD_SESSION, map(itemgetter("session", *_SESSION), sessions_of(rows)))
+        many(_ADD_SUM, sums_of(rows))
         run("DELETE FROM details WHERE id <= ?", (rows[-1]["id"] - DETAILED,))
         return len(rows)
 
@@ -314,7 +265,7 @@ class Rows:
         if run("SELECT count(*) FROM sums WHERE span = ?", (span,)).fetchone()[0] <= most:
             return 0
         largest = "SELECT tenant FROM sums WHERE span = ?1 GROUP BY tenant ORDER BY count(*) DESC, tenant LIMIT 1"
-        keys = ", ".join(_SUMS_KEYS)
+        keys = ", ".join(SUMS_KEYS)
         return run(
             f"""DELETE FROM sums WHERE ({keys}) IN (SELECT {keys} FROM sums WHERE span = ?1 AND tenant = ({largest})
             ORDER BY start, requests LIMIT ?2)""",
@@ -335,84 +286,6 @@ class Rows:
     def _pragma(self, name: str) -> int:
         [value] = self.connection.execute(f"PRAGMA {name}").fetchone()
         return int(value)
-
-
-def _row(id: int, recorded: Recorded) -> Row:
-    """Return the values of a request's row."""
-    row: Row = msgspec.to_builtins(recorded.outcome)
-    for name in TEXTS:
-        text = row[name]
-        if len(text) > LONGEST_TEXT or not text.isascii():
-            row[name] = text[:LONGEST_TEXT].encode("utf-8", "replace").decode()
-    for name in SUMMED:
-        if row[name] > MOST:
-            row[name] = MOST
-    for name in _NESTED:
-        row[name] = msgspec.json.encode(row[name]).decode() if row[name] else ""
-    row["id"], row["time"], row["worker"], row["session"] = id, recorded.time, os.getpid(), recorded.session
-    row["kinds"] = msgspec.json.encode(recorded.kinds).decode() if recorded.kinds else ""
-    return row
-
-
-def nested(row: Row) -> Row:
-    """Return a row with its values that are no numbers or texts as such."""
-    for name in (*_NESTED, "kinds"):
-        row[name] = msgspec.json.decode(row[name]) if row.get(name) else None
-    return row
-
-
-def _amounts(row: Row) -> list[int]:
-    """Return what a request adds to `SUMS`."""
-    fault = int(row["fault"] != Fault.NONE)
-    if row["kind"] == Kind.OBSERVED and row["status"] != 200:  # as in the metrics: nothing was planned for its reply
-        return [1, fault, *[0] * (len(SUMS) - 2)]
-    lost = int(row["kind"] != Kind.SUMMARY and row["cost_after"] > row["cost_before"])
-    return [1, fault, lost, *_read_back(row), *_summed(row)]
-
-
-def _read_back(row: Row) -> tuple[int, int]:
-    """Return how many calls of our tools there were, and the tokens that these read back."""
-    if not row["tool_uses"]:
-        return 0, 0
-    uses = msgspec.json.decode(row["tool_uses"])
-    return sum(use.get("calls", 1) for use in uses), min(sum(use["tokens"] for use in uses), MOST)
-
-
-def _sums(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    """Return what requests add to the sums of minutes, hours and days."""
-    minutes: dict[tuple[Any, ...], list[int]] = {}
-    for row in rows:
-        _count(minutes, (row["time"] // MINUTE * MINUTE, *_keys(row)), _amounts(row))
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for (time, *keys), amounts in minutes.items():
-        for span in SPANS:
-            _count(found, (span, int(time // span * span), *keys), amounts)
-    return [(*key, *amounts) for key, amounts in found.items()]
-
-
-def _count(sums: dict[tuple[Any, ...], list[int]], key: tuple[Any, ...], amounts: list[int]) -> None:
-    known = sums.get(key)
-    sums[key] = [*map(add, known, amounts)] if known else amounts
-
-
-_keys, _summed = itemgetter("namespace", *KEYS), itemgetter(*SUMMED)
-
-
-def _sessions(rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield what requests add to their sessions."""
-    for row in rows:
-        if row["session"] is not None:
-            yield row | {
-                "began": row["time"],
-                "last": row["time"],
-                "last_id": row["id"],
-                "requests": 1,
-                "events": row["new_event"],
-                "reads": _read_back(row)[0],
-                "moved": row["compacted"],
-                "newest_before": row["tokens_before"],
-                "newest_after": row["tokens_after"],
-            }
 
 
 def _digest(name: str) -> bytes:

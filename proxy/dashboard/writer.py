@@ -18,7 +18,8 @@ from typing import NamedTuple
 import msgspec
 
 from proxy.dashboard.describe import describe, weight
-from proxy.dashboard.rows import DAY, HOUR, Recorded, Rows
+from proxy.dashboard.recorded import DAY, HOUR, Recorded
+from proxy.dashboard.rows import Rows
 from proxy.errors import DashboardFault
 from proxy.requests.prepared import Prepared
 from proxy.telemetry import logs

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from posixpath import basename
@@ -53,6 +53,17 @@ class Row(NamedTuple):
     def cells(self) -> tuple[str, ...]:
         figures = (f"{number:,}" if number else "" for number in self[2:])
         return (str(self.turn), self.action[:44], *figures)
+
+
+class Prompt(NamedTuple):
+    """Tokens of a whole prompt as the agent sent it, and as it went upstream in the first round."""
+
+    came: int
+    sent: int
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Prompt:
+        return cls(*(int(headers.get(f"x-offload-tokens-{end}", 0)) for end in ("before", "after")))
 
 
 class Agent:
@@ -181,10 +192,10 @@ def faults(agent: Agent, lost: Mapping[str, bool]) -> list[str]:
     return [text for failed, text in checks if failed]
 
 
-def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path) -> list[str]:
-    """Write what the demo has shown; returns the failed checks."""
+def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path, told: Sequence[Prompt]) -> list[str]:
+    """Write what the demo has shown, with what the proxy told of each request; returns the failed checks."""
     lost = agent.lost(originals)
-    wrong, last, requests = faults(agent, lost), agent.rows[-1], agent.upstream.requests
+    wrong, last, requests = faults(agent, lost), told[-1], agent.upstream.requests
     turns = [request for request in requests if not request.record]
     kept = sum(one.shares(two) for one, two in pairwise(turns)) / sum(request.tokens for request in turns)
     sent = sum(request.tokens for request in requests)
@@ -194,9 +205,9 @@ def summary(agent: Agent, originals: Mapping[str, bytes], folder: Path) -> list[
         for one, said in agent.answers
     ]
     lines += [
-        f"\ncontext       {last.client:,} tokens without the proxy, {last.sent:,} with it: "
-        f"{1 - last.sent / last.client:.0%} less",
-        f"              at no time more than {max(row.sent for row in agent.rows):,}",
+        f"\ncontext       {last.came:,} tokens without the proxy, {last.sent:,} with it: "
+        f"{1 - last.sent / last.came:.0%} less",
+        f"              at no time more than {max(one.sent for one in told):,}",
         f"all requests  {sum(row.client for row in agent.rows):,} tokens of input without, {sent:,} with, internal "
         "rounds included",
         f"prefix kept   {kept:.0%} of the input is what the request before began with (prompt cache)",

@@ -85,11 +85,18 @@ def test_the_demo_serves_its_session_until_it_is_told_to_end(environment: dict[s
         link = next(found[1] for found in said if found)
         with httpx.Client(timeout=30, follow_redirects=True) as browser:
             assert browser.get(link).status_code == 200
-            shown = browser.get(f"{link.partition('login')[0]}api/sessions").json()
+            api = f"{link.partition('login')[0]}api/"
+            until = time.monotonic() + 30
+            while not (newest := browser.get(f"{api}requests?limit=1").json()) or newest[0]["messages"] < 66:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            shown = browser.get(f"{api}sessions").json()
         os.killpg(demo.pid, signal.SIGINT)
         rest = demo.stdout.read()
     assert demo.returncode == 0
     assert [one["requests"] > 20 and one["events"] > 0 for one in shown] == [True]
+    [last] = newest
+    assert f"{last['tokens_before']:,} tokens without the proxy, {last['tokens_after']:,} with it" in rest, "one truth"
     assert "nothing lost" in rest
 
 

@@ -22,7 +22,8 @@ from proxy.dashboard import Dashboard
 from proxy.dashboard.access import VALID, Access, Viewer, new_link, use_link
 from proxy.dashboard.pages import savings_page
 from proxy.dashboard.queries import AT_ONCE, VIEWERS, Reader
-from proxy.dashboard.rows import DAY, Recorded, Rows
+from proxy.dashboard.recorded import DAY, Recorded
+from proxy.dashboard.rows import Rows
 from proxy.errors import Overloaded
 from proxy.settings import Settings
 from proxy.telemetry.outcome import Holdout, Kind
@@ -138,6 +139,13 @@ def test_being_on_this_machine_opens_nothing(proxy: Proxy) -> None:
     for host in ("localhost", "127.0.0.1:80", "proxy.example"):
         reply = httpx.get(f"{proxy.root}/_offload/api/requests", headers={"host": host}, verify=PLAIN)
         assert reply.status_code == 401
+
+
+def test_the_proxys_address_leads_a_browser_to_the_pages(proxy: Proxy) -> None:
+    """A program that asks for `/` asks upstream."""
+    reply = httpx.get(proxy.root, headers={"accept": "text/html,*/*"}, verify=PLAIN)
+    assert (reply.status_code, reply.headers["location"]) == (307, "/_offload/")
+    assert httpx.get(proxy.root, verify=PLAIN).status_code == 404, "what upstream says"
 
 
 def test_a_callers_key_opens_its_own_namespace(proxy: Proxy) -> None:

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.dashboard.rows import SUMMED
+from proxy.dashboard.recorded import SUMMED
 from proxy.dashboard.savings import compared
 from proxy.telemetry.metrics import SUMS
 from proxy.telemetry.outcome import Outcome

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from proxy.dashboard.rows import Recorded, Rows
+from proxy.dashboard.recorded import Recorded
+from proxy.dashboard.rows import Rows
 from tests import transcripts
 from tests.dashboard.browser import BINARY, MISSING, SHOWN, Page, browser
 from tests.dashboard.filled import TENANTS, fill
@@ -100,6 +101,7 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
 
     shown = await page.show("#live")
     assert "gpt-4.1-mini" in shown and "event 1: " in shown
+    assert "waiting: the history is" in shown, "why nothing was done"
     shown = await page.show("#savings")
     assert "Expected cost" in shown and "is not measured" in shown and "model-of-messages" in shown
 
@@ -113,7 +115,7 @@ async def test_every_page_shows_the_session(proxy: Proxy, page: Page) -> None:
     links = "[...document.querySelectorAll('td a')].filter((one) => one.hash.startsWith('#request'))"
     shown = await page.show(await page.evaluate(f"{links}.at(-1).hash"))
     assert "a reference, since event 1" in shown and "Texts are not kept" in shown and "the same" in shown
-    assert "result of lookup" in shown and "lookup-" in shown and "it waits for an event" in shown
+    assert "result of lookup" in shown and "lookup-" in shown and "as it came, waiting" in shown
     assert "grep: ok" in shown, "what was read back"
     assert "topic number" not in shown, "no content by default"
 
@@ -306,7 +308,7 @@ async def test_sessions_of_other_apis_look_alike(api: str, proxy: Proxy, page: P
     shown = await page.show(await find(page, f"model-of-{api}"))
     assert f"default, model-of-{api}, {api}; 6 requests" in shown
     assert "because" in shown and "event 1: " in shown and "put back" in shown
-    for place, said in ((0, "nothing to do"), (-1, "a reference, since event 1")):
+    for place, said in ((0, "as it came"), (-1, "a reference, since event 1")):
         links = "[...document.querySelectorAll('td a')].filter((one) => one.hash.startsWith('#request'))"
         shown = await page.show(await page.evaluate(f"{links}.at({place}).hash"))
         assert said in shown

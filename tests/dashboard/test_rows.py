@@ -16,7 +16,8 @@ import pytest
 from proxy.dashboard import queries
 from proxy.dashboard import rows as module
 from proxy.dashboard.queries import Reader
-from proxy.dashboard.rows import DAY, HOUR, LONGEST_TEXT, MINUTE, REMEMBERED, SUMS, Recorded, Rows
+from proxy.dashboard.recorded import DAY, HOUR, LONGEST_TEXT, MINUTE, MOST, SUMS, Recorded
+from proxy.dashboard.rows import REMEMBERED, Rows
 from proxy.errors import DashboardFault
 from proxy.telemetry.outcome import Kind, StoreError, ToolUse
 from tests.dashboard.traffic import ended, outcome
@@ -120,7 +121,7 @@ def test_a_name_that_a_client_chose_costs_no_row(name: str, rows: Rows, reader: 
 
 def test_numbers_that_upstream_invents_are_bounded(rows: Rows, reader: Reader) -> None:
     rows.write([Recorded(NOW, outcome(n, prompt_tokens=1 << 70), 1) for n in range(3)])
-    assert sum(row["prompt_tokens"] for row in reader.sums(NOW)) == 3 * module.MOST
+    assert sum(row["prompt_tokens"] for row in reader.sums(NOW)) == 3 * MOST
 
 
 def test_a_column_that_another_version_lacks_is_added(path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from bench.dashboard import pages, recorded
 from proxy.dashboard.queries import Reader
-from proxy.dashboard.rows import Recorded, Rows
+from proxy.dashboard.recorded import Recorded
+from proxy.dashboard.rows import Rows
 
 FEW, MANY = 4_200, 8_400
 EVERY = 100

@@ -19,7 +19,8 @@ from proxy.dashboard import rows as rows_module
 from proxy.dashboard import writer as module
 from proxy.dashboard.access import Viewer
 from proxy.dashboard.queries import Reader, unreadable
-from proxy.dashboard.rows import Recorded, Rows
+from proxy.dashboard.recorded import Recorded
+from proxy.dashboard.rows import Rows
 from proxy.dashboard.writer import BATCH, HELD, LONGEST_AGE, WAITING, Writer
 from proxy.errors import DashboardFault
 from proxy.settings import Settings

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from proxy.dashboard.rows import Recorded
+from proxy.dashboard.recorded import Recorded
 from proxy.telemetry.outcome import Kind, Outcome
 from tests.fake_upstream import StrictUpstream, calls, text
 from tests.serving import ADMIN, PLAIN, Proxy

@@ -60,6 +60,9 @@ export function money(value) {
 
 export const cash = (cost, price) => (price === null || price === undefined ? null : (cost * price) / 1e6);
 
+// A cost, in money or else in plain input tokens.
+export const worth = (cost, price) => (price === null || price === undefined ? `${short(cost)} input tokens` : money(cash(cost, price)));
+
 export const moment = (seconds) => new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19);
 
 export const clock = (seconds) => moment(seconds).slice(11);
@@ -181,6 +184,9 @@ const REASONS = {
   refused: "sent as it came: upstream refused the request as we changed it",
 };
 
+// Whether the plan's words say only what it waits for.
+export const isWaiting = (row) => (row.words ?? "").startsWith("waiting");
+
 // What happened to a request, in words.
 export function happened(row) {
   if (row.fault) return `error: ${row.fault}${row.detail ? `, ${row.detail}` : ""}`;
@@ -195,8 +201,7 @@ export function happened(row) {
   if (row.compressed) done.push(`${number(row.compressed)} summarised`);
   if (row.reinserted) done.push(`${counted(row.reinserted, "hidden round")} put back`);
   if (row.rounds) done.push(`${counted(row.rounds, "round")} read back`);
-  const waits = row.words?.startsWith("waiting: ") ? row.words : "nothing to do";
-  const what = done.length ? done.join(", ") : waits;
+  const what = done.length ? done.join(", ") : isWaiting(row) ? row.words : "nothing to do";
   const event = row.new_event ? `event ${row.events}: ` : "";
   if (row.kind === "observed") return `${row.holdout === "kept" ? "held out" : "only observed"}; the plan: ${event}${what}`;
   return `${event}${what}`;

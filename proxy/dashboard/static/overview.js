@@ -1,4 +1,4 @@
-import { ask, cash, choice, column, counted, element, figure, money, moment, name, number, pair, percent, short, signed, table, tile } from "./common.js";
+import { ask, cash, choice, column, counted, element, figure, money, moment, name, number, pair, percent, short, signed, table, tile, worth } from "./common.js";
 import { bars, legend } from "./charts.js";
 
 const WEEK_STEP = 6 * 3600; // seconds of a bar in a week
@@ -65,7 +65,7 @@ function extremes(caption, rows) {
   ], rows, "none");
 }
 
-const spent = (row) => `${row.price === null ? short(row.saved) : money(cash(row.saved, row.price))} (${percent(row.saved, row.cost_before)})`;
+const spent = (row) => `${worth(row.saved, row.price)} (${percent(row.saved, row.cost_before)})`;
 
 const figures = ({ course }) => element("details", {}, element("summary", {}, "The figures as a table"), table("Tokens over time", [
   column("From (UTC)", (row) => moment(row.time), { kind: "time", phone: 1 }),

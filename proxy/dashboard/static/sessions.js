@@ -1,4 +1,4 @@
-import { ask, cached, cash, clock, column, counted, element, figure, happened, lasting, moment, money, name, number, pair, percent, plain, sent, short, signed, table, tile } from "./common.js";
+import { ask, cached, clock, column, counted, element, figure, happened, isWaiting, lasting, moment, name, number, pair, percent, plain, sent, short, signed, table, tile, worth } from "./common.js";
 import { stacked } from "./charts.js";
 
 export async function sessions(page, _, me) {
@@ -20,7 +20,7 @@ export async function sessions(page, _, me) {
 function spared(row) {
   if (!row.cost_before) return "not known";
   const saved = row.cost_before - row.cost_after;
-  const text = row.price === null ? short(saved) : money(cash(saved, row.price));
+  const text = worth(saved, row.price);
   return row.kind === "observed" ? `the plan: ${text}` : signed(saved, text);
 }
 
@@ -29,8 +29,8 @@ function sentences(rows) {
   return rows.flatMap((row, index) => {
     const waited = index && row.compressed > rows[index - 1].compressed && !row.new_event && row.kind !== "observed";
     const ready = waited ? `From here on the summary is sent, which stands for ${number(row.compressed)} old messages. ` : "";
-    const told = row.words && (!row.words.startsWith("waiting: ") || index === rows.length - 1);
-    return ready || told ? [[row, `${ready}${plain(row.words, 5000)}`]] : [];
+    const told = row.words && (!isWaiting(row) || index === rows.length - 1);
+    return ready || told ? [[row, `${ready}${told ? plain(row.words, 5000) : ""}`]] : [];
   });
 }
 
@@ -40,8 +40,8 @@ function totals(row, observed) {
   const price = row.price;
   return element("dl", { class: "tiles" },
     tile(observed ? "The plan would save" : "Saved", signed(saved, percent(saved, row.tokens_before)), `${short(saved)} of ${short(row.tokens_before)} tokens, over ${counted(row.requests, "request")}`),
-    row.cost_before ? tile(price === null ? "Cost of the input" : "Money for the input", signed(cost, price === null ? short(cost) : money(cash(cost, price))),
-      `saved of ${price === null ? `${short(row.cost_before)} plain input tokens` : money(cash(row.cost_before, price))} (${percent(cost, row.cost_before)}), before summaries`)
+    row.cost_before ? tile(price === null ? "Cost of the input" : "Money for the input", signed(cost, price === null ? short(cost) : worth(cost, price)),
+      `saved of ${price === null ? "a cost of " : ""}${worth(row.cost_before, price)} (${percent(cost, row.cost_before)}), before summaries`)
       : tile("Cost of the input", "not known", "upstream has not said what it counted for a changed request"),
     tile("Moved results", number(row.moved), `${counted(row.reads, "read")} of them by the model`),
     tile("Newest request", short(observed ? row.newest_before : row.newest_after), `tokens sent of ${short(row.newest_before)} that came`));
@@ -93,12 +93,12 @@ const RULES = {
   restored: "as the model wrote it",
 };
 
-const STAYS = { small: "as it came: a reference would not be smaller", waiting: "as it came: it waits for an event that pays" };
-
-function rule(one) {
-  const said = STAYS[one.stays] ?? `${RULES[one.rule] ?? plain(one.rule)}${one.event ? ` ${one.event}` : ""}`;
+// What became of a message. A result that stays says why, in the plan's own words if these say only that.
+const rule = (row) => (one) => {
+  const stays = { small: "as it came: a reference would not be smaller", waiting: `as it came, ${isWaiting(row) ? plain(row.words) : "waiting for an event that pays"}` };
+  const said = stays[one.stays] ?? `${RULES[one.rule] ?? plain(one.rule)}${one.event ? ` ${one.event}` : ""}`;
   return one.hidden ? `${said}; hidden rounds of ${number(one.hidden)} tokens are put back with it` : said;
-}
+};
 
 // Why there is no list of messages.
 function unlisted(row) {
@@ -107,14 +107,14 @@ function unlisted(row) {
   return "Its messages are no longer listed: only those of the newest requests are.";
 }
 
-const results = (messages) => {
+const results = (row, messages) => {
   const moved = messages.filter((one) => one.event || one.rule === "first_sight");
   return element("section", { class: "card" }, element("h2", {}, "Moved results"), moved.length ? table("Results that were sent as a preview or a reference", [
     figure("Message", (one) => one.index, { phone: 1 }),
     column("What it is", (one) => one.origin, { phone: 1 }),
     column("File", (one) => one.files.join(", "), { phone: 2 }),
     column("Tokens: came, sent", (one) => `${number(one.tokens)} → ${number(one.sent)}`, { raw: (one) => one.tokens, kind: "number", phone: 1 }),
-    column("Why", rule, { kind: "wide", phone: 2 }),
+    column("Why", rule(row), { kind: "wide", phone: 2 }),
   ], moved) : element("p", {}, "No result was moved out of this request."));
 };
 
@@ -123,7 +123,7 @@ function messages(row) {
   const withText = Object.keys(texts).length > 0;
   const text = (place) => (one) => (texts[one.index]?.[place] ? element("pre", { tabindex: "0" }, plain(texts[one.index][place], 100000)) : "");
   return [
-    results(messages),
+    results(row, messages),
     element("h2", {}, "Messages"),
     ...(row.kind === "observed" ? [element("p", {}, "It went as it came. The table shows the plan, which nobody has written out, so what would have been moved has no digest as it was sent.")] : []),
     ...(omitted ? [element("p", {}, `${number(omitted)} older messages are not listed.`)] : []),
@@ -133,7 +133,7 @@ function messages(row) {
       column("Kind", (one) => (one.origin ? `${one.kind}: ${one.origin}` : one.kind), { phone: 1 }),
       figure("Tokens as it came", (one) => one.tokens, { phone: 1 }),
       figure("Tokens sent", (one) => one.sent, { phone: 1 }),
-      column("Rule", rule, { kind: "wide", phone: 2 }),
+      column("Rule", rule(row), { kind: "wide", phone: 2 }),
       column("Digest as it came", (one) => one.digest),
       column("Digest as it was sent", (one) => one.sent_digest || (["", "marked", "restored"].includes(one.rule) ? "the same" : "")),
       ...(withText ? [column("As it came", text(0), { kind: "text", phone: 2 }), column("As it was sent, if that differs", text(1), { kind: "text", phone: 2 })] : []),
