@@ -300,7 +300,7 @@ class RenderedRequest(msgspec.Struct, frozen=True):
     def turn(self, usage: bool = True) -> Turn:
         """Return the turn that sends this request, and asks for its `usage`."""
         history = self.history
-        definitions = _definitions(history) if self.injecting else []
+        definitions = our_definitions(history) if self.injecting else []
         max_rounds = history.policy.tools.max_rounds
         left = history.reply_left(self.tokens)
         return history.dialect.turn(history.request, self.entries, definitions, max_rounds, usage, left)
@@ -336,7 +336,7 @@ def rendered(
     plan = plan or history.plan.shown(shown.boundary if shown else None)
     role = history.policy.offload.compress.snapshot_role
     compacted = reader.compactor(history.dialect, history.transcript, history.reading.shape)
-    sent = _shrunk(history, plan, rounds)
+    sent = shrunk(history, plan, rounds)
     altered: dict[int, Entry] = {}
     entries = render.render(
         history.dialect,
@@ -374,55 +374,20 @@ def fitting(ready: RenderedRequest, reader: MessageCache) -> RenderedRequest:
     return msgspec.structs.replace(fewer, found=ready.found)
 
 
-def summary_on_prefix(
-    history: PlannedRequest,
-    boundary: SummaryBoundary,
-    shown: ActiveSnapshot | None,
-    rounds: Mapping[int, HiddenRound],
-    most: int,
-    task: str,
-) -> bytes:
-    """Return the body of a summary call on the prefix that upstream has cached, with `most` tokens for the reply.
-
-    The prefix is the conversation up to the boundary, byte for byte as it was sent before the boundary's event, and
-    the task follows it. Any thread may call this, because it does not touch the reader's caches.
-    """
-    dialect, transcript, shape = history.dialect, history.transcript, history.reading.shape
-
-    def compacted(index: int, first_preview: bool) -> bytes:
-        return render.compact(
-            dialect, transcript.raws[index], transcript.messages[index], shape, first_preview=first_preview
-        )
-
-    before = history.plan.before(boundary.event)
-    role = history.policy.offload.compress.snapshot_role
-    entries = render.render(
-        dialect,
-        transcript,
-        before,
-        compacted,
-        shown=shown,
-        role=role,
-        rounds=_shrunk(history, before, rounds),
-        end=boundary.end,
-    )
-    offered = not before.empty or history.policy.tools.inject is Inject.ALWAYS
-    definitions = _definitions(history) if offered else []
-    return dialect.summary_on_prefix(task, history.request, entries, definitions, most, boundary.end)
-
-
 def originals(ready: RenderedRequest) -> dict[str, Callable[[], str]]:
     """Return functions that return the moved texts and the originals behind snapshots, by the names of their files."""
     files = ready.files()
     return {path.rpartition("/")[2]: partial(files.read, path) for path in files}
 
 
-def _shrunk(history: PlannedRequest, plan: Plan, rounds: Mapping[int, HiddenRound]) -> dict[int, HiddenRound]:
+def shrunk(history: PlannedRequest, plan: Plan, rounds: Mapping[int, HiddenRound]) -> dict[int, HiddenRound]:
+    """Return the hidden rounds as they are sent: long answers that were used are pointers."""
     least = history.policy.offload.max_tool_message_tokens
     return render.shrunk(history.dialect, plan, rounds, least, history.names)
 
 
-def _definitions(history: PlannedRequest) -> list[bytes]:
+def our_definitions(history: PlannedRequest) -> list[bytes]:
+    """Return the definitions of our tools, as the request's API has them."""
     return tools.definitions(history.names, history.policy.offload.store_dir)
 
 

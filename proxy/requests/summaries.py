@@ -32,9 +32,10 @@ from proxy.plan.history import moved_pieces
 from proxy.plan.plan import SummaryBoundary, live
 from proxy.plan.refusals import Addition
 from proxy.plan.summary import SummaryAnswer, shares
-from proxy.policy import Compress, Wait
+from proxy.plan.turn import HiddenRound
+from proxy.policy import Compress, Inject, Wait
 from proxy.requests import outcome
-from proxy.requests.prepare import PlannedRequest, RenderedRequest, rendered, summary_on_prefix
+from proxy.requests.prepare import PlannedRequest, RenderedRequest, our_definitions, rendered, shrunk
 from proxy.requests.records import Records
 from proxy.requests.summary_writer import Failed, Snapshot, Spent, SummaryJob, SummaryWriter
 from proxy.telemetry import logs
@@ -292,6 +293,43 @@ class Summaries:
             prices=offload,
             rode=lambda taken: (self._known.accepted if taken else self._known.refused)(refusable),
         )
+
+
+def summary_on_prefix(
+    history: PlannedRequest,
+    boundary: SummaryBoundary,
+    shown: ActiveSnapshot | None,
+    rounds: Mapping[int, HiddenRound],
+    most: int,
+    task: str,
+) -> bytes:
+    """Return the body of a summary call on the prefix that upstream has cached, with `most` tokens for the reply.
+
+    The prefix is the conversation up to the boundary, byte for byte as it was sent before the boundary's event, and
+    the task follows it. Any thread may call this, because it does not touch the reader's caches.
+    """
+    dialect, transcript, shape = history.dialect, history.transcript, history.reading.shape
+
+    def compacted(index: int, first_preview: bool) -> bytes:
+        return render.compact(
+            dialect, transcript.raws[index], transcript.messages[index], shape, first_preview=first_preview
+        )
+
+    before = history.plan.before(boundary.event)
+    role = history.policy.offload.compress.snapshot_role
+    entries = render.render(
+        dialect,
+        transcript,
+        before,
+        compacted,
+        shown=shown,
+        role=role,
+        rounds=shrunk(history, before, rounds),
+        end=boundary.end,
+    )
+    offered = not before.empty or history.policy.tools.inject is Inject.ALWAYS
+    definitions = our_definitions(history) if offered else []
+    return dialect.summary_on_prefix(task, history.request, entries, definitions, most, boundary.end)
 
 
 class _Measured(NamedTuple):

@@ -442,7 +442,7 @@ def test_the_originals_of_a_snapshot_can_be_searched_and_read(up: StrictUpstream
 @pytest.mark.parametrize("late", [1, 4, 8])
 def test_a_summary_is_used_however_late_it_arrives(up: StrictUpstream, model: Model, serve: Any, late: int) -> None:
     """No request waits for it, a planned cut costs at most one, and nothing that was moved comes back."""
-    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, max_total_tokens=1_000)})
+    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, max_total_tokens=1_300)})
     talk = Talk(proxy, tools=[TOOL])
     model.gate.clear()
     for number in range(14):
@@ -463,7 +463,7 @@ def test_a_summary_is_used_however_late_it_arrives(up: StrictUpstream, model: Mo
 
 def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
     """Until then the client's own bytes go on, and upstream's cached prefix breaks once."""
-    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, max_total_tokens=1_000)})
+    proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, max_total_tokens=1_300)})
     talk = Talk(proxy, tools=[TOOL])
     model.gate.clear()
     talk.step(0, f"result {WORDS}")
@@ -484,7 +484,7 @@ def test_an_event_waits_for_its_snapshot(up: StrictUpstream, model: Model, serve
 
 def test_an_event_stops_waiting_for_a_late_snapshot(up: StrictUpstream, model: Model, serve: Any) -> None:
     model.summary = lambda: error(500)
-    limits = {"max_total_tokens": 1_000}
+    limits = {"max_total_tokens": 1_500}
     proxy = serve({"default": policy(up, "auto", compress={"wait": "never"}, **limits)})
     talk = Talk(proxy, tools=[TOOL])
     talk.step(0, f"result {WORDS}")
@@ -535,6 +535,25 @@ def test_a_request_that_does_not_fit_waits(up: StrictUpstream, model: Model, ser
     threading.Timer(0.3, model.gate.set).start()
     assert Talk(serve({"default": small}), _long(14)).post().status_code == 200
     assert len(turns(up)) == 1 and shows(turns(up)[0])
+
+
+def test_a_client_that_leaves_while_it_waits_takes_no_summary_along(
+    up: StrictUpstream, model: Model, serve: Any
+) -> None:
+    """It is paid for, so it is stored. The request has one outcome, and the summary another."""
+    proxy = serve({"default": policy(up)})
+    model.gate.clear()
+    body = {"model": "m", "messages": _long()}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{proxy.url}/chat/completions", json=body, headers={"authorization": "Bearer k"}, timeout=1)
+    until(lambda: metric(proxy, "request_errors_total", 'fault="client_gone"') == 1)
+    assert len(summaries(up)) == 1 and not turns(up)
+    model.gate.set()
+    until(lambda: metric(proxy, "requests_total", 'kind="summary"') == 1)
+    assert Talk(proxy, _long()).post().status_code == 200
+    assert shows(turns(up)[-1]) and len(summaries(up)) == 1
+    until(lambda: metric(proxy, "requests_total") == 3)
+    assert metric(proxy, "request_errors_total", 'fault="client_gone"') == 1
 
 
 def test_shutting_down_waits_for_a_summary_under_way(

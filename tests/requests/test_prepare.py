@@ -17,7 +17,8 @@ from proxy.plan.turn import HiddenRound
 from proxy.policy import Inject, Mode, Policy, Tools
 from proxy.requests import prepare
 from proxy.requests.message_cache import MessageCache
-from proxy.requests.prepare import PlannedRequest, fitting, rendered, summary_on_prefix
+from proxy.requests.prepare import PlannedRequest, fitting, rendered
+from proxy.requests.summaries import summary_on_prefix
 from proxy.tokens import Tokens
 from tests.requests.planning import ALWAYS, CUT, LAST, MOVING, OFFLOAD, POLICY, SHORT, Counting, Json, planned
 from tests.transcripts import load, needed
